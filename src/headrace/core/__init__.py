@@ -1,0 +1,42 @@
+"""The vocabulary that every room shares: what flows, what answers, what can go wrong.
+
+Nothing here reads a clock, waits, or opens anything (`core.clock` is the one seam to time).
+"""
+
+from headrace.core.block import Block, Failure, FailureKind, Position
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import HeadraceError
+from headrace.core.model import Model, RowError
+from headrace.core.outcome import Outcome, Prediction
+from headrace.core.predictor import Predictor
+from headrace.core.service import Service
+from headrace.core.tensor import (
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    RowFailure,
+    Tensor,
+    TensorSpec,
+)
+
+__all__ = [
+    "Block",
+    "Clock",
+    "Failure",
+    "FailureKind",
+    "HeadraceError",
+    "InferRequest",
+    "InferResponse",
+    "Model",
+    "ModelMetadata",
+    "Outcome",
+    "Position",
+    "Prediction",
+    "Predictor",
+    "RowError",
+    "RowFailure",
+    "Service",
+    "SystemClock",
+    "Tensor",
+    "TensorSpec",
+]

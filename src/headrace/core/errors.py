@@ -1,0 +1,228 @@
+"""Every error that headrace raises, in one tree, free of transport.
+
+::
+
+    HeadraceError
+    ├── ConfigError                 what was asked for cannot be
+    │   ├── MissingExtraError       an optional dependency is not installed
+    │   └── OutputExistsError       the destination holds a run already
+    ├── DataError                   the bytes that came in
+    │   ├── EmptySourceError        nothing to read
+    │   └── CorruptError            an object or archive member that cannot be read on
+    │       └── TruncatedError      it ends early
+    ├── StorageError                an object store
+    │   ├── NotFoundError           no such object or bucket
+    │   ├── AccessDeniedError       credentials missing, wrong or not enough
+    │   ├── AlreadyExistsError      put-if-absent found something there
+    │   ├── ChangedError            the object is no longer the one that was listed
+    │   └── UnavailableError        still failing after every retry
+    ├── ModelError                  the model
+    │   ├── ModelLoadError          it did not load or warm up
+    │   ├── ModelInputError         what it was given does not fit its inputs
+    │   ├── ModelContractError      what it returned does not fit its inputs
+    │   └── PredictError            it raised on a batch
+    ├── PredictorError              whatever answers requests
+    │   ├── DeadlineError           no answer in time
+    │   ├── OverloadedError         no room now; come back later
+    │   ├── StoppedError            not started, draining or stopped
+    │   └── EndpointError           an endpoint elsewhere
+    │       ├── EndpointRefusedError      it says that the request is wrong: never retried
+    │       └── EndpointUnavailableError  retries spent, or the circuit is open
+    └── LedgerError                 the record of what a run has done
+        ├── ResumeRefusedError      model, source or settings differ from the run's
+        └── CountMismatchError      in is not out + failed
+
+Every message says what happened, where (object, member, line, byte) and what to do about it; the facts
+are attributes too. Which status code an error becomes is the server's business alone. `RowError`, which a
+model raises for one row, is in `headrace.core.model`: it is a value on its way to a `Failure`.
+"""
+
+
+class HeadraceError(Exception):
+    """The root of the tree: catch this to catch all that headrace raises on purpose."""
+
+
+class ConfigError(HeadraceError):
+    """What was asked for cannot be: an unknown scheme, a bad option, options that contradict."""
+
+
+class MissingExtraError(ConfigError):
+    """An optional dependency is not installed.
+
+    `extra` is the name to install, as in ``pip install 'headrace[extra]'``.
+    """
+
+    def __init__(self, extra: str, needed_for: str) -> None:
+        super().__init__(f"{needed_for} needs an extra: pip install 'headrace[{extra}]'")
+        self.extra = extra
+        self.needed_for = needed_for
+
+
+class OutputExistsError(ConfigError):
+    """The destination holds a run already; `uri` is where."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(
+            f"{uri} already holds the output of a run: pass --resume to finish that run, "
+            "--overwrite to delete it and start anew, or choose another --output"
+        )
+        self.uri = uri
+
+
+class DataError(HeadraceError):
+    """The bytes that came in are not what they should be."""
+
+
+class EmptySourceError(DataError):
+    """There is nothing to read; `uri` is the source."""
+
+    def __init__(self, uri: str, why: str) -> None:
+        super().__init__(f"{uri}: {why}")
+        self.uri = uri
+
+
+class CorruptError(DataError):
+    """An object or member cannot be read on from `byte` (an offset after decompression).
+
+    Every whole record before that offset has been delivered. `object` and `member` are filled in by the
+    reader that knows them (`at`), since a format sees only bytes.
+    """
+
+    def __init__(
+        self, why: str, *, byte: int, object: str | None = None, member: str | None = None
+    ) -> None:
+        place = " in ".join(p for p in (member, object) if p)
+        super().__init__(f"{place}: {why}" if place else why)
+        self.why = why
+        self.byte = byte
+        self.object = object
+        self.member = member
+
+    def at(self, object: str | None, member: str | None) -> "CorruptError":
+        """The same error with its place; what is known already is kept."""
+        return type(self)(
+            self.why,
+            byte=self.byte,
+            object=self.object or object,
+            member=self.member or member,
+        )
+
+
+class TruncatedError(CorruptError):
+    """The bytes end early: the rest was never written or never arrived."""
+
+
+class StorageError(HeadraceError):
+    """An object store refused or failed; `uri` is the object, prefix or bucket."""
+
+    def __init__(self, uri: str, why: str) -> None:
+        super().__init__(f"{uri}: {why}")
+        self.uri = uri
+        self.why = why
+
+
+class NotFoundError(StorageError):
+    """No such object or bucket."""
+
+
+class AccessDeniedError(StorageError):
+    """Credentials are missing, wrong, or do not allow this."""
+
+
+class AlreadyExistsError(StorageError):
+    """Put-if-absent found an object there."""
+
+
+class ChangedError(StorageError):
+    """The object is no longer the one that was listed: its ETag differs."""
+
+
+class UnavailableError(StorageError):
+    """The store still failed after every retry."""
+
+
+class ModelError(HeadraceError):
+    """The model; `model` is its name."""
+
+    def __init__(self, model: str, why: str) -> None:
+        super().__init__(f"model {model}: {why}")
+        self.model = model
+        self.why = why
+
+
+class ModelLoadError(ModelError):
+    """The model did not load, or failed its warm-up."""
+
+
+class ModelInputError(ModelError):
+    """What the model was given does not fit its inputs' names, types or shapes."""
+
+
+class ModelContractError(ModelError):
+    """What the model returned does not fit what it was given, such as n-1 rows for n."""
+
+
+class PredictError(ModelError):
+    """The model raised on a batch; the cause is chained."""
+
+
+class PredictorError(HeadraceError):
+    """Whatever answers requests (an engine, an endpoint) did not answer this one."""
+
+
+class DeadlineError(PredictorError):
+    """No answer before the request's deadline."""
+
+
+class OverloadedError(PredictorError):
+    """No room now. `retry_after_s` says when to come back, where that is known."""
+
+    def __init__(self, why: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class StoppedError(PredictorError):
+    """The predictor was not started, is draining, or has stopped."""
+
+
+class EndpointError(PredictorError):
+    """An endpoint elsewhere; `url` is its address and `status` what it answered, if it did."""
+
+    def __init__(self, url: str, why: str, *, status: int | None = None) -> None:
+        super().__init__(f"{url}: {why}")
+        self.url = url
+        self.why = why
+        self.status = status
+
+
+class EndpointRefusedError(EndpointError):
+    """The endpoint says that the request is wrong (4xx): sending it again would not help."""
+
+
+class EndpointUnavailableError(EndpointError):
+    """The endpoint did not answer within the retries, or its circuit is open."""
+
+
+class LedgerError(HeadraceError):
+    """The record of what a run has done says no."""
+
+
+class ResumeRefusedError(LedgerError):
+    """The model, the source or the settings differ from those of the run to be resumed."""
+
+
+class CountMismatchError(LedgerError):
+    """Records in are not records out + failed: something was lost or doubled.
+
+    This is a defect of headrace, never of the data; the output must not be trusted.
+    """
+
+    def __init__(self, where: str, *, records_in: int, out: int, failed: int) -> None:
+        super().__init__(
+            f"{where}: {records_in} records in, but {out} out + {failed} failed = {out + failed}. "
+            "Do not trust this output; please report it"
+        )
+        self.records_in = records_in
+        self.out = out
+        self.failed = failed

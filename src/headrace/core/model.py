@@ -1,0 +1,65 @@
+"""The contract a user writes: one class, numpy in, numpy out."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from headrace.core.tensor import Array, TensorSpec
+
+
+class RowError(Exception):
+    """Raised by a model for one row of its batch; that row fails, the others are predicted.
+
+    ``raise RowError(3, "negative age")``: `row` counts from 0 in the batch that `predict` was given. To refuse
+    several rows at once pass a mapping: ``raise RowError({3: "negative age", 7: "no name"})``. The engine
+    calls `predict` again without them.
+    """
+
+    def __init__(self, row: int | Mapping[int, str], why: str = "") -> None:
+        self.rows: dict[int, str] = {row: why} if isinstance(row, int) else dict(row)
+        super().__init__("; ".join(f"row {r}: {w}" for r, w in sorted(self.rows.items())))
+
+
+class Model:
+    """A model, written once: streamed, served, queued and batch-transformed unchanged.
+
+    Subclass it and write `predict`; everything else has a default. One object is one *instance*: it is made
+    and loaded in the thread (or process) that will call it, and called by one caller at a time.
+
+    ::
+
+        class Churn(Model):
+            max_batch_rows = 256
+
+            def load(self):
+                self.weights = np.load("weights.npy")
+
+            def predict(self, x):
+                return x @ self.weights
+    """
+
+    max_batch_rows: ClassVar[int] = 1024
+    """The most rows that one call of `predict` is given."""
+    max_batch_delay_ms: ClassVar[float] = 2.0
+    """How long a row may wait for company."""
+    inputs: ClassVar[tuple[TensorSpec, ...]] = ()
+    """What `predict` takes, for models that want it checked; otherwise the parameter names alone are known."""
+    outputs: ClassVar[tuple[TensorSpec, ...]] = ()
+    """What `predict` returns; a single unnamed array is called `output`."""
+
+    def load(self) -> None:
+        """Called once per instance, before anything else. Whatever it raises is a ModelLoadError."""
+
+    def warm_up(self) -> None:
+        """Called once after `load`; a place to make the first, slow call."""
+
+    def predict(self, *args: Any, **tensors: Any) -> Array | Mapping[str, Array]:
+        """Predict a whole batch.
+
+        Takes numpy arrays by input name, first axis rows (numbers float32 unless `inputs` says otherwise,
+        text as object arrays of str). Returns one array, or a mapping by output name, with as many rows. May be
+        ``async def``. Raise `RowError` for rows that cannot be predicted.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no predict method")
+
+    def close(self) -> None:
+        """Called once when the instance goes; free what `load` took."""

@@ -1,0 +1,150 @@
+"""Requests and responses as every protocol and every model sees them: named tensors, rows first."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.errors import ModelInputError
+
+Array = NDArray[Any]
+
+# Datatype names of the Open Inference Protocol. BF16 has no numpy type: it travels as uint16 bit patterns.
+_DATATYPES: dict[str, str] = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+_DTYPES: dict[str, np.dtype[Any]] = {v: np.dtype(k) for k, v in _DATATYPES.items()}
+_DTYPES["BYTES"] = np.dtype(object)
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """The protocol's name of a numpy dtype; strings, bytes and objects are BYTES.
+
+    Raises TypeError for a dtype that no protocol carries (complex, datetime, records).
+    """
+    if dtype.kind in "OSU":
+        return "BYTES"
+    try:
+        return _DATATYPES[dtype.name]
+    except KeyError:
+        raise TypeError(f"numpy dtype {dtype} has no Open Inference Protocol datatype") from None
+
+
+def dtype_of(datatype: str) -> np.dtype[Any]:
+    """The numpy dtype of a protocol datatype; BYTES is object (elements are bytes or str)."""
+    try:
+        return _DTYPES[datatype]
+    except KeyError:
+        known = ", ".join(_DTYPES)
+        raise TypeError(f"unknown datatype {datatype!r}; known are {known}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array whose first axis is rows. BYTES tensors are object arrays of bytes or str."""
+
+    name: str
+    data: Array
+
+    @property
+    def datatype(self) -> str:
+        """The Open Inference Protocol's name of the element type, such as FP32 or BYTES."""
+        return datatype_of(self.data.dtype)
+
+    @property
+    def rows(self) -> int:
+        """Length of the first axis."""
+        return int(self.data.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a model says of one input or output.
+
+    `shape` includes the row axis; -1 is a size that may vary (the row axis nearly always). None: not known.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a predictor says of its model. Empty `inputs` or `outputs` mean not known.
+
+    `fingerprint` changes when the model's file or code changes: a resumed run refuses another one.
+    `max_batch_rows` is the most rows for one call, `max_batch_delay_ms` how long a row may wait for company.
+    """
+
+    name: str
+    version: str | None = None
+    platform: str = ""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    max_batch_rows: int = 1024
+    max_batch_delay_ms: float = 2.0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """Rows for one model, in tensors that agree on their first axis.
+
+    `deadline` is in the clock's monotonic seconds; None waits as long as it takes.
+    """
+
+    inputs: tuple[Tensor, ...]
+    id: str = ""
+    outputs: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    deadline: float | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows; raises ModelInputError when the tensors disagree or there are none."""
+        if not self.inputs:
+            raise ModelInputError("?", "a request needs at least one input tensor")
+        rows = self.inputs[0].rows
+        if any(t.rows != rows for t in self.inputs):
+            sizes = ", ".join(f"{t.name}: {t.rows}" for t in self.inputs)
+            raise ModelInputError("?", f"inputs disagree on the number of rows ({sizes})")
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """One row of a request that could not be predicted; `row` is its index in the request."""
+
+    row: int
+    why: str
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """The answer: output tensors over the rows that succeeded, in request order, and the rows that did not.
+
+    Law: ``rows of the request == rows of each output + len(failures)``. `failures` is sorted by row.
+    When every row failed `outputs` is empty.
+    """
+
+    outputs: tuple[Tensor, ...]
+    model_name: str = ""
+    model_version: str | None = None
+    id: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    failures: tuple[RowFailure, ...] = ()
