@@ -3,6 +3,10 @@
 This module is the public face. Importing it imports numpy and `headrace.core`, nothing more.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from headrace.core import (
     Block,
     Failure,
@@ -19,4 +23,67 @@ from headrace.core import (
     TensorSpec,
 )
 
+if TYPE_CHECKING:
+    from headrace.app import open_run, run, run_sync, stream
+    from headrace.app import PredictorOptions as PredictorOptions
+    from headrace.formats.read import ReadOptions
+    from headrace.pipeline.report import Report
+    from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+
 __version__ = "0.1.0.dev0"
+
+# What does work is loaded at first use, so that a model file's `import headrace` costs next to nothing.
+_LAZY = {
+    "FlowSettings": "headrace.pipeline.settings",
+    "MappingOptions": "headrace.pipeline.settings",
+    "OutputSettings": "headrace.pipeline.settings",
+    "PredictorOptions": "headrace.app",
+    "ReadOptions": "headrace.formats.read",
+    "Report": "headrace.pipeline.report",
+    "StreamSettings": "headrace.pipeline.settings",
+    "open_run": "headrace.app",
+    "run": "headrace.app",
+    "run_sync": "headrace.app",
+    "stream": "headrace.app",
+}
+
+__all__ = [
+    "Block",
+    "Failure",
+    "FailureKind",
+    "FlowSettings",
+    "HeadraceError",
+    "InferRequest",
+    "InferResponse",
+    "MappingOptions",
+    "Model",
+    "Outcome",
+    "OutputSettings",
+    "Position",
+    "Prediction",
+    "PredictorOptions",
+    "ReadOptions",
+    "Report",
+    "RowError",
+    "StreamSettings",
+    "Tensor",
+    "TensorSpec",
+    "open_run",
+    "run",
+    "run_sync",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name of the face that does work."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The whole face, loaded or not."""
+    return sorted(__all__)

@@ -1,0 +1,80 @@
+# Verbs only; `make` alone lists them. Needs python3 (3.11 or later) and pip; everything else goes into .venv.
+
+PYTHON ?= python3
+# Test processes at a time, and what else to tell pytest or the benchmark: make test WORKERS=4 ARGS='-k tar'
+WORKERS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALL := $(PIP) install --constraint constraints.txt
+SETUP := .venv/setup.stamp
+# The demo installs less, unless everything is there already.
+DEMO_SETUP := $(if $(wildcard $(SETUP)),$(SETUP),.venv/demo.stamp)
+DEMO_REPEAT := 200
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo fmt lint quick test check bench docs-test clean
+
+help: ## List these verbs
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
+		printf '  make %-10s %s\n' "$$verb" "$$does"; done
+
+setup: $(SETUP) ## Make .venv with the pinned dependencies, and install the pre-commit hooks
+
+demo: $(DEMO_SETUP) demo/expected.npz ## Score a tar.gz of real CSV files with a real ONNX model, and show the result
+	$(BIN)/headrace stream demo/store/breast-cancer.tar.gz --model demo/model.onnx \
+		--header names --columns 0-29 --output demo/predictions/ --overwrite
+	@$(BIN)/python examples/demo/show_demo.py
+
+fmt: $(SETUP) ## Format, and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(SETUP) ## Check format, style, types, the import contracts and spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/typos
+
+# Dealt out file by file (loadfile): blocks of a page of documentation build on each other.
+quick: $(SETUP) ## Run the tests that need no server and little time
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not s3 and not slow" tests $(ARGS)
+
+test: $(SETUP) ## Run every test, with real servers, and every snippet of the documentation
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+check: lint test ## Do what CI does
+
+bench: $(SETUP) ## Measure against the limit of this machine
+	$(BIN)/python benchmarks $(ARGS)
+
+docs-test: $(SETUP) ## Run the snippets of README.md and docs/
+	$(BIN)/pytest README.md docs $(ARGS)
+
+clean: ## Remove all that was made here, except .venv
+	rm -rf build dist demo bench-results .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'headrace needs Python 3.11 or later. Say where it is: make PYTHON=python3.12 ...' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# setuptools first and no build isolation: then even what builds headrace is pinned.
+$(SETUP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing headrace and its tools into .venv (about a minute, once)'
+	@$(INSTALL) setuptools
+	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@if [ -z "$$CI" ] && [ -e .git ] && [ -z "$$(git config core.hooksPath)" ]; then $(BIN)/pre-commit install; fi
+	@touch $@
+
+.venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing headrace and what the demo needs into .venv (less than a minute, once)'
+	@$(INSTALL) setuptools
+	@$(INSTALL) --no-build-isolation --editable '.[demo]'
+	@touch $@
+
+demo/expected.npz: examples/demo/make_demo_data.py | $(DEMO_SETUP)
+	@$(BIN)/python $< --folder $(@D) --repeat $(DEMO_REPEAT)

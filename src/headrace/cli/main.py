@@ -1,0 +1,21 @@
+"""``headrace``: the group of commands, and how an error ends one."""
+
+import click
+
+import headrace
+from headrace.cli.stream import stream_command
+
+_EPILOG = """\b
+Examples:
+  headrace stream s3://bucket/day.tar.gz --model churn.onnx --output s3://bucket/scored/
+  headrace stream --help
+"""
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(headrace.__version__, prog_name="headrace")
+def main() -> None:
+    """Keep a model supplied: run it over data too big, too slow or too bursty for request/response."""
+
+
+main.add_command(stream_command)

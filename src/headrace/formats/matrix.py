@@ -1,0 +1,297 @@
+"""Delimited numbers to matrices: the hot loop of every numeric text format.
+
+A block of numeric CSV with its newlines made commas is the inside of one JSON array, and a JSON parser is by far
+the fastest reader of numbers there is. JSON's numbers are a strict subset of what `float` and `int` take, so a
+parser that refuses says "not this way", never a wrong number: the rows that it takes have the values that
+`float(cell)` gives, and the others are found by halving and read one by one.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from numpy.typing import DTypeLike, NDArray
+
+from headrace.core.errors import ConfigError, MissingExtraError
+from headrace.formats.csv_cells import Dialect, Offsets, Rows
+
+Matrix = NDArray[Any]
+FlatNumbers = Callable[[bytes, str], NDArray[Any] | None]
+
+_PARTS: Final = 16
+_ROWS_ONE_BY_ONE: Final = 8
+_INTEGER_ZERO_NEGATIVE: Final = re.compile(rb"-0(?![0-9.eE])")
+_BOOLEANS: Final = {"0": False, "1": True, "false": False, "true": True}
+
+
+def number_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """A dtype that text can become: boolean, integer or floating; ConfigError for others."""
+    made = np.dtype(dtype)
+    if made.kind not in "biuf":
+        raise ConfigError(f"cannot decode numbers to dtype {made}: use a boolean, integer or float dtype")
+    return made
+
+
+def plain_flat_numbers(text: bytes, kind: str) -> NDArray[Any] | None:
+    """What `simd.flat_numbers` does, without simdjson."""
+    if b"r" in text or b"l" in text:  # true, false, null: numpy would take the first two for numbers
+        return None
+    try:
+        numbers = np.array(orjson.loads(text))
+    except ValueError:
+        return None
+    # Integers beyond 64 bits come as floats: the nearest one for "d", not exact for "i" and "u".
+    if numbers.ndim != 1 or numbers.dtype.kind not in ("iuf" if kind == "d" else "iu"):
+        return None
+    if kind == "d":
+        return numbers.astype(np.float64)
+    bounds = np.iinfo(np.int64 if kind == "i" else np.uint64)
+    if len(numbers) and (int(numbers.min()) < bounds.min or int(numbers.max()) > bounds.max):
+        return None
+    return numbers.astype(bounds.dtype)
+
+
+def fastest_flat_numbers() -> FlatNumbers:
+    """simdjson's reader where the extra `fast` is installed, else orjson's: the same numbers either way."""
+    try:
+        from headrace.formats import simd  # noqa: PLC0415  optional: only its door imports it
+    except MissingExtraError:
+        return plain_flat_numbers
+    return simd.flat_numbers
+
+
+DelimitedNumbers = Callable[[bytes, int, int, Dialect], NDArray[np.float64] | None]
+
+
+def arrow_delimited_numbers() -> DelimitedNumbers | None:
+    """Arrow's CSV reader where the extra `arrow` is installed."""
+    try:
+        from headrace.formats import arrow  # noqa: PLC0415  optional: only its door imports it
+
+        arrow.require("reading CSV")
+    except MissingExtraError:
+        return None
+    return arrow.delimited_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class BadCell:
+    """Why one row has no numbers: its cell in `column` says `text` (None: not UTF-8) and should be `wanted`."""
+
+    column: int
+    text: str | None
+    wanted: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Numbers of the rows that have them, in order, and why the others do not.
+
+    `bad` is by row index: the offending cell, or how many cells a ragged row has.
+    """
+
+    matrix: Matrix
+    bad: dict[int, BadCell | int] = field(default_factory=dict[int, BadCell | int])
+
+
+class NumberParser:
+    """Reads rows of delimited numbers as matrices of one dtype. Safe to share between threads.
+
+    `flat_numbers` and `delimited_numbers` are the engines: the fastest installed, or those given (None: do without).
+    """
+
+    def __init__(
+        self,
+        dtype: DTypeLike,
+        dialect: Dialect,
+        *,
+        flat_numbers: FlatNumbers | None = None,
+        delimited_numbers: DelimitedNumbers | None = None,
+    ) -> None:
+        self.dtype = number_dtype(dtype)
+        self._dialect = dialect
+        self._flat_numbers = flat_numbers or fastest_flat_numbers()
+        self._delimited_numbers = delimited_numbers if self.dtype.kind == "f" else None
+        self._kind = {"f": "d", "b": "u"}.get(self.dtype.kind, "u" if self.dtype == np.uint64 else "i")
+        self._wanted = {"f": "a number", "b": "true, false, 1 or 0"}.get(
+            self.dtype.kind, f"an integer that {self.dtype} holds"
+        )
+
+    def parse(self, rows: Rows, width: int) -> Parsed:
+        """Every row's `width` numbers, or why not."""
+        matrix = self.block(rows, width)
+        if matrix is not None:
+            return Parsed(matrix)
+        if not self._dialect.quote or self._dialect.quote not in rows.data:
+            cells = _delimiter_counts(rows, self._dialect.delimiter) + 1
+            right = cells == width
+            if not right.all():
+                return self._without_ragged(rows, width, cells, right)
+        if not _adjacent(rows):
+            rows = Rows.joined(rows.texts(np.arange(len(rows))))
+        return self._in_parts(rows, width)
+
+    def block(self, rows: Rows, width: int) -> Matrix | None:
+        """All rows at once; None when any of them is ragged or needs a closer look."""
+        if not _adjacent(rows):
+            return None
+        text = self._as_json(rows)
+        if text is None:
+            return None
+        numbers = self._flat_numbers(text, self._kind)
+        if numbers is None or len(numbers) != len(rows) * width:
+            return None
+        if self._kind == "d" and not numbers.all() and _INTEGER_ZERO_NEGATIVE.search(text):
+            # JSON readers take -0 for the integer 0, which has lost its sign.
+            numbers = self._flat_numbers(_INTEGER_ZERO_NEGATIVE.sub(b"-0.0", text), self._kind)
+            assert numbers is not None, "the same numbers as before"
+        if (_delimiter_counts(rows, self._dialect.delimiter) != width - 1).any():
+            return None
+        matrix = self._cast(numbers)
+        return None if matrix is None else matrix.reshape(len(rows), width)
+
+    def _as_json(self, rows: Rows) -> bytes | None:
+        """The rows as the inside of one array; None when something there would change its meaning."""
+        text = rows.data[int(rows.starts[0]) : int(rows.ends[-1])]
+        if b"[" in text:
+            return None
+        delimiter = self._dialect.delimiter
+        if delimiter != b",":
+            # A space would be taken for padding, and a comma for a delimiter; a letter may be part of a number.
+            if b"," in text or not _splits_numbers(delimiter):
+                return None
+            text = text.replace(delimiter, b",")
+        return b"[%b]" % text.replace(b"\n", b",")
+
+    def _cast(self, numbers: NDArray[Any]) -> NDArray[Any] | None:
+        """To the dtype asked for; None when an integer does not fit it."""
+        if self.dtype.kind == "f":
+            # Too large for float32 is infinite, as `np.float32(float(text))` has it.
+            with np.errstate(over="ignore"):
+                return numbers.astype(self.dtype)
+        low, high = (0, 1) if self.dtype.kind == "b" else _bounds(self.dtype)
+        if numbers.min() < low or numbers.max() > high:
+            return None
+        return numbers.astype(self.dtype)
+
+    def _without_ragged(
+        self, rows: Rows, width: int, cells: Offsets, right: NDArray[np.bool_]
+    ) -> Parsed:
+        """The rows with as many cells as there should be; none has quotes."""
+        wrong = np.flatnonzero(~right)
+        bad: dict[int, BadCell | int] = dict(zip(wrong.tolist(), cells[wrong].tolist(), strict=True))
+        kept = np.flatnonzero(right)
+        if not len(kept):
+            return Parsed(np.empty((0, width), self.dtype), bad)
+        parsed = self.parse(Rows.joined(rows.texts(kept)), width)
+        bad |= {int(kept[row]): why for row, why in parsed.bad.items()}
+        return Parsed(parsed.matrix, bad)
+
+    def _in_parts(self, rows: Rows, width: int) -> Parsed:
+        """Halve until the guilty rows are alone. Where most parts have some, ask the other engine first."""
+        found: list[Parsed | None] = []
+        edges = np.linspace(0, len(rows), min(_PARTS, len(rows)) + 1).astype(int).tolist()
+        parts = [rows.slice(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+        for part in parts:
+            matrix = self.block(part, width)
+            found.append(None if matrix is None else Parsed(matrix))
+        many = found.count(None) * 2 > len(parts)
+        results = [
+            self._closer(part, width, many=many) if result is None else result
+            for part, result in zip(parts, found, strict=True)
+        ]
+        return _concatenated(results, edges)
+
+    def _closer(self, rows: Rows, width: int, *, many: bool) -> Parsed:
+        """Rows of which at least one is known to be guilty."""
+        if many and self._delimited_numbers is not None:
+            text = rows.data[int(rows.starts[0]) : int(rows.ends[-1])]
+            numbers = self._delimited_numbers(text, len(rows), width, self._dialect)
+            if numbers is not None:
+                matrix = self._cast(numbers)
+                assert matrix is not None, "every float fits a float, if only as infinity"
+                return Parsed(matrix)
+        if len(rows) <= _ROWS_ONE_BY_ONE:
+            return self._one_by_one(rows, width)
+        middle = len(rows) // 2
+        results: list[Parsed] = []
+        for half in (rows.slice(0, middle), rows.slice(middle, len(rows))):
+            matrix = self.block(half, width)
+            results.append(
+                self._closer(half, width, many=many) if matrix is None else Parsed(matrix)
+            )
+        return _concatenated(results, [0, middle])
+
+    def _one_by_one(self, rows: Rows, width: int) -> Parsed:
+        good: list[list[Any]] = []
+        bad: dict[int, BadCell | int] = {}
+        for index in range(len(rows)):
+            cells = self._dialect.cells(rows.row(index))
+            numbers = self._row(cells) if len(cells) == width else len(cells)
+            if isinstance(numbers, list):
+                good.append(numbers)
+            else:
+                bad[index] = numbers
+        with np.errstate(over="ignore"):
+            return Parsed(np.array(good, self.dtype).reshape(len(good), width), bad)
+
+    def _row(self, cells: Sequence[bytes]) -> list[Any] | BadCell:
+        convert = self._convert
+        numbers: list[Any] = []
+        for column, cell in enumerate(cells):
+            try:
+                text = cell.decode()
+            except UnicodeDecodeError:
+                return BadCell(column, None, self._wanted)
+            try:
+                numbers.append(convert(text))
+            except ValueError:
+                return BadCell(column, text, self._wanted)
+        return numbers
+
+    def _convert(self, text: str) -> float | int | bool:
+        if self.dtype.kind == "f":
+            return float(text)
+        if self.dtype.kind == "b":
+            try:
+                return _BOOLEANS[text.strip().lower()]
+            except KeyError:
+                raise ValueError(text) from None
+        number = int(text)
+        low, high = _bounds(self.dtype)
+        if not low <= number <= high:
+            raise ValueError(text)
+        return number
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+    bounds = np.iinfo(dtype)
+    return int(bounds.min), int(bounds.max)
+
+
+def _splits_numbers(delimiter: bytes) -> bool:
+    """Whether this byte is never part of a JSON text's numbers, nor of the space around them."""
+    return delimiter not in b"0123456789+-.eE {}[]:\\\"" and (delimiter == b"\t" or delimiter.isascii())
+
+
+def _adjacent(rows: Rows) -> bool:
+    """Whether one line end, LF or CRLF, is all that stands between any two rows."""
+    return len(rows) < 2 or int((rows.starts[1:] - rows.ends[:-1]).max()) <= 2
+
+
+def _delimiter_counts(rows: Rows, delimiter: bytes) -> Offsets:
+    """How many delimiters each row has, quoted or not."""
+    origin, stop = int(rows.starts[0]), int(rows.ends[-1])
+    found = np.frombuffer(rows.data, np.uint8, stop - origin, origin) == delimiter[0]
+    # Each sum runs up to the next row's start: line ends in between add nothing.
+    return np.add.reduceat(found, rows.starts - origin, dtype=np.int64)
+
+
+def _concatenated(results: Sequence[Parsed], offsets: Sequence[int]) -> Parsed:
+    bad: dict[int, BadCell | int] = {}
+    for offset, result in zip(offsets, results, strict=False):
+        bad |= {offset + row: why for row, why in result.bad.items()}
+    return Parsed(np.concatenate([r.matrix for r in results]), bad)

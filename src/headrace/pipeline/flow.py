@@ -1,0 +1,219 @@
+"""The stream itself: source → prefetch → batcher → predict → delivery, on three threads of its own.
+
+::
+
+    prefetch threads ─▶ reader ─▶ blocks ─▶ feeder ─▶ window ─▶ the caller
+                        (decompress, cut)   (decode, batch,     (waits for the head's
+                                             submit)             answer, in order)
+
+Batches may come back from the predictor in any order; the window is a queue in source order whose head is
+waited for, so delivery is in order by construction and the window's bound is the back-pressure.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+from headrace.core.block import Failure, FailureKind
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import CountMismatchError, ModelContractError
+from headrace.core.predictor import Predictor
+from headrace.core.tensor import InferResponse
+from headrace.formats.contract import Piece
+from headrace.pipeline.channel import Channel, ChannelClosedError, EndOfChannelError
+from headrace.pipeline.feed import Batch, Feed
+from headrace.pipeline.items import Cursor, ReadBlock, ScoredBatch, ScoredSpan, Span, piece_rows
+from headrace.pipeline.mapping import Mapper
+from headrace.pipeline.progress import Progress
+from headrace.pipeline.reader import Reader
+from headrace.pipeline.settings import StreamSettings
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.resolve import Stores
+
+_Pending = tuple[Batch, "Future[InferResponse] | None"]
+
+
+class Flow:
+    """An iterator of scored batches, in source order.
+
+    The predictor is started and stopped by whoever owns it. Iterate in one thread; `drain` and `close` may be
+    called from any. Memory is bounded by the settings whatever the source's size. Raises, from iteration and
+    after everything before it was delivered, what broke the run.
+    """
+
+    def __init__(
+        self,
+        plan: Sequence[ObjectInfo],
+        stores: Stores,
+        predictor: Predictor,
+        settings: StreamSettings,
+        *,
+        start: Cursor | None = None,
+        progress: Progress | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings
+        self._predictor = predictor
+        self._clock = clock or SystemClock()
+        self._progress = progress or Progress()
+        self._reader = Reader(stores, plan, settings.read, settings.flow, start or Cursor())
+        self._mapper = Mapper(predictor.metadata, settings.mapping, settings.read)
+        self._blocks: Channel[ReadBlock] = Channel(settings.flow.blocks_bytes_max)
+        self._window: Channel[_Pending] = Channel(settings.flow.window_bytes_max)
+        self._draining = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._read, name="headrace-reader", daemon=True),
+            threading.Thread(target=self._feed, name="headrace-feeder", daemon=True),
+        ]
+        self._started = False
+
+    @property
+    def drained(self) -> bool:
+        """Whether `drain` cut the source short."""
+        return self._draining.is_set()
+
+    def __iter__(self) -> Iterator[ScoredBatch]:
+        """All batches; closes at the end, also when the caller stops early."""
+        self._start()
+        try:
+            while (batch := self.next_batch()) is not None:
+                yield batch
+        finally:
+            self.close()
+
+    def next_batch(self) -> ScoredBatch | None:
+        """The next batch in source order, when its answer is there; None at the end."""
+        self._start()
+        try:
+            batch, future = self._window.receive_wait()
+        except EndOfChannelError:
+            return None
+        scored = _scored(batch, future.result() if future else None)
+        self._progress.delivered(scored)
+        return scored
+
+    def drain(self) -> None:
+        """Read no more: what is under way is delivered, then the flow ends. Its rest is for a resumption."""
+        self._draining.set()
+
+    def close(self) -> None:
+        """Stop at once and wait for the threads; what is under way is dropped. Closing twice does nothing."""
+        self._draining.set()
+        self._blocks.close()
+        self._window.close()
+        self._reader.close()
+        if self._started:
+            for thread in self._threads:
+                thread.join()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+
+    def _read(self) -> None:
+        """The reader's thread."""
+        try:
+            for read in self._reader.blocks():
+                self._progress.read(self._reader.bytes_read, self._reader.objects_read)
+                self._blocks.send(read, max(len(read.block.data), _columns_bytes(read)))
+                if self._draining.is_set():
+                    break
+            self._progress.read(self._reader.bytes_read, self._reader.objects_read)
+            self._blocks.finish()
+        except ChannelClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that iterates
+            self._blocks.fail(error)
+
+    def _feed(self) -> None:
+        """The feeder's thread."""
+        feed = Feed(self._mapper, self._predictor.metadata, self._settings.flow)
+        try:
+            try:
+                self._feed_blocks(feed)
+            except EndOfChannelError:
+                # What is left of a drained source is no whole batch: a resumption reads it again.
+                rest = None if self._draining.is_set() else feed.flush(self._clock.now())
+                if rest is not None:
+                    self._ask(rest)
+                self._window.finish()
+        except ChannelClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that iterates
+            self._window.fail(error)
+
+    def _feed_blocks(self, feed: Feed) -> None:
+        while True:
+            due = feed.due()
+            wait_s = None if due is None else max(0.0, due - self._clock.now())
+            try:
+                read = self._blocks.receive(wait_s)
+            except EndOfChannelError:
+                raise
+            except Exception:
+                # The source broke: what was read before it is still delivered.
+                rest = feed.flush(self._clock.now())
+                if rest is not None:
+                    self._ask(rest)
+                raise
+            now = self._clock.now()
+            late = feed.poll(now)
+            if late is not None:
+                self._ask(late)
+            if read is not None:
+                for batch in feed.add(read, now):
+                    self._ask(batch)
+
+    def _ask(self, batch: Batch) -> None:
+        """Submit, and take a place in the window; both may block."""
+        future = self._predictor.submit(batch.request) if batch.request else None
+        self._progress.asked(batch.reason)
+        # Even a batch of no bytes takes room, so that the window is bounded in batches too.
+        weight = max(batch.nbytes, self._settings.flow.window_bytes_max // 256)
+        self._window.send((batch, future), weight)
+
+
+def _columns_bytes(read: ReadBlock) -> int:
+    return sum(c.nbytes for c in read.block.columns.values())
+
+
+def _scored(batch: Batch, response: InferResponse | None) -> ScoredBatch:
+    """Join a batch with its answer, and hold the law: entries in = rows out + failures."""
+    spans = tuple(ScoredSpan(s.piece, s.failures) for s in batch.spans)
+    outputs = {} if response is None else {t.name: t.data for t in response.outputs}
+    if response is not None and response.failures:
+        spans = _without_failed_rows(batch.spans, response)
+    scored = ScoredBatch(spans, outputs, batch.entries, batch.end)
+    rows, failed = scored.rows, len(scored.failures)
+    for name, data in outputs.items():
+        if len(data) != rows:
+            why = f"output {name!r} of batch {batch.number} has {len(data)} rows for {rows} records"
+            raise ModelContractError(response.model_name if response else "?", why)
+    if rows + failed != batch.entries:
+        raise CountMismatchError(f"batch {batch.number}", records_in=batch.entries, out=rows, failed=failed)
+    return scored
+
+
+def _without_failed_rows(spans: tuple[Span, ...], response: InferResponse) -> tuple[ScoredSpan, ...]:
+    """Take the rows that the model refused out of their pieces, and put them among the failures."""
+    found: list[ScoredSpan] = []
+    base = 0
+    for span in spans:
+        rows = piece_rows(span.piece)
+        refused = {f.row - base: f for f in response.failures if base <= f.row < base + len(rows)}
+        base += len(rows)
+        if not refused:
+            found.append(ScoredSpan(span.piece, span.failures))
+            continue
+        block = span.piece.block
+        failures: list[Failure] = [
+            block.failure(int(rows[i]), FailureKind.MODEL, f.why, f.attempts) for i, f in refused.items()
+        ]
+        failures.extend(span.failures)
+        failures.sort(key=lambda f: f.position.record)
+        kept = rows[[i for i in range(len(rows)) if i not in refused]]
+        piece = Piece(block, span.piece.start, span.piece.stop, kept)
+        found.append(ScoredSpan(piece, tuple(failures)))
+    return tuple(found)

@@ -1,0 +1,176 @@
+"""What travels between the stages of a stream."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.block import Block, Failure, FailureKind, Position
+from headrace.core.outcome import Outcome, Prediction
+from headrace.core.tensor import Array
+from headrace.formats.contract import Decoded, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a stream goes on: object `index` of the plan, and the first record not yet delivered.
+
+    `position` None means from the object's start. Everything before is done.
+    """
+
+    index: int = 0
+    position: Position | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the ledger."""
+        p = self.position
+        if p is None:
+            return {"object": self.index}
+        return {
+            "object": self.index,
+            "uri": p.object,
+            "member": p.member,
+            "member_byte": p.member_byte,
+            "record": p.record,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Cursor":
+        """From the ledger."""
+        if "record" not in data:
+            return cls(data["object"])
+        position = Position(
+            object=data["uri"],
+            member=data["member"],
+            record=data["record"],
+            member_byte=data["member_byte"],
+        )
+        return cls(data["object"], position)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    """A block on its way from the reader; `last` says that its object ended with it (by a failure)."""
+
+    block: Block
+    index: int
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FedBlock:
+    """A block with its tensors, as the batcher cuts it: its entries are the records, then the failures."""
+
+    read: ReadBlock
+    decoded: Decoded
+
+    def cursor_after(self, entries: int) -> Cursor:
+        """Where a stream goes on after the first `entries` of this block."""
+        block = self.read.block
+        if self.read.last and entries == block.records:
+            return Cursor(self.read.index + 1)
+        first = block.first
+        position = Position(
+            object=first.object,
+            member=first.member,
+            record=first.record + entries,
+            member_byte=first.member_byte,
+        )
+        return Cursor(self.read.index, position)
+
+    def span(self, start: int, stop: int) -> "Span":
+        """Entries ``start..stop``: which records decoded, their tensor rows, and the failures among them."""
+        block, decoded = self.read.block, self.decoded
+        stop_record = min(stop, len(block))
+        start_record = min(start, stop_record)
+        if decoded.rows is None:
+            piece = Piece(block, start_record, stop_record)
+            low, high = start_record, stop_record
+        else:
+            low, high = (int(i) for i in np.searchsorted(decoded.rows, [start_record, stop_record]))
+            piece = Piece(block, start_record, stop_record, decoded.rows[low:high])
+        first = block.first.record
+        all_failures = (*decoded.failures, *block.failures) if decoded.failures else block.failures
+        failures = tuple(f for f in all_failures if start <= f.position.record - first < stop)
+        tensors = {name: data[low:high] for name, data in decoded.tensors.items()}
+        return Span(piece, tensors, failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A batch's share of one block."""
+
+    piece: Piece
+    tensors: Mapping[str, Array]
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSpan:
+    """The records of one block that were predicted, and those that were not."""
+
+    piece: Piece
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """A batch with its answer, in source order.
+
+    Row i of every output belongs to the i-th record of the spans' pieces together.
+    ``entries == rows out + failures``; `broken` of the failures are objects' (kind OBJECT), not records'.
+    """
+
+    spans: tuple[ScoredSpan, ...]
+    outputs: Mapping[str, Array]
+    entries: int
+    end: Cursor
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The predicted records, in order."""
+        return [s.piece for s in self.spans if len(s.piece)]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The failed records, in order."""
+        return [f for s in self.spans for f in s.failures]
+
+    @property
+    def rows(self) -> int:
+        """How many records were predicted."""
+        return sum(len(s.piece) for s in self.spans)
+
+    @property
+    def broken(self) -> int:
+        """How many failures are of objects or members rather than of records."""
+        return sum(f.kind is FailureKind.OBJECT for f in self.failures)
+
+    def outcomes(self) -> Sequence[Outcome]:
+        """One value a record, in source order. For callers; never on the way to a sink."""
+        found: list[Outcome] = []
+        row = 0
+        for span in self.spans:
+            failures = iter(span.failures)
+            failure = next(failures, None)
+            for index in piece_rows(span.piece):
+                number = span.piece.block.first.record + int(index)
+                while failure is not None and failure.position.record < number:
+                    found.append(failure)
+                    failure = next(failures, None)
+                found.append(self._prediction(span.piece.block, int(index), row))
+                row += 1
+            if failure is not None:
+                found.extend((failure, *failures))
+        return found
+
+    def _prediction(self, block: Block, index: int, row: int) -> Prediction:
+        outputs = {name: data[row] for name, data in self.outputs.items()}
+        return Prediction(block.position(index), outputs, block.record(index))
+
+
+def piece_rows(piece: Piece) -> NDArray[np.int64]:
+    """The indices of a piece's records in its block."""
+    return np.arange(piece.start, piece.stop) if piece.rows is None else piece.rows

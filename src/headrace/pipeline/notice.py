@@ -1,0 +1,71 @@
+"""Event notices to objects: what S3, MinIO and Ceph post when objects appear. Pure.
+
+Facts: AWS' ``Records[].s3`` shape (keys are URL-encoded, with ``+`` for a space); MinIO posts the same with
+``EventName`` and ``Key`` beside it; SNS and SQS wrap the JSON as text in ``Message`` or ``body``;
+``s3:TestEvent`` names nothing; a notice may arrive twice and out of order.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote_plus
+
+import orjson
+
+from headrace.core.errors import DataError
+from headrace.storage.contract import ObjectInfo
+
+_DEPTH_MAX = 4
+
+
+def notice_objects(notice: bytes | str | Mapping[str, Any]) -> list[ObjectInfo]:
+    """The objects that were created, in the notice's order, each once.
+
+    Removals and test events name nothing. Raises DataError when it is no notice that we know.
+    """
+    data: Any = notice
+    if isinstance(notice, bytes | str):
+        try:
+            data = orjson.loads(notice)
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"this is no event notice: not JSON ({error})") from error
+    found = {(i.uri, i.etag): i for i in _objects(data, 0)}
+    return list(found.values())
+
+
+def _objects(data: Any, depth: int) -> Iterator[ObjectInfo]:
+    if depth > _DEPTH_MAX or not isinstance(data, dict):
+        raise DataError("this is no event notice: expected a JSON object with Records, Message or body")
+    for wrapper in ("Message", "body", "Body"):
+        inner = data.get(wrapper)
+        if isinstance(inner, str):
+            try:
+                inner = orjson.loads(inner)
+            except orjson.JSONDecodeError as error:
+                raise DataError(f"the notice's {wrapper!r} is not JSON ({error})") from error
+            yield from _objects(inner, depth + 1)
+            return
+    if data.get("Event") == "s3:TestEvent":
+        return
+    records = data.get("Records")
+    if not isinstance(records, list):
+        raise DataError("this is no event notice: it has no Records")
+    for record in records:
+        if isinstance(record, dict) and "s3" not in record and ("body" in record or "Sns" in record):
+            yield from _objects(record.get("Sns") or record, depth + 1)
+        else:
+            yield from _record_objects(record)
+
+
+def _record_objects(record: Any) -> Iterator[ObjectInfo]:
+    try:
+        event = str(record["eventName"])
+        bucket = record["s3"]["bucket"]["name"]
+        described = record["s3"]["object"]
+        key = described["key"]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"a record of the notice has no {error}") from error
+    if "ObjectCreated" not in event:
+        return
+    size = described.get("size")
+    etag = str(described.get("eTag") or described.get("etag") or "").strip('"')
+    yield ObjectInfo(f"s3://{bucket}/{unquote_plus(key)}", None if size is None else int(size), etag)

@@ -1,0 +1,105 @@
+"""Which objects a stream reads: a prefix, a glob, one object, or a manifest file; and in which order.
+
+Arrives: a source as a user writes it. Leaves: `ObjectInfo`s, sorted by URI (a manifest keeps its own order).
+"""
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+
+import orjson
+
+from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.resolve import Stores
+
+_GLOB_CHARACTERS = frozenset("*?[")
+MANIFEST_SCHEME = "manifest:"
+
+
+def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectInfo]:
+    """The objects that `source` names.
+
+    A source is an object's URI, a prefix that ends with ``/``, a glob (``s3://b/day-*/x-?.csv``; ``*`` also
+    crosses slashes), ``manifest:URI`` (a text file of one URI a line, or the JSON array ``[{"prefix": …}, "key",
+    …]``), or a sequence of such. Raises EmptySourceError, NotFoundError, AccessDeniedError, ConfigError.
+    """
+    if not isinstance(source, str):
+        return _unique(info for one in source for info in select_objects(one, stores))
+    if source.startswith(MANIFEST_SCHEME):
+        return _from_manifest(source.removeprefix(MANIFEST_SCHEME), stores)
+    store = stores.for_uri(source)
+    if _GLOB_CHARACTERS & set(source):
+        return _from_glob(source, stores)
+    if source.endswith("/"):
+        return _from_prefix(source, stores)
+    try:
+        return [store.head(source)]
+    except NotFoundError:
+        # A folder's name without its slash is what people type.
+        found = [i for i in store.list(source + "/") if _wanted(i)]
+        if found:
+            return found
+        raise
+
+
+def _wanted(info: ObjectInfo) -> bool:
+    """Folder markers are no objects to read."""
+    return not info.uri.endswith("/")
+
+
+def _from_prefix(prefix: str, stores: Stores) -> list[ObjectInfo]:
+    found = [i for i in stores.for_uri(prefix).list(prefix) if _wanted(i)]
+    if not found:
+        raise EmptySourceError(prefix, "no object has this prefix; check the spelling and the bucket")
+    return found
+
+
+def _from_glob(pattern: str, stores: Stores) -> list[ObjectInfo]:
+    """List from the last whole segment before the first wildcard, then match."""
+    cut = min(pattern.index(c) for c in _GLOB_CHARACTERS if c in pattern)
+    prefix = pattern[:cut]
+    if "/" not in prefix:
+        prefix = ""
+    listed = stores.for_uri(pattern).list(prefix or "./")
+    found = [i for i in listed if _wanted(i) and fnmatch.fnmatchcase(i.uri.removeprefix("./"), pattern)]
+    if not found:
+        raise EmptySourceError(pattern, "no object matches this pattern")
+    return found
+
+
+def _from_manifest(uri: str, stores: Stores) -> list[ObjectInfo]:
+    text = stores.for_uri(uri).get(uri)
+    names = _json_manifest(uri, text) if text.lstrip()[:1] == b"[" else _text_manifest(text)
+    if not names:
+        raise EmptySourceError(uri, "the manifest names no objects")
+    return _unique(info for name in names for info in select_objects(name, stores))
+
+
+def _text_manifest(text: bytes) -> list[str]:
+    lines = (line.strip() for line in text.decode("utf-8-sig").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _json_manifest(uri: str, text: bytes) -> list[str]:
+    """The batch-transform vendor's shape: a first element with the prefix, then keys below it."""
+    try:
+        entries = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{uri}: the manifest starts like JSON but is not: {error}") from error
+    prefix = ""
+    names: list[str] = []
+    for index, entry in enumerate(entries):
+        if isinstance(entry, str):
+            names.append(prefix + entry)
+        elif index == 0 and isinstance(entry, dict) and isinstance(entry.get("prefix"), str):
+            prefix = entry["prefix"]
+        else:
+            raise ConfigError(
+                f"{uri}: manifest entry {index} is neither a string nor a leading {{'prefix': …}}"
+            )
+    return names
+
+
+def _unique(infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Each object once, at its first mention."""
+    return list({info.uri: info for info in infos}.values())

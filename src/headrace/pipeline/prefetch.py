@@ -1,0 +1,106 @@
+"""Bytes before they are asked for: ranged reads of the planned objects, some ahead, given out in order.
+
+Arrives: the plan. Leaves: each object's chunks. One window serves a few huge objects and many small ones
+alike: it is filled with reads in plan order until `prefetch_bytes_max`, and threads work on it.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from headrace.pipeline.settings import FlowSettings
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.resolve import Stores
+
+FIRST_RANGE_BYTES = 256 * 1024
+"""The first read of a run is small, so that the first records are there soon; each next is four times larger."""
+READS_AHEAD_MAX = 64
+LOCAL_RANGE_BYTES = 1 << 20
+"""Local reads have no latency to hide: smaller ones stay in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One range of one object; `length` None is an object of unknown size, read from `start` as one stream."""
+
+    index: int
+    info: ObjectInfo
+    start: int
+    length: int | None
+
+
+class Prefetch:
+    """Chunks of planned objects, in order. Used by one thread; `close` by any."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        plan: Sequence[ObjectInfo],
+        settings: FlowSettings,
+        *,
+        first_index: int = 0,
+        first_start: int = 0,
+    ) -> None:
+        self._stores = stores
+        self._bytes_max = settings.prefetch_bytes_max
+        self._range_bytes = settings.range_bytes
+        self._reads = self._plan_reads(plan, first_index, first_start)
+        self._window: deque[tuple[_Read, Future[bytes]]] = deque()
+        self._window_bytes = 0
+        self._pool = ThreadPoolExecutor(settings.prefetch_threads, "headrace-prefetch")
+        self._fill()
+
+    def _plan_reads(self, plan: Sequence[ObjectInfo], first_index: int, first_start: int) -> Iterator[_Read]:
+        ramp = FIRST_RANGE_BYTES
+        for index in range(first_index, len(plan)):
+            info = plan[index]
+            start = first_start if index == first_index else 0
+            if info.size_bytes is None:
+                yield _Read(index, info, start, None)
+                continue
+            local = "://" not in info.uri or info.uri.startswith(("file:", "memory:"))
+            range_bytes = min(self._range_bytes, LOCAL_RANGE_BYTES) if local else self._range_bytes
+            while start < info.size_bytes:
+                length = min(range_bytes, ramp, info.size_bytes - start)
+                ramp = min(ramp * 4, range_bytes)
+                yield _Read(index, info, start, length)
+                start += length
+
+    def _fill(self) -> None:
+        """Ask for reads until the window is full; a single read larger than the window is allowed."""
+        while len(self._window) < READS_AHEAD_MAX and self._window_bytes < self._bytes_max:
+            read = next(self._reads, None)
+            if read is None:
+                return
+            self._window.append((read, self._pool.submit(self._fetch, read)))
+            self._window_bytes += read.length or 0
+
+    def _fetch(self, read: _Read) -> bytes:
+        if read.length is None:
+            return b""
+        store = self._stores.for_uri(read.info.uri)
+        return store.get_range(read.info.uri, read.start, read.length, etag=read.info.etag)
+
+    def chunks(self, index: int) -> Iterator[bytes]:
+        """The bytes of object `index`; what is left of earlier objects is dropped.
+
+        Raises the store's errors at the byte where they happened.
+        """
+        while self._window and self._window[0][0].index <= index:
+            read, future = self._window.popleft()
+            self._window_bytes -= read.length or 0
+            if read.index < index:
+                future.cancel()
+                self._fill()
+                continue
+            self._fill()
+            if read.length is None:
+                store = self._stores.for_uri(read.info.uri)
+                yield from store.stream(read.info.uri, start=read.start, etag=read.info.etag)
+            else:
+                yield future.result()
+
+    def close(self) -> None:
+        """Forget what was not begun; running reads end by themselves."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,49 @@
+"""How a stream is doing, for whoever looks: counters that the stages keep and anyone may read."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from headrace.batching.dynamic import CloseReason
+from headrace.pipeline.items import ScoredBatch
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of one run. Each is written by one thread; reading a little late harms nothing.
+
+    `records` counts what was delivered: ``records == rows_out + rows_failed``. Resumed counts are included.
+    """
+
+    bytes_total: int = 0
+    objects_total: int = 0
+    bytes_read: int = 0
+    objects_read: int = 0
+    records: int = 0
+    rows_out: int = 0
+    rows_failed: int = 0
+    objects_broken: int = 0
+    batches: int = 0
+    closed_by: Counter[CloseReason] = field(default_factory=Counter[CloseReason])
+    parts: int = 0
+    bytes_before: int = 0
+    """Bytes of objects that an earlier run had finished."""
+    records_before: int = 0
+    """Records that an earlier run had delivered: not part of this run's rate."""
+
+    def read(self, bytes_read: int, objects_read: int) -> None:
+        """By the reader: how far it has come."""
+        self.bytes_read = bytes_read
+        self.objects_read = objects_read
+
+    def asked(self, reason: CloseReason) -> None:
+        """By the feeder: a batch closed."""
+        self.closed_by[reason] += 1
+
+    def delivered(self, batch: ScoredBatch) -> None:
+        """By the iterating thread: a batch came back, in order."""
+        broken = batch.broken
+        self.batches += 1
+        self.records += batch.entries - broken
+        self.rows_out += batch.rows
+        self.rows_failed += len(batch.failures) - broken
+        self.objects_broken += broken

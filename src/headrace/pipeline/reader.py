@@ -1,0 +1,75 @@
+"""Objects to blocks: reads the plan's objects one after the other, from a cursor on.
+
+Arrives: chunks. Leaves: `ReadBlock`s. An object that breaks (truncated, vanished, changed) costs the rest of
+that object, as one failure of kind OBJECT; the next one is read.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from headrace.core.block import Block, Failure, FailureKind, Position
+from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
+from headrace.formats.read import ReadOptions, read_object, seekable
+from headrace.pipeline.items import Cursor, ReadBlock
+from headrace.pipeline.prefetch import Prefetch
+from headrace.pipeline.settings import FlowSettings
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.resolve import Stores
+
+_COSTS_ONE_OBJECT = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
+
+
+class Reader:
+    """Blocks of all planned objects from `start` on. One thread iterates; `close` may come from another."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        plan: Sequence[ObjectInfo],
+        options: ReadOptions,
+        settings: FlowSettings,
+        start: Cursor,
+    ) -> None:
+        self._plan = plan
+        self._options = options
+        self._start = start
+        self._started_at = 0
+        if start.position and start.index < len(plan) and seekable(plan[start.index].uri, options):
+            self._started_at = start.position.member_byte
+        self._prefetch = Prefetch(
+            stores, plan, settings, first_index=start.index, first_start=self._started_at
+        )
+        self.bytes_read = 0
+        self.objects_read = 0
+
+    def close(self) -> None:
+        """Stop prefetching."""
+        self._prefetch.close()
+
+    def blocks(self) -> Iterator[ReadBlock]:
+        """All blocks. Raises what breaks the whole run: no access, a store that stays away."""
+        for index in range(self._start.index, len(self._plan)):
+            resume = self._start.position if index == self._start.index else None
+            yield from self._object_blocks(index, resume)
+            self.objects_read += 1
+
+    def _object_blocks(self, index: int, resume: Position | None) -> Iterator[ReadBlock]:
+        uri = self._plan[index].uri
+        reached = resume or Position(object=uri)
+        started_at = self._started_at if resume else 0
+        try:
+            for block in read_object(
+                uri, self._chunks(index), self._options, resume=resume, started_at=started_at
+            ):
+                reached = replace(block.first, record=block.first.record + block.records)
+                yield ReadBlock(block, index)
+        except _COSTS_ONE_OBJECT as error:
+            if isinstance(error, EmptySourceError) and len(self._plan) == 1:
+                raise
+            failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
+            yield ReadBlock(Block(reached, failures=(failure,)), index, last=True)
+
+    def _chunks(self, index: int) -> Iterator[bytes]:
+        for chunk in self._prefetch.chunks(index):
+            self.bytes_read += len(chunk)
+            yield chunk

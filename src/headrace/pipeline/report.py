@@ -1,0 +1,86 @@
+"""What a run says of itself at its end, for people and for machines."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from headrace.core.predictor import PredictorStatistics
+from headrace.pipeline.ledger import LEDGER_VERSION, Counts
+from headrace.pipeline.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run's counts. ``records_in == rows_out + rows_failed`` was checked from the ledger.
+
+    `status` is complete, or drained when it was asked to stop: then a resumption goes on. `elapsed_s`,
+    `rows_per_s` and the busy share are of this process alone; the counts are of the whole run.
+    """
+
+    status: Literal["complete", "drained"]
+    source: str
+    output: str
+    model: str
+    records_in: int
+    rows_out: int
+    rows_failed: int
+    objects_read: int
+    objects_broken: int
+    parts: int
+    bytes_read: int
+    elapsed_s: float
+    rows_per_s: float
+    instance_busy_share: float
+    instance_starved_s: float
+    model_calls: int
+    retries: int
+    batches_closed_by: dict[str, int] = field(default_factory=dict[str, int])
+    resumed: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 all good; 3 some records failed; 1 an object could not be read whole, or the run was cut short."""
+        if self.objects_broken or self.status == "drained":
+            return 1
+        return 3 if self.rows_failed else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``report.json`` and ``--json``."""
+        return {"v": LEDGER_VERSION, **asdict(self), "exit_code": self.exit_code}
+
+
+def make_report(
+    *,
+    status: Literal["complete", "drained"],
+    source: str,
+    output: str,
+    model: str,
+    total: Counts,
+    parts: int,
+    progress: Progress,
+    statistics: PredictorStatistics,
+    elapsed_s: float,
+    resumed: bool,
+) -> Report:
+    """Put a report together from the ledger's counts and this process's figures."""
+    rows = progress.records - progress.records_before
+    return Report(
+        status=status,
+        source=source,
+        output=output,
+        model=model,
+        records_in=total.records_in,
+        rows_out=total.rows_out,
+        rows_failed=total.rows_failed,
+        objects_read=progress.objects_read,
+        objects_broken=total.objects_broken,
+        parts=parts,
+        bytes_read=progress.bytes_read,
+        elapsed_s=round(elapsed_s, 3),
+        rows_per_s=round(rows / elapsed_s, 1) if elapsed_s > 0 else 0.0,
+        instance_busy_share=round(statistics.busy_share, 4),
+        instance_starved_s=round(statistics.starved_s, 3),
+        model_calls=statistics.calls,
+        retries=statistics.retries,
+        batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
+        resumed=resumed,
+    )

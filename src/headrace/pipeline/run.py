@@ -1,0 +1,256 @@
+"""A run: everything from a source to published predictions, resumable at any point.
+
+Arrives: a source, a destination, a started predictor. Leaves: parts, failures, a ledger, a `Report`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import (
+    ConfigError,
+    CountMismatchError,
+    EmptySourceError,
+    OutputExistsError,
+)
+from headrace.core.predictor import Predictor
+from headrace.pipeline.flow import Flow
+from headrace.pipeline.items import Cursor
+from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, Ledger, State
+from headrace.pipeline.output import encoder_factory
+from headrace.pipeline.plan import select_objects
+from headrace.pipeline.progress import Progress
+from headrace.pipeline.report import Report, make_report
+from headrace.pipeline.settings import StreamSettings
+from headrace.pipeline.sink import Sink
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.resolve import Stores
+
+IfExists = Literal["refuse", "resume", "overwrite"]
+
+
+class Run:
+    """One destination's run. Use from one thread; `drain` from any (a signal handler too).
+
+    Each `execute` scores what the source names at that moment; `append` adds objects later (a watched prefix, a
+    notice). An object, known by URI and ETag, is scored once however often it is named.
+    """
+
+    def __init__(
+        self,
+        source: str | Sequence[str],
+        destination: str,
+        *,
+        stores: Stores,
+        predictor: Predictor,
+        settings: StreamSettings,
+        model_identity: str,
+        if_exists: IfExists = "refuse",
+        clock: Clock | None = None,
+    ) -> None:
+        self.source = source
+        self.destination = destination.rstrip("/") + "/"
+        self.progress = Progress()
+        self._stores = stores
+        self._store = stores.for_uri(self.destination)
+        self._predictor = predictor
+        self._settings = settings
+        self._model_identity = model_identity
+        self._if_exists: IfExists = if_exists
+        self._clock = clock or SystemClock()
+        self._ledger = Ledger(self._store, self.destination)
+        self._flow: Flow | None = None
+        self._plan: list[ObjectInfo] = []
+        self._plans = 0
+        self._state: State | None = None
+        self._done_objects = 0
+        self._resumed = False
+        self._appending = False
+        self._draining = False
+
+    def execute(self) -> Report:
+        """Score the source and publish; returns when all is committed.
+
+        Raises OutputExistsError, ResumeRefusedError, EmptySourceError, storage and model errors. What was
+        committed before an error stays and can be resumed.
+        """
+        report = self.open(lambda: select_objects(self.source, self._stores))
+        return report or self._score()
+
+    def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
+        """Score those of `objects` that this run has not planned yet; None when there are none."""
+        self._appending = True
+        if not self._plans:
+            self.open(list)
+        planned = {(i.uri, i.etag) for i in self._plan}
+        fresh = [i for i in objects if (i.uri, i.etag) not in planned]
+        if not fresh and self._done_objects == len(self._plan):
+            return None
+        if fresh:
+            self._refuse_loop(fresh)
+            self._ledger.reopen()
+            self._ledger.write_plan(self._plans, fresh)
+            self._plans += 1
+            self._plan.extend(fresh)
+        return self._score()
+
+    def drain(self) -> None:
+        """Read no more, deliver what is under way, and leave a ledger to resume from."""
+        self._draining = True
+        if self._flow:
+            self._flow.drain()
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._draining
+
+    @property
+    def _cursor(self) -> Cursor:
+        if self._done_objects:
+            return Cursor(self._done_objects)
+        return self._state.last.cursor if self._state and self._state.last else Cursor()
+
+    def open(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
+        """Begin, resume or refuse; the finished run's report when there is nothing left to do."""
+        begun = self._ledger.identity() is not None
+        if self._if_exists == "overwrite":
+            self._delete_output()
+        elif begun and self._if_exists == "resume":
+            return self._resume()
+        elif begun or next(self._store.list(self.destination + "part-"), None):
+            raise OutputExistsError(self.destination)
+        plan = select()
+        self._refuse_loop(plan)
+        self._ledger.begin(self._identity(), plan)
+        self._plan, self._plans = list(plan), 1
+        return None
+
+    def _resume(self) -> Report | None:
+        self._ledger.check_identity(self._identity())
+        self._resumed = True
+        self._plans = len(self._ledger.read_plans())
+        self._state = self._ledger.state()
+        self._plan = self._state.plan
+        if self._state.last:
+            self._count_before(self._state)
+        if self._state.finished is None:
+            return None
+        self._done_objects = len(self._plan)
+        known = {k: v for k, v in self._state.finished.items() if k not in ("v", "exit_code")}
+        return Report(**known)
+
+    def _count_before(self, state: State) -> None:
+        """Progress includes what an earlier process did."""
+        assert state.last is not None
+        total, progress = state.last.total, self.progress
+        progress.records = progress.records_before = total.records_in
+        progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
+        progress.objects_broken = total.objects_broken
+        progress.bytes_before = sum(i.size_bytes or 0 for i in self._plan[: state.last.cursor.index])
+
+    def _identity(self) -> Mapping[str, Any]:
+        source = self.source if isinstance(self.source, str) else list(self.source)
+        return {"source": source, "model": self._model_identity, "settings": self._settings.identity()}
+
+    def _refuse_loop(self, plan: Sequence[ObjectInfo]) -> None:
+        """Reading what we write would never end."""
+        inside = next((i.uri for i in plan if i.uri.startswith(self.destination)), None)
+        if inside:
+            raise ConfigError(
+                f"{inside} lies in the output {self.destination}: a run must not read what it writes. "
+                "Choose an --output outside the source"
+            )
+
+    def _delete_output(self) -> None:
+        """Remove what a run wrote here, and nothing else."""
+        for prefix in (f"{LEDGER_FOLDER}/", "part-"):
+            for info in list(self._store.list(self.destination + prefix)):
+                self._store.delete(info.uri)
+
+    def _score(self) -> Report:
+        """Stream everything from the cursor on into parts."""
+        began = self._clock.now()
+        progress = self.progress
+        progress.objects_total = len(self._plan)
+        progress.bytes_total = sum(i.size_bytes or 0 for i in self._plan)
+        start = self._cursor
+        self._flow = flow = Flow(
+            self._plan,
+            self._stores,
+            self._predictor,
+            self._settings,
+            start=start,
+            progress=progress,
+            clock=self._clock,
+        )
+        if self._draining:
+            flow.drain()
+        sink = Sink(
+            self._store,
+            self.destination,
+            self._ledger,
+            encoder_factory(self._settings, flow),
+            self._settings.output,
+            state=self._state,
+            clock=self._clock,
+        )
+        try:
+            for batch in flow:
+                sink.write(batch)
+                progress.parts = sink.parts
+            if flow.drained:
+                sink.checkpoint()
+            sink.settle(end=not flow.drained)
+        except BaseException:
+            self._salvage(sink)
+            raise
+        progress.parts = sink.parts
+        return self._finish(sink, drained=flow.drained, elapsed_s=self._clock.now() - began)
+
+    def _salvage(self, sink: Sink) -> None:
+        """The run broke: keep what was delivered, or leave no trace when there was nothing."""
+        try:
+            sink.checkpoint()
+        finally:
+            sink.abandon()
+            if not self._resumed and self._ledger.state().last is None:
+                self._delete_output()
+
+    def _finish(self, sink: Sink, *, drained: bool, elapsed_s: float) -> Report:
+        total = self._check_ledger(sink)
+        report = make_report(
+            status="drained" if drained else "complete",
+            source=self.source if isinstance(self.source, str) else ", ".join(self.source),
+            output=self.destination,
+            model=self._predictor.metadata.name,
+            total=total,
+            parts=sink.parts,
+            progress=self.progress,
+            statistics=self._predictor.statistics(),
+            elapsed_s=elapsed_s,
+            resumed=self._resumed,
+        )
+        if drained:
+            return report
+        if not (total.records_in or total.objects_broken or self._appending):
+            self._delete_output()
+            raise EmptySourceError(report.source, f"{len(self._plan)} object(s), but not one record in them")
+        self._ledger.finish(report.to_json())
+        self._done_objects = len(self._plan)
+        return report
+
+    def _check_ledger(self, sink: Sink) -> Counts:
+        """Count the run from its ledger: the parts' records, added up, are what the last one and the sink say."""
+        self._state = self._ledger.state()
+        total = self._state.last.total if self._state.last else Counts()
+        counted = self._ledger.count()
+        lost = sink.committed != total and not sink.drops_open_part
+        if lost or counted != total or total.records_in != total.rows_out + total.rows_failed:
+            raise CountMismatchError(
+                self.destination,
+                records_in=sink.committed.records_in,
+                out=counted.rows_out,
+                failed=counted.rows_failed,
+            )
+        return total

@@ -1,0 +1,91 @@
+"""What a stream may be told; every bound has a unit in its name and a default."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from headrace.core.errors import ConfigError
+from headrace.formats.read import ReadOptions
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MappingOptions:
+    """How records become the model's inputs.
+
+    `columns` are names (of the header, or of JSON fields) or indices from 0; empty takes all that the model's
+    inputs ask for. `text_column` feeds one column or field, as text, to the model's one input. `image_scale`
+    multiplies pixels when the model wants floats (1/255 by default).
+    """
+
+    columns: tuple[str | int, ...] = ()
+    text_column: str | int | None = None
+    image_scale: float = 1 / 255
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSettings:
+    """Bounds of the way from source to outcome.
+
+    A batch closes at `batch_rows_max` records (None: the model's `max_batch_rows`), at `batch_bytes_max`, or
+    when its first record has waited `batch_delay_ms` (None: never, so that batches, and with them the last bits
+    of predictions, depend on the source alone).
+    """
+
+    batch_rows_max: int | None = None
+    batch_bytes_max: int = 64 * MIB
+    batch_delay_ms: float | None = None
+    prefetch_bytes_max: int = 32 * MIB
+    prefetch_threads: int = 4
+    range_bytes: int = 8 * MIB
+    blocks_bytes_max: int = 4 * MIB
+    window_bytes_max: int = 16 * MIB
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that are not positive."""
+        for name, value in asdict(self).items():
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be more than 0, not {value}")
+
+
+OutputFormat = Literal["csv", "jsonl", "parquet"]
+Join = Literal["none", "input"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """What is written, and how often.
+
+    A part is published when it holds `part_bytes_max` or more (or as many rows as `part_rows_max`).
+    `checkpoint_s` is the most work, in seconds, that a kill can cost; what the sink holds unpublished is one part.
+    """
+
+    format: OutputFormat = "csv"
+    join: Join = "none"
+    header: bool | None = None
+    """A header line in each CSV part; None: only when the input's header was used for names."""
+    part_bytes_max: int = 16 * MIB
+    part_rows_max: int = 10_000_000
+    checkpoint_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """Everything that shapes a stream's predictions and output, in one value."""
+
+    read: ReadOptions = field(default_factory=ReadOptions)
+    mapping: MappingOptions = field(default_factory=MappingOptions)
+    flow: FlowSettings = field(default_factory=FlowSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def identity(self) -> dict[str, Any]:
+        """What must not differ between a run and its resumption: all but prefetch and window bounds."""
+        flow = self.flow
+        output = asdict(self.output)
+        del output["checkpoint_s"]
+        return {
+            "read": asdict(self.read),
+            "mapping": asdict(self.mapping),
+            "batch": [flow.batch_rows_max, flow.batch_bytes_max, flow.batch_delay_ms],
+            "output": output,
+        }

@@ -1,0 +1,204 @@
+"""Scored batches to published parts: encodes, gathers a part, publishes it whole, then commits it.
+
+Arrives: `ScoredBatch`es in source order. Leaves: ``DEST/part-00000.csv`` and, where records failed,
+``DEST/part-00000.failed.jsonl``. A part ends at the batch that fills it, so its bytes depend on the source and
+the settings alone, however often the run was killed. What a reader lists is always whole.
+"""
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import CountMismatchError
+from headrace.core.tensor import Array
+from headrace.formats.contract import Encoder
+from headrace.formats.failures import failure_line
+from headrace.pipeline.items import Cursor, ScoredBatch
+from headrace.pipeline.ledger import Counts, Ledger, Mark, State
+from headrace.pipeline.settings import OutputSettings
+from headrace.storage.contract import Store
+
+EncoderFactory = Callable[[dict[str, Array]], Encoder]
+"""Makes a part's encoder, given the outputs of its first batch (empty when none of it was predicted)."""
+
+
+class Sink:
+    """One thread writes; publishing happens on one more, one part behind.
+
+    `write` may raise what publishing an earlier part raised. Call `settle` at the end; after an error
+    `checkpoint` and `abandon`: what was committed stays.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        destination: str,
+        ledger: Ledger,
+        make_encoder: EncoderFactory,
+        settings: OutputSettings,
+        *,
+        state: State | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._destination = destination
+        self._ledger = ledger
+        self._make_encoder = make_encoder
+        self._settings = settings
+        self._resumable_parts = settings.format != "parquet"
+        self._clock = clock or SystemClock()
+        self._attempt = uuid.uuid4().hex
+        self._publisher = ThreadPoolExecutor(1, "headrace-publisher")
+        self._publishing: Future[None] | None = None
+        self.parts = 0
+        self.total = Counts()
+        self.cursor = Cursor()
+        self._open_part()
+        if state and state.last:
+            self._restore(state)
+
+    def _open_part(self) -> None:
+        self._encoder: Encoder | None = None
+        self._out: list[bytes] = []
+        self._failed: list[bytes] = []
+        self._out_bytes = 0
+        self._kept = (0, 0)  # how many of _out and _failed the checkpoints hold
+        self._checkpoint = 0
+        self._in_part = Counts()
+        self._checkpointed_s = self._clock.now()
+
+    def _restore(self, state: State) -> None:
+        """Go on after the last commit, with the bytes of the part under way."""
+        assert state.last is not None
+        self.total, self.cursor = state.last.total, state.last.cursor
+        self.parts = state.last.part + (0 if state.checkpoints else 1)
+        if not state.checkpoints:
+            return
+        for mark in state.checkpoints:
+            out, failed = self._ledger.checkpoint_bytes(mark)
+            self._out.append(out)
+            self._failed.append(failed)
+            self._out_bytes += len(out) + len(failed)
+        self._checkpoint = state.last.checkpoint
+        self._in_part = state.last.in_part
+        self._kept = (len(self._out), len(self._failed))
+
+    def write(self, batch: ScoredBatch) -> None:
+        """Take a batch; publishes the part when this fills it."""
+        if batch.rows:
+            self._append_rows(batch)
+        for failure in batch.failures:
+            line = failure_line(failure)
+            self._failed.append(line)
+            self._out_bytes += len(line)
+        broken = batch.broken
+        self._in_part = self._in_part.plus(
+            Counts(batch.entries - broken, batch.rows, len(batch.failures) - broken, broken)
+        )
+        self.cursor = batch.end
+        full = self._out_bytes >= self._settings.part_bytes_max
+        if full or self._in_part.rows_out >= self._settings.part_rows_max:
+            self.end_part()
+        elif self._clock.now() - self._checkpointed_s >= self._settings.checkpoint_s:
+            self.checkpoint()
+
+    def _append_rows(self, batch: ScoredBatch) -> None:
+        if self._encoder is None:
+            self._encoder = self._make_encoder(dict(batch.outputs))
+            begin = self._encoder.begin()
+            if not self._in_part.rows_out:  # else the part was resumed, and has its beginning
+                self._append(begin)
+        self._append(self._encoder.encode(batch.pieces, batch.outputs))
+
+    def _append(self, data: bytes) -> None:
+        if data:
+            self._out.append(data)
+            self._out_bytes += len(data)
+
+    def checkpoint(self) -> None:
+        """Keep the part under way as far as it is. Parquet cannot: there a part is the least that is kept."""
+        self._checkpointed_s = self._clock.now()
+        kept_out, kept_failed = self._kept
+        if not self._resumable_parts or (kept_out == len(self._out) and kept_failed == len(self._failed)):
+            return
+        self._wait_published()
+        self._checkpoint += 1
+        mark = self._mark()
+        out, failed = b"".join(self._out[kept_out:]), b"".join(self._failed[kept_failed:])
+        self._ledger.checkpoint(mark, out, failed)
+        self._kept = (len(self._out), len(self._failed))
+        self._checkpointed_s = self._clock.now()
+
+    def _mark(self) -> Mark:
+        return Mark(
+            part=self.parts,
+            checkpoint=self._checkpoint,
+            cursor=self.cursor,
+            total=self.total.plus(self._in_part),
+            in_part=self._in_part,
+            attempt=self._attempt,
+            part_bytes=self._out_bytes,
+        )
+
+    def end_part(self) -> None:
+        """Publish what the part holds, if anything, and begin the next."""
+        if not self._out and not self._failed:
+            return
+        if self._encoder is not None:
+            self._append(self._encoder.finish())
+        mark = self._mark()
+        _check_law(mark)
+        self._wait_published()
+        self._publishing = self._publisher.submit(self._publish, mark, self._out, self._failed)
+        self.total = mark.total
+        self.parts += 1
+        self._open_part()
+
+    def _publish(self, mark: Mark, out: list[bytes], failed: list[bytes]) -> None:
+        """On the publisher's thread: the data, then the record that makes it count."""
+        name = f"{self._destination}part-{mark.part:05d}"
+        if out:
+            with self._store.writer(f"{name}.{self._settings.format}") as writer:
+                for data in out:
+                    writer.write(data)
+        if failed:
+            self._store.put(f"{name}.failed.jsonl", b"".join(failed))
+        self._ledger.commit_part(mark)
+
+    def _wait_published(self) -> None:
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            publishing.result()
+
+    def settle(self, *, end: bool) -> None:
+        """Wait until everything is committed; with `end` the last part is published as it is."""
+        if end:
+            self.end_part()
+        self._wait_published()
+        self._publisher.shutdown()
+
+    @property
+    def drops_open_part(self) -> bool:
+        """Whether a part under way is lost when it is not ended: so with Parquet."""
+        return not self._resumable_parts
+
+    @property
+    def committed(self) -> Counts:
+        """Counts of everything written so far; once settled they are all in the ledger."""
+        return self.total.plus(self._in_part)
+
+    def abandon(self) -> None:
+        """After an error: let a publishing that has begun end, and keep what was committed."""
+        self._publisher.shutdown(wait=True, cancel_futures=True)
+
+
+def _check_law(mark: Mark) -> None:
+    counts = mark.in_part
+    if counts.records_in != counts.rows_out + counts.rows_failed:
+        raise CountMismatchError(
+            f"part {mark.part}",
+            records_in=counts.records_in,
+            out=counts.rows_out,
+            failed=counts.rows_failed,
+        )

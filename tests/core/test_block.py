@@ -1,0 +1,46 @@
+import numpy as np
+
+from headrace.core import Block, FailureKind, Position
+from headrace.core.block import RAW_BYTES_KEPT_MAX
+
+
+def block_of(*records: bytes, first: Position | None = None) -> Block:
+    data = b"".join(r + b"\n" for r in records)
+    ends = np.cumsum([len(r) + 1 for r in records]) - 1
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return Block(first or Position("s3://b/k"), data, starts.astype(np.int64), ends.astype(np.int64))
+
+
+def test_a_record_is_its_bytes_without_the_terminator():
+    block = block_of(b"a,1", b"", b"c,3")
+    assert [block.record(i) for i in range(len(block))] == [b"a,1", b"", b"c,3"]
+
+
+def test_a_position_counts_lines_inside_quoted_records():
+    block = block_of(b'"a\nb",1', b"c,2", first=Position("o", "m", record=5, line=7, byte=100, member_byte=512))
+    position = block.position(1)
+    assert (position.record, position.line, position.byte) == (6, 9, 108)
+    assert (position.object, position.member, position.member_byte) == ("o", "m", 512)
+
+
+def test_positions_are_relative_to_the_first_record_not_to_the_buffer():
+    whole = block_of(b"aa", b"bb", b"cc")
+    later = Block(Position("o", record=1, line=2, byte=3), whole.data, whole.starts[1:], whole.ends[1:])
+    assert later.position(1).byte == 6
+    assert later.position(1).line == 3
+
+
+def test_a_failure_keeps_only_so_much_of_its_record():
+    failure = block_of(b"x" * (RAW_BYTES_KEPT_MAX + 1)).failure(0, FailureKind.DECODE, "too long")
+    assert len(failure.raw) == RAW_BYTES_KEPT_MAX
+    assert not failure.ok
+
+
+def test_records_count_failures_too():
+    block = block_of(b"a")
+    failing = Block(block.first, block.data, block.starts, block.ends, failures=(block.failure(0, FailureKind.MODEL, "no"),))
+    assert (len(failing), failing.records) == (1, 2)
+
+
+def test_a_position_reads_like_a_place():
+    assert str(Position("s3://b/k.tar", "m.csv", 3, 4, 50)) == "s3://b/k.tar!m.csv, record 3, line 4, byte 50"

@@ -1,0 +1,42 @@
+import inspect
+
+from headrace.core import errors
+
+
+def tree_in_docstring() -> dict[str, int]:
+    """Names in the drawn tree, with their depth."""
+    found: dict[str, int] = {}
+    for line in (errors.__doc__ or "").splitlines():
+        stripped = line.lstrip("│├└─ \u00a0")
+        name = stripped.split(" ")[0]
+        if name.endswith("Error"):
+            found[name] = (len(line) - len(stripped)) // 4
+    return found
+
+
+def depth(cls: type) -> int:
+    return len(cls.__mro__) - len(errors.HeadraceError.__mro__)
+
+
+def test_the_drawn_tree_is_the_tree():
+    classes = {
+        name: depth(cls)
+        for name, cls in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(cls, errors.HeadraceError)
+    }
+    drawn = tree_in_docstring()
+    base = drawn["HeadraceError"]
+    assert {name: d - base for name, d in drawn.items()} == classes
+
+
+def test_a_corrupt_error_learns_its_place_without_losing_its_kind():
+    error = errors.TruncatedError("ends early", byte=7, member="m.csv").at("s3://b/k", "other")
+    assert isinstance(error, errors.TruncatedError)
+    assert (error.object, error.member, error.byte) == ("s3://b/k", "m.csv", 7)
+    assert "m.csv in s3://b/k" in str(error)
+
+
+def test_messages_say_what_to_do():
+    assert "pip install 'headrace[onnx]'" in str(errors.MissingExtraError("onnx", "model.onnx"))
+    assert "--resume" in str(errors.OutputExistsError("s3://b/out/"))
+    assert "2 in" not in str(errors.CountMismatchError("part 1", records_in=3, out=1, failed=1))

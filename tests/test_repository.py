@@ -1,0 +1,242 @@
+"""Rules of the repository that no other tool checks: what may stand in files, and what must exist beside what."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import headrace
+
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src" / "headrace"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+# Written in pieces, so that this file does not break its own rule.
+_INDEX_HOSTS = (
+    "pypi" + ".org",
+    "python" + "hosted.org",
+    "npmjs" + ".org",
+    "npmjs" + ".com",
+    "conda" + ".anaconda.org",
+)
+_MACHINE_FOLDERS = ("root", "work", "opt/wheels", "opt/pypi", "home/[a-z]+", "Users/[A-Za-z]+")
+# A path begins where no word, dot or slash stands before it: `https://host/work/` is none.
+_MACHINE_PATH = re.compile(rf"(?<![\w./:$}}-])/(?:{'|'.join(_MACHINE_FOLDERS)})/")
+
+_EXTRAS_WITHOUT_DOOR = {
+    "all": "names other extras",
+    "demo": "for examples/demo only",
+    "dev": "tools and tests only",
+}
+
+# Modules of src without a test file of their own name, and why. A key that ends in / covers a whole room.
+_UNMIRRORED: dict[str, str] = {
+    "__init__.py": "tests/test_public_face.py",
+    "__main__.py": "three lines; tests/cli runs it",
+    "core/predictor.py": "a Protocol; headrace.testing checks implementations",
+    "core/service.py": "a Protocol; headrace.testing checks implementations",
+    "formats/contract.py": "Protocols; headrace.testing checks implementations",
+    "storage/contract.py": "Protocols; headrace.testing checks implementations",
+}
+
+
+def _git_files() -> list[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """Every text file of the repository, by name."""
+    for name in _git_files():
+        data = (ROOT / name).read_bytes()
+        if b"\0" not in data[:8192]:
+            yield name, data.decode("utf-8", "replace")
+
+
+def _modules() -> list[str]:
+    """Paths of modules below src/headrace, rooms' own __init__.py left out."""
+    paths = (path.relative_to(SRC).as_posix() for path in SRC.rglob("*.py"))
+    return sorted(path for path in paths if not path.endswith("/__init__.py"))
+
+
+def _mirror(module: str) -> Path:
+    path = Path(module)
+    return ROOT / "tests" / path.parent / f"test_{path.name}"
+
+
+def _doors() -> dict[str, list[str]]:
+    """Import name -> modules that the import contract lets import it."""
+    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
+    contract = next(c for c in contracts if c["name"] == "Each optional dependency has one door")
+    doors: dict[str, list[str]] = {name: [] for name in contract["forbidden_modules"]}
+    for line in contract["ignore_imports"]:
+        module, _, imported = line.partition(" -> ")
+        doors[imported].append(module)
+    return doors
+
+
+def _pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return dict(pairs)
+
+
+def _declared_requirements() -> list[Requirement]:
+    project = PYPROJECT["project"]
+    texts = [
+        *PYPROJECT["build-system"]["requires"],
+        *project["dependencies"],
+        *(text for extra in project["optional-dependencies"].values() for text in extra),
+    ]
+    return [requirement for text in texts if (requirement := Requirement(text)).name != "headrace"]
+
+
+def _imports(source: str) -> set[str]:
+    """Top-level names of every import statement, at the top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            names.add(
+                ast.literal_eval(node.args[0]).split(".")[0] if isinstance(node.args[0], ast.Constant) else ""
+            )
+    return names
+
+
+def test_no_file_names_a_package_index():
+    """Where packages come from is the business of whoever installs them."""
+    found = [(name, host) for name, text in _texts() for host in _INDEX_HOSTS if host in text]
+    assert found == []
+
+
+def test_no_file_names_a_path_of_some_machine():
+    """An absolute path of somebody's machine works nowhere else."""
+    found = [(name, match.group()) for name, text in _texts() for match in _MACHINE_PATH.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("cd /" + "root/project", True),
+        ('open("/' + 'work/x")', True),
+        ("find-links = /" + "opt/wheels/", True),
+        ("https://host.example/work/x", False),
+        ("$TMP/work/x", False),
+        ("src/headrace/work/x.py", False),
+    ],
+)
+def test_the_rule_on_machine_paths_can_tell(text, wrong):
+    """The pattern above finds what it should, and leaves URLs and relative paths alone."""
+    assert bool(_MACHINE_PATH.search(text)) == wrong
+
+
+def test_constraints_pin_all_that_is_declared_and_nothing_else_but_versions():
+    """Every declared requirement has an exact pin that fits it; lines are `name==version`, sorted."""
+    pins = _pins()
+    for requirement in _declared_requirements():
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} is not pinned: run scripts/pin_constraints.py"
+        assert Version(version) in requirement.specifier, f"{requirement} is pinned to {version}"
+    assert list(pins) == sorted(pins)
+    assert not {"headrace", "torch", "pip"} & set(pins)
+    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins.values())
+
+
+@pytest.mark.parametrize(
+    "extra", [e for e in PYPROJECT["project"]["optional-dependencies"] if e not in _EXTRAS_WITHOUT_DOOR]
+)
+def test_every_extra_has_its_door(extra):
+    """What an extra installs is imported by exactly one module, and the extra is named where it is missing."""
+    names_of = importlib.metadata.packages_distributions()
+    for text in PYPROJECT["project"]["optional-dependencies"][extra]:
+        distribution = canonicalize_name(Requirement(text).name)
+        imports = {
+            name for name, owners in names_of.items() if distribution in map(canonicalize_name, owners)
+        }
+        (imported,) = imports & set(_doors())
+        (door,) = _doors()[imported]
+        path = ROOT / "src" / f"{door.replace('.', '/')}.py"
+        assert path.is_file(), f"{door}, the door of {imported}, does not exist"
+        assert imported in _imports(path.read_text()), f"{door} does not import {imported}"
+    named = re.compile(rf'MissingExtraError\(\s*(?:extra=)?"{extra}"')
+    assert any(named.search(path.read_text()) for path in SRC.rglob("*.py")), (
+        f"nothing says that {extra!r} is missing"
+    )
+
+
+def test_extras_without_a_door_exist():
+    """An exemption for an extra that is gone would hide the next one of that name."""
+    assert set(_EXTRAS_WITHOUT_DOOR) <= set(PYPROJECT["project"]["optional-dependencies"])
+
+
+def test_every_module_has_its_test_file():
+    """src/headrace/<room>/<module>.py is tested by tests/<room>/test_<module>.py."""
+    missing = [module for module in _modules() if module not in _UNMIRRORED and not _mirror(module).is_file()]
+    assert missing == []
+
+
+def test_exemptions_from_mirroring_are_needed():
+    """An exempted module exists, and has no test file after all."""
+    modules = _modules()
+    assert [module for module in _UNMIRRORED if module not in modules] == []
+    assert [module for module in _UNMIRRORED if _mirror(module).is_file()] == []
+
+
+def test_the_version_is_told_once():
+    """`headrace.__version__` is the one place; it is a version, and newer than any in the changelog."""
+    assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "headrace.__version__"}
+    version = Version(headrace.__version__)
+    released = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert all(Version(text) <= version for text in released)
+
+
+def test_changelog_fragments_are_named_right():
+    """`<issue>.<type>.md` or `+<words>.<type>.md`, with something in it."""
+    types = "|".join(kind["directory"] for kind in PYPROJECT["tool"]["towncrier"]["type"])
+    pattern = re.compile(rf"(?:\d+|\+[a-z0-9-]+)\.(?:{types})\.md")
+    fragments = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
+    assert [path.name for path in fragments if not pattern.fullmatch(path.name)] == []
+    assert [path.name for path in fragments if not path.read_text().strip()] == []
+
+
+def test_commit_hooks_fetch_nothing():
+    """Hooks are tools of .venv, so that a commit needs no network."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repo["repo"] for repo in config["repos"]] == ["local"]
+    hooks = config["repos"][0]["hooks"]
+    assert [hook["id"] for hook in hooks if hook["language"] != "system"] == []
+    assert [hook["id"] for hook in hooks if not hook["entry"].startswith(".venv/bin/")] == []
+
+
+def test_make_lists_every_verb():
+    """`make` alone shows each verb of .PHONY with a line of its own."""
+    shown = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    verbs = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1).split()
+    assert [line.split()[1] for line in shown.splitlines()] == verbs
+    assert all(len(line.split()) > 2 for line in shown.splitlines())
+
+
+def test_ci_runs_what_the_readme_promises():
+    """CI is `make lint` and the README's test command, and stops at the first that fails."""
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert "set -euo pipefail" in lines
+    assert [line for line in lines if line.startswith("make ")] == ["make lint", "make test"]
