@@ -6,7 +6,7 @@ WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 INSTALL := $(PIP) install --constraint constraints.txt
 SETUP := .venv/setup.stamp
 # The demo installs less, unless everything is there already.

@@ -1,7 +1,7 @@
 """The contract a user writes: one class, numpy in, numpy out."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from headrace.core.tensor import Array, TensorSpec
 
@@ -37,13 +37,13 @@ class Model:
                 return x @ self.weights
     """
 
-    max_batch_rows: ClassVar[int] = 1024
+    max_batch_rows: int = 1024
     """The most rows that one call of `predict` is given."""
-    max_batch_delay_ms: ClassVar[float] = 2.0
+    max_batch_delay_ms: float = 2.0
     """How long a row may wait for company."""
-    inputs: ClassVar[tuple[TensorSpec, ...]] = ()
+    inputs: tuple[TensorSpec, ...] = ()
     """What `predict` takes, for models that want it checked; otherwise the parameter names alone are known."""
-    outputs: ClassVar[tuple[TensorSpec, ...]] = ()
+    outputs: tuple[TensorSpec, ...] = ()
     """What `predict` returns; a single unnamed array is called `output`."""
 
     def load(self) -> None:

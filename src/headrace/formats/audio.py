@@ -134,6 +134,7 @@ def _open(file: ChunkFile) -> _Sound:
         flac = _container("reading FLAC").FlacReader(file)
         return _Sound(flac.sample_rate_hz, flac.channels, flac.samples(), lambda _: start)
     if len(magic) < 4:
+        file.check()
         raise TruncatedError(f"it has {len(magic)} bytes: not a WAV or FLAC file", byte=start)
     raise CorruptError(f"not a WAV or FLAC file: it starts with {magic!r}", byte=start)
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from headrace.core.errors import CorruptError, TruncatedError
 
-MOOV_BYTES_MAX = 64 << 20
-"""The largest MP4 index that is read. It is held for the whole file; a day of video has some tens of MiB."""
+HELD_BYTES_MAX = 64 << 20
+"""The largest index of an MP4 file, and the largest single element of a Matroska file: the decoder holds them."""
 
 FASTSTART = (
     "its index (moov) stands behind the video (mdat), so it cannot be decoded as a stream: rewrite it with "
@@ -71,9 +71,13 @@ class Mp4Boxes(_Headers):
         """Raise `TruncatedError` when the bytes so far end inside a box, or before any index."""
         if self._endless:
             return
-        if self._header or self._at < self._next:
-            missing = f", {self._next - self._at} bytes early" if not self._header else ""
-            raise TruncatedError(f"the MP4 file ends inside the box {self._name!r}{missing}", byte=self._at)
+        if self._header:
+            raise TruncatedError("the MP4 file ends inside the header of a box", byte=self._at)
+        if self._at < self._next:
+            missing = self._next - self._at
+            raise TruncatedError(
+                f"the MP4 file ends inside the box {self._name!r}, {missing} bytes early", byte=self._at
+            )
         if not self._indexed:
             raise TruncatedError("the MP4 file ends before its index (moov)", byte=self._at)
 
@@ -98,17 +102,17 @@ class Mp4Boxes(_Headers):
             raise CorruptError(f"{self._name!r} with {size} bytes is not an MP4 box", byte=self._start())
         if self._name == b"mdat" and not self._indexed:
             raise CorruptError(FASTSTART, byte=self._start())
-        if self._name != b"moov":
+        if self._name not in (b"moov", b"moof"):
             return
         self._indexed = True
-        if size > MOOV_BYTES_MAX:
+        if size > HELD_BYTES_MAX:
             raise CorruptError(
-                f"the index (moov) has {size} bytes, more than {MOOV_BYTES_MAX}: split the file or write it fragmented",
+                f"the index {self._name!r} has {size} bytes, more than {HELD_BYTES_MAX}: split the file",
                 byte=self._start(),
             )
 
 
-_EBML, _SEGMENT, _CLUSTER = 0x1A45DFA3, 0x18538067, 0x1F43B675
+_SEGMENT, _CLUSTER = 0x18538067, 0x1F43B675
 
 
 class MatroskaElements(_Headers):
@@ -139,8 +143,9 @@ class MatroskaElements(_Headers):
             raise CorruptError("a Matroska element has no valid size", byte=self._start())
         if len(header) < id_bytes + size_bytes:
             return 1
+        passed = self._passed(header[:id_bytes], header[id_bytes:])
         self._header.clear()
-        return 1 + self._passed(header[:id_bytes], header[id_bytes:])
+        return 1 + passed
 
     def _passed(self, name: bytes, size_field: bytes) -> int:
         """Bytes of an element's body to pass over: none of a segment or cluster, whose elements follow."""
@@ -148,8 +153,8 @@ class MatroskaElements(_Headers):
         unknown = (1 << 7 * len(size_field)) - 1
         size = int.from_bytes(size_field, "big") & unknown
         if element not in (_SEGMENT, _CLUSTER):
-            if size == unknown:
-                raise CorruptError(f"Matroska element {element:#x} has no size", byte=self._at)
+            if size > HELD_BYTES_MAX:  # also the unknown size, all ones, in eight bytes
+                raise CorruptError(f"Matroska element {element:#x} claims {size} bytes", byte=self._start())
             return size
         self._clusters += element == _CLUSTER
         if size != unknown:

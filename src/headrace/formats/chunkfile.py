@@ -15,7 +15,8 @@ class ChunkFile:
     """Forward-only reads over an iterable of chunks. Holds one chunk and what was peeked.
 
     `position` is the offset of the next byte; it counts from `start_byte`. `error` is what the chunks raised, if
-    they did: foreign decoders swallow or reword what passes through them, and this is the original.
+    they did: foreign decoders swallow or reword what passes through them, and this is the original. Bytes that came
+    before it are given first: a short read means the end or an error, and `check` tells which.
     """
 
     def __init__(self, chunks: Iterable[Buffer], start_byte: int = 0) -> None:
@@ -27,7 +28,7 @@ class ChunkFile:
         self.error: BaseException | None = None
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes, or fewer only at the end. Raises what the chunks raise."""
+        """The next `size` bytes; fewer only at the end, or before the error that the next read raises."""
         parts: list[bytes] = []
         missing = size
         if self._peeked:
@@ -40,11 +41,13 @@ class ChunkFile:
             self._rest = self._rest[missing:]
             missing -= len(part)
             parts.append(part)
+        if self.error is not None and missing == size > 0:
+            raise self.error
         self.position += size - missing
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def peek(self, size: int) -> bytes:
-        """The next `size` bytes, or fewer only at the end, without consuming them."""
+        """What `read` would give, without consuming it."""
         at = self.position
         self._peeked = self.read(size) + self._peeked
         self.position = at
@@ -60,6 +63,11 @@ class ChunkFile:
             missing -= passed
         return size - missing
 
+    def check(self) -> None:
+        """Raise what the chunks raised, if they did: for a caller whose read came up short."""
+        if self.error is not None:
+            raise self.error
+
     def drain(self) -> None:
         """Pass over all that is left, so that damage behind the last record is noticed too (a wrong CRC)."""
         while self.read(_DRAIN_BYTES):
@@ -72,7 +80,6 @@ class ChunkFile:
                 self._rest = memoryview(next(self._chunks))
             except StopIteration:
                 self._ended = True
-            except BaseException as error:
-                self.error = error
-                raise
+            except BaseException as error:  # noqa: BLE001 - raised by the read that finds no bytes before it
+                self.error, self._ended = error, True
         return bool(self._rest)

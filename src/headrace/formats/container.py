@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import av
 import numpy as np
-from av.audio.resampler import AudioResampler
 from av.error import FFmpegError
+from av.filter import Graph
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
@@ -26,8 +26,6 @@ _STRICT = {"err_detect": "crccheck+explode"}
 # Scaling in several threads came, and became the default, with PyAV 17.
 _ONE_THREAD: dict[str, int] = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 
-_FULL_SCALE = {"i": 0, "f": 1}
-
 
 class _Source:
     """What PyAV reads: no seeking, and no exceptions.
@@ -41,19 +39,26 @@ class _Source:
         self._error: BaseException | None = None
 
     def read(self, size: int) -> bytes:
-        """Exactly `size` bytes, fewer only at the end or at an error."""
+        """Exactly `size` bytes; fewer only at the end, or before an error."""
         if self._error is not None:
             return b""
+        start = self._file.position
+        data = b""
         try:
             data = self._file.read(size)
-            if self._scanner is not None:
-                self._scanner.feed(data)
-                if len(data) < size:
-                    self._scanner.check_end()
+            self._scan(data, ends=len(data) < size and self._file.error is None)
         except BaseException as error:  # noqa: BLE001 - raised again by check
             self._error = error
-            return b""
+            if isinstance(error, CorruptError) and data:
+                return data[: max(0, error.byte - start)]
         return data
+
+    def _scan(self, data: bytes, *, ends: bool) -> None:
+        if self._scanner is None:
+            return
+        self._scanner.feed(data)
+        if ends:
+            self._scanner.check_end()
 
     @property
     def failed(self) -> bool:
@@ -69,14 +74,12 @@ class _Source:
 def _opened(source: _Source, demuxer: str, file: ChunkFile, options: dict[str, str]) -> Any:
     """The container, with its header and first packets read. Typed loosely: PyAV's own types differ by version."""
     try:
-        container = av.open(cast("Any", source), "r", format=demuxer, options=options)
+        return av.open(cast("Any", source), "r", format=demuxer, options=options)
     except FFmpegError as error:
         source.check()
-        raise CorruptError(f"not a readable {demuxer} stream: {error.strerror}", byte=file.position) from error
-    if source.failed and not len(container.streams.get()):
-        container.close()
-        source.check()
-    return container
+        raise CorruptError(
+            f"not a readable {demuxer} stream: {error.strerror}", byte=file.position
+        ) from error
 
 
 class FlacReader:
@@ -90,6 +93,7 @@ class FlacReader:
         self._byte = file.position
         info = file.peek(42)  # the magic number, and STREAMINFO, which comes first
         if len(info) < 42:
+            file.check()
             raise TruncatedError(f"the FLAC header ends after {len(info)} bytes", byte=self._byte + len(info))
         if info[4] & 0x7F != 0:
             raise CorruptError("the FLAC file does not start with STREAMINFO", byte=self._byte)
@@ -114,7 +118,7 @@ class FlacReader:
             stream.codec_context.options = dict(_STRICT)
             try:
                 for frame in container.decode(stream):
-                    self._check_frame(frame, done)
+                    self._check_frame(frame, done, _fraction(stream.time_base))
                     part = _floats(frame)
                     done += len(part)
                     yield part
@@ -125,9 +129,9 @@ class FlacReader:
         source.check()
         self._check_count(done)
 
-    def _check_frame(self, frame: Any, done: int) -> None:
-        """A frame says which sample it starts with, unless the writer left it out; none may be missing."""
-        if frame.pts is not None and Fraction(frame.pts) * _fraction(frame.time_base) * frame.sample_rate != done:
+    def _check_frame(self, frame: Any, done: int, time_base: Fraction) -> None:
+        """A frame says which sample it starts with: damaged ones before it, which FFmpeg drops, leave a gap."""
+        if frame.pts is not None and frame.pts * time_base * self.sample_rate_hz != done:
             raise self._corrupt(f"damaged after {done} samples")
         if frame.sample_rate != self.sample_rate_hz or frame.layout.nb_channels != self.channels:
             raise self._corrupt(f"rate or channels change after {done} samples")
@@ -153,54 +157,95 @@ def _floats(frame: Any) -> Samples:
 
 def resampled(parts: Iterable[Samples], rate_in_hz: int, rate_out_hz: int) -> Iterator[Samples]:
     """Parts [channels, n] at another rate (FFmpeg's resampler, each channel by itself)."""
-    resamplers: list[AudioResampler] = []
-    done = 0
+    resamplers: list[_Resampler] = []
     for part in parts:
-        if not resamplers:
-            resamplers = [AudioResampler("flt", "mono", rate_out_hz) for _ in part]
-        frames: list[Any] = []
-        for channel in part:
-            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(channel[np.newaxis]), "flt", "mono")
-            frame.sample_rate, frame.time_base, frame.pts = rate_in_hz, Fraction(1, rate_in_hz), done
-            frames.append(frame)
-        done += part.shape[1]
-        yield from _joined([r.resample(frame) for r, frame in zip(resamplers, frames, strict=True)])
-    if resamplers:
-        yield from _joined([r.resample(None) for r in resamplers])
+        resamplers = resamplers or [_Resampler(rate_in_hz, rate_out_hz) for _ in part]
+        yield from _joined([r.resampled(channel) for r, channel in zip(resamplers, part, strict=True)])
+    yield from _joined([r.resampled(None) for r in resamplers])
 
 
-def _joined(channels: list[list[Any]]) -> Iterator[Samples]:
-    """The channels' frames, which have the same lengths, as arrays [channels, n]."""
-    for frames in zip(*channels, strict=True):
-        yield np.concatenate([frame.to_ndarray() for frame in frames]).astype(np.float32, copy=False)
+class _Resampler:
+    """One channel at another rate. PyAV's own AudioResampler would start a thread for every core, for nothing."""
+
+    def __init__(self, rate_in_hz: int, rate_out_hz: int) -> None:
+        self._rate_in_hz = rate_in_hz
+        self._done = 0
+        graph: Any = Graph()
+        if hasattr(graph, "threads"):  # not in every version that we allow
+            graph.threads = 1
+        source = graph.add(
+            "abuffer",
+            sample_rate=str(rate_in_hz),
+            sample_fmt="flt",
+            channel_layout="mono",
+            time_base=f"1/{rate_in_hz}",
+        )
+        middle, sink = graph.add("aresample", str(rate_out_hz)), graph.add("abuffersink")
+        source.link_to(middle)
+        middle.link_to(sink)
+        graph.configure()
+        self._graph = graph
+
+    def resampled(self, samples: Samples | None) -> list[Samples]:
+        """What comes out, [1, n] each, when these samples go in; None ends the channel."""
+        if samples is None:
+            self._graph.push(None)
+        else:
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[np.newaxis]), "flt", "mono")
+            frame.sample_rate, frame.pts = self._rate_in_hz, self._done
+            frame.time_base = Fraction(1, self._rate_in_hz)
+            self._done += len(samples)
+            self._graph.push(frame)
+        out: list[Samples] = []
+        while True:
+            try:
+                out.append(self._graph.pull().to_ndarray())
+            except (EOFError, BlockingIOError):  # at the end; nothing more before the next samples
+                return out
+
+
+def _joined(channels: list[list[Samples]]) -> Iterator[Samples]:
+    """The channels' parts, which have the same lengths, as arrays [channels, n]."""
+    return (np.concatenate(parts) for parts in zip(*channels, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A decoded frame, not yet converted: `number` counts from 0; `time_s` is its presentation time, if it has one."""
+    """A decoded frame, not yet converted.
+
+    `number` counts from 0, `time_s` is its presentation time, if it has one, and `byte` where reading stood.
+    """
 
     number: int
     time_s: Fraction | None
+    byte: int
     frame: Any
     scaler: VideoReformatter
 
     def rgb(self, size_px: tuple[int, int] | None) -> NDArray[np.uint8]:
-        """Pixels as uint8 [height, width, 3], upright; of `size_px` (height, width) when given."""
+        """Pixels as uint8 [height, width, 3], upright; of `size_px` (height, width) when given.
+
+        Raises `CorruptError` for a pixel format that cannot be converted.
+        """
         turns = round(self.frame.rotation / 90) % 4
         height, width = size_px or (None, None)
         if turns % 2:
             height, width = width, height
-        scaled = self.scaler.reformat(
-            self.frame, width, height, "rgb24", interpolation="BILINEAR", **cast("Any", _ONE_THREAD)
-        )
+        try:
+            scaled = self.scaler.reformat(
+                self.frame, width, height, "rgb24", interpolation="BILINEAR", **cast("Any", _ONE_THREAD)
+            )
+        except (FFmpegError, ValueError) as error:
+            why = f"frame {self.number} ({self.frame.format.name}) cannot become RGB: {error}"
+            raise CorruptError(why, byte=self.byte) from error
         return np.rot90(cast("NDArray[np.uint8]", scaled.to_ndarray()), turns)
 
 
 def pictures(file: ChunkFile, demuxer: str, scanner: Scanner, pixels_max: int) -> Iterator[Picture]:
     """Frames of the first video stream, in presentation order. `demuxer` is "mov" or "matroska".
 
-    Raises `CorruptError` or `TruncatedError` after the frames before the damage. Frames that the decoder held back
-    for reordering are given then only when none is missing before them.
+    Raises `CorruptError` or `TruncatedError` after the frames before the damage. Frames that the decoder still holds back
+    then, to be shown after one that is missing, are not given.
     """
     source = _Source(file, scanner)
     with _opened(source, demuxer, file, {"max_pixels": str(pixels_max)}) as container:
@@ -208,33 +253,48 @@ def pictures(file: ChunkFile, demuxer: str, scanner: Scanner, pixels_max: int) -
             source.check()
             raise CorruptError("it holds no video stream", byte=file.position)
         stream = container.streams.video[0]
+        if stream.codec_context is None:
+            source.check()
+            raise CorruptError("there is no decoder for its video", byte=file.position)
         stream.codec_context.thread_count = 1
         stream.codec_context.options = {**_STRICT, "max_pixels": str(pixels_max)}
-        scaler = VideoReformatter()
+        scaler, time_base = VideoReformatter(), _fraction(stream.time_base)
         for number, frame in enumerate(_frames(container, stream, source, file)):
-            time_s = None if frame.pts is None else frame.pts * _fraction(frame.time_base)
-            yield Picture(number, time_s, frame, scaler)
+            time_s = None if frame.pts is None else frame.pts * time_base
+            yield Picture(number, time_s, file.position, frame, scaler)
 
 
 def _frames(container: Any, stream: Any, source: _Source, file: ChunkFile) -> Iterator[Any]:
     """Whole frames in presentation order; raises at the first damage."""
-    sound_dts: int | None = None  # of the last packet that decoded
-    packets = container.demux(stream)
+    packets: Iterator[Any] = container.demux(stream)
+    seen = 0
+    byte, why = file.position, "a damaged frame"
     while True:
         try:
             packet = next(packets, None)
             if packet is None:
                 return
-            ends = packet.dts is None and packet.size == 0
-            if source.failed and ends:
+            flushes = packet.size == 0 and packet.dts is None
+            if flushes and (source.failed or seen < min(1, stream.frames)):
                 break
+            byte = file.position if packet.pos is None else packet.pos
             if packet.is_corrupt:
                 break
-            decoded = packet.decode()
+            decoded: list[Any] = packet.decode()
         except FFmpegError as error:
-            problem: Exception = error
+            why = str(error.strerror)
             break
         for frame in decoded:
             if frame.is_corrupt:
-                ...
+                raise CorruptError(f"the video cannot be decoded on: {why}", byte=byte)
             yield frame
+        seen += 1
+    source.check()
+    if not seen:
+        raise TruncatedError("the video ends before its first frame", byte=file.position)
+    raise CorruptError(f"the video cannot be decoded on: {why}", byte=byte)
+
+
+def _fraction(value: Any) -> Fraction:
+    """PyAV's rational numbers, which are its own from version 19 on."""
+    return Fraction(value.numerator, value.denominator)

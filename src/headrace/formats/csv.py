@@ -17,8 +17,16 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer
 from headrace.formats.csv_cells import Dialect
-from headrace.formats.lines import INSIDE, LITERAL, OPENABLE, NewlineScanner, Offsets, Scanner, cut_text
-from headrace.formats.lines import newline_offsets
+from headrace.formats.lines import (
+    INSIDE,
+    LITERAL,
+    OPENABLE,
+    NewlineScanner,
+    Offsets,
+    Scanner,
+    cut_text,
+    newline_offsets,
+)
 
 Header = Literal["none", "drop", "names"]
 
@@ -70,21 +78,20 @@ class CsvFormat:
         if head is None:
             return
         names: tuple[str, ...] | None = None
-        try:
-            if head.failures:
-                raise ValueError(head.failures[0].why)
-            if self.header == "names":
+        why = head.failures[0].why if head.failures else ""
+        if self.header == "names" and not why:
+            try:
                 names = dialect.names(head.record(0))
-        except ValueError as error:
-            yield _unreadable(head, str(error))
+            except ValueError as error:
+                why = str(error)
+        if why:
+            yield _unreadable(head, why)
             for _ in blocks:
                 pass
             return
         if len(head) > 1:
             below = replace(head.position(1), record=head.first.record)
-            yield replace(
-                head, first=below, starts=head.starts[1:], ends=head.ends[1:], column_names=names
-            )
+            yield replace(head, first=below, starts=head.starts[1:], ends=head.ends[1:], column_names=names)
         for block in blocks:
             yield _renumbered(block, names)
 
@@ -122,9 +129,7 @@ class QuoteScanner:
         quote, delimiter = re.escape(dialect.quote), re.escape(dialect.delimiter)
         # Possessive throughout: nothing here ever goes back, so time is linear in the text.
         self._section = re.compile(b"[^%b]*+(?:%b%b[^%b]*+)*+(%b?)" % (quote, quote, quote, quote, quote))
-        self._token = re.compile(
-            b"(?<=[%b\n])%b%b|\n" % (delimiter, quote, self._section.pattern)
-        )
+        self._token = re.compile(b"(?<=[%b\n])%b%b|\n" % (delimiter, quote, self._section.pattern))
 
     def scan(self, text: bytes, state: int) -> tuple[Offsets, int]:
         """Offsets of the newlines that end a record, and the state after the text."""

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,8 +99,7 @@ class Dialect:
         special = re.compile(b"[%b%b\r\n]" % (re.escape(self.delimiter), re.escape(self.quote)))
         quote = self.quote
         return self.delimiter.join(
-            quote + cell.replace(quote, quote * 2) + quote if special.search(cell) else cell
-            for cell in cells
+            quote + cell.replace(quote, quote * 2) + quote if special.search(cell) else cell for cell in cells
         )
 
 
@@ -182,7 +180,9 @@ def narrowed(grid: CellGrid, columns: Sequence[int], delimiter: bytes) -> Rows:
     lengths = (ends - starts + 1).ravel()
     stops = np.cumsum(lengths)
     # Byte k of the result comes from k + (where its cell stood - where it stands now).
-    source = np.arange(int(stops[-1]) if len(stops) else 0) + np.repeat(starts.ravel() - stops + lengths, lengths)
+    source = np.arange(int(stops[-1]) if len(stops) else 0) + np.repeat(
+        starts.ravel() - stops + lengths, lengths
+    )
     # The byte after the last cell may not exist; whatever is taken there is overwritten just below.
     values = np.frombuffer(grid.data, np.uint8).take(source, mode="clip")
     values[stops - 1] = delimiter[0]
@@ -195,5 +195,5 @@ def narrowed(grid: CellGrid, columns: Sequence[int], delimiter: bytes) -> Rows:
 
 def column_texts(grid: CellGrid, column: int) -> list[bytes]:
     """One column's cells, quotes and all."""
-    bounds = pairwise(np.stack((grid.starts[:, column], grid.ends[:, column]), axis=1).ravel().tolist())
-    return [grid.data[start:end] for start, end in list(bounds)[::2]]
+    bounds = zip(grid.starts[:, column].tolist(), grid.ends[:, column].tolist(), strict=True)
+    return [grid.data[start:end] for start, end in bounds]

@@ -36,6 +36,7 @@ HELD_BYTES_MAX = 64 << 20
 """How many encoded bytes of one image are held at most, by default."""
 RAW_HEAD_BYTES = 4096
 """How much of its beginning a failed image keeps."""
+_HELD_BYTES_MIN = 128 * 1024  # Pillow's decoders read 64 KiB at a time
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIDEWAYS = (5, 6, 7, 8)  # orientations that swap width and height
@@ -80,8 +81,8 @@ class ImageFormat:
     def __post_init__(self) -> None:
         if self.mode not in ("RGB", "L"):
             raise ConfigError(f"image mode {self.mode!r}: choose RGB or L")
-        if self.pixels_max < 1 or self.held_bytes_max < RAW_HEAD_BYTES:
-            raise ConfigError(f"pixels_max must be at least 1 and held_bytes_max at least {RAW_HEAD_BYTES}")
+        if self.pixels_max < 1 or self.held_bytes_max < _HELD_BYTES_MIN:
+            raise ConfigError(f"pixels_max must be at least 1 and held_bytes_max at least {_HELD_BYTES_MIN}")
         if self.size_px is None:
             return
         height, width = self.size_px
@@ -100,9 +101,10 @@ class ImageFormat:
         head = file.peek(RAW_HEAD_BYTES)
         try:
             image = self._decode(file, head)
-        except Exception as error:  # Pillow's plugins raise nearly anything for bytes that are not as they expect
-            if file.error is not None:
-                raise file.error from None
+        except (
+            Exception
+        ) as error:  # Pillow's plugins raise nearly anything for bytes that are not as they expect
+            file.check()
             if isinstance(error, MemoryError):
                 raise
             yield Block(first, failures=(Failure(first, FailureKind.FORMAT, _why(error), head),))
@@ -234,7 +236,9 @@ def _open(window: _Window, head: bytes) -> ImageFile.ImageFile:
 def _converted(picture: Image.Image, mode: str) -> Image.Image:
     """The image in `mode`, 8 bits a channel; 16-bit grey keeps its upper 8 bits."""
     if picture.mode == "F":
-        raise _Unfit("its pixels are floating-point numbers of unknown range: convert it to 8 or 16 bits first")
+        raise _Unfit(
+            "its pixels are floating-point numbers of unknown range: convert it to 8 or 16 bits first"
+        )
     if picture.mode.startswith("I"):
         values = np.asarray(picture).astype(np.int64)
         if values.min() < 0 or values.max() > 0xFFFF:

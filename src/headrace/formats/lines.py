@@ -189,9 +189,7 @@ class RecordCutter:
         """The unfinished record, whose text so far this is, as a failure in a block of its own."""
         first = self._next
         self._advance(len(text), text.count(b"\n"), 1)
-        return Block(
-            first, failures=(Failure(first, FailureKind.FORMAT, why, text[:RAW_BYTES_KEPT_MAX]),)
-        )
+        return Block(first, failures=(Failure(first, FailureKind.FORMAT, why, text[:RAW_BYTES_KEPT_MAX]),))
 
     def _take(self, text: bytes, ends: Offsets) -> Block | None:
         """A block of the records of `text` that end at these newlines; None when all are blank lines."""
@@ -215,16 +213,12 @@ class RecordCutter:
             return None
         blank = int(starts[0])
         if blank:
-            first = replace(
-                first, byte=first.byte + blank, line=first.line + text.count(b"\n", 0, blank)
-            )
+            first = replace(first, byte=first.byte + blank, line=first.line + text.count(b"\n", 0, blank))
         return Block(first, text, starts, stops)
 
     def _advance(self, used: int, lines: int, records: int) -> None:
         at = self._next
-        self._next = replace(
-            at, byte=at.byte + used, line=at.line + lines, record=at.record + records
-        )
+        self._next = replace(at, byte=at.byte + used, line=at.line + lines, record=at.record + records)
         self._held = []
         self._held_bytes = 0
         self._state = OPENABLE
@@ -259,9 +253,7 @@ def cut_text(
     if probe.startswith(_BOM_UTF8):
         head = [memoryview(b"".join(head))[len(_BOM_UTF8) :]]
         first = replace(first, byte=first.byte + len(_BOM_UTF8))
-    cutter = RecordCutter(
-        scanner, first, record_bytes_max=record_bytes_max, block_bytes_max=block_bytes_max
-    )
+    cutter = RecordCutter(scanner, first, record_bytes_max=record_bytes_max, block_bytes_max=block_bytes_max)
     for part in head:
         yield from cutter.feed(part)
     if error is not None:

@@ -9,6 +9,7 @@ parser that refuses says "not this way", never a wrong number: the rows that it 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -16,14 +17,17 @@ import orjson
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.formats.csv_cells import Dialect, Offsets, Rows
+from headrace.formats.csv_cells import Dialect, Rows
 
 Matrix = NDArray[Any]
 FlatNumbers = Callable[[bytes, str], NDArray[Any] | None]
+"""Text of a JSON array and the kind of numbers wanted, to these numbers; see `simd.FlatNumberReader`."""
+DelimitedNumbers = Callable[[bytes, int, int, bytes, bytes], NDArray[np.float64] | None]
+"""Delimited text, rows, width, delimiter and quote to numbers; see `arrow.delimited_numbers`."""
 
 _PARTS: Final = 16
 _ROWS_ONE_BY_ONE: Final = 8
-_INTEGER_ZERO_NEGATIVE: Final = re.compile(rb"-0(?![0-9.eE])")
+_INTEGER_ZERO_NEGATIVE: Final = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
 _BOOLEANS: Final = {"0": False, "1": True, "false": False, "true": True}
 
 
@@ -37,44 +41,36 @@ def number_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 def plain_flat_numbers(text: bytes, kind: str) -> NDArray[Any] | None:
     """What `simd.flat_numbers` does, without simdjson."""
-    if b"r" in text or b"l" in text:  # true, false, null: numpy would take the first two for numbers
+    # What numpy would take for numbers too: true and false, and strings.
+    if b"r" in text or b"l" in text or b'"' in text:
         return None
     try:
-        numbers = np.array(orjson.loads(text))
-    except ValueError:
+        values = orjson.loads(text)
+        # Integers beyond 64 bits come as floats: the nearest one for "d", not exact for the others.
+        if kind != "d" and not set(map(type, values)) <= {int}:
+            return None
+        numbers = np.array(values, {"d": np.float64, "i": np.int64, "u": np.uint64}[kind])
+    except (ValueError, TypeError, OverflowError):
         return None
-    # Integers beyond 64 bits come as floats: the nearest one for "d", not exact for "i" and "u".
-    if numbers.ndim != 1 or numbers.dtype.kind not in ("iuf" if kind == "d" else "iu"):
-        return None
-    if kind == "d":
-        return numbers.astype(np.float64)
-    bounds = np.iinfo(np.int64 if kind == "i" else np.uint64)
-    if len(numbers) and (int(numbers.min()) < bounds.min or int(numbers.max()) > bounds.max):
-        return None
-    return numbers.astype(bounds.dtype)
+    return numbers if numbers.ndim == 1 else None
 
 
 def fastest_flat_numbers() -> FlatNumbers:
-    """simdjson's reader where the extra `fast` is installed, else orjson's: the same numbers either way."""
+    """The reader of simdjson where the extra `fast` is installed, else of orjson: the same numbers."""
     try:
-        from headrace.formats import simd  # noqa: PLC0415  optional: only its door imports it
+        from headrace.formats.simd import FlatNumberReader  # noqa: PLC0415  optional: imported when it is there
     except MissingExtraError:
         return plain_flat_numbers
-    return simd.flat_numbers
-
-
-DelimitedNumbers = Callable[[bytes, int, int, Dialect], NDArray[np.float64] | None]
+    return FlatNumberReader()
 
 
 def arrow_delimited_numbers() -> DelimitedNumbers | None:
-    """Arrow's CSV reader where the extra `arrow` is installed."""
+    """Arrow's CSV reader where the extra `arrow` is installed, else None."""
     try:
-        from headrace.formats import arrow  # noqa: PLC0415  optional: only its door imports it
-
-        arrow.require("reading CSV")
+        from headrace.formats.arrow import delimited_numbers  # noqa: PLC0415  optional, and slow to import
     except MissingExtraError:
         return None
-    return arrow.delimited_numbers
+    return delimited_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class Parsed:
 class NumberParser:
     """Reads rows of delimited numbers as matrices of one dtype. Safe to share between threads.
 
-    `flat_numbers` and `delimited_numbers` are the engines: the fastest installed, or those given (None: do without).
+    `flat_numbers` reads most; `delimited_numbers` is fetched when many rows are not JSON's numbers.
     """
 
     def __init__(
@@ -109,12 +105,12 @@ class NumberParser:
         dialect: Dialect,
         *,
         flat_numbers: FlatNumbers | None = None,
-        delimited_numbers: DelimitedNumbers | None = None,
+        delimited_numbers: Callable[[], DelimitedNumbers | None] = arrow_delimited_numbers,
     ) -> None:
         self.dtype = number_dtype(dtype)
         self._dialect = dialect
         self._flat_numbers = flat_numbers or fastest_flat_numbers()
-        self._delimited_numbers = delimited_numbers if self.dtype.kind == "f" else None
+        self._fetch_delimited_numbers = delimited_numbers
         self._kind = {"f": "d", "b": "u"}.get(self.dtype.kind, "u" if self.dtype == np.uint64 else "i")
         self._wanted = {"f": "a number", "b": "true, false, 1 or 0"}.get(
             self.dtype.kind, f"an integer that {self.dtype} holds"
@@ -122,11 +118,13 @@ class NumberParser:
 
     def parse(self, rows: Rows, width: int) -> Parsed:
         """Every row's `width` numbers, or why not."""
+        if not len(rows):
+            return Parsed(np.empty((0, width), self.dtype))
         matrix = self.block(rows, width)
         if matrix is not None:
             return Parsed(matrix)
         if not self._dialect.quote or self._dialect.quote not in rows.data:
-            cells = _delimiter_counts(rows, self._dialect.delimiter) + 1
+            cells = _delimiter_counts(rows, self._dialect.delimiter, np.int64) + 1
             right = cells == width
             if not right.all():
                 return self._without_ragged(rows, width, cells, right)
@@ -134,8 +132,11 @@ class NumberParser:
             rows = Rows.joined(rows.texts(np.arange(len(rows))))
         return self._in_parts(rows, width)
 
-    def block(self, rows: Rows, width: int) -> Matrix | None:
-        """All rows at once; None when any of them is ragged or needs a closer look."""
+    def block(self, rows: Rows, width: int, *, negative_zero: bool = True) -> Matrix | None:
+        """All rows (at least one) at once; None when any of them is ragged or needs a closer look.
+
+        Without `negative_zero` -0 is the integer 0, as JSON has it; -0.0 keeps its sign either way.
+        """
         if not _adjacent(rows):
             return None
         text = self._as_json(rows)
@@ -144,11 +145,15 @@ class NumberParser:
         numbers = self._flat_numbers(text, self._kind)
         if numbers is None or len(numbers) != len(rows) * width:
             return None
-        if self._kind == "d" and not numbers.all() and _INTEGER_ZERO_NEGATIVE.search(text):
+        signed = negative_zero and self._kind == "d" and not numbers.all()
+        if signed and _INTEGER_ZERO_NEGATIVE.search(text):
             # JSON readers take -0 for the integer 0, which has lost its sign.
             numbers = self._flat_numbers(_INTEGER_ZERO_NEGATIVE.sub(b"-0.0", text), self._kind)
             assert numbers is not None, "the same numbers as before"
-        if (_delimiter_counts(rows, self._dialect.delimiter) != width - 1).any():
+        # Sums may wrap at 256: since there are rows * width numbers in all, and no row's sum is less than its
+        # remainder, all are exact if all remainders are right.
+        sums = np.uint8 if width <= 256 else np.int64
+        if (_delimiter_counts(rows, self._dialect.delimiter, sums) != width - 1).any():
             return None
         matrix = self._cast(numbers)
         return None if matrix is None else matrix.reshape(len(rows), width)
@@ -160,8 +165,7 @@ class NumberParser:
             return None
         delimiter = self._dialect.delimiter
         if delimiter != b",":
-            # A space would be taken for padding, and a comma for a delimiter; a letter may be part of a number.
-            if b"," in text or not _splits_numbers(delimiter):
+            if b"," in text:
                 return None
             text = text.replace(delimiter, b",")
         return b"[%b]" % text.replace(b"\n", b",")
@@ -178,7 +182,7 @@ class NumberParser:
         return numbers.astype(self.dtype)
 
     def _without_ragged(
-        self, rows: Rows, width: int, cells: Offsets, right: NDArray[np.bool_]
+        self, rows: Rows, width: int, cells: NDArray[np.integer[Any]], right: NDArray[np.bool_]
     ) -> Parsed:
         """The rows with as many cells as there should be; none has quotes."""
         wrong = np.flatnonzero(~right)
@@ -194,35 +198,33 @@ class NumberParser:
         """Halve until the guilty rows are alone. Where most parts have some, ask the other engine first."""
         found: list[Parsed | None] = []
         edges = np.linspace(0, len(rows), min(_PARTS, len(rows)) + 1).astype(int).tolist()
-        parts = [rows.slice(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+        parts = [rows.slice(start, stop) for start, stop in pairwise(edges)]
         for part in parts:
             matrix = self.block(part, width)
             found.append(None if matrix is None else Parsed(matrix))
         many = found.count(None) * 2 > len(parts)
+        other = self._fetch_delimited_numbers() if many and self.dtype.kind == "f" else None
         results = [
-            self._closer(part, width, many=many) if result is None else result
+            self._closer(part, width, other) if result is None else result
             for part, result in zip(parts, found, strict=True)
         ]
         return _concatenated(results, edges)
 
-    def _closer(self, rows: Rows, width: int, *, many: bool) -> Parsed:
+    def _closer(self, rows: Rows, width: int, other: DelimitedNumbers | None) -> Parsed:
         """Rows of which at least one is known to be guilty."""
-        if many and self._delimited_numbers is not None:
+        if other is not None:
             text = rows.data[int(rows.starts[0]) : int(rows.ends[-1])]
-            numbers = self._delimited_numbers(text, len(rows), width, self._dialect)
-            if numbers is not None:
-                matrix = self._cast(numbers)
-                assert matrix is not None, "every float fits a float, if only as infinity"
-                return Parsed(matrix)
+            numbers = other(text, len(rows), width, self._dialect.delimiter, self._dialect.quote)
+            matrix = None if numbers is None else self._cast(numbers)
+            if matrix is not None:
+                return Parsed(matrix.reshape(len(rows), width))
         if len(rows) <= _ROWS_ONE_BY_ONE:
             return self._one_by_one(rows, width)
         middle = len(rows) // 2
         results: list[Parsed] = []
         for half in (rows.slice(0, middle), rows.slice(middle, len(rows))):
             matrix = self.block(half, width)
-            results.append(
-                self._closer(half, width, many=many) if matrix is None else Parsed(matrix)
-            )
+            results.append(self._closer(half, width, other) if matrix is None else Parsed(matrix))
         return _concatenated(results, [0, middle])
 
     def _one_by_one(self, rows: Rows, width: int) -> Parsed:
@@ -272,22 +274,19 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(bounds.min), int(bounds.max)
 
 
-def _splits_numbers(delimiter: bytes) -> bool:
-    """Whether this byte is never part of a JSON text's numbers, nor of the space around them."""
-    return delimiter not in b"0123456789+-.eE {}[]:\\\"" and (delimiter == b"\t" or delimiter.isascii())
-
-
 def _adjacent(rows: Rows) -> bool:
     """Whether one line end, LF or CRLF, is all that stands between any two rows."""
     return len(rows) < 2 or int((rows.starts[1:] - rows.ends[:-1]).max()) <= 2
 
 
-def _delimiter_counts(rows: Rows, delimiter: bytes) -> Offsets:
-    """How many delimiters each row has, quoted or not."""
+def _delimiter_counts(rows: Rows, delimiter: bytes, sums: type[np.integer[Any]]) -> NDArray[np.integer[Any]]:
+    """How many delimiters each row has, quoted or not; in a dtype that may wrap."""
     origin, stop = int(rows.starts[0]), int(rows.ends[-1])
-    found = np.frombuffer(rows.data, np.uint8, stop - origin, origin) == delimiter[0]
+    # One more than the text, for a last row that is empty.
+    found = np.zeros(stop - origin + 1, np.bool_)
+    np.equal(np.frombuffer(rows.data, np.uint8, stop - origin, origin), delimiter[0], out=found[:-1])
     # Each sum runs up to the next row's start: line ends in between add nothing.
-    return np.add.reduceat(found, rows.starts - origin, dtype=np.int64)
+    return np.add.reduceat(found, rows.starts - origin, dtype=sums)
 
 
 def _concatenated(results: Sequence[Parsed], offsets: Sequence[int]) -> Parsed:

@@ -112,6 +112,7 @@ def read_samples(file: ChunkFile, header: WavHeader) -> Iterator[NDArray[np.floa
 
 def _check_end(file: ChunkFile, header: WavHeader, left: int | None, odd_bytes: int) -> None:
     """Raise when the samples stop where they should not."""
+    file.check()
     if left:
         raise TruncatedError(f"the samples end {left} bytes early", byte=file.position)
     # A writer that did not know the size may still have padded an odd number of bytes.
@@ -140,7 +141,12 @@ def _layout(body: bytes, at: int) -> WavHeader:
         )
     sample_bytes, odd = divmod(frame_bytes, channels) if channels else (0, 1)
     widths = (4, 8) if tag == _FLOAT else (1, 2, 3, 4)
-    if odd or rate == 0 or sample_bytes not in widths or not 8 * (sample_bytes - 1) < bits <= 8 * sample_bytes:
+    if (
+        odd
+        or rate == 0
+        or sample_bytes not in widths
+        or not 8 * (sample_bytes - 1) < bits <= 8 * sample_bytes
+    ):
         raise CorruptError(
             f"impossible WAV header: {channels} channels, {rate} Hz, {bits} bits, {frame_bytes} bytes a frame",
             byte=at,
@@ -179,6 +185,7 @@ def _small(file: ChunkFile, name: bytes, size: int) -> bytes:
 def _exactly(file: ChunkFile, size: int, what: str) -> bytes:
     data = file.read(size)
     if len(data) < size:
+        file.check()
         raise TruncatedError(f"it ends inside {what}, before any sample", byte=file.position)
     return data
 

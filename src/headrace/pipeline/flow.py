@@ -11,8 +11,9 @@ waited for, so delivery is in order by construction and the window's bound is th
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from headrace.core.block import Failure, FailureKind
 from headrace.core.clock import Clock, SystemClock
@@ -49,6 +50,7 @@ class Flow:
         settings: StreamSettings,
         *,
         start: Cursor | None = None,
+        learned: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -57,7 +59,7 @@ class Flow:
         self._clock = clock or SystemClock()
         self._progress = progress or Progress()
         self._reader = Reader(stores, plan, settings.read, settings.flow, start or Cursor())
-        self._mapper = Mapper(predictor.metadata, settings.mapping, settings.read)
+        self.mapper = Mapper(predictor.metadata, settings.mapping, settings.read, learned)
         self._blocks: Channel[ReadBlock] = Channel(settings.flow.blocks_bytes_max)
         self._window: Channel[_Pending] = Channel(settings.flow.window_bytes_max)
         self._draining = threading.Event()
@@ -98,7 +100,6 @@ class Flow:
 
     def close(self) -> None:
         """Stop at once and wait for the threads; what is under way is dropped. Closing twice does nothing."""
-        self._draining.set()
         self._blocks.close()
         self._window.close()
         self._reader.close()
@@ -129,7 +130,7 @@ class Flow:
 
     def _feed(self) -> None:
         """The feeder's thread."""
-        feed = Feed(self._mapper, self._predictor.metadata, self._settings.flow)
+        feed = Feed(self.mapper, self._predictor.metadata, self._settings.flow)
         try:
             try:
                 self._feed_blocks(feed)

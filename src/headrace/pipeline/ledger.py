@@ -5,6 +5,7 @@ Everything is small objects below ``DEST/_headrace/``, each written whole and (b
 =============================== =====================================================================
 ``run.json``                    what is run: source, model's fingerprint, settings
 ``plan-00000.jsonl``            which objects, with size and ETag; a watched prefix adds files
+``learned.json``                what the first records decided: how many columns, the shape of a row
 ``part-00003.json``             part 3 is published: where it ends, and the counts up to there
 ``part-00004.checkpoint-0001``  part 4 is under way: the same, with its bytes so far in ``….out``, ``….failed``
 ``report.json``                 the run is finished: its counts
@@ -44,6 +45,16 @@ class Counts:
             self.rows_out + other.rows_out,
             self.rows_failed + other.rows_failed,
             self.objects_broken + other.objects_broken,
+        )
+
+
+    def minus(self, other: "Counts") -> "Counts":
+        """The difference."""
+        return Counts(
+            self.records_in - other.records_in,
+            self.rows_out - other.rows_out,
+            self.rows_failed - other.rows_failed,
+            self.objects_broken - other.objects_broken,
         )
 
 
@@ -150,6 +161,15 @@ class Ledger:
             lines = self._store.get(info.uri).splitlines()
             found.append([ObjectInfo(**orjson.loads(line)) for line in lines if line])
         return found
+
+    def learn(self, learned: Mapping[str, Any]) -> None:
+        """Keep what the first records decided, for a resumption."""
+        self._store.put(self._uri("learned.json"), _dump(learned))
+
+    def learned(self) -> dict[str, Any]:
+        """What the first records decided; empty when none was delivered yet."""
+        found = next((i for i in self._store.list(self._uri("learned.json"))), None)
+        return {} if found is None else orjson.loads(self._store.get(found.uri))
 
     def state(self) -> State:
         """Where the run stands."""

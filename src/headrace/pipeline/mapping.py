@@ -5,7 +5,8 @@ too few columns chosen, a file with more columns than the model takes, text for 
 """
 
 import csv
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -15,10 +16,9 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import Decoded, Decoder
-from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder
+from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
 from headrace.formats.json_decode import JsonDecoder, JsonField
-from headrace.formats.raw_decode import RawDecoder
-from headrace.formats.read import ReadOptions, format_name
+from headrace.formats.read import ReadOptions, delimiter_of, format_name
 from headrace.pipeline.settings import MappingOptions
 
 _MEDIA_COLUMNS = ("image", "audio")
@@ -27,15 +27,29 @@ _FIRST_RECORDS = 100
 
 
 class Mapper:
-    """Decodes blocks of any format for one model; chooses a decoder per format at its first block."""
+    """Decodes blocks of any format for one model; chooses a decoder per format at its first block.
 
-    def __init__(self, metadata: ModelMetadata, mapping: MappingOptions, read: ReadOptions) -> None:
+    What the first records decide (how many columns, the shape of a row) is in `learned`: a resumed run is given
+    it, so that it judges records as the run did that it resumes.
+    """
+
+    def __init__(
+        self,
+        metadata: ModelMetadata,
+        mapping: MappingOptions,
+        read: ReadOptions,
+        learned: Mapping[str, Any] | None = None,
+    ) -> None:
         self._metadata = metadata
         self._mapping = mapping
         self._read = read
         self._decoders: dict[str, Decoder] = {}
+        self.learned: dict[str, Any] = dict(learned or {})
+        self.kind: str | None = None
+        """The format of the source's first records."""
         self.input_names: tuple[str, ...] | None = None
         """The source's column names, once a header told them."""
+        self.delimiter = ","
 
     def decode(self, block: Block) -> Decoded:
         """The block's records as tensors. Raises ConfigError or ModelInputError when nothing could ever fit."""
@@ -45,6 +59,7 @@ class Mapper:
         decoder = self._decoders.get(kind)
         if decoder is None:
             decoder = self._decoders[kind] = self._choose(kind, block)
+            self.kind = self.kind or kind
             self.input_names = self.input_names or block.column_names
         return decoder.decode(block)
 
@@ -52,7 +67,7 @@ class Mapper:
         for column in _MEDIA_COLUMNS:
             if column in block.columns:
                 return column
-        return format_name(block.first.member or block.first.object, self._read)
+        return format_name(block.first.member or block.first.object, self._read) or "whole"
 
     def _choose(self, kind: str, block: Block) -> Decoder:
         if kind in _MEDIA_COLUMNS:
@@ -81,11 +96,15 @@ class Mapper:
     # CSV
 
     def _csv(self, block: Block) -> Decoder:
-        delimiter = self._read.delimiter or ","
+        delimiter = self.delimiter = delimiter_of(block.first.member or block.first.object, self._read)
         inputs, columns = self._metadata.inputs, self._mapping.columns
         if self._mapping.text_column is not None:
             name = self._one_input("--text-column").name
-            return CsvColumnsDecoder({name: (self._mapping.text_column, "text")}, delimiter=delimiter)
+            return CsvColumnsDecoder(
+                {name: (self._mapping.text_column, "text")},
+                width=self._learned_width(block, delimiter),
+                delimiter=delimiter,
+            )
         if len(inputs) <= 1 and not _is_single_column(self._one_input("CSV")):
             return self._csv_matrix(block, delimiter)
         return self._csv_columns(inputs, columns, block, delimiter)
@@ -105,9 +124,11 @@ class Mapper:
                     self._metadata.name,
                     f"input {spec.name!r} takes {takes} numbers a record, but --columns names {len(columns)}",
                 )
-            width = len(block.column_names) if block.column_names else None
+            width = self._learned_width(block, delimiter)
+        elif takes == -1:
+            width = self._learned_width(block, delimiter)
         else:
-            width = None if takes == -1 else takes
+            width = takes
             self._check_width(spec, block, width, delimiter)
         return CsvMatrixDecoder(
             spec.name,
@@ -117,10 +138,15 @@ class Mapper:
             delimiter=delimiter,
         )
 
-    def _check_width(self, spec: TensorSpec, block: Block, width: int | None, delimiter: str) -> None:
+    def _learned_width(self, block: Block, delimiter: str) -> int | None:
+        """How many columns records have: as the header says, else as the run's first record has."""
+        if block.column_names:
+            return len(block.column_names)
+        width: int = self.learned.setdefault("csv_width", _cells(block.record(0), delimiter))
+        return width
+
+    def _check_width(self, spec: TensorSpec, block: Block, width: int, delimiter: str) -> None:
         """A source in which no record has the model's width was not meant like this."""
-        if width is None:
-            return
         records = [block.record(i) for i in range(min(len(block), _FIRST_RECORDS))]
         widths = [_cells(r, delimiter) for r in records]
         if width in widths:
@@ -159,7 +185,12 @@ class Mapper:
             for spec, column in zip(inputs, chosen, strict=True)
         }
         as_vectors = any(spec.shape is not None and len(spec.shape) == 2 for spec in inputs)
-        return CsvColumnsDecoder(wanted, delimiter=delimiter, as_column_vectors=as_vectors)
+        return CsvColumnsDecoder(
+            wanted,
+            width=self._learned_width(block, delimiter),
+            delimiter=delimiter,
+            as_column_vectors=as_vectors,
+        )
 
     # JSON Lines
 
@@ -172,17 +203,28 @@ class Mapper:
             return _Stacked(spec, [str(c) for c in self._mapping.columns])
         inputs = self._metadata.inputs or (self._one_input("JSON Lines"),)
         first = _json_or_none(block.record(0))
-        if not isinstance(first, dict):
+        whole = self.learned.setdefault("json_whole", not isinstance(first, dict))
+        if whole:
             spec = self._one_input("a JSON array")
-            return JsonDecoder({spec.name: _field(spec, None)})
-        missing = [i.name for i in inputs if i.name not in first]
-        if not missing:
-            return JsonDecoder({i.name: _field(i, i.name) for i in inputs})
+            return JsonDecoder({spec.name: self._field(spec, None, first)})
+        fields: dict[str, Any] = first if isinstance(first, dict) else {}
+        known = all(f"json_shape {i.name}" in self.learned for i in inputs)
+        if known or all(i.name in fields for i in inputs):
+            return JsonDecoder({i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs})
         raise ModelInputError(
             self._metadata.name,
             f"it takes {', '.join(i.name for i in inputs)}, but the first record, {block.first}, has the fields "
-            f"{', '.join(map(str, first))}: choose fields with --columns or --text-column",
+            f"{', '.join(fields)}: choose fields with --columns or --text-column",
         )
+
+    def _field(self, spec: TensorSpec, path: str | None, first: Any) -> JsonField:
+        """A field of the model's shape; where that leaves sizes open, of the first record's."""
+        text = spec.datatype == "BYTES"
+        shape = list(spec.shape[1:]) if spec.shape is not None else [-1]
+        if -1 in shape:
+            shape = self.learned.setdefault(f"json_shape {spec.name}", _shape_of(first))
+        dtype = "text" if text else dtype_of(spec.datatype)
+        return JsonField(path, dtype, tuple(shape))
 
 
 class _Stacked:
@@ -200,9 +242,14 @@ class _Stacked:
         return Decoded({self._spec.name: matrix}, decoded.rows, decoded.failures)
 
 
-def _field(spec: TensorSpec, path: str | None) -> JsonField:
-    tail = None if spec.shape is None or -1 in spec.shape[1:] else spec.shape[1:]
-    return JsonField(path, "text" if spec.datatype == "BYTES" else dtype_of(spec.datatype), tail)
+def _shape_of(value: Any) -> list[int]:
+    """The shape of a JSON value: how many lists, and how long the first of each is."""
+    shape: list[int] = []
+    while isinstance(value, list):
+        items = cast("list[Any]", value)
+        shape.append(len(items))
+        value = items[0] if items else None
+    return shape
 
 
 def _is_single_column(spec: TensorSpec) -> bool:

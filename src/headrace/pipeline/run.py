@@ -17,7 +17,7 @@ from headrace.core.predictor import Predictor
 from headrace.pipeline.flow import Flow
 from headrace.pipeline.items import Cursor
 from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, Ledger, State
-from headrace.pipeline.output import encoder_factory
+from headrace.pipeline.output import Encoders
 from headrace.pipeline.plan import select_objects
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.report import Report, make_report
@@ -174,13 +174,13 @@ class Run:
         progress = self.progress
         progress.objects_total = len(self._plan)
         progress.bytes_total = sum(i.size_bytes or 0 for i in self._plan)
-        start = self._cursor
         self._flow = flow = Flow(
             self._plan,
             self._stores,
             self._predictor,
             self._settings,
-            start=start,
+            start=self._cursor,
+            learned=self._ledger.learned(),
             progress=progress,
             clock=self._clock,
         )
@@ -190,13 +190,15 @@ class Run:
             self._store,
             self.destination,
             self._ledger,
-            encoder_factory(self._settings, flow),
+            Encoders(self._settings, flow.mapper).make,
             self._settings.output,
             state=self._state,
             clock=self._clock,
         )
         try:
             for batch in flow:
+                if progress.batches == 1:
+                    self._ledger.learn(flow.mapper.learned)
                 sink.write(batch)
                 progress.parts = sink.parts
             if flow.drained:

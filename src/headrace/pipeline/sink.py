@@ -53,6 +53,7 @@ class Sink:
         self._publishing: Future[None] | None = None
         self.parts = 0
         self.total = Counts()
+        """Of the parts that have ended."""
         self.cursor = Cursor()
         self._open_part()
         if state and state.last:
@@ -77,11 +78,12 @@ class Sink:
             return
         for mark in state.checkpoints:
             out, failed = self._ledger.checkpoint_bytes(mark)
-            self._out.append(out)
-            self._failed.append(failed)
+            self._out += [out] if out else []
+            self._failed += [failed] if failed else []
             self._out_bytes += len(out) + len(failed)
         self._checkpoint = state.last.checkpoint
         self._in_part = state.last.in_part
+        self.total = self.total.minus(self._in_part)
         self._kept = (len(self._out), len(self._failed))
 
     def write(self, batch: ScoredBatch) -> None:

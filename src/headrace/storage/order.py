@@ -4,22 +4,25 @@ Most S3-compatible servers list in the order of a directory tree (``a/x`` before
 """
 
 import heapq
-import pickle
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import IO
 
+import orjson
+
 from headrace.storage.contract import ObjectInfo
 
 RUN_ENTRIES_MAX = 50_000
 """Entries held in memory at once; about 15 MB."""
-_MERGED_AT_ONCE = 1_000
+_ROWS_A_LINE = 1_000
 
 _Row = tuple[str, int | None, str, float]
 
 
-def sorted_by_uri(infos: Iterable[ObjectInfo], *, run_entries_max: int = RUN_ENTRIES_MAX) -> Iterator[ObjectInfo]:
+def sorted_by_uri(
+    infos: Iterable[ObjectInfo], *, run_entries_max: int = RUN_ENTRIES_MAX
+) -> Iterator[ObjectInfo]:
     """The same infos, sorted by URI; of equal URIs one. Reads all of `infos` before it gives the first."""
     with ExitStack() as files:
         runs: list[IO[bytes]] = []
@@ -42,19 +45,15 @@ def _uri(row: _Row) -> str:
 
 
 def _spilled(rows: list[_Row]) -> IO[bytes]:
-    """One sorted run in a file that nobody else can see; written and read only by this function's module."""
+    """One sorted run in an anonymous file, some rows a line."""
     run: IO[bytes] = tempfile.TemporaryFile(prefix="headrace-list-")  # noqa: SIM115 - the caller closes it
     rows.sort(key=_uri)
-    for start in range(0, len(rows), _MERGED_AT_ONCE):
-        pickle.dump(rows[start : start + _MERGED_AT_ONCE], run, pickle.HIGHEST_PROTOCOL)
+    for start in range(0, len(rows), _ROWS_A_LINE):
+        run.write(orjson.dumps(rows[start : start + _ROWS_A_LINE], option=orjson.OPT_APPEND_NEWLINE))
     run.seek(0)
     return run
 
 
 def _read(run: IO[bytes]) -> Iterator[_Row]:
-    while True:
-        try:
-            rows: list[_Row] = pickle.load(run)  # noqa: S301 - our own anonymous file, see _spilled
-        except EOFError:
-            return
-        yield from rows
+    for line in run:
+        yield from orjson.loads(line)

@@ -64,7 +64,9 @@ def parse(uri: str) -> Location:
 
 def _plain_path(path: str) -> Location:
     if match := _ONE_SLASH.match(path):
-        raise ConfigError(f"{path}: write {match[1]}:// with two slashes, or ./{path} for a file of that name")
+        raise ConfigError(
+            f"{path}: write {match[1]}:// with two slashes, or ./{path} for a file of that name"
+        )
     if "\0" in path:
         raise ConfigError(f"{path!r}: a path cannot hold a NUL character")
     return Location(path, "file", "", path)
@@ -101,7 +103,9 @@ def object_location(uri: str) -> Location:
     if not location.key:
         raise ConfigError(f"{uri}: names a whole bucket; an object's key must follow it")
     if any(segment in {"", ".", ".."} for segment in location.key.split("/")):
-        raise ConfigError(f"{uri}: the key has an empty, '.' or '..' segment, which is not supported; rename it")
+        raise ConfigError(
+            f"{uri}: the key has an empty, '.' or '..' segment, which is not supported; rename it"
+        )
     if len(location.key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
         raise ConfigError(f"{uri[:80]}…: the key is longer than {KEY_BYTES_MAX} bytes")
     return location

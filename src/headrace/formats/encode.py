@@ -1,0 +1,221 @@
+"""What the encoders share: the columns of an output, numbers as text, and records woven together with them.
+
+Nothing here makes a Python object of a record where its block can be taken as one text: then the block's line
+ends are replaced by a template, and the predictions are filled in, in one pass.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, Literal
+
+import numpy as np
+import orjson
+
+from headrace.core.errors import ConfigError, ModelContractError
+from headrace.core.tensor import Array, TensorSpec, datatype_of
+from headrace.formats.contract import Piece
+
+Join = Literal["none", "input"]
+
+INPUT: Final = "input"
+"""What the joined record is called where it needs a name."""
+
+_NEWLINE: Final = 0x0A
+_RETURN: Final = 0x0D
+
+
+def output_columns(outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
+    """What an encoder must know of the outputs, from the first ones: names, datatypes, sizes of a row.
+
+    Shapes are ``(-1, ...)``. Raises ConfigError for a dtype that cannot be written (complex, dates).
+    """
+    return tuple(_output_column(name, data) for name, data in outputs.items())
+
+
+def _output_column(name: str, data: Array) -> TensorSpec:
+    try:
+        datatype = datatype_of(data.dtype)
+    except TypeError as error:
+        raise ConfigError(
+            f"output {name!r} cannot be written: {error}; convert it in the model's predict"
+        ) from error
+    return TensorSpec(name, datatype, (-1, *data.shape[1:]))
+
+
+def row_shape(column: TensorSpec) -> tuple[int, ...]:
+    """The shape of one row: empty for a scalar."""
+    return (column.shape or (-1,))[1:]
+
+
+def row_width(column: TensorSpec) -> int:
+    """How many values one row has: 1 for a scalar."""
+    return prod(row_shape(column))
+
+
+def check_join(join: str) -> None:
+    """Raises ConfigError for what is no way to join."""
+    if join not in {"none", "input"}:
+        raise ConfigError(f'join must be "none" or "input", not {join!r}')
+
+
+def checked_outputs(
+    columns: Sequence[TensorSpec],
+    pieces: Sequence[Piece],
+    outputs: Mapping[str, Array],
+    *,
+    datatypes: bool = False,
+) -> tuple[int, list[Array]]:
+    """How many rows, and the outputs in the columns' order.
+
+    Raises ModelContractError when names, row counts or row shapes (or, asked for, datatypes) are not those that
+    the part began with.
+    """
+    rows = sum(map(len, pieces))
+    if set(outputs) != {column.name for column in columns}:
+        began = ", ".join(column.name for column in columns)
+        raise ModelContractError(
+            "?", f"it answered with outputs {', '.join(outputs)}; this part began with {began}"
+        )
+    arrays: list[Array] = []
+    for column in columns:
+        data = outputs[column.name]
+        if data.shape != (rows, *row_shape(column)):
+            raise ModelContractError(
+                "?",
+                f"output {column.name!r} has shape {data.shape} for {rows} records; "
+                f"this part began with rows of shape {row_shape(column)}",
+            )
+        if datatypes and datatype_of(data.dtype) != column.datatype:
+            raise ModelContractError(
+                "?", f"output {column.name!r} is {data.dtype}; this part began with {column.datatype}"
+            )
+        arrays.append(data)
+    return rows, arrays
+
+
+def number_text(numbers: Array, *, nonfinite_names: bool) -> bytes:
+    """A boolean or number array of any shape as a JSON text, each number in the fewest digits of its own dtype.
+
+    JSON has no NaN and no infinities: they are null, or with `nonfinite_names` ``nan``, ``inf`` and ``-inf``.
+    """
+    if numbers.dtype == np.float16:
+        # The shortest digits of float32, which is what orjson would write, say more than float16 knows.
+        numbers = numbers.astype("U").astype(np.float64)
+    if not numbers.dtype.isnative:
+        numbers = numbers.astype(numbers.dtype.newbyteorder("="))
+    text = orjson.dumps(np.ascontiguousarray(numbers), option=orjson.OPT_SERIALIZE_NUMPY)
+    if nonfinite_names and numbers.dtype.kind == "f" and b"null" in text:
+        wrong = numbers[~np.isfinite(numbers)].tolist()
+        return text.replace(b"null", b"%b") % tuple(b"%a" % value for value in wrong)
+    return text
+
+
+def is_text(data: Array) -> bool:
+    """Whether its elements are strings, bytes or objects rather than numbers."""
+    return data.dtype.kind in "OSU"
+
+
+def text_bytes(value: Any) -> bytes:
+    r"""An element of a text output as UTF-8: bytes as they are, None empty, what is no string as JSON.
+
+    A lone surrogate, which UTF-8 has no bytes for, becomes its ``\uXXXX``.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace")
+    if value is None:
+        return b""
+    return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+@dataclass(frozen=True, slots=True)
+class Weave:
+    """The constants of an output line: ``head + record + middle + prediction + tail``.
+
+    Without records the line is ``head + prediction + tail``.
+    """
+
+    head: bytes
+    middle: bytes
+    tail: bytes
+
+    def lines(self, predictions: Sequence[bytes]) -> bytes:
+        """Lines without records."""
+        if not predictions:
+            return b""
+        return b"".join((self.head, (self.tail + self.head).join(predictions), self.tail))
+
+    def into_text(self, text: bytes, separator: bytes, predictions: Sequence[bytes]) -> bytes:
+        """Lines of records that stand in one text, with `separator` between any two and nowhere else."""
+        head, middle, tail = (part.replace(b"%", b"%%") for part in (self.head, self.middle, self.tail))
+        if b"%" in text:
+            text = text.replace(b"%", b"%%")
+        after = middle + b"%b" + tail
+        template = b"".join((head, text.replace(separator, after + head), after))
+        return template % tuple(predictions)
+
+    def into_records(self, records: Sequence[bytes], predictions: Sequence[bytes]) -> bytes:
+        """Lines of records given one by one."""
+        if not records:
+            return b""
+        parts = [self.middle] * (4 * len(records) + 1)
+        parts[0] = self.head
+        parts[1::4] = records
+        parts[3::4] = predictions
+        parts[4::4] = [self.tail + self.head] * len(records)
+        parts[-1] = self.tail
+        return b"".join(parts)
+
+
+def woven(
+    pieces: Sequence[Piece],
+    predictions: Sequence[bytes],
+    weave: Callable[[Piece, Sequence[bytes]], bytes],
+) -> bytes:
+    """All pieces' lines; `weave` is given a piece and its share of the predictions."""
+    if len(pieces) == 1:
+        return weave(pieces[0], predictions)
+    parts: list[bytes] = []
+    at = 0
+    for piece in pieces:
+        parts.append(weave(piece, predictions[at : at + len(piece)]))
+        at += len(piece)
+    return b"".join(parts)
+
+
+def one_text(piece: Piece) -> tuple[bytes, bytes] | None:
+    """The piece's records as one text, and the line end (LF or CRLF) that stands between any two.
+
+    None when that is not so: records are left out, line ends differ, lines are blank, a record holds a newline.
+    """
+    block, start, stop = piece.block, piece.start, piece.stop
+    if piece.rows is not None or start == stop or not block.data:
+        return None
+    starts, ends = block.starts[start:stop], block.ends[start:stop]
+    origin, end = int(starts[0]), int(ends[-1])
+    text = block.data[origin:end]
+    if stop - start == 1:
+        return None if b"\n" in text else (text, b"\n")
+    gap = int(starts[1]) - int(ends[0])
+    if gap not in (1, 2) or not (starts[1:] - ends[:-1] == gap).all():
+        return None
+    values = np.frombuffer(block.data, np.uint8)
+    if not (values[starts[1:] - 1] == _NEWLINE).all():
+        return None
+    if gap == 2 and not (values[ends[:-1]] == _RETURN).all():
+        return None
+    # As many newlines as line ends: so none is inside a record.
+    if text.count(b"\n") != stop - start - 1:
+        return None
+    return text, b"\r\n" if gap == 2 else b"\n"
+
+
+def raw_records(piece: Piece) -> list[bytes]:
+    """The piece's records one by one: a copy of each."""
+    block = piece.block
+    chosen: Any = slice(piece.start, piece.stop) if piece.rows is None else piece.rows
+    data = block.data
+    bounds = zip(block.starts[chosen].tolist(), block.ends[chosen].tolist(), strict=True)
+    return [data[start:end] for start, end in bounds]

@@ -1,0 +1,169 @@
+"""Predictions as JSON Lines: one object a record, its outputs by name, and its input where asked for."""
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import orjson
+
+from headrace.core.errors import ConfigError
+from headrace.core.tensor import Array, TensorSpec
+from headrace.formats.contract import Piece
+from headrace.formats.encode import (
+    INPUT,
+    Join,
+    Weave,
+    check_join,
+    checked_outputs,
+    is_text,
+    number_text,
+    one_text,
+    raw_records,
+    woven,
+)
+
+INPUT_BASE64 = "input_base64"
+"""What a joined record is called that is not UTF-8, and so stands in base64."""
+
+
+class JsonLinesEncoder:
+    r"""``{"y":0.5,"scores":[0.1,0.9]}``: a key for each output, arrays nested as their shape is.
+
+    Numbers are in the fewest digits that read back to the same value of their dtype. JSON has no NaN and no
+    infinities: they are null. Strings stand as such; bytes as strings where they are UTF-8, else as
+    ``{"base64": "..."}``.
+
+    With ``join="input"`` a first key ``input`` holds the record: as a string, or, when `input_is_json` says that
+    records are JSON, spliced in byte for byte. One that is not UTF-8 is ``input_base64`` instead, and loses nothing.
+
+    Raises ConfigError when an output has the name of the joined record; `encode` raises ModelContractError when
+    outputs change their names or shapes within a part.
+    """
+
+    suffix: ClassVar[str] = ".jsonl"
+
+    def __init__(
+        self, columns: Sequence[TensorSpec], *, join: Join = "none", input_is_json: bool = False
+    ) -> None:
+        check_join(join)
+        self._columns = tuple(columns)
+        self._joined = join == "input"
+        self._input_is_json = input_is_json
+        self._keys = [_string(column.name) + b":" for column in self._columns]
+        taken = {INPUT, INPUT_BASE64} & {column.name for column in self._columns}
+        if self._joined and taken:
+            raise ConfigError(
+                f"output {taken.pop()!r} has the name of the joined record: rename it in the model, "
+                "leave the input out, or write CSV"
+            )
+
+    def begin(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> bytes:
+        """The records' lines."""
+        rows, arrays = checked_outputs(self._columns, pieces, outputs)
+        if not rows:
+            return b""
+        opening, fields, closing = self._fields(arrays, rows)
+        closing += b"}\n"
+        if not self._joined:
+            return Weave(b"{" + opening, b"", closing).lines(fields)
+        middle = b"," + opening if self._columns else b""
+        if self._input_is_json:
+            weave = Weave(b'{"input":', middle, closing)
+            return woven(pieces, fields, lambda piece, share: _join_json(weave, piece, share))
+        inside = Weave(b'{"input":"', b'"' + middle, closing)
+        outside = Weave(b"{", middle, closing)
+        return woven(pieces, fields, lambda piece, share: _join_text(inside, outside, piece, share))
+
+    def finish(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def _fields(self, arrays: Sequence[Array], rows: int) -> tuple[bytes, Sequence[bytes], bytes]:
+        """Each row's keys and values, less what all of them start and end with."""
+        columns = [_values(data) for data in arrays]
+        if not columns:
+            return b"", [b""] * rows, b""
+        if len(columns) == 1:
+            opening, values, closing = columns[0]
+            return self._keys[0] + opening, values, closing
+        template = b",".join(
+            key.replace(b"%", b"%%") + opening + b"%b" + closing
+            for key, (opening, _, closing) in zip(self._keys, columns, strict=True)
+        )
+        rows_of_values = zip(*(values for _, values, _ in columns), strict=True)
+        return b"", [template % values for values in rows_of_values], b""
+
+
+def _join_json(weave: Weave, piece: Piece, fields: Sequence[bytes]) -> bytes:
+    plain = one_text(piece)
+    if plain is None:
+        return weave.into_records(raw_records(piece), fields)
+    return weave.into_text(*plain, fields)
+
+
+def _join_text(inside: Weave, outside: Weave, piece: Piece, fields: Sequence[bytes]) -> bytes:
+    """With `inside` the quotes around the record belong to the constants; with `outside` there are none."""
+    plain = one_text(piece)
+    # Without backslashes of its own the text has, once escaped, one escape for each line end, and no other such.
+    if plain is not None and b"\\" not in plain[0]:
+        text, line_end = plain
+        try:
+            return inside.into_text(_inside_string(text), _inside_string(line_end), fields)
+        except UnicodeDecodeError:
+            pass
+    return outside.into_records([_input_field(record) for record in raw_records(piece)], fields)
+
+
+def _inside_string(text: bytes) -> bytes:
+    """A JSON string without its quotes; UnicodeDecodeError for what is not UTF-8."""
+    return orjson.dumps(text.decode())[1:-1]
+
+
+def _input_field(record: bytes) -> bytes:
+    try:
+        return b'"input":' + orjson.dumps(record.decode())
+    except UnicodeDecodeError:
+        return b'"input_base64":"%b"' % b64encode(record)
+
+
+def _values(data: Array) -> tuple[bytes, Sequence[bytes], bytes]:
+    """Every row as JSON, less the brackets that all of them start and end with."""
+    if is_text(data):
+        return b"", [_json(row) for row in data.tolist()], b""
+    if not data.size:
+        return b"", [orjson.dumps(data[0].tolist())] * len(data), b""
+    text = number_text(data, nonfinite_names=False)
+    depth = data.ndim - 1
+    opening, closing = b"[" * depth, b"]" * depth
+    # Brackets as deep as this close and open again between rows only.
+    values = text[depth + 1 : len(text) - depth - 1].split(closing + b"," + opening)
+    return opening, values, closing
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, default=_unknown, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        # A lone surrogate, an integer beyond 64 bits: the slow way knows how.
+        return json.dumps(value, default=_unknown, separators=(",", ":")).encode()
+
+
+def _string(text: str) -> bytes:
+    return _json(text)
+
+
+def _unknown(value: Any) -> Any:
+    as_list: Any = getattr(value, "tolist", None)
+    if as_list is not None:
+        return as_list()
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": b64encode(value).decode()}

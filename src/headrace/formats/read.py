@@ -1,0 +1,280 @@
+"""A whole object to blocks, layer by layer: decompress, walk the archive, cut records.
+
+Which layers an object has is told by its name (``day.tar.gz``, ``x.csv``) or by `ReadOptions`. What breaks inside a
+member costs that member; what breaks the object itself is raised, after every whole record before it was given.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Literal, cast
+
+from headrace.core.block import Block, Failure, FailureKind, Position
+from headrace.core.errors import ConfigError, CorruptError, DataError, EmptySourceError
+from headrace.formats import tar
+from headrace.formats.compression import Compression, decompress
+from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
+from headrace.formats.csv import CsvFormat
+from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.whole import WholeFormat
+
+FormatName = Literal["csv", "jsonl", "whole", "image", "audio", "video"]
+AUTO = "auto"
+
+_COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd", ".zstd": "zstd"}
+_TAR_SHORT: dict[str, Compression] = {".tgz": "gzip", ".tbz2": "bzip2", ".tbz": "bzip2", ".tzst": "zstd"}
+_FORMATS: dict[str, FormatName] = {
+    **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"), "image"),
+    **dict.fromkeys((".wav", ".flac"), "audio"),
+    **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
+}
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How objects are read; every "auto" goes by the object's or member's name.
+
+    `members` are globs: with a slash they match the whole member name, without one its last part. `header` is that
+    of CSV files. `delimiter` None is a comma, or a tab for ``.tsv``. `size_px` is (height, width) of images and
+    frames; the rest is for audio (windows) and video (which frames).
+    """
+
+    compression: str = AUTO
+    archive: str = AUTO
+    format: str = AUTO
+    members: tuple[str, ...] = ()
+    delimiter: str | None = None
+    header: Literal["none", "drop", "names"] = "none"
+    record_bytes_max: int = RECORD_BYTES_MAX
+    size_px: tuple[int, int] | None = None
+    window_ms: float | None = None
+    hop_ms: float | None = None
+    sample_rate_hz: int | None = None
+    every_frames: int | None = None
+    every_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """What a name says: how it is compressed, whether it is an archive, and the suffix that is left."""
+
+    compression: Compression | None
+    is_tar: bool
+    suffix: str
+
+
+def _layers(name: str, options: ReadOptions, *, inside: bool) -> _Layers:
+    path = PurePosixPath(name.split("?", 1)[0] if name.startswith("http") else name)
+    suffix = path.suffix.lower()
+    compression: Compression | None = None
+    is_tar = False
+    if suffix in _TAR_SHORT:
+        compression, is_tar = _TAR_SHORT[suffix], True
+    elif suffix in _COMPRESSIONS:
+        compression = _COMPRESSIONS[suffix]
+        suffix = PurePosixPath(path.stem).suffix.lower()
+    is_tar = is_tar or suffix == ".tar"
+    if inside:  # options speak of the object itself
+        return _Layers(compression, is_tar, suffix)
+    if options.compression != AUTO:
+        compression = None if options.compression == "none" else cast("Compression", options.compression)
+    if options.archive != AUTO:
+        is_tar = options.archive == "tar"
+    return _Layers(compression, is_tar, suffix)
+
+
+def format_name(name: str, options: ReadOptions) -> FormatName | None:
+    """The format of an object or member, by option or by name; None when neither tells."""
+    if options.format != AUTO:
+        return cast("FormatName", options.format)
+    return _FORMATS.get(_layers(name, options, inside=True).suffix)
+
+
+def delimiter_of(name: str, options: ReadOptions) -> str:
+    """What stands between the cells of a CSV object or member."""
+    if options.delimiter is not None:
+        return options.delimiter
+    return "\t" if _layers(name, options, inside=True).suffix == ".tsv" else ","
+
+
+def seekable(uri: str, options: ReadOptions) -> bool:
+    """Whether reading can begin at any member's header: so in an archive that is not compressed."""
+    layers = _layers(uri, options, inside=False)
+    return layers.is_tar and layers.compression is None
+
+
+def read_object(
+    uri: str,
+    chunks: Iterable[Buffer],
+    options: ReadOptions,
+    *,
+    resume: Position | None = None,
+    started_at: int = 0,
+) -> Iterator[Block]:
+    """Every block of an object, in order.
+
+    With `resume` the records before that position are read past: everything else is as if they had been given.
+    `started_at` says at which byte of a `seekable` object the chunks begin (a member's header).
+
+    Raises CorruptError and TruncatedError for the object's own layers, EmptySourceError for an archive in which
+    nothing is to be read, ConfigError when the format is unknown.
+    """
+    layers = _layers(uri, options, inside=False)
+    try:
+        if layers.compression is not None:
+            chunks = decompress(layers.compression, chunks)
+        if layers.is_tar:
+            yield from _read_archive(uri, chunks, options, resume, started_at)
+            return
+        name = format_name(uri, options)
+        if name is None:
+            raise ConfigError(
+                f"{uri}: its name does not tell what is in it; say so with --format (csv, jsonl, whole, image, audio "
+                "or video)"
+            )
+        blocks = make_format(uri, name, options).blocks(chunks, Position(uri))
+        yield from _after(blocks, resume)
+    except CorruptError as error:
+        raise error.at(uri, None) from error
+
+
+def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
+    """The format `kind`, set up as the options say. Media formats are extras, imported here."""
+    limit = options.record_bytes_max
+    if kind == "csv":
+        delimiter = delimiter_of(name, options)
+        return CsvFormat(delimiter=delimiter, header=options.header, record_bytes_max=limit)
+    if kind == "jsonl":
+        return JsonLinesFormat(record_bytes_max=limit)
+    if kind == "whole":
+        return WholeFormat(record_bytes_max=limit)
+    if kind == "image":
+        from headrace.formats.image import ImageFormat  # noqa: PLC0415 - an extra
+
+        return ImageFormat(size_px=options.size_px)
+    if kind == "audio":
+        from headrace.formats.audio import AudioFormat  # noqa: PLC0415 - an extra
+
+        if options.window_ms is None:
+            raise ConfigError(f"{name} is audio: say how long a window is with --window-ms")
+        return AudioFormat(
+            window_ms=options.window_ms, hop_ms=options.hop_ms, sample_rate_hz=options.sample_rate_hz
+        )
+    from headrace.formats.video import VideoFormat  # noqa: PLC0415 - an extra
+
+    return VideoFormat(
+        every_frames=options.every_frames, every_ms=options.every_ms, size_px=options.size_px
+    )
+
+
+class _Archive:
+    """The archive's own chunks; remembers its error, to tell it from a member's."""
+
+    def __init__(self) -> None:
+        self.error: CorruptError | None = None
+
+    def watched(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+        try:
+            yield from pieces
+        except CorruptError as error:
+            self.error = error
+            raise
+
+
+def _read_archive(
+    uri: str,
+    chunks: Iterable[Buffer],
+    options: ReadOptions,
+    resume: Position | None,
+    started_at: int,
+) -> Iterator[Block]:
+    names: list[str] = []
+    matched = resume is not None
+    for member in tar.members(chunks, start_byte=started_at):
+        if len(names) < _NAMES_SHOWN:
+            names.append(member.name)
+        if not _wanted(member.name, options.members):
+            continue
+        matched = True
+        if resume is not None and member.header_byte < resume.member_byte:
+            continue
+        here = resume if resume is not None and member.header_byte == resume.member_byte else None
+        first = Position(uri, member.name, member_byte=member.header_byte)
+        yield from _after(_read_member(member, first, options), here)
+    if matched:
+        return
+    if not names:
+        raise EmptySourceError(uri, "the archive holds no files")
+    globs, shown = ", ".join(options.members), ", ".join(names)
+    raise EmptySourceError(uri, f"no member matches {globs}; its members are {shown}, …")
+
+
+def _wanted(name: str, globs: tuple[str, ...]) -> bool:
+    last = name.rsplit("/", 1)[-1]
+    return not globs or any(fnmatch.fnmatchcase(name if "/" in glob else last, glob) for glob in globs)
+
+
+def _read_member(member: tar.Member, first: Position, options: ReadOptions) -> Iterator[Block]:
+    """A member's blocks, and a failure when the rest of it cannot be read."""
+    reached = first
+    archive = _Archive()
+    try:
+        for block in _member_blocks(member, archive, first, options):
+            reached = replace(block.first, record=block.first.record + block.records)
+            yield block
+    except DataError as error:
+        if error is archive.error:
+            raise archive.error.at(first.object, first.member) from error
+        if isinstance(error, CorruptError):
+            error = error.at(first.object, first.member)
+        failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of this member is not read")
+        yield Block(reached, failures=(failure,))
+
+
+def _member_blocks(
+    member: tar.Member, archive: _Archive, first: Position, options: ReadOptions
+) -> Iterator[Block]:
+    layers = _layers(member.name, options, inside=True)
+    kind = format_name(member.name, options)
+    refused = member.refused
+    if layers.is_tar:
+        refused = "it is an archive within an archive, which is not read; unpack it first, or leave it out"
+    elif kind is None:
+        refused = "its name does not tell what is in it; say --format, or choose members with --members"
+    if refused or kind is None:
+        raise DataError(f"{member.name} in {first.object}: {refused}")
+    chunks: Iterable[Buffer] = archive.watched(member.pieces)
+    if layers.compression is not None:
+        chunks = decompress(layers.compression, chunks)
+    yield from make_format(member.name, kind, options).blocks(chunks, first)
+
+
+def _after(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
+    """The blocks without their first `resume.record` entries."""
+    if resume is None or not resume.record:
+        yield from blocks
+        return
+    for block in blocks:
+        past = resume.record - block.first.record
+        if past <= 0:
+            yield block
+        elif past < block.records:
+            yield _without_first(block, past)
+
+
+def _without_first(block: Block, count: int) -> Block:
+    """A block's entries from number `count` on: its records, then its failures."""
+    failures = block.failures[max(0, count - len(block)) :]
+    first = block.position(count) if count < len(block) else failures[0].position
+    return replace(
+        block,
+        first=first,
+        starts=block.starts[count:],
+        ends=block.ends[count:],
+        columns={name: data[count:] for name, data in block.columns.items()},
+        failures=failures,
+    )

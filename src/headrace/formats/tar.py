@@ -1,0 +1,228 @@
+"""Tar archives as streams: ustar, pax and GNU long names, walked without a copy of what members hold.
+
+Arrives: chunks cut anywhere. Leaves: members with their bytes as views into the chunks. Nothing is ever written to
+disk, and a member's name is never used as a path. The layout is POSIX.1-2001 pax and GNU tar's.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from headrace.core.errors import CorruptError, TruncatedError
+from headrace.formats.contract import Buffer
+
+BLOCK = 512
+EXTENDED_HEADER_BYTES_MAX = 1 << 20
+"""The longest pax header or GNU long name that is read: real ones are below some kilobytes."""
+
+_ZEROS = bytes(BLOCK)
+_FILE_TYPES = frozenset(b"0\x007")
+_EXTENDED = frozenset(b"xgLK")
+_KINDS = {ord("1"): "hard link", ord("2"): "symbolic link", ord("3"): "device", ord("4"): "device", ord("6"): "pipe"}
+
+
+@dataclass(slots=True)
+class Member:
+    """One file of an archive. `pieces` must be taken before the next member is; what is left of it is skipped.
+
+    `refused` says why its bytes cannot be read as they stand (a sparse file); then `pieces` gives the raw ones.
+    """
+
+    name: str
+    size: int
+    header_byte: int
+    pieces: Iterator[Buffer]
+    refused: str | None = None
+
+
+@dataclass(slots=True)
+class _Header:
+    name: str
+    size: int
+    kind: int
+    byte: int
+    sparse: bool = False
+
+
+def members(chunks: Iterable[Buffer], *, start_byte: int = 0) -> Iterator[Member]:
+    """The regular files of an archive, in order; folders, links and devices hold no bytes and are passed over.
+
+    `start_byte` is where in the archive the chunks begin (a member's header), for the offsets that are reported.
+    An archive may end with its two zero blocks or, cut cleanly, behind a member. Raises TruncatedError or
+    CorruptError, with the offset, after everything before was given.
+    """
+    source = _Source(chunks, start_byte)
+    defaults: dict[str, str] = {}
+    while (header := _next_header(source, defaults)) is not None:
+        is_file = header.kind in _FILE_TYPES and not (header.kind != ord("7") and header.name.endswith("/"))
+        padded = -(-header.size // BLOCK) * BLOCK
+        end = source.at + padded
+        if is_file or header.sparse:
+            why = "it is a sparse file; archive it without --sparse" if header.sparse else None
+            pieces = source.pieces(header.size, header.name)
+            yield Member(header.name, header.size, header.byte, pieces, why)
+        source.skip(end - source.at, header.name)
+
+
+def _next_header(source: "_Source", defaults: dict[str, str]) -> _Header | None:
+    """The next real header, with what extended headers before it say; None at the archive's end."""
+    own: dict[str, str] = {}
+    first_byte: int | None = None
+    while True:
+        byte = source.at
+        block = source.take(BLOCK, "a header", may_end=first_byte is None)
+        if block is None or block == _ZEROS:
+            return None
+        header = _parse(block, byte)
+        first_byte = byte if first_byte is None else first_byte
+        if header.kind not in _EXTENDED:
+            break
+        if header.size > EXTENDED_HEADER_BYTES_MAX:
+            raise CorruptError(
+                f"the extended header at byte {byte} claims {header.size} bytes (more than "
+                f"{EXTENDED_HEADER_BYTES_MAX})",
+                byte=byte,
+            )
+        data = source.take(-(-header.size // BLOCK) * BLOCK, "an extended header") or b""
+        data = data[: header.size]
+        if header.kind == ord("x"):
+            own.update(_pax_records(data, byte))
+        elif header.kind == ord("g"):
+            defaults.update(_pax_records(data, byte))
+        elif header.kind == ord("L"):
+            own["path"] = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
+    said = defaults | own
+    header.byte = first_byte
+    header.name = said.get("path", header.name)
+    if "size" in said:
+        header.size = _whole_number(said["size"], header.byte)
+    header.sparse = header.kind == ord("S") or any(key.startswith("GNU.sparse.") for key in own)
+    if header.kind in _KINDS:
+        header.size = 0  # links may state the size of what they point to, and hold nothing
+    return header
+
+
+def _whole_number(text: str, byte: int) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise CorruptError(f"the pax header before byte {byte} gives the size as {text[:40]!r}", byte=byte)
+    return int(text)
+
+
+def _parse(block: bytes, byte: int) -> _Header:
+    """A header block; CorruptError unless its checksum is right."""
+    stated = _number(block[148:156], byte)
+    unsigned = sum(block) - sum(block[148:156]) + 8 * 0x20
+    if stated != unsigned:
+        high = sum(b > 127 for b in block[:148]) + sum(b > 127 for b in block[156:])
+        if stated != unsigned - 256 * high:  # some old archivers summed signed bytes
+            raise CorruptError(
+                f"no tar header at byte {byte} (its checksum is wrong): the archive is damaged there, or is no tar",
+                byte=byte,
+            )
+    name = _text(block[:100])
+    if block[257:263] == b"ustar\0" and block[345] != 0:
+        name = f"{_text(block[345:500])}/{name}"
+    return _Header(name, _number(block[124:136], byte), block[156], byte)
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+
+
+def _number(field: bytes, byte: int) -> int:
+    """Octal text, or base-256 with the top bit set (GNU)."""
+    if field[0] & 0x80:
+        value = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+        if field[0] & 0x40 or value > 1 << 62:
+            raise CorruptError(f"the header at byte {byte} has an impossible number", byte=byte)
+        return value
+    text = field.split(b"\0", 1)[0].strip()
+    try:
+        return int(text, 8) if text else 0
+    except ValueError:
+        raise CorruptError(
+            f"no tar header at byte {byte} (a number in it is {text[:16]!r}): the archive is damaged there, or is "
+            "no tar",
+            byte=byte,
+        ) from None
+
+
+def _pax_records(data: bytes, byte: int) -> dict[str, str]:
+    """``LENGTH KEY=VALUE\\n``, as often as there are."""
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(data) and data[at] != 0:
+        space = data.find(b" ", at, at + 20)
+        length = int(data[at:space]) if space > at and data[at:space].isdigit() else 0
+        record = data[space + 1 : at + length - 1]
+        key, equals, value = record.partition(b"=")
+        if length < 5 or at + length > len(data) or not equals or data[at + length - 1] != 0x0A:
+            raise CorruptError(f"the pax header at byte {byte} is malformed", byte=byte)
+        found[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
+        at += length
+    return found
+
+
+class _Source:
+    """Chunks as one stream with a position; gives views, and copies only what crosses chunks."""
+
+    def __init__(self, chunks: Iterable[Buffer], start_byte: int) -> None:
+        self._chunks = iter(chunks)
+        self._view = memoryview(b"")
+        self.at = start_byte
+
+    def _fill(self) -> bool:
+        """Make sure that there is a byte to give; False at the end."""
+        while not self._view:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return False
+            self._view = memoryview(chunk)
+        return True
+
+    def _give(self, size: int) -> memoryview:
+        piece, self._view = self._view[:size], self._view[size:]
+        self.at += len(piece)
+        return piece
+
+    def take(self, size: int, what: str, *, may_end: bool = False) -> bytes | None:
+        """Exactly `size` bytes, copied; None at a clean end where that is allowed."""
+        begin = self.at
+        if not self._fill():
+            if may_end or not size:
+                return None if may_end else b""
+            raise _truncated(what, begin, self.at)
+        if len(self._view) >= size:
+            return bytes(self._give(size))
+        parts: list[bytes] = []
+        missing = size
+        while missing:
+            if not self._fill():
+                raise _truncated(what, begin, self.at)
+            piece = self._give(missing)
+            missing -= len(piece)
+            parts.append(bytes(piece))
+        return b"".join(parts)
+
+    def pieces(self, size: int, name: str) -> Iterator[Buffer]:
+        """The next `size` bytes, as views."""
+        begin = self.at
+        missing = size
+        while missing:
+            if not self._fill():
+                raise _truncated(f"member {name!r} ({size} bytes)", begin, self.at)
+            piece = self._give(missing)
+            missing -= len(piece)
+            yield piece
+
+    def skip(self, size: int, name: str) -> None:
+        """Pass over bytes."""
+        for _ in self.pieces(size, name):
+            pass
+
+
+def _truncated(what: str, begin: int, at: int) -> TruncatedError:
+    return TruncatedError(
+        f"the archive ends early, at byte {at}, within {what} that begins at byte {begin}: the upload or the "
+        "program that wrote it was cut short; fetch or write it again",
+        byte=at,
+    )

@@ -1,0 +1,1 @@
+"""Ready-made Models, and how a model is found from what a user writes."""

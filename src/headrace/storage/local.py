@@ -1,0 +1,314 @@
+"""Files as objects: whole or not there at all, whoever reads and whenever the power goes.
+
+Every write goes to a temporary file beside its target, is flushed to the disk, and takes the target's name in one
+step. A file that was replaced while it is being read is read to its end as it was.
+"""
+# Paths stay the strings that were written: Path would drop "./", "//" and a slash at the end.
+# ruff: noqa: PTH103, PTH105, PTH108, PTH112, PTH116, PTH118, PTH120
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import NoReturn, Self
+
+from headrace.core.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    ChangedError,
+    ConfigError,
+    NotFoundError,
+    StorageError,
+)
+from headrace.storage.contract import ObjectInfo, Writer
+from headrace.storage.uri import parse
+
+CHUNK_BYTES = 1 << 20
+TEMPORARY_PREFIX = ".headrace-"
+TEMPORARY_SUFFIX = ".tmp"
+STALE_S = 24 * 3600.0
+
+
+class LocalStore:
+    """Plain paths and ``file://``. Needs no retries: a disk that fails, fails.
+
+    Links: reading and writing go through a symbolic link to its target; a listing gives links to files, and does
+    not descend into links to folders. Pipes and devices can be streamed and have no size.
+    """
+
+    def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
+        """See `Store.stream`. Raises ChangedError also when the file was written into while it was read."""
+        with _errors(uri), _opened(uri) as (file, found):
+            _same(uri, found, etag)
+            if not stat.S_ISREG(found.st_mode):
+                yield from _drain(file, start)
+                return
+            known, at = _etag(found), start
+            while chunk := os.pread(file, min(CHUNK_BYTES, max(0, found.st_size - at)), at):
+                _same(uri, os.fstat(file), known)
+                yield chunk
+                at += len(chunk)
+            _same(uri, os.fstat(file), known)
+
+    def get(self, uri: str) -> bytes:
+        """See `Store.get`."""
+        return b"".join(self.stream(uri))
+
+    def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
+        """See `Store.get_range`."""
+        with _errors(uri), _opened(uri) as (file, found):
+            _same(uri, found, etag)
+            pieces: list[bytes] = []
+            # One pread gives less than asked for above 2 GiB, and on some network file systems.
+            while length > 0 and (piece := os.pread(file, length, start)):
+                pieces.append(piece)
+                start, length = start + len(piece), length - len(piece)
+            _same(uri, os.fstat(file), _etag(found))
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def put(self, uri: str, data: bytes) -> None:
+        """See `Store.put`. Makes the folders above it."""
+        with self.writer(uri) as writer:
+            writer.write(data)
+
+    def put_if_absent(self, uri: str, data: bytes) -> None:
+        """See `Store.put_if_absent`. Needs a file system with hard links."""
+        path = _target(uri)
+        with _errors(uri):
+            with _Temporary(path) as temporary:
+                temporary.write(data)
+                temporary.flush()
+                with contextlib.suppress(FileExistsError):
+                    os.link(temporary.path, path)  # fails when the name is taken, unlike rename
+                    _flush_folder(path)
+                    return
+            if self.get(uri) != data:
+                raise AlreadyExistsError(uri, "other bytes stand there already")
+
+    def writer(self, uri: str) -> Writer:
+        """See `Store.writer`."""
+        path = _target(uri)
+        with _errors(uri):
+            return _LocalWriter(uri, path)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`. Holds the names of one folder a level. Unfinished writes are not listed."""
+        path = parse(prefix).key
+        folder, slash, start_of_name = path.rpartition("/")
+        # What the user wrote stays in front, so that a listing of "./in/" gives "./in/a", and "file:///" its own.
+        written = prefix[: len(prefix) - len(start_of_name)]
+        with _errors(prefix):
+            yield from _walk(folder + slash or ".", written, start_of_name)
+
+    def head(self, uri: str) -> ObjectInfo:
+        """See `Store.head`. A folder is not an object."""
+        path = parse(uri).key
+        with _errors(uri):
+            found = os.stat(path)  # Path would drop a trailing slash, which must fail on a file
+            if stat.S_ISDIR(found.st_mode):
+                raise NotFoundError(uri, "is a folder, not a file; end it with / to mean all below it")
+            return _info(uri, found)
+
+    def delete(self, uri: str) -> None:
+        """See `Store.delete`. Folders stay."""
+        with _errors(uri), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(parse(uri).key)  # as in head
+
+    def clean(self, prefix: str, *, older_than_s: float = STALE_S) -> int:
+        """Remove what killed writers left below a folder, when it is older than `older_than_s`; how many.
+
+        A temporary file that young may belong to a writer that lives, perhaps on another machine.
+        """
+        removed = 0
+        with _errors(prefix):
+            for folder, _, names in os.walk(parse(prefix).key or "."):
+                for name in filter(_is_temporary, names):
+                    path = os.path.join(folder, name)  # one style in this function
+                    with contextlib.suppress(FileNotFoundError):
+                        if time.time() - os.lstat(path).st_mtime >= older_than_s:
+                            os.unlink(path)
+                            removed += 1
+        return removed
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX)
+
+
+def _etag(found: os.stat_result) -> str:
+    return f'"{found.st_mtime_ns:x}-{found.st_size:x}-{found.st_ino:x}"'
+
+
+def _info(uri: str, found: os.stat_result) -> ObjectInfo:
+    if not stat.S_ISREG(found.st_mode):
+        return ObjectInfo(uri, None, "", found.st_mtime)
+    return ObjectInfo(uri, found.st_size, _etag(found), found.st_mtime)
+
+
+def _same(uri: str, found: os.stat_result, etag: str) -> None:
+    if etag and _etag(found) != etag:
+        raise ChangedError(uri, f"is another file now (ETag {_etag(found)}, expected {etag})")
+
+
+def _target(uri: str) -> str:
+    """The path to write: through a symbolic link, so that the link stays one."""
+    path = parse(uri).key
+    if not path or path.endswith("/"):
+        raise ConfigError(f"{uri}: names a folder; a file's name must follow it")
+    return os.path.realpath(path)  # Path.resolve does the same, in twice the words
+
+
+@contextmanager
+def _opened(uri: str) -> Generator[tuple[int, os.stat_result]]:
+    file = os.open(parse(uri).key, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if stat.S_ISDIR(found.st_mode):
+            raise NotFoundError(uri, "is a folder, not a file; end it with / to mean all below it")
+        yield file, found
+    finally:
+        os.close(file)
+
+
+def _drain(file: int, start: int) -> Iterator[bytes]:
+    """A pipe's or device's bytes, which cannot be read at an offset."""
+    while chunk := os.read(file, CHUNK_BYTES):
+        rest = chunk[start:]
+        start = max(0, start - len(chunk))
+        if rest:
+            yield rest
+
+
+def _walk(folder: str, written: str, start_of_name: str) -> Iterator[ObjectInfo]:
+    """Below `folder`, sorted as whole strings: a folder's name counts with its slash."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(
+                e.name + "/" if e.is_dir(follow_symlinks=False) else e.name
+                for e in entries
+                if e.name.startswith(start_of_name) and not _is_temporary(e.name)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        path = os.path.join(folder, name)  # keeps the slash
+        if name.endswith("/"):
+            yield from _walk(path, written + name, "")
+            continue
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            continue  # deleted since, or a link to nothing
+        if not stat.S_ISDIR(found.st_mode):
+            yield _info(written + name, found)
+
+
+class _Temporary:
+    """A file beside `path` that vanishes unless it is published."""
+
+    def __init__(self, path: str) -> None:
+        folder = os.path.dirname(path)
+        if os.path.isdir(path):
+            raise IsADirectoryError(path)
+        os.makedirs(folder, exist_ok=True)
+        name = f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
+        self.path = os.path.join(folder, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.open(self.path, flags, 0o666)
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    def flush(self) -> None:
+        os.fsync(self._file)
+
+    def publish(self, path: str) -> None:
+        self.flush()
+        os.replace(self.path, path)
+        _flush_folder(path)
+
+    def remove(self) -> None:
+        """Close; remove the name if it is still the temporary one."""
+        if self._file < 0:
+            return
+        os.close(self._file)
+        self._file = -1
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def _flush_folder(path: str) -> None:
+    """Make the new name itself survive a power cut."""
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class _LocalWriter:
+    def __init__(self, uri: str, path: str) -> None:
+        self._uri = uri
+        self._path = path
+        self._temporary: _Temporary | None = _Temporary(path)
+
+    def write(self, data: bytes) -> None:
+        if self._temporary is None:
+            raise ValueError(f"{self._uri}: the writer is closed")
+        with _errors(self._uri):
+            self._temporary.write(data)
+
+    def close(self) -> None:
+        if self._temporary is None:
+            return
+        temporary, self._temporary = self._temporary, None
+        with _errors(self._uri), temporary:
+            temporary.publish(self._path)
+
+    def abort(self) -> None:
+        if self._temporary is not None:
+            self._temporary.remove()
+            self._temporary = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()
+
+
+@contextmanager
+def _errors(uri: str) -> Generator[None]:
+    """The operating system's errors as ours."""
+    try:
+        yield
+    except OSError as error:
+        _raise_ours(uri, error)
+
+
+def _raise_ours(uri: str, error: OSError) -> NoReturn:
+    reason = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise NotFoundError(uri, "no such file") from error
+    if isinstance(error, PermissionError):
+        raise AccessDeniedError(uri, f"{reason}: this user may not") from error
+    if isinstance(error, IsADirectoryError):
+        raise StorageError(uri, "is a folder; a file cannot take its name") from error
+    raise StorageError(uri, reason) from error

@@ -1,0 +1,16 @@
+"""For tests of code that stands on headrace, and of stores, formats and predictors that are not ours.
+
+A contract comes with its suite: what is called ``check_...`` raises AssertionError naming the promise that broke. Our
+own implementations go through the same doors.
+"""
+
+from headrace.testing.clock import ManualClock
+from headrace.testing.storage import STORE_CHECKS, FlakyStore, check_reading, check_store
+
+__all__ = [
+    "STORE_CHECKS",
+    "FlakyStore",
+    "ManualClock",
+    "check_reading",
+    "check_store",
+]

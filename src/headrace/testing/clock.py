@@ -1,0 +1,67 @@
+"""A clock that stands still until a test moves it."""
+
+import threading
+
+_POLL_S = 0.002
+"""How often a sleeper with an event of its own looks whether that is set; real time, and nothing depends on it."""
+
+
+class ManualClock:
+    """A `Clock` whose time passes only by `advance`, or, with `auto`, by sleeping itself.
+
+    With ``auto=True`` a sleep moves the clock and returns at once: for loops that back off. Without, it blocks its
+    thread until another thread advances far enough or sets `wake`. Safe from any thread.
+    """
+
+    def __init__(self, start_s: float = 0.0, *, auto: bool = False) -> None:
+        self._now_s = start_s
+        self._auto = auto
+        self._changed = threading.Condition()
+        self._sleepers = 0
+        self._slept: list[float] = []
+
+    def now(self) -> float:
+        """Seconds since whatever `start_s` meant."""
+        with self._changed:
+            return self._now_s
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> bool:
+        """Let `seconds` of this clock pass; whether `wake` is set."""
+        with self._changed:
+            self._slept.append(seconds)
+            if self._auto and not (wake and wake.is_set()):
+                self._now_s += seconds
+                self._changed.notify_all()
+                return False
+            until_s = self._now_s + seconds
+            self._sleepers += 1
+            self._changed.notify_all()
+            try:
+                while self._now_s < until_s and not (wake and wake.is_set()):
+                    self._changed.wait(_POLL_S if wake else None)
+            finally:
+                self._sleepers -= 1
+            return bool(wake and wake.is_set())
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock; sleepers whose time has come go on."""
+        with self._changed:
+            self._now_s += seconds
+            self._changed.notify_all()
+
+    def wait_for_sleepers(self, count: int = 1, *, timeout_s: float = 10.0) -> None:
+        """Block until `count` threads sleep on this clock, so that advancing it cannot come too early.
+
+        Raises TimeoutError after `timeout_s` of real time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._sleepers >= count, timeout_s):
+                raise TimeoutError(
+                    f"{self._sleepers} threads sleep on the clock after {timeout_s} s, not {count}"
+                )
+
+    @property
+    def slept_s(self) -> tuple[float, ...]:
+        """Every sleep that was asked for, in order."""
+        with self._changed:
+            return tuple(self._slept)

@@ -1,0 +1,385 @@
+"""CSV splitting: the same records as csv.reader's, wherever the chunks are cut."""
+
+import csv
+import io
+import itertools
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headrace.core.block import Block, FailureKind, Position
+from headrace.core.errors import ConfigError, CorruptError, TruncatedError
+from headrace.formats.csv import CsvFormat
+
+# Every byte that means something, at a density where all of it meets; no lone carriage return (data here, a line
+# end for csv.reader).
+TOKENS = st.sampled_from(["a", "1.5", ",", '"', '"', '""', '",', ',"', "\n", "\r\n", "é", " ", ";"])
+TEXTS = st.lists(TOKENS, max_size=60).map("".join)
+
+
+def chunked(data: bytes, sizes: list[int]) -> list[bytes]:
+    """The data in chunks of these sizes, over and over."""
+    chunks, at = [], 0
+    for size in itertools.cycle(sizes or [len(data) or 1]):
+        if at >= len(data):
+            return chunks
+        chunks.append(data[at : at + size])
+        at += size
+    return chunks
+
+
+def flat(blocks: list[Block]) -> list[tuple]:
+    """All records and failures, in order, whatever the blocks; with every law of a block checked on the way."""
+    found: list[tuple] = []
+    number = 0
+    for block in blocks:
+        assert block.records, "an empty block"
+        assert block.first.record == number
+        for index in range(len(block)):
+            at = block.position(index)
+            found.append((at.record, at.line, at.byte, block.record(index)))
+        for failure in block.failures:
+            at = failure.position
+            found.append((at.record, at.line, at.byte, failure.raw, failure.kind.value, failure.why))
+        number += block.records
+    assert [f[0] for f in found] == list(range(len(found)))
+    return found
+
+
+def split(data: bytes, sizes: list[int] | None = None, **options) -> list[tuple]:
+    chunks = chunked(data, sizes or [])
+    return flat(list(CsvFormat(**options).blocks(chunks, Position("o"))))
+
+
+def records(data: bytes, sizes: list[int] | None = None, **options) -> list[bytes]:
+    return [found[3] for found in split(data, sizes, **options) if len(found) == 4]
+
+
+def by_csv_reader(text: str) -> tuple[list[tuple], tuple | None]:
+    """Records by csv.reader, with line, byte and raw text; and the record whose quote never closes, if any."""
+    lines = text.splitlines(keepends=True) if "\n" in text else [text] if text else []
+    marked = [*lines[:-1], (lines[-1] if lines else "").removesuffix("\n") + "\n", "MARK"]
+    rows = list(csv.reader(marked))
+    unclosed = rows[-1] != ["MARK"]
+    reader = csv.reader(lines)
+    found: list[tuple] = []
+    before = 0
+    for row in reader:
+        raw = "".join(lines[before : reader.line_num])
+        start = len("".join(lines[:before]).encode())
+        raw = raw.removesuffix("\n").removesuffix("\r") if raw.endswith("\n") else raw
+        if row:
+            found.append((len(found), before + 1, start, raw.encode()))
+        before = reader.line_num
+    return found, found.pop() if unclosed and found else None
+
+
+def walked(data: bytes, limit: int) -> list[tuple]:
+    """The rules with the bound on a record's length, byte by byte: a reference as plain as can be."""
+    found: list[tuple] = []
+    start, line = 0, 1
+    while start < len(data):
+        inside, field_start, after_quote, opened = False, True, False, line
+        at, here = start, line
+        end = None
+        while at < len(data) and at - start <= limit:
+            byte = data[at : at + 1]
+            if byte == b"\n" and not inside:
+                end = at
+                break
+            here += byte == b"\n"
+            if byte == b'"' and inside:
+                inside, field_start, after_quote = False, False, True
+            elif byte == b'"' and (field_start or after_quote):
+                opened = opened if after_quote else here
+                inside = True
+            elif not inside:
+                field_start, after_quote = byte == b",", False
+            at += 1
+        if end is None and len(data) - start > limit:
+            raw = data[start : start + limit]
+            found.append((len(found), line, start, raw, "format", f"longer than record_bytes_max={limit}"))
+            newline = data.find(b"\n", start + limit)
+            stop = len(data) if newline < 0 else newline + 1
+        elif end is None and inside:
+            why = f"quote opened at line {opened} never closed"
+            found.append((len(found), line, start, data[start:], "format", why))
+            stop = len(data)
+        else:
+            stop = len(data) if end is None else end + 1
+            record = data[start : len(data) if end is None else end]
+            record = record.removesuffix(b"\r")
+            if record:
+                found.append((len(found), line, start, record))
+        line += data.count(b"\n", start, stop)
+        start = stop
+    return found
+
+
+@given(TEXTS, st.lists(st.integers(1, 20), max_size=5), st.integers(1, 40))
+@example('a,"b\n', [1], 5)
+@example('"a""\n"\nb', [3], 4)
+@example('5" disk,"x\ny"\n"z', [1], 40)
+def test_the_records_are_those_of_csv_reader_at_any_chunk_edges(text, sizes, block_bytes_max):
+    """Same records, lines and bytes; quotes in odd places included."""
+    expected, unclosed = by_csv_reader(text)
+    found = split(text.encode(), sizes, block_bytes_max=block_bytes_max)
+    if unclosed is not None:
+        last = found.pop()
+        assert last[:3] == unclosed[:3]
+        assert last[4] == "format"
+        assert "never closed" in last[5]
+    assert found == expected
+
+
+@given(TEXTS.map(str.encode) | st.binary(max_size=80).map(lambda b: b.replace(b"\0", b"\r")),
+       st.lists(st.integers(1, 20), max_size=5), st.integers(1, 40), st.integers(1, 40))  # fmt: skip
+def test_the_bound_on_a_record_does_not_depend_on_chunk_edges(data, sizes, limit, block_bytes_max):
+    """Too long, unclosed, resumed: all as the plain reference says."""
+    data = b"a\n" + data  # no byte order mark
+    options = {"record_bytes_max": limit, "block_bytes_max": block_bytes_max}
+    assert split(data, sizes, **options) == walked(data, limit)
+
+
+def test_every_chunk_size_of_one_text_gives_the_same():
+    """From a byte at a time to all at once, with every trap in it."""
+    data = b'\xef\xbb\xbfa,"b\nc"\r\n\r\n\n"x""y",5" disk\n"long long long long long"\n1,2'
+    whole = split(data, record_bytes_max=20)
+    assert [f[3] for f in whole if len(f) == 4] == [b'a,"b\nc"', b'"x""y",5" disk', b"1,2"]
+    for size in range(1, len(data)):
+        assert split(data, [size], record_bytes_max=20) == whole
+
+
+def test_positions_count_the_bom_blank_lines_and_quoted_newlines():
+    """Line and byte of each record, to the byte."""
+    data = b'\xef\xbb\xbfa\r\n\r\n"x\n\ny",1\n\nz'
+    assert split(data) == [(0, 1, 3, b"a"), (1, 3, 8, b'"x\n\ny",1'), (2, 7, 18, b"z")]
+
+
+def test_records_come_with_the_chunk_that_ends_them():
+    """Nothing waits for a fuller block once the start of the member is known to be text."""
+    seen: list[int] = []
+
+    def chunks():
+        yield b"a\n" * 2048
+        for number in range(3):
+            seen.append(number)
+            yield b"b\nc\nd"
+
+    blocks = CsvFormat().blocks(chunks(), Position())
+    assert len(next(blocks)) == 2048
+    assert seen == []
+    assert len(next(blocks)) == 2
+    assert seen == [0]
+    assert next(blocks).record(0) == b"db"
+
+
+def test_a_memoryview_chunk_may_be_overwritten_once_the_next_is_asked_for():
+    """Blocks own their bytes."""
+    buffer = bytearray(6000)
+
+    def chunks():
+        for letter in b"abc":
+            buffer[:] = bytes([letter]) * 5999 + b"\n"
+            yield memoryview(buffer)
+
+    assert [b.record(0) for b in CsvFormat().blocks(chunks(), Position())] == [
+        bytes([letter]) * 5999 for letter in b"abc"
+    ]
+
+
+def test_blocks_are_no_larger_than_asked_for_unless_one_record_is():
+    """A record that is larger comes alone."""
+    data = b"aaaa\n" * 100 + b"b" * 50 + b"\n" + b"cc\n" * 5
+    blocks = list(CsvFormat(block_bytes_max=20).blocks([data[:77], data[77:]], Position()))
+    sizes = [int(b.ends[-1] - b.starts[0]) for b in blocks]
+    assert [s for s in sizes if s > 20] == [50]
+    assert [len(b) for b in blocks if b.record(0)[:1] == b"b"] == [1]
+    assert sum(map(len, blocks)) == 106
+
+
+def test_what_is_held_is_bounded_by_the_longest_record_allowed():
+    """An endless line costs its bound, not its length; the next record is found after it."""
+    chunks = itertools.chain([b"x" * 4096] * 1000, [b"\nnext,1\n"])
+    blocks = list(CsvFormat(record_bytes_max=10_000).blocks(chunks, Position("o")))
+    (failure,) = blocks[0].failures
+    assert failure.kind is FailureKind.FORMAT
+    assert failure.why == "longer than record_bytes_max=10000"
+    assert failure.raw == b"x" * 10_000
+    assert blocks[1].position(0) == Position("o", record=1, line=2, byte=4_096_001)
+    assert blocks[1].record(0) == b"next,1"
+
+
+def test_a_failure_keeps_no_more_than_the_first_64_kib():
+    """Of a record that is too long."""
+    (block,) = CsvFormat(record_bytes_max=100_000).blocks([b"y" * 300_000], Position())
+    assert len(block.failures[0].raw) == 65536
+
+
+def test_many_records_that_are_too_long_do_not_take_quadratic_time(monkeypatch):
+    """Each is scanned again in small windows: all together a few times the data."""
+    scanned = 0
+    from headrace.formats import csv as module
+
+    scan = module.QuoteScanner.scan
+
+    def counting(self, text, state):
+        nonlocal scanned
+        scanned += len(text)
+        return scan(self, text, state)
+
+    monkeypatch.setattr(module.QuoteScanner, "scan", counting)
+    data = (b"z" * 5000 + b"\n") * 400
+    blocks = list(CsvFormat(record_bytes_max=2000).blocks([data], Position()))
+    assert sum(len(b.failures) for b in blocks) == 400
+    assert scanned < 4 * len(data)
+
+
+def test_a_long_record_in_small_chunks_is_scanned_once(monkeypatch):
+    """The state of the scan outlives the chunk."""
+    scanned = 0
+    from headrace.formats import csv as module
+
+    scan = module.QuoteScanner.scan
+
+    def counting(self, text, state):
+        nonlocal scanned
+        scanned += len(text)
+        return scan(self, text, state)
+
+    monkeypatch.setattr(module.QuoteScanner, "scan", counting)
+    data = b'"' + b"q\n" * 50_000 + b'",1\n'
+    assert records(data, [100]) == [data[:-1]]
+    assert scanned < 1.2 * len(data)
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_quote_that_never_closes_is_one_failure_that_names_its_line(size):
+    """Whatever the chunks."""
+    data = b'a,b\n1,"x\n2\n3,""\n' + b"4,5\n" * 3
+    found = split(data, [size])
+    assert found[0] == (0, 1, 0, b"a,b")
+    assert found[1:] == [(1, 2, 4, data[4:], "format", "quote opened at line 2 never closed")]
+
+
+def test_header_is_kept_dropped_or_gives_the_names():
+    """Records are counted from the one below it."""
+    data = b'id,"full\nname",x\n1,a,b\n2,c,d\n'
+    assert len(split(data)) == 3
+    below = [(0, 3, 17, b"1,a,b"), (1, 4, 23, b"2,c,d")]
+    assert split(data, [4], header="drop") == below
+    for size in (1, 5, 100):
+        blocks = list(CsvFormat(header="names").blocks(chunked(data, [size]), Position("o")))
+        assert flat(blocks) == below
+        assert {b.column_names for b in blocks} == {("id", "full\nname", "x")}
+
+
+def test_failures_below_a_header_are_counted_from_it_too():
+    """In step with the records."""
+    found = split(b"h\n1\n" + b"x" * 30 + b"\n2\n", [3], header="drop", record_bytes_max=10)
+    assert [(f[0], f[1]) for f in found] == [(0, 2), (1, 3), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (b'"a"b,c\n1,2\n', "header: text after the closing quote of column 0"),
+        (b"\xff\xfa,c\n1,2\n", "header: 'utf-8' codec"),
+        (b"a" * 50 + b"\n1,2\n", "header: longer than record_bytes_max=40"),
+        (b'"a,b\n1,2\n', "header: quote opened at line 1 never closed"),
+    ],
+)
+def test_a_header_that_is_none_fails_the_member_once(header, why):
+    """Nothing below it can be trusted."""
+    (block,) = CsvFormat(header="names", record_bytes_max=40).blocks([header], Position("o"))
+    (failure,) = block.failures
+    assert failure.kind is FailureKind.OBJECT
+    assert failure.why.startswith(why)
+    assert len(block) == 0
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\r\n\n", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("header", ["none", "drop", "names"])
+def test_nothing_in_nothing_out(data, header):
+    """Neither a record nor a failure, with or without a header expected."""
+    assert split(data, header=header) == []
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 1 << 20])
+def test_a_nul_near_the_start_means_that_it_is_no_text(size):
+    """Decided by the first 4096 bytes alone, however they come; the rest is read and thrown away."""
+    data = b"a,b\n" * 1000 + b"\0" + b"c\n" * 5000
+    left = iter(chunked(data, [size]))
+    (block,) = CsvFormat().blocks(left, Position("o", "m"))
+    (failure,) = block.failures
+    assert failure.kind is FailureKind.OBJECT
+    assert failure.why.startswith("not CSV text: NUL byte at offset 4000; use --members")
+    assert next(left, None) is None
+    later = b"a" * 4095 + b"\n\0\n"
+    assert records(later, [size]) == [b"a" * 4095, b"\0"]
+
+
+def test_utf16_is_named():
+    """With what to do."""
+    (block,) = CsvFormat().blocks(["a,b\n".encode("utf-16")], Position())
+    assert "UTF-16; convert it to UTF-8" in block.failures[0].why
+
+
+@pytest.mark.parametrize("size", [1, 50, 6000])
+def test_whole_records_before_a_broken_stream_are_given_first(size):
+    """Also when it breaks before the start is known to be text; the broken record is not."""
+
+    def chunks(data):
+        yield from chunked(data, [size])
+        raise TruncatedError("gzip ends early", byte=len(data))
+
+    for data in (b"1,2\n3,4\n5,", b"1,2\n" * 3000 + b"5,"):
+        got: list[bytes] = []
+        blocks = CsvFormat().blocks(chunks(data), Position())
+        with pytest.raises(CorruptError):
+            got.extend(block.record(i) for block in blocks for i in range(len(block)))
+        assert got == data.split(b"\n")[:-1]
+
+
+def test_other_delimiters_and_quotes():
+    """And no quotes at all."""
+    assert records(b"a;'b\n;c'\nd", delimiter=";", quote="'") == [b"a;'b\n;c'", b"d"]
+    assert records(b'a\t"b\nc"\n', delimiter="\t", quote="") == [b'a\t"b', b'c"']
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delimiter": ""}, {"delimiter": ",,"}, {"delimiter": "é"}, {"delimiter": "\n"}, {"delimiter": '"'},
+        {"quote": "''"}, {"quote": "\r"}, {"header": "first"},
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_are_refused(options):
+    """At once, not at the first record."""
+    with pytest.raises(ConfigError):
+        CsvFormat(**options)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.text(st.characters(exclude_characters="\r\0", codec="utf-8"), max_size=6), min_size=2,
+                         max_size=4), max_size=12), st.integers(1, 50))  # fmt: skip
+def test_what_csv_writer_writes_is_read_back(rows, size):
+    """One record a row, and its cells."""
+    from headrace.formats.csv_cells import Dialect
+
+    out = io.StringIO()
+    csv.writer(out).writerows(rows)
+    found = records(out.getvalue().encode(), [size])
+    cells = [[c.decode() for c in Dialect.of(",", '"').cells(record)] for record in found]
+    assert cells == rows
+
+
+@given(TEXTS.map(lambda t: t.replace("\r", "").replace("\n", "|")))
+def test_cells_are_those_of_csv_reader(text):
+    """Quotes in odd places included; newlines inside quotes stand for themselves."""
+    from headrace.formats.csv_cells import Dialect
+
+    expected = next(csv.reader([text]), [])
+    found = [c.decode() for c in Dialect.of(",", '"').cells(text.encode())]
+    assert found == (expected or [""])

@@ -1,0 +1,153 @@
+"""What the encoders share: which blocks are taken as one text, and lines woven with records."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.core.block import Block, Position
+from headrace.core.errors import ConfigError, ModelContractError
+from headrace.core.tensor import TensorSpec
+from headrace.formats.contract import Piece
+from headrace.formats.encode import (
+    Weave,
+    checked_outputs,
+    number_text,
+    one_text,
+    output_columns,
+    raw_records,
+    row_width,
+)
+
+
+def block_of(records, line_ends):
+    """A block of these records, each followed by its own line end."""
+    starts, ends, data = [], [], b""
+    for record, line_end in zip(records, line_ends, strict=True):
+        starts.append(len(data))
+        ends.append(len(data) + len(record))
+        data += record + line_end
+    return Block(Position(), data, np.array(starts, np.int64), np.array(ends, np.int64))
+
+
+lines = st.tuples(
+    st.binary(min_size=1, max_size=6).map(lambda raw: raw.replace(b"\x00", b"%")),
+    st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\n\n", b"|", b""]),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(lines, min_size=1, max_size=6), st.data())
+def test_a_piece_taken_as_one_text_gives_the_lines_that_its_records_give(rows, data):
+    """Whichever way is taken, the bytes are the same: and one text is only taken where it can be."""
+    block = block_of([r for r, _ in rows], [e for _, e in rows])
+    start = data.draw(st.integers(0, len(rows) - 1))
+    piece = Piece(block, start, data.draw(st.integers(start + 1, len(rows))))
+    records = raw_records(piece)
+    predictions = [b"p%d" % i for i in range(len(piece))]
+    weave = Weave(b"<%", b"|%|", b">\n")
+    expected = b"".join(b"<%" + r + b"|%|" + p + b">\n" for r, p in zip(records, predictions, strict=True))
+    assert weave.into_records(records, predictions) == expected
+    plain = one_text(piece)
+    if plain is not None:
+        assert weave.into_text(*plain, predictions) == expected
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_plain_lines_are_one_text(line_end):
+    """The quick way is really taken, also without a line end at the very end."""
+    block = block_of([b"a,1", b"b,2", b"c,3"], [line_end, line_end, b""])
+    assert one_text(Piece(block, 0, 3)) == (line_end.join([b"a,1", b"b,2", b"c,3"]), line_end)
+    assert one_text(Piece(block, 1, 2)) == (b"b,2", b"\n")
+
+
+@pytest.mark.parametrize(
+    ("records", "line_ends"),
+    [
+        ([b'"a\nb"', b"c"], [b"\n", b"\n"]),
+        ([b"a", b"b"], [b"\n\n", b"\n"]),
+        ([b"a", b"b", b"c"], [b"\n", b"\r\n", b"\n"]),
+        ([b"a", b"b"], [b"|", b"|"]),
+        ([b"a", b"b"], [b"|\n", b"|\n"]),
+        ([b'"a\nb"', b"c"], [b"|", b"\n"]),
+        ([b'"a\nb"'], [b"\n"]),
+    ],
+    ids=[
+        "quoted newline",
+        "blank line",
+        "mixed line ends",
+        "no line end",
+        "no CRLF",
+        "newline elsewhere",
+        "one record",
+    ],
+)
+def test_what_is_not_plain_is_not_one_text(records, line_ends):
+    """A text split anywhere but between records would give wrong lines."""
+    assert one_text(Piece(block_of(records, line_ends), 0, len(records))) is None
+
+
+def test_chosen_rows_are_taken_one_by_one():
+    """Records that failed stand in the block's text, so it cannot be taken whole."""
+    piece = Piece(block_of([b"a", b"b", b"c"], [b"\n"] * 3), 0, 3, np.array([0, 2]))
+    assert one_text(piece) is None
+    assert raw_records(piece) == [b"a", b"c"]
+
+
+def test_columns_come_from_the_first_outputs():
+    """Names, datatypes and shapes, with the row axis open."""
+    outputs = {"y": np.zeros(2, np.float32), "v": np.zeros((2, 3, 4), np.int64), "s": np.array(["a", "b"])}
+    columns = output_columns(outputs)
+    assert columns == (
+        TensorSpec("y", "FP32", (-1,)),
+        TensorSpec("v", "INT64", (-1, 3, 4)),
+        TensorSpec("s", "BYTES", (-1,)),
+    )
+    assert [row_width(column) for column in columns] == [1, 12, 1]
+
+
+def test_a_dtype_that_cannot_be_written_is_refused():
+    """Complex numbers have no place in any of the formats."""
+    with pytest.raises(ConfigError, match=r"output 'z' cannot be written: .*complex64"):
+        output_columns({"z": np.zeros(2, np.complex64)})
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"z": np.zeros(2, np.float32)}, "answered with outputs z; this part began with y"),
+        ({"y": np.zeros(2, np.float32), "z": np.zeros(2)}, "answered with outputs y, z"),
+        ({"y": np.zeros(1, np.float32)}, r"shape \(1,\) for 2 records"),
+        (
+            {"y": np.zeros((2, 2), np.float32)},
+            r"shape \(2, 2\) for 2 records; this part began with rows of shape \(\)",
+        ),
+        ({"y": np.zeros(2, np.float64)}, "is float64; this part began with FP32"),
+    ],
+)
+def test_outputs_that_change_within_a_part_are_refused(outputs, message):
+    """A row too few would shift every prediction after it to the wrong record."""
+    columns = output_columns({"y": np.zeros(2, np.float32)})
+    piece = Piece(block_of([b"a", b"b"], [b"\n"] * 2), 0, 2)
+    with pytest.raises(ModelContractError, match=message):
+        checked_outputs(columns, [piece], outputs, datatypes=True)
+
+
+FLOATS = [0.1, 1 / 3, -0.0, 1e-7, 65504.0, 5.5]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
+def test_numbers_are_short_and_read_back_the_same(dtype):
+    """The digits are the dtype's own: 0.1 stays 0.1, and parsing gives the very same bits."""
+    numbers = np.array(FLOATS).astype(dtype)
+    texts = number_text(numbers, nonfinite_names=False)[1:-1].split(b",")
+    assert texts[0] == b"0.1"
+    assert np.array([float(text) for text in texts]).astype(dtype).tobytes() == numbers.tobytes()
+
+
+def test_what_is_not_finite():
+    """Named where the format has words for it, null where not; in any shape, in a strided array."""
+    numbers = np.array([[np.nan, 1.0, np.inf], [2.0, -np.inf, 3.0]], np.float32)
+    assert number_text(numbers, nonfinite_names=True) == b"[[nan,1.0,inf],[2.0,-inf,3.0]]"
+    assert number_text(numbers, nonfinite_names=False) == b"[[null,1.0,null],[2.0,null,3.0]]"
+    assert number_text(numbers[:, ::2], nonfinite_names=True) == b"[[nan,inf],[2.0,3.0]]"

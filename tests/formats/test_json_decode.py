@@ -1,0 +1,191 @@
+"""JSON records to tensors: one bad record costs one record."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.core.block import Block, FailureKind, Position
+from headrace.core.errors import ConfigError
+from headrace.formats.json_decode import JsonDecoder, JsonField
+from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.matrix import plain_flat_numbers
+
+ENGINES = {"simdjson": None, "plain": plain_flat_numbers, "record by record": lambda text, kind: None}
+
+
+def block_of(*lines: str | bytes) -> Block:
+    data = b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
+    (block,) = JsonLinesFormat().blocks([data], Position("o"))
+    return block
+
+
+def kept(got, block) -> list[int]:
+    return list(range(len(block))) if got.rows is None else got.rows.tolist()
+
+
+NUMBERS = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**63), 2**64 - 1))
+LINES = st.one_of(
+    st.lists(NUMBERS, min_size=2, max_size=2).map(json.dumps),
+    st.lists(NUMBERS, min_size=2, max_size=2).map(json.dumps),
+    st.sampled_from(["[1", "2]", "1,2", "[1],[2]", "[[1,2]]", "[]", "[1,]", "[1 2]", "[true,1]", "[null,1]", '["1",2]',
+                     "{}", "[+1,2]", "[01,2]", "[1,2,3]", " [1, 2] ", "[1,\t2]", "x", '"[1,2]"', "[1e400,1]", "[-0,1]",
+                     "[1e-0,1]", "]1,2[", "[nan,1]", "[1_0,2]", "[.5,1]"]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@given(st.lists(LINES, min_size=1, max_size=12))
+@example(["[1,2]", "[[1", "2]]", "[1],[2]"])
+@example(["[9007199791611905, 16777217]"])
+def test_arrays_of_numbers_are_rows_whatever_reads_them(engine, lines):
+    """Rows, failures and values as the plainest way gives them."""
+    block = block_of(*lines)
+    decoder = JsonDecoder({"x": JsonField(shape=(2,))}, flat_numbers=ENGINES[engine])
+    got = decoder.decode(block)
+    wanted = {}
+    for index, line in enumerate(lines):
+        try:
+            value = json.loads(line, parse_constant=lambda name: pytest.fail(name) if name != "NaN" else None)
+        except ValueError:
+            continue
+        if not (isinstance(value, list) and len(value) == 2):
+            continue
+        if all(isinstance(v, (int, float)) and not np.isinf(float(v)) for v in value):
+            with np.errstate(over="ignore"):
+                wanted[index] = [np.float32(float(v)) for v in value]
+    assert kept(got, block) == list(wanted)
+    assert [f.position.record for f in got.failures] == sorted(set(range(len(lines))) - set(wanted))
+    assert got.tensors["x"].shape == (len(wanted), 2)
+    assert got.tensors["x"].tolist() == [[float(v) for v in row] for row in wanted.values()]
+
+
+JSON_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-5, 300), st.floats(-2, 2), st.text(max_size=2)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.lists(st.one_of(JSON_VALUES, st.fixed_dictionaries({"a": st.integers(0, 255), "b": st.text(max_size=2)})),
+                min_size=1, max_size=8))  # fmt: skip
+def test_every_record_is_a_row_or_a_failure_and_all_at_once_is_one_by_one(values):
+    """A block decodes to what its records decode to alone."""
+    fields = {"n": JsonField("a", "uint8", ()), "t": JsonField("b", "text", ())}
+    lines = [json.dumps(v) for v in values]
+    block = block_of(*lines)
+    got = JsonDecoder(fields).decode(block)
+    alone = [JsonDecoder(fields).decode(block_of(line)) for line in lines]
+    assert kept(got, block) == [i for i, one in enumerate(alone) if not one.failures]
+    assert [f.why for f in got.failures] == [f.why for one in alone for f in one.failures]
+    assert [f.raw for f in got.failures] == [lines[i].encode() for i, one in enumerate(alone) if one.failures]
+    for name in fields:
+        assert got.tensors[name].tolist() == [v for one in alone for v in one.tensors[name].tolist()]
+
+
+def test_fields_by_name_dotted_name_and_nested_lists():
+    """Each an input of its own shape and type."""
+    fields = {
+        "image": JsonField("image"),
+        "age": JsonField("user.age", "int32"),
+        "name": JsonField("user.name", "text"),
+        "tags": JsonField("tags", "text", (2,)),
+        "ok": JsonField("ok", bool),
+    }
+    line = '{"image": [[1,2,3],[4,5.5,6]], "user": {"age": 7, "name": "é"}, "tags": ["a","b"], "ok": true}'
+    got = JsonDecoder(fields).decode(block_of(line, line))
+    assert got.rows is None
+    assert got.failures == ()
+    assert {k: (v.shape, v.dtype) for k, v in got.tensors.items()} == {
+        "image": ((2, 2, 3), np.float32),
+        "age": ((2,), np.int32),
+        "name": ((2,), object),
+        "tags": ((2, 2), object),
+        "ok": ((2,), bool),
+    }
+    assert got.tensors["image"][1].tolist() == [[1, 2, 3], [4, 5.5, 6]]
+    assert got.tensors["tags"][0].tolist() == ["a", "b"]
+
+
+def test_failures_say_what_and_where():
+    """Kind, field, and what is there instead."""
+    got = JsonDecoder({"v": JsonField("u.v", shape=(2,))}).decode(
+        block_of(
+            '{"u": {"v": [1, 2]}}',
+            "{",
+            '{"u": {"w": 1, "x": 2}}',
+            '{"u": 5}',
+            "[1]",
+            '{"u": {"v": "abc"}}',
+            '{"u": {"v": [1, 2, 3]}}',
+            '{"u": {"v": [[1], [2, 3]]}}',
+            '{"u": {"v": [1, "2"]}}',
+            b'{"u": "\xff"}',
+        )
+    )
+    assert got.rows.tolist() == [0]
+    whys = [f.why for f in got.failures]
+    assert whys[0].startswith("not JSON: ")
+    assert whys[1:8] == [
+        'field "u.v" is missing: field "u" has "w", "x"',
+        'field "u" is not an object with "v" in it, but 5',
+        'the record is not an object with "u" in it, but [1]',
+        'field "u.v" is not a number, but "abc"',
+        'field "u.v" has shape 3, 2 expected',
+        'field "u.v" is not an array of the same shape everywhere',
+        'field "u.v" is not a number, but [1,"2"]',
+    ]
+    kinds = [f.kind for f in got.failures]
+    assert kinds == [FailureKind.FORMAT, *[FailureKind.DECODE] * 7, FailureKind.FORMAT]
+    assert [f.position.line for f in got.failures] == list(range(2, 11))
+
+
+def test_without_a_shape_the_first_row_ever_decoded_tells():
+    """Across blocks, and whichever way was taken."""
+    decoder = JsonDecoder({"x": JsonField()})
+    got = decoder.decode(block_of('["a"]', "[1,2]", "[3]", "[[4,5]]"))
+    assert got.tensors["x"].tolist() == [[1, 2]]
+    assert decoder.decode(block_of("[1,2]", "[3,4]")).failures == ()
+    assert len(decoder.decode(block_of("[1,2,3]", "[3,4,5]")).failures) == 2
+    scalars = JsonDecoder({"x": JsonField()})
+    assert scalars.decode(block_of("1", "2.5")).tensors["x"].tolist() == [1, 2.5]
+    assert len(scalars.decode(block_of("[1]", "[2]")).failures) == 2
+
+
+def test_integers_are_exact_or_fail():
+    """No rounding, no wrapping."""
+    block = block_of("1", "1.0", "300", "-1", "true", "18446744073709551615", "18446744073709551616", '"1"')
+    for dtype, rows in (("uint8", [0, 4]), ("int64", [0, 2, 3, 4]), ("uint64", [0, 2, 4, 5]), ("bool", [4])):
+        got = JsonDecoder({"x": JsonField(dtype=dtype)}).decode(block)
+        assert got.rows.tolist() == rows
+        assert got.tensors["x"].dtype == np.dtype(dtype)
+
+
+def test_one_long_string_does_not_cost_its_length_for_every_row():
+    """Where a number is wanted: it is told by its type, before numpy sees it."""
+    import tracemalloc
+
+    block = block_of(*["1"] * 1000, json.dumps("x" * 200_000))
+    tracemalloc.start()
+    got = JsonDecoder({"x": JsonField()}).decode(block)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(got.failures) == 1
+    assert peak < 20_000_000
+
+
+def test_deep_nesting_is_a_failure_not_a_crash():
+    """Deeper than numpy has axes."""
+    got = JsonDecoder({"x": JsonField()}).decode(block_of("1", "[" * 100 + "]" * 100, "[" * 5000))
+    assert got.rows.tolist() == [0]
+    assert len(got.failures) == 2
+
+
+def test_settings_that_cannot_be_are_refused():
+    """When the decoder is made."""
+    with pytest.raises(ConfigError):
+        JsonDecoder({})
+    with pytest.raises(ConfigError):
+        JsonDecoder({"x": JsonField(dtype="datetime64[s]")})

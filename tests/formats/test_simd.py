@@ -1,0 +1,111 @@
+"""Every engine reads the same numbers, or says that it cannot."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.formats.arrow import delimited_numbers
+from headrace.formats.matrix import plain_flat_numbers
+from headrace.formats.simd import FlatNumberReader
+
+JSON_NUMBERS = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers(-(2**63), 2**64 - 1).map(str),
+    st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,2})?", fullmatch=True),
+)
+ODD = st.sampled_from(
+    ["+1", ".5", "1.", "007", "nan", "-inf", "Infinity", "1e400", "1e-400", " 1 ", '"1.5"', '"1"5', '1"5', '"1""5"',
+     "0x10", "1_0", "1e", "", "NA", "null", "true", "nan(1)", "\t2", "1\r", "--1", "-0", "-0.0", "1e-0"]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("read", [FlatNumberReader(), plain_flat_numbers])
+@given(st.lists(JSON_NUMBERS, min_size=1, max_size=8))
+@example(["9007199254740993", "-9007199254740993", "18446744073709551615"])
+@example(["-0.0", "5e-324", "1.7976931348623157e308", "2.2250738585072011e-308"])
+def test_numbers_are_the_nearest_float64(read, texts):
+    """Bit for bit those of `float`, but that the integer -0 has no sign; or None for all of them."""
+    numbers = read(f"[{','.join(texts)}]".encode(), "d")
+    if numbers is None:
+        assert any(
+            (abs(float(t)) >= 2**63 and t.lstrip("-").isdigit()) or math.isinf(float(t)) for t in texts
+        )
+        return
+    assert numbers.dtype == np.float64
+    assert numbers.tolist() == [float(t) for t in texts]
+    signed = [t for t in zip(texts, numbers, strict=True) if t[0] != "-0"]
+    assert all(math.copysign(1, float(t)) == math.copysign(1, n) for t, n in signed)
+
+
+@pytest.mark.parametrize("read", [FlatNumberReader(), plain_flat_numbers])
+@pytest.mark.parametrize("kind", ["d", "i", "u"])
+@pytest.mark.parametrize("cell", ["true", "false", "null", '"1"', "{}", "+1", "", "nan", "01", "1 2", "x"])
+def test_what_is_no_json_number_is_refused(read, kind, cell):
+    """Never a wrong number."""
+    assert read(f"[1,{cell}]".encode(), kind) is None
+    assert read(b"[1,2]", kind).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("read", [FlatNumberReader(), plain_flat_numbers])
+def test_integers_are_exact_or_refused(read):
+    """To the ends of 64 bits."""
+    low, high, top = -(2**63), 2**63 - 1, 2**64 - 1
+    assert read(f"[{low},{high}]".encode(), "i").tolist() == [low, high]
+    assert read(f"[0,{top}]".encode(), "u").tolist() == [0, top]
+    for kind, text in [
+        ("i", top),
+        ("i", 2**64),
+        ("i", "1.0"),
+        ("i", "1e3"),
+        ("u", -1),
+        ("u", 2**64),
+        ("u", "2.0"),
+    ]:
+        assert read(f"[1,{text}]".encode(), kind) is None
+
+
+def test_a_result_outlives_the_next_text():
+    """The parser is used again, the numbers are not its own."""
+    read = FlatNumberReader()
+    first = read(b"[1.5,2.5]", "d")
+    assert read(b"[", "d") is None
+    read(b"[7,8,9]", "d")
+    assert first.tolist() == [1.5, 2.5]
+
+
+@given(st.lists(JSON_NUMBERS | ODD, min_size=1, max_size=4))
+def test_arrow_reads_what_float_reads_or_nothing(cells):
+    """Its engine takes more than JSON, and must not take more than `float` does."""
+    text = "\n".join(f"{cell};1" for cell in cells).encode()
+    numbers = delimited_numbers(text, len(cells), 2, b";", b'"')
+    if numbers is None:
+        return
+    from headrace.formats.csv_cells import Dialect
+
+    exact = [float(Dialect.of(";", '"').cells(line)[0]) for line in text.split(b"\n")]
+    assert repr(numbers[::2].tolist()).replace("-nan", "nan") == repr(exact)
+
+
+def test_arrow_takes_quoted_numbers_and_nan():
+    """What it is there for."""
+    numbers = delimited_numbers(b'"1.5",nan\r\n+2,.5', 2, 2, b",", b'"')
+    assert repr(numbers.tolist()) == "[1.5, nan, 2.0, 0.5]"
+
+
+def test_without_the_extras_the_plain_way_is_taken(monkeypatch):
+    """And who asks for the door itself is told what to install."""
+    import sys
+
+    from headrace.core.errors import MissingExtraError
+    from headrace.formats import matrix
+
+    for library, door in (("simdjson", "simd"), ("pyarrow", "arrow")):
+        monkeypatch.setitem(sys.modules, library, None)
+        monkeypatch.delitem(sys.modules, f"headrace.formats.{door}", raising=False)
+    assert matrix.fastest_flat_numbers() is plain_flat_numbers
+    assert matrix.arrow_delimited_numbers() is None
+    with pytest.raises(MissingExtraError, match=r"headrace\[fast\]"):
+        __import__("headrace.formats.simd")

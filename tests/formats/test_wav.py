@@ -1,0 +1,126 @@
+"""WAV against the standard library's and libsndfile's readers, and the headers that real writers leave behind."""
+
+import io
+import struct
+import wave
+
+import numpy as np
+import pytest
+import soundfile
+
+from headrace.core.errors import CorruptError, TruncatedError
+from headrace.formats.chunkfile import ChunkFile
+from headrace.formats.wav import READ_BYTES, read_header, read_samples
+
+NOISE = np.random.default_rng(3).uniform(-0.9, 0.9, (1001, 2))
+
+
+def encoded(subtype, samples=NOISE, rate_hz=8000, kind="WAV"):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate_hz, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+def decoded(data):
+    file = ChunkFile([data])
+    header = read_header(file)
+    return header, np.concatenate([np.empty((0, header.channels), np.float32), *read_samples(file, header)])
+
+
+def riff(data, *, data_size=None, riff_size=None, before=b"", fmt=None):
+    fmt = struct.pack("<HHIIHH", 1, 1, 8000, 16000, 2, 16) if fmt is None else fmt
+    body = b"WAVE" + b"fmt " + struct.pack("<I", len(fmt)) + fmt + before
+    body += b"data" + struct.pack("<I", len(data) if data_size is None else data_size) + data
+    return b"RIFF" + struct.pack("<I", len(body) if riff_size is None else riff_size) + body
+
+
+@pytest.mark.parametrize("kind", ["WAV", "WAVEX", "RF64"])
+@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_samples_equal_those_of_libsndfile(kind, subtype, channels):
+    data = encoded(subtype, NOISE[:, :channels], kind=kind)
+    expected, rate_hz = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    header, samples = decoded(data)
+    assert (header.sample_rate_hz, header.channels) == (rate_hz, channels)
+    np.testing.assert_array_equal(samples, expected)
+
+
+def test_samples_equal_those_of_the_standard_library():
+    integers = np.arange(-32768, 32767, 7, dtype="<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, 44100, 0, "NONE", ""))
+        writer.writeframes(integers.tobytes())
+    _, samples = decoded(file.getvalue())
+    with wave.open(io.BytesIO(file.getvalue())) as reader:
+        expected = np.frombuffer(reader.readframes(-1), "<i2") / 32768
+    np.testing.assert_array_equal(samples[:, 0], expected.astype(np.float32))
+
+
+def test_other_chunks_and_odd_padding_are_passed_over():
+    """A LIST chunk of odd length has a padding byte that its size does not count."""
+    header, samples = decoded(riff(b"\x00\x40", before=b"LIST" + struct.pack("<I", 5) + b"INFOx\0"))
+    assert samples.tolist() == [[0.5]]
+    assert header.data_byte == 36 + 8 + 6 + 8
+
+
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF])
+def test_an_unknown_size_means_until_the_end(size):
+    """A writer into a pipe cannot go back to fill the sizes in."""
+    _, samples = decoded(riff(b"\x00\x40" * 50000, data_size=size, riff_size=36 if size == 0 else size))
+    assert len(samples) == 50000
+
+
+def test_no_samples_before_a_trailing_chunk_are_no_samples():
+    """A data size of 0 in a finished file is the truth: the LIST chunk behind it is not sound."""
+    data = riff(b"", data_size=0) + b"LIST" + struct.pack("<I", 4) + b"INFO"
+    data = data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
+    assert len(decoded(data)[1]) == 0
+
+
+def test_samples_before_a_cut_are_given():
+    data = encoded("PCM_16", np.zeros((READ_BYTES, 1)))[:-1001]
+    file = ChunkFile([data])
+    parts = []
+    with pytest.raises(TruncatedError, match="1001 bytes early") as caught:
+        parts.extend(read_samples(file, read_header(file)))
+    assert sum(len(p) for p in parts) == READ_BYTES - 501
+    assert caught.value.byte == len(data)
+
+
+def test_a_cut_in_the_middle_of_a_sample_of_unknown_size():
+    fmt = struct.pack("<HHIIHH", 1, 2, 8000, 32000, 4, 16)
+    file = ChunkFile([riff(b"\0" * 10, data_size=0xFFFFFFFF, fmt=fmt)])
+    with pytest.raises(TruncatedError, match="middle"):
+        list(read_samples(file, read_header(file)))
+
+
+def test_a_padding_byte_after_an_unknown_size_is_no_cut():
+    fmt = struct.pack("<HHIIHH", 1, 1, 8000, 24000, 3, 24)
+    _, samples = decoded(riff(b"\0" * 9 + b"\0", data_size=0xFFFFFFFF, fmt=fmt))
+    assert len(samples) == 3
+
+
+@pytest.mark.parametrize("length", [0, 5, 11, 14, 30, 40])
+def test_a_cut_in_the_header_is_truncated(length):
+    with pytest.raises(TruncatedError, match="before any sample"):
+        read_header(ChunkFile([riff(b"\0" * 100)[:length]]))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"RIFF\x00\x00\x00\x00AVI LIST", "not a WAV file"),
+        (b"RIFX\x00\x00\x00\x00WAVE", "not a WAV file"),
+        (riff(b"", fmt=struct.pack("<HHIIHH", 0x55, 2, 44100, 0, 1, 0)), "0x0055 is not read"),
+        (riff(b"", fmt=struct.pack("<HHIIHH", 1, 0, 44100, 0, 1, 8)), "impossible"),
+        (riff(b"", fmt=struct.pack("<HHIIHH", 1, 1, 0, 0, 2, 16)), "impossible"),
+        (riff(b"", fmt=struct.pack("<HHIIHH", 1, 1, 8000, 0, 2, 24)), "impossible"),
+        (riff(b"", fmt=b"\0" * 8), "8 bytes"),
+        (b"RIFF\x24\0\0\0WAVEdata\0\0\0\0", "no `fmt ` chunk"),
+        (b"RIFF\x24\0\0\0WAVEfmt \xff\xff\xff\x7f", "claims"),
+    ],
+)
+def test_what_cannot_be_read_says_why(data, why):
+    with pytest.raises(CorruptError, match=why):
+        read_header(ChunkFile([data]))

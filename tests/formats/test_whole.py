@@ -1,0 +1,40 @@
+"""The whole member as one record."""
+
+import pytest
+
+from headrace.core.block import RAW_BYTES_KEPT_MAX, FailureKind, Position
+from headrace.formats.whole import WholeFormat
+
+
+@pytest.mark.parametrize("chunks", [[], [b""], [b"\0ab\n", memoryview(b"c\r\n")], [b"x"] * 10])
+def test_all_bytes_are_one_record_as_they_stand(chunks):
+    """Empty ones and binary ones too."""
+    (block,) = WholeFormat(record_bytes_max=10).blocks(chunks, Position("o", "m"))
+    assert len(block) == 1
+    assert block.record(0) == b"".join(chunks)
+    assert block.position(0) == Position("o", "m")
+    assert block.failures == ()
+
+
+@pytest.mark.parametrize("size", [1, 4, 11, 40])
+def test_more_than_may_be_is_a_failure_that_keeps_the_start(size):
+    """The same whatever the chunks."""
+    data = bytes(range(40))
+    chunks = [data[i : i + size] for i in range(0, 40, size)]
+    (block,) = WholeFormat(record_bytes_max=10).blocks(chunks, Position("o"))
+    (failure,) = block.failures
+    assert (len(block), failure.kind, failure.raw) == (0, FailureKind.FORMAT, data[:10])
+    assert failure.why == "40 bytes, longer than record_bytes_max=10"
+
+
+def test_a_failure_keeps_no_more_than_the_first_64_kib():
+    """Of however much there is; a chunk that is overwritten later does no harm."""
+    buffer = bytearray(b"a" * 50_000)
+
+    def chunks():
+        for letter in b"abcd":
+            buffer[:] = bytes([letter]) * 50_000
+            yield memoryview(buffer)
+
+    (block,) = WholeFormat(record_bytes_max=100_000).blocks(chunks(), Position())
+    assert block.failures[0].raw == (b"a" * 50_000 + b"b" * 50_000)[:RAW_BYTES_KEPT_MAX]

