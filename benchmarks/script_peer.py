@@ -10,7 +10,6 @@ kept alive, as such scripts have it.
 import argparse
 import csv
 import http.client
-import io
 import json
 import tarfile
 import urllib.parse
@@ -33,8 +32,7 @@ def rows_of(file):
     with tarfile.open(fileobj=file, mode="r|*") as tar:
         for member in tar:
             if member.isfile() and member.name.endswith(".csv"):
-                text = io.TextIOWrapper(tar.extractfile(member), encoding="utf-8", newline="")
-                yield from csv.reader(text)
+                yield from csv.reader(line.decode() for line in tar.extractfile(member))
 
 
 def oip_body(row):

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.client.endpoint import endpoint_predictor
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model
@@ -55,6 +54,8 @@ def open_predictor(
     if (model is None) == (endpoint is None):
         raise ConfigError("give either a model (--model) or an endpoint (--endpoint), not both and not neither")
     if endpoint is not None:
+        from headrace.client.endpoint import endpoint_predictor  # noqa: PLC0415 - an extra
+
         predictor = endpoint_predictor(
             endpoint,
             protocol=options.protocol,

@@ -75,7 +75,7 @@ def reused(data, cuts):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(choice=st.data())
 def test_chunk_edges_change_nothing(name, choice):
     """Whole files and cut ones: the same blocks and the same error."""
@@ -84,6 +84,18 @@ def test_chunk_edges_change_nothing(name, choice):
     data = data[:length]
     cuts = sorted(choice.draw(st.lists(st.integers(0, length), max_size=12), label="cuts"))
     assert outcome(format_, reused(data, cuts)) == outcome(format_, [data])
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(choice=st.data())
+def test_damage_is_a_failure_or_a_corrupt_error(choice, name):
+    """Nothing else is raised, whatever the bytes: one bad file does not stop a run."""
+    format_, data = CASES[name]
+    broken = bytearray(data)
+    for at in choice.draw(st.lists(st.integers(0, len(data) - 1), min_size=1, max_size=9), label="at"):
+        broken[at] = choice.draw(st.integers(0, 255), label="byte")
+    outcome(format_, [bytes(broken)])
 
 
 @pytest.mark.parametrize("name", CASES)

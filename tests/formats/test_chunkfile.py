@@ -1,7 +1,7 @@
 """Reads over chunks: exact whatever the cuts, and honest about what the chunks raised."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.formats.chunkfile import ChunkFile
@@ -11,6 +11,7 @@ def cut(data, size):
     return [data[i : i + size] for i in range(0, len(data), size)]
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.binary(max_size=60),
     st.integers(1, 9),

@@ -58,10 +58,19 @@ def exact(record: bytes, width: int, columns, convert):
         return None
 
 
+ROW = st.one_of(
+    *[st.lists(GOOD, min_size=3, max_size=3)] * 3,
+    st.lists(CELLS, min_size=3, max_size=3),
+    st.lists(CELLS, min_size=1, max_size=5),
+)
+
+
 @pytest.mark.parametrize("columns", [None, [1], [2, 0]])
 @pytest.mark.parametrize("engine", ENGINES)
-@given(st.lists(st.one_of(st.lists(CELLS, min_size=3, max_size=3), st.lists(CELLS, min_size=1, max_size=5)),
-                max_size=40))  # fmt: skip
+@given(st.lists(ROW, max_size=8) | st.lists(ROW, min_size=10, max_size=40))
+@example([["[1", "2", "3"], ["4", "5", "6]"]])
+@example([["[1", "2", "3]"], ["4", "5", "6"]])
+@example([["1", "2", "3"], [], [], ["4", "5", "6"], ["7", "8", "9"]])
 @example(
     [["1", "2", "3"]] * 30 + [["1", "2"]] + [["x", "2", "3"]] + [["1", "2", "3", "4"], ["[1", "2]", "3"]]
 )
@@ -140,7 +149,7 @@ def test_failures_say_what_and_where():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ragged_rows_that_make_up_for_each_other_are_found(engine):
     """29 and 31 columns are 60 numbers as well; and so are counts that agree modulo 256."""
-    for widths in ([2, 1, 3], [3, 1, 2], [2, 258, 2], [300, 44, 556, 300]):
+    for widths in ([2, 1, 3], [3, 1, 2], [2, 258, 2], [300, 44, 556, 300], [300, 556, 44]):
         data = "\n".join(",".join(["1"] * w) for w in widths).encode()
         got = CsvMatrixDecoder("x", width=widths[0], **ENGINES[engine]).decode(block_of(data))
         assert [f.position.record for f in got.failures] == [
@@ -229,6 +238,8 @@ def test_other_settings_that_cannot_be_are_refused():
 def test_other_delimiters_and_decimal_commas(engine):
     """A decimal comma is no number, and no delimiter either."""
     decoder = CsvMatrixDecoder("x", width=2, delimiter=";", **ENGINES[engine])
+    for data in (b"1,5;2\n3\n", b"1,5\n3,4\n"):
+        assert len(decoder.decode(block_of(data, delimiter=";")).failures) == 2
     got = decoder.decode(block_of(b"1.5;2\n1,5;2\n3;4\n", delimiter=";"))
     assert got.tensors["x"].tolist() == [[1.5, 2], [3, 4]]
     assert [f.why for f in got.failures] == ['column 0: "1,5" is not a number']

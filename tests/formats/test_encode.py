@@ -50,15 +50,17 @@ def test_a_piece_taken_as_one_text_gives_the_lines_that_its_records_give(rows, d
     assert weave.into_records(records, predictions) == expected
     plain = one_text(piece)
     if plain is not None:
-        assert weave.into_text(*plain, predictions) == expected
+        assert weave.into_text(plain, predictions) == expected
+        assert Weave(b"", b"|%|", b">\n").into_text(plain, predictions) == expected.replace(b"<%", b"")
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
 def test_plain_lines_are_one_text(line_end):
     """The quick way is really taken, also without a line end at the very end."""
     block = block_of([b"a,1", b"b,2", b"c,3"], [line_end, line_end, b""])
-    assert one_text(Piece(block, 0, 3)) == (line_end.join([b"a,1", b"b,2", b"c,3"]), line_end)
-    assert one_text(Piece(block, 1, 2)) == (b"b,2", b"\n")
+    assert one_text(Piece(block, 0, 3)) == b"a,1\nb,2\nc,3\n"
+    assert one_text(Piece(block, 0, 2)) == b"a,1\nb,2\n"
+    assert one_text(Piece(block, 1, 2)) == b"b,2\n"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,8 @@ def test_plain_lines_are_one_text(line_end):
         ([b"a", b"b"], [b"|\n", b"|\n"]),
         ([b'"a\nb"', b"c"], [b"|", b"\n"]),
         ([b'"a\nb"'], [b"\n"]),
+        ([b"a\rb", b"c"], [b"\r\n", b"\r\n"]),
+        ([b"a\rb", b"c"], [b"|\n", b"\r\n"]),
     ],
     ids=[
         "quoted newline",
@@ -80,6 +84,8 @@ def test_plain_lines_are_one_text(line_end):
         "no CRLF",
         "newline elsewhere",
         "one record",
+        "returns",
+        "returns elsewhere",
     ],
 )
 def test_what_is_not_plain_is_not_one_text(records, line_ends):

@@ -188,8 +188,9 @@ def test_frames_before_damage_are_given(kind, length, tmp_path):
         blocks = []
         try:
             blocks.extend(VideoFormat().blocks([bytes(broken)], FIRST))
-        except CorruptError as error:
-            assert not isinstance(error, TruncatedError)
+        except TruncatedError:
+            pytest.fail("nothing was cut off")
+        except CorruptError:
             images = column(blocks, "image")
             assert 7 <= len(images) <= 20
             np.testing.assert_array_equal(images, clean[: len(images)])
@@ -244,6 +245,17 @@ def test_what_is_not_video_says_so(data, kind, why):
     assert frames == []
     assert type(error) is kind
     assert why in error.why
+
+
+def test_metadata_that_is_not_text_does_not_cost_the_video():
+    data = video_files.encoded("matroska").replace(b"Lavf", b"\xff\xfe\xc1f")
+    assert len(column(blocks_of(data), "frame")) == 30
+
+
+def test_a_codec_without_a_decoder():
+    data = video_files.encoded("matroska").replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/XYZ")
+    _, error = broken_off(data)
+    assert "no decoder" in error.why
 
 
 def test_sound_alone_is_not_video():

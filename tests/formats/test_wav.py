@@ -116,6 +116,7 @@ def test_a_cut_in_the_header_is_truncated(length):
         (riff(b"", fmt=struct.pack("<HHIIHH", 1, 0, 44100, 0, 1, 8)), "impossible"),
         (riff(b"", fmt=struct.pack("<HHIIHH", 1, 1, 0, 0, 2, 16)), "impossible"),
         (riff(b"", fmt=struct.pack("<HHIIHH", 1, 1, 8000, 0, 2, 24)), "impossible"),
+        (riff(b"", fmt=struct.pack("<HHIIHH", 1, 1, 1 << 31, 0, 2, 16)), "impossible"),
         (riff(b"", fmt=b"\0" * 8), "8 bytes"),
         (b"RIFF\x24\0\0\0WAVEdata\0\0\0\0", "no `fmt ` chunk"),
         (b"RIFF\x24\0\0\0WAVEfmt \xff\xff\xff\x7f", "claims"),

@@ -29,6 +29,11 @@ class Fault:
 CUT_NOW = Fault(cut_at=0)
 
 
+class _Quiet(ThreadingHTTPServer):
+    def handle_error(self, request, client_address) -> None:
+        """Clients that hang up are part of the tests."""
+
+
 class HttpFiles:
     """Serves `objects` by path. `faults` are used up one a request, in order; `requests` is what came in."""
 
@@ -44,7 +49,7 @@ class HttpFiles:
         self.heads = True
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = _Quiet(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
     @property

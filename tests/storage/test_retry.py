@@ -74,7 +74,7 @@ def test_what_does_not_pass_is_raised_at_once():
 
 def test_the_budget_ends_in_unavailable_with_its_cause():
     clock = ManualClock(auto=True)
-    with pytest.raises(UnavailableError, match="u: reading still fails after .* 30.0 s: 503") as raised:
+    with pytest.raises(UnavailableError, match=r"u: reading still fails after .* 30.0 s: 503") as raised:
         Retrier(clock, RetryPolicy(retry_s=30)).run("u", "reading", _failing(10**9))
     assert clock.now() == pytest.approx(30)
     assert isinstance(raised.value.__cause__, TransientFault)

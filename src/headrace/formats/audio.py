@@ -93,7 +93,7 @@ class AudioFormat:
         if rate_hz == sound.rate_hz:
             return mixed
         what = f"resampling {sound.rate_hz} Hz to {rate_hz} Hz"
-        return _container(what).resampled(mixed, sound.rate_hz, rate_hz)
+        return _container(what).resampled(mixed, sound.rate_hz, rate_hz, sound.byte_of(0))
 
     def _window(self, file: ChunkFile, rate_hz: int, channels: int) -> int:
         samples = max(1, round(self.window_ms * rate_hz / 1000))

@@ -23,8 +23,11 @@ Samples = NDArray[np.float32]
 
 # Decoders conceal damage by default; these make them say so. FLAC frames have a CRC, H.264 slices do not.
 _STRICT = {"err_detect": "crccheck+explode"}
+_PYAV = int(av.__version__.split(".")[0])
+# A title that is not UTF-8 must not cost the video. From PyAV 19 on that needs no telling, and cannot be told.
+_ANY_METADATA: dict[str, str] = {"metadata_errors": "replace"} if _PYAV < 19 else {}
 # Scaling in several threads came, and became the default, with PyAV 17.
-_ONE_THREAD: dict[str, int] = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
+_ONE_THREAD: dict[str, int] = {"threads": 1} if _PYAV >= 17 else {}
 
 
 class _Source:
@@ -74,7 +77,9 @@ class _Source:
 def _opened(source: _Source, demuxer: str, file: ChunkFile, options: dict[str, str]) -> Any:
     """The container, with its header and first packets read. Typed loosely: PyAV's own types differ by version."""
     try:
-        return av.open(cast("Any", source), "r", format=demuxer, options=options)
+        return av.open(
+            cast("Any", source), "r", format=demuxer, options=options, **cast("Any", _ANY_METADATA)
+        )
     except FFmpegError as error:
         source.check()
         raise CorruptError(
@@ -124,7 +129,8 @@ class FlacReader:
                     yield part
             except FFmpegError as error:
                 source.check()
-                self._check_count(done)
+                if not self._file.peek(1):
+                    self._check_count(done)
                 raise self._corrupt(f"{error.strerror} after {done} samples") from error
         source.check()
         self._check_count(done)
@@ -155,11 +161,18 @@ def _floats(frame: Any) -> Samples:
     return data.astype(np.float32) * np.float32(1 / (1 << (8 * data.dtype.itemsize - 1)))
 
 
-def resampled(parts: Iterable[Samples], rate_in_hz: int, rate_out_hz: int) -> Iterator[Samples]:
-    """Parts [channels, n] at another rate (FFmpeg's resampler, each channel by itself)."""
+def resampled(parts: Iterable[Samples], rate_in_hz: int, rate_out_hz: int, byte: int) -> Iterator[Samples]:
+    """Parts [channels, n] at another rate (FFmpeg's resampler, each channel by itself).
+
+    Raises `CorruptError`, at `byte`, when there is no resampler for these rates.
+    """
     resamplers: list[_Resampler] = []
     for part in parts:
-        resamplers = resamplers or [_Resampler(rate_in_hz, rate_out_hz) for _ in part]
+        try:
+            resamplers = resamplers or [_Resampler(rate_in_hz, rate_out_hz) for _ in part]
+        except FFmpegError as error:
+            why = f"{rate_in_hz} Hz cannot be resampled to {rate_out_hz} Hz: {error.strerror}"
+            raise CorruptError(why, byte=byte) from error
         yield from _joined([r.resampled(channel) for r, channel in zip(resamplers, part, strict=True)])
     yield from _joined([r.resampled(None) for r in resamplers])
 

@@ -97,14 +97,13 @@ class CsvEncoder:
         return (line or b'""') + b"\n"
 
     def _join(self, piece: Piece, predictions: Sequence[bytes]) -> bytes:
-        plain = one_text(piece)
-        if self._input_is_csv:
-            if plain is None:
-                return self._weave.into_records(raw_records(piece), predictions)
-        elif plain is None or self._quotes(plain[0]):
-            records = [self._dialect.encoded([record]) for record in raw_records(piece)]
-            return self._weave.into_records(records, predictions)
-        return self._weave.into_text(*plain, predictions)
+        text = one_text(piece)
+        if text is not None and (self._input_is_csv or not self._quotes(text)):
+            return self._weave.into_text(text, predictions)
+        records = raw_records(piece)
+        if not self._input_is_csv:
+            records = [self._dialect.encoded([record]) for record in records]
+        return self._weave.into_records(records, predictions)
 
     def _quotes(self, text: bytes) -> bool:
         """Whether a text of several records has anything that needs quoting, line ends aside."""

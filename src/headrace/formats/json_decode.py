@@ -223,12 +223,11 @@ def _without_brackets(block: Block) -> Rows | None:
     if not ((values[starts] == 0x5B) & (values[stops] == 0x5D) & (stops > starts)).all():
         return None
     origin, stop = int(starts[0]), int(block.ends[-1])
-    if block.data.count(b"[", origin, stop) != len(block) or block.data.count(b"]", origin, stop) != len(
-        block
-    ):
+    text = block.data[origin:stop]
+    if text.count(b"[") != len(block) or text.count(b"]") != len(block):
         return None
     # Spaces in their place keep every offset; around a number they mean nothing.
-    text = block.data[origin:stop].replace(b"[", b" ").replace(b"]", b" ")
+    text = text.replace(b"[", b" ").replace(b"]", b" ")
     return Rows(text, starts - origin, block.ends - origin)
 
 

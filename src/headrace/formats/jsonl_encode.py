@@ -5,6 +5,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import orjson
 
 from headrace.core.errors import ConfigError
@@ -100,28 +101,26 @@ class JsonLinesEncoder:
 
 
 def _join_json(weave: Weave, piece: Piece, fields: Sequence[bytes]) -> bytes:
-    plain = one_text(piece)
-    if plain is None:
+    text = one_text(piece)
+    if text is None:
         return weave.into_records(raw_records(piece), fields)
-    return weave.into_text(*plain, fields)
+    return weave.into_text(text, fields)
 
 
 def _join_text(inside: Weave, outside: Weave, piece: Piece, fields: Sequence[bytes]) -> bytes:
     """With `inside` the quotes around the record belong to the constants; with `outside` there are none."""
-    plain = one_text(piece)
-    # Without backslashes of its own the text has, once escaped, one escape for each line end, and no other such.
-    if plain is not None and b"\\" not in plain[0]:
-        text, line_end = plain
-        try:
-            return inside.into_text(_inside_string(text), _inside_string(line_end), fields)
-        except UnicodeDecodeError:
-            pass
+    text = one_text(piece)
+    if text is not None and _needs_no_escapes(text, len(piece)):
+        return inside.into_text(text, fields)
     return outside.into_records([_input_field(record) for record in raw_records(piece)], fields)
 
 
-def _inside_string(text: bytes) -> bytes:
-    """A JSON string without its quotes; UnicodeDecodeError for what is not UTF-8."""
-    return orjson.dumps(text.decode())[1:-1]
+def _needs_no_escapes(text: bytes, lines: int) -> bool:
+    """Whether every line can stand between the quotes of a JSON string as it is."""
+    if not text.isascii() or b'"' in text or b"\\" in text:
+        return False
+    controls = np.frombuffer(text, np.uint8) < 0x20
+    return np.count_nonzero(controls) == lines  # the newlines
 
 
 def _input_field(record: bytes) -> bytes:

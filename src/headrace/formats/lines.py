@@ -157,8 +157,10 @@ class RecordCutter:
             self._held_bytes += len(piece)
             self._state = state
             return len(piece), None
-        if held + int(ends[0]) > self._block_bytes_max:
-            ends = ends[:1]  # a record longer than a block is a block of its own
+        if held + len(piece) > self._block_bytes_max:
+            # A record longer than a block is a block of its own.
+            fits = int(np.searchsorted(ends, self._block_bytes_max - held, "right"))
+            ends = ends[: max(fits, 1)]
         if held + len(piece) > self._record_bytes_max:
             ends = ends[: self._first_too_long(ends)]
             if not len(ends):

@@ -52,7 +52,8 @@ class VideoFormat:
 
     Errors: `CorruptError` for what is not MP4 or Matroska, for an MP4 file whose index comes last (it cannot be
     streamed; noticed at the header of the media, before its bytes), and at the first damage; `TruncatedError` for what
-    ends early. Frames before that have been given. Damage that neither the container nor the codec can tell
+    ends early. Frames before that have been given, but for the few that the decoder held back to show them after a
+    missing one: no frame comes after a gap. Damage that neither the container nor the codec can tell
     from a picture is not noticed. Constructing one without PyAV raises `MissingExtraError` (video).
     """
 

@@ -18,6 +18,7 @@ MAGICS = (b"RIFF", b"RF64", b"BW64")
 READ_BYTES = 64 * 1024
 """About how many bytes of samples are read and converted at once."""
 
+_RATE_HZ_MAX = 10_000_000
 _UNKNOWN = 0xFFFFFFFF
 _SMALL_CHUNK_BYTES_MAX = 64 * 1024
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
@@ -143,7 +144,7 @@ def _layout(body: bytes, at: int) -> WavHeader:
     widths = (4, 8) if tag == _FLOAT else (1, 2, 3, 4)
     if (
         odd
-        or rate == 0
+        or not 0 < rate <= _RATE_HZ_MAX
         or sample_bytes not in widths
         or not 8 * (sample_bytes - 1) < bits <= 8 * sample_bytes
     ):

@@ -223,7 +223,10 @@ class Ledger:
                 self._store.delete(self._uri(name + suffix))
 
     def finish(self, report: Mapping[str, Any]) -> None:
-        """The run is complete."""
+        """The run is complete; what a kill between a part's commit and its tidying left behind goes now."""
+        for info in list(self._store.list(self._uri("part-"))):
+            if ".checkpoint-" in info.uri:
+                self._store.delete(info.uri)
         self._store.put(self._uri("report.json"), _dump(report))
 
     def reopen(self) -> None:

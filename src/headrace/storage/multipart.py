@@ -125,7 +125,7 @@ class _Parts:
     def put(self, part: bytes) -> None:
         """Wait for room; drops the part when the uploader has given up."""
         with self._changed:
-            self._changed.wait_for(lambda: self._abandoned or len(self._waiting) < PARTS_WAITING_MAX)
+            self._changed.wait_for(lambda: len(self._waiting) < PARTS_WAITING_MAX)
             if not self._abandoned:
                 self._waiting.append(part)
             self._changed.notify_all()
@@ -142,7 +142,7 @@ class _Parts:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """The uploader is gone."""
+        """The uploader is gone; whoever waits for room goes on, and what it brings is dropped."""
         with self._changed:
             self._abandoned = True
             self._waiting.clear()

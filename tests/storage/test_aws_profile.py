@@ -1,0 +1,161 @@
+"""Who we are to S3: the environment and the files, in the AWS tools' order."""
+
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.storage.aws_profile import CredentialSource, aws_settings
+
+KEYS = {"AWS_ACCESS_KEY_ID": "env-key", "AWS_SECRET_ACCESS_KEY": "env-secret"}
+CREDENTIALS = """
+[default]
+aws_access_key_id = default-key
+aws_secret_access_key = default-secret
+[work]
+aws_access_key_id = work-key
+aws_secret_access_key = work%secret
+aws_session_token = work-token
+"""
+CONFIG = """
+[default]
+region = eu-central-1
+[profile work]
+region = eu-west-3
+endpoint_url = https://storage.work.example/
+services = local
+[services local]
+s3 =
+  endpoint_url = http://127.0.0.1:9000
+  other = 1
+dynamodb =
+  endpoint_url = http://127.0.0.1:8000
+[profile borrower]
+source_profile = work
+[profile role]
+role_arn = arn:aws:iam::1:role/x
+source_profile = work
+[profile sso]
+sso_session = here
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(CREDENTIALS)
+    (tmp_path / ".aws" / "config").write_text(CONFIG)
+    return lambda **environ: aws_settings(
+        {"HOME": str(tmp_path)} | environ, ec2_vendor_file=tmp_path / "vendor"
+    )
+
+
+@pytest.fixture
+def bare(tmp_path):
+    return lambda **environ: aws_settings(
+        {"HOME": str(tmp_path)} | environ, ec2_vendor_file=tmp_path / "vendor"
+    )
+
+
+def test_keys_in_the_environment_come_first(settings):
+    found = settings(**KEYS, AWS_SESSION_TOKEN="t", AWS_PROFILE="work")
+    assert (found.source, found.access_key_id) == (CredentialSource.KEYS, "env-key")
+    assert (found.secret_access_key, found.session_token) == ("env-secret", "t")
+
+
+def test_then_the_default_profile(settings):
+    found = settings()
+    assert (found.source, found.access_key_id) == (CredentialSource.KEYS, "default-key")
+    assert (found.region, found.endpoint) == ("eu-central-1", "")
+
+
+def test_a_named_profile_brings_all_its_settings(settings):
+    found = settings(AWS_PROFILE="work")
+    assert (found.access_key_id, found.secret_access_key) == ("work-key", "work%secret")
+    assert found.session_token == "work-token"
+    assert (found.region, found.endpoint) == ("eu-west-3", "http://127.0.0.1:9000")
+
+
+def test_a_profile_borrows_static_keys_from_its_source(settings):
+    found = settings(AWS_PROFILE="borrower")
+    assert (found.source, found.access_key_id) == (CredentialSource.KEYS, "work-key")
+
+
+@pytest.mark.parametrize("profile", ["role", "sso"])
+def test_roles_and_single_sign_on_need_the_sdk(settings, profile):
+    found = settings(AWS_PROFILE=profile)
+    assert (found.source, found.profile) == (CredentialSource.SDK, profile)
+
+
+@pytest.mark.parametrize("setting", ["credential_process = /bin/x", "web_identity_token_file = /x"])
+def test_so_do_processes_and_tokens(bare, tmp_path, setting):
+    path = tmp_path / "my-config"
+    path.write_text(f"[default]\n{setting}\n")
+    assert bare(AWS_CONFIG_FILE=str(path)).source is CredentialSource.SDK
+    assert bare(AWS_CONFIG_FILE="~/my-config").source is CredentialSource.SDK
+
+
+def test_no_credentials_say_what_was_looked_for(bare, tmp_path):
+    found = bare()
+    assert found.source is CredentialSource.NONE
+    assert "AWS_ACCESS_KEY_ID" in found.looked_for
+    assert str(tmp_path / ".aws" / "credentials") in found.looked_for
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+    ],
+)
+def test_containers_and_pods_lend_theirs(bare, variable):
+    assert bare(**{variable: "x"}).source is CredentialSource.MACHINE
+
+
+def test_instance_metadata_is_asked_only_on_an_instance_or_when_told(bare, tmp_path):
+    assert bare(AWS_EC2_METADATA_DISABLED="false").source is CredentialSource.MACHINE
+    (tmp_path / "vendor").write_text("Amazon EC2\n")
+    assert bare().source is CredentialSource.MACHINE
+    assert bare(AWS_EC2_METADATA_DISABLED="true").source is CredentialSource.NONE
+
+
+def test_no_signature_when_told_so(settings):
+    assert settings(AWS_SKIP_SIGNATURE="True", **KEYS).source is CredentialSource.ANONYMOUS
+    assert settings(AWS_SKIP_SIGNATURE="false", **KEYS).source is CredentialSource.KEYS
+
+
+def test_endpoints_in_their_order(settings):
+    both = {"AWS_ENDPOINT_URL": "http://all", "AWS_ENDPOINT_URL_S3": "http://s3/"}
+    assert settings(**both, AWS_PROFILE="work").endpoint == "http://s3"
+    assert settings(AWS_ENDPOINT_URL="http://all").endpoint == "http://all"
+    assert settings(AWS_PROFILE="work", AWS_IGNORE_CONFIGURED_ENDPOINT_URLS="true").endpoint == ""
+
+
+def test_regions_in_their_order(settings, tmp_path):
+    assert settings(AWS_REGION="a", AWS_DEFAULT_REGION="b").region == "a"
+    assert settings(AWS_DEFAULT_REGION="b").region == "b"
+    assert aws_settings({"HOME": "/nonexistent"}, ec2_vendor_file=tmp_path / "vendor").region == "us-east-1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"AWS_PROFILE": "nobody"}, "no such profile"),
+        ({"AWS_ACCESS_KEY_ID": "x"}, "both"),
+        ({"AWS_ENDPOINT_URL": "localhost:9000"}, "write http://HOST:PORT"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, environ, says):
+    with pytest.raises(ConfigError, match=says):
+        settings(**environ)
+
+
+def test_a_file_that_is_no_configuration_is_named(bare, tmp_path):
+    path = tmp_path / "broken"
+    path.write_text("no section here\n")
+    with pytest.raises(ConfigError, match="broken is not an AWS configuration file"):
+        bare(AWS_CONFIG_FILE=str(path))
+
+
+def test_secrets_are_not_shown(settings):
+    assert "secret" not in repr(settings(**KEYS, AWS_SESSION_TOKEN="also-secret"))

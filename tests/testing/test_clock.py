@@ -1,0 +1,48 @@
+"""The clock that stands still."""
+
+import threading
+
+import pytest
+
+from headrace.testing import ManualClock
+
+
+def test_an_automatic_clock_moves_by_sleeping():
+    clock = ManualClock(5, auto=True)
+    assert clock.sleep(2.5) is False
+    assert (clock.now(), clock.slept_s) == (7.5, (2.5,))
+
+
+def test_a_sleeper_goes_on_when_the_clock_is_far_enough():
+    clock, woken = ManualClock(), []
+    thread = threading.Thread(target=lambda: woken.append(clock.sleep(10)))
+    thread.start()
+    clock.wait_for_sleepers()
+    clock.advance(9)
+    assert woken == []
+    clock.advance(1)
+    thread.join(10)
+    assert woken == [False]
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_wake_ends_a_sleep(auto):
+    clock, wake = ManualClock(auto=auto), threading.Event()
+    wake.set()
+    assert clock.sleep(10, wake) is True
+    assert clock.now() == 0
+
+
+def test_wake_ends_a_sleep_that_has_begun():
+    clock, wake, woken = ManualClock(), threading.Event(), []
+    thread = threading.Thread(target=lambda: woken.append(clock.sleep(10, wake)))
+    thread.start()
+    clock.wait_for_sleepers()
+    wake.set()
+    thread.join(10)
+    assert woken == [True]
+
+
+def test_waiting_for_sleepers_that_do_not_come_ends():
+    with pytest.raises(TimeoutError, match="0 threads"):
+        ManualClock().wait_for_sleepers(timeout_s=0.01)
