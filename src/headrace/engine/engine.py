@@ -5,42 +5,99 @@ without an answer: a request ends with a response, an error, or its own cancella
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import DeadlineError, HeadraceError, ModelInputError, StoppedError
+from headrace.core.errors import (
+    ConfigError,
+    DeadlineError,
+    HeadraceError,
+    ModelInputError,
+    PredictError,
+    StoppedError,
+)
 from headrace.core.model import Model
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.engine.instance import Instance, predict_error
+from headrace.engine.channel import Channel, Ticket
+from headrace.engine.inputs import ModelInputs
+from headrace.engine.instance import Instance, reason
 
-LOAD_TIMEOUT_S = 600.0
-"""How long an instance may take to load."""
+
+class _State(Enum):
+    STOPPED = auto()
+    LOADING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
 
 
 @dataclass(slots=True)
-class InstanceStatistics:
-    """One instance's figures so far; written by its own thread."""
+class _Tally:
+    """One instance's figures so far; written by its own thread, read by any."""
 
     calls: int = 0
     rows: int = 0
     failed_rows: int = 0
+    retries: int = 0
     busy_s: float = 0.0
     starved_s: float = 0.0
+    ended_s: float | None = None
+    """When its last request ended."""
+
+    def snapshot(self) -> PredictorStatistics:
+        return PredictorStatistics(
+            1, self.calls, self.rows, self.failed_rows, self.retries, self.busy_s, self.starved_s
+        )
 
 
-_Waiting = tuple[InferRequest, "Future[InferResponse]"]
+class _Life:
+    """What one start makes and its stop ends: threads around a channel, and how their loading went."""
+
+    def __init__(self, in_flight_max: int, instances: int) -> None:
+        self.channel = Channel(in_flight_max)
+        self.tallies = [_Tally() for _ in range(instances)]
+        self.threads: list[threading.Thread] = []
+        self.loaded = 0
+        self.load_error: BaseException | None = None
+        self.metadata: ModelMetadata | None = None
+        self.inputs: ModelInputs | None = None
+
+    def end(self) -> None:
+        """Wait for the threads, but not for the one that asks."""
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
 
 class Engine:
     """Implements `headrace.core.Predictor`; see there for what is guaranteed.
 
-    `make_model` is called once per instance, in the instance's own thread. A request whose deadline has passed is
-    never begun, and one that passes its deadline while it runs fails when its call returns. Batches that the
-    model refuses are bisected.
+    `make_model` is called once per instance, in the instance's own thread, where the model is loaded, warmed up
+    (with a row of zeros, where it leaves that to us and its inputs' sizes are known), called and closed. May be
+    started again after `stop`.
+
+    A request of more than `max_batch_rows` rows is answered in several calls of one instance. A batch on which the
+    model raises (also MemoryError) is bisected, so that only guilty rows fail; KeyboardInterrupt, SystemExit and
+    the like fail the request with PredictError and leave the instance running. Requests that do not fit the
+    model's inputs fail with ModelInputError, without a call.
+
+    Deadlines are looked at before every call of the model and when the request is answered: one that has
+    passed is never begun, and fails with DeadlineError no later than the call in progress ends.
+
+    Futures are set, and their callbacks run, in instances' threads: a callback must be short, and must not
+    `submit` (it might wait for room that only its own thread can make).
+
+    Args:
+        make_model: A Model subclass, or a function that makes one.
+        name: The model's name in responses, errors and logs.
+        instances: How many copies of the model, each with a thread.
+        in_flight_max: The most requests unanswered at once; by default 2 per instance and one more.
+        fingerprint: What changes with the model's file or code, for `metadata`.
+        clock: Tells deadlines, busy and starved time.
+        warm_up: Whether to call `Model.warm_up`, or a row of zeros, before the instance is ready.
     """
 
     def __init__(
@@ -52,30 +109,32 @@ class Engine:
         in_flight_max: int | None = None,
         fingerprint: str = "",
         clock: Clock | None = None,
+        warm_up: bool = True,
     ) -> None:
+        # One running and one waiting for each instance, and one for whichever instance is free first.
+        most = 2 * instances + 1 if in_flight_max is None else in_flight_max
+        if instances < 1 or most < 1:
+            raise ConfigError(
+                f"model {name}: instances and in_flight_max must be 1 or more, not {instances} and {most}"
+            )
         self.name = name
         self._make_model = make_model
         self._instances = instances
-        # One running and one waiting for each instance: then no instance waits for the next.
-        self._in_flight_max = in_flight_max or 2 * instances + 1
+        self._in_flight_max = most
         self._fingerprint = fingerprint
         self._clock = clock or SystemClock()
+        self._warm_up = warm_up
         self._changed = threading.Condition()
-        self._queue: deque[_Waiting] = deque()
-        self._in_flight = 0
-        self._state = "new"
-        self._threads: list[threading.Thread] = []
-        self._statistics: list[InstanceStatistics] = []
-        self._metadata: ModelMetadata | None = None
-        self._loaded = 0
-        self._load_error: BaseException | None = None
+        self._state = _State.STOPPED
+        self._life = _Life(most, 0)
 
     @property
     def metadata(self) -> ModelMetadata:
-        """The model's; StoppedError before `start`."""
-        if self._metadata is None:
+        """The model's; StoppedError before the first `start`."""
+        metadata = self._life.metadata
+        if metadata is None:
             raise StoppedError(f"model {self.name} is not loaded: start the engine first")
-        return self._metadata
+        return metadata
 
     @property
     def in_flight_max(self) -> int:
@@ -83,165 +142,165 @@ class Engine:
         return self._in_flight_max
 
     def start(self) -> None:
-        """Make, load and warm up all instances; ModelLoadError when one fails, and then none is left."""
+        """Make, load and warm up all instances; returns when every one is ready.
+
+        Takes as long as loading takes. Raises ModelLoadError (or MissingExtraError) when one fails, and StoppedError when
+        `stop` was called meanwhile; then no instance is left running.
+        """
         with self._changed:
-            if self._state == "running":
+            self._changed.wait_for(lambda: self._state in (_State.STOPPED, _State.RUNNING))
+            if self._state is _State.RUNNING:
                 return
-            self._state, self._loaded, self._load_error = "running", 0, None
-            self._statistics = [InstanceStatistics() for _ in range(self._instances)]
-            self._threads = [
-                threading.Thread(
-                    target=self._serve, args=(s,), name=f"headrace-{self.name}-{i}", daemon=True
-                )
-                for i, s in enumerate(self._statistics)
-            ]
-        for thread in self._threads:
+            self._state = _State.LOADING
+            life = self._life = _Life(self._in_flight_max, self._instances)
+        try:
+            self._load(life)
+        except BaseException:
+            life.channel.drop()
+            self._become_stopped(life)
+            raise
+
+    def _load(self, life: _Life) -> None:
+        life.threads = [
+            threading.Thread(
+                target=self._serve, args=(life, t), name=f"headrace-{self.name}-{i}", daemon=True
+            )
+            for i, t in enumerate(life.tallies)
+        ]
+        for thread in life.threads:
             thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._loaded == self._instances, LOAD_TIMEOUT_S)
-            error = self._load_error
-            if error is None and self._loaded < self._instances:
-                error = TimeoutError(f"model {self.name} did not load within {LOAD_TIMEOUT_S:.0f} s")
-        if error is not None:
-            self.stop(drain=False)
-            raise error
+            self._changed.wait_for(lambda: life.loaded == self._instances)
+            if life.load_error is None and self._state is _State.LOADING:
+                self._state = _State.RUNNING
+                self._changed.notify_all()
+                return
+        life.channel.close()
+        life.end()
+        raise life.load_error or StoppedError(f"model {self.name} was stopped while it loaded")
 
     def stop(self, *, drain: bool = True) -> None:
-        """Finish what was accepted, or fail it with StoppedError; then close the instances."""
+        """Finish what was accepted, or fail it with StoppedError; then close the instances.
+
+        Returns when their threads have ended, so it waits for a call in progress either way. Stopping without
+        `drain` cuts short a stop that drains.
+        """
         with self._changed:
-            if self._state != "running":
+            life = self._life
+            if self._state is _State.STOPPED:
                 return
-            self._state = "stopped"
-            dropped = [] if drain else list(self._queue)
-            if not drain:
-                self._queue.clear()
-            self._changed.notify_all()
-        for _, future in dropped:
-            self._fail(future, StoppedError(f"model {self.name} was stopped before this request began"))
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            self._state = _State.STOPPING
+        life.channel.close()
+        if not drain:
+            for ticket in life.channel.drop():
+                self._fail_waiting(ticket)
+        life.end()
+        self._become_stopped(life)
 
-    def submit(self, request: InferRequest) -> "Future[InferResponse]":
-        """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError, ModelInputError."""
-        self._check(request)
-        future: Future[InferResponse] = Future()
+    def _fail_waiting(self, ticket: Ticket) -> None:
+        if ticket.set_running_or_notify_cancel():
+            ticket.set_exception(self._stopped("before this request began"))
+
+    def _become_stopped(self, life: _Life) -> None:
         with self._changed:
-            while self._in_flight >= self._in_flight_max and self._state == "running":
-                self._changed.wait()
-            if self._state != "running":
-                raise StoppedError(f"model {self.name} is not running")
-            self._in_flight += 1
-            self._queue.append((request, future))
+            # Another life may have begun since: that one is not ours to end.
+            if self._life is life:
+                self._state = _State.STOPPED
             self._changed.notify_all()
-        return future
 
-    def _check(self, request: InferRequest) -> None:
-        """Names, types and shapes must be those that the model declares, where it declares any."""
-        _ = request.rows
-        specs = self._metadata.inputs if self._metadata else ()
-        by_name = {t.name: t for t in request.inputs}
-        for spec in specs:
-            tensor = by_name.get(spec.name)
-            if tensor is None:
-                given = ", ".join(by_name)
-                raise ModelInputError(self.name, f"input {spec.name!r} is missing (given: {given})")
-            if spec.shape is None:
-                continue
-            shape = tensor.data.shape
-            fits = len(shape) == len(spec.shape) and all(
-                want in (-1, have) for have, want in zip(shape[1:], spec.shape[1:], strict=True)
-            )
-            if not fits or tensor.datatype != spec.datatype:
-                raise ModelInputError(
-                    self.name,
-                    f"input {spec.name!r} takes {spec.datatype} {list(spec.shape)}, but was given "
-                    f"{tensor.datatype} {list(shape)}",
-                )
+    def submit(self, request: InferRequest) -> Future[InferResponse]:
+        """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError when not running."""
+        life = self._life
+        if self._state is not _State.RUNNING or life.inputs is None:
+            raise self._stopped("it must be started before it is asked")
+        try:
+            rows = life.inputs.check(request)
+        except ModelInputError as error:
+            refused: Future[InferResponse] = Future()
+            refused.set_exception(error)
+            return refused
+        ticket = Ticket(request, rows, self._clock.now())
+        life.channel.put(ticket)
+        return ticket
 
     def statistics(self) -> PredictorStatistics:
-        """Sums over the instances."""
-        every = self._statistics
+        """Sums over the instances since `start`; a request counts once it has ended.
+
+        An instance is starved from the end of a request until the arrival of its next; the time since its last
+        request is not counted until one arrives, so that a finished run's figures stand.
+        """
+        every = self.instance_statistics()
         return PredictorStatistics(
             instances=len(every),
             calls=sum(s.calls for s in every),
             rows=sum(s.rows for s in every),
             failed_rows=sum(s.failed_rows for s in every),
+            retries=sum(s.retries for s in every),
             busy_s=sum(s.busy_s for s in every),
             starved_s=sum(s.starved_s for s in every),
         )
 
-    def instance_statistics(self) -> tuple[InstanceStatistics, ...]:
-        """Each instance's own figures."""
-        return tuple(self._statistics)
+    def instance_statistics(self) -> tuple[PredictorStatistics, ...]:
+        """Each instance's own figures, in a fixed order."""
+        return tuple(t.snapshot() for t in self._life.tallies)
 
-    def _serve(self, statistics: InstanceStatistics) -> None:
+    # Instances' threads
+
+    def _serve(self, life: _Life, tally: _Tally) -> None:
         """An instance's thread: load, then answer until stopped."""
         try:
-            instance = Instance(self._make_model, self.name)
+            instance = Instance(self._make_model, self.name, warm_up=self._warm_up)
+            metadata = instance.metadata(self._fingerprint)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that starts
-            self._report_loaded(None, error)
+            self._report_loaded(life, error)
             return
-        self._report_loaded(instance.metadata(self._fingerprint), None)
+        life.metadata, life.inputs = metadata, instance.inputs
+        self._report_loaded(life, None)
         try:
-            while (waiting := self._take(statistics)) is not None:
-                self._answer(instance, waiting, statistics)
+            while (ticket := life.channel.take()) is not None:
+                self._answer(life, instance, ticket, tally)
         finally:
             instance.close()
 
-    def _report_loaded(self, metadata: ModelMetadata | None, error: BaseException | None) -> None:
+    def _report_loaded(self, life: _Life, error: BaseException | None) -> None:
         with self._changed:
-            self._metadata = metadata or self._metadata
-            self._load_error = self._load_error or error
-            self._loaded += 1
+            life.load_error = life.load_error or error
+            life.loaded += 1
             self._changed.notify_all()
 
-    def _take(self, statistics: InstanceStatistics) -> _Waiting | None:
-        """The next request; None when stopped and the queue is empty. Waiting is starving, once there was work."""
-        with self._changed:
-            if not self._queue and self._state == "running":
-                idle_from = self._clock.now()
-                while not self._queue and self._state == "running":
-                    self._changed.wait()
-                if statistics.calls and self._queue:
-                    statistics.starved_s += self._clock.now() - idle_from
-            return self._queue.popleft() if self._queue else None
-
-    def _answer(self, instance: Instance, waiting: _Waiting, statistics: InstanceStatistics) -> None:
-        request, future = waiting
-        if not future.set_running_or_notify_cancel():
-            self._leave()
+    def _answer(self, life: _Life, instance: Instance, ticket: Ticket, tally: _Tally) -> None:
+        if not ticket.set_running_or_notify_cancel():
             return
-        began = self._clock.now()
-        if request.deadline is not None and began >= request.deadline:
-            self._fail(future, DeadlineError(f"request {request.id} waited past its deadline for {self.name}"))
-            return
+        began_s = self._clock.now()
+        if tally.ended_s is not None:
+            tally.starved_s += max(0.0, ticket.asked_s - tally.ended_s)
+        answer: InferResponse | BaseException
         try:
-            response = instance.answer(request)
+            answer = instance.answer(ticket.request, ticket.rows, lambda: self._go_on(life, ticket))
+            self._go_on(life, ticket)
         except HeadraceError as error:
-            self._fail(future, error)
-            return
+            answer = error
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
-            self._fail(future, predict_error(self.name, error))
+            answer = PredictError(self.name, reason(error))
+            answer.__cause__ = error
+        tally.ended_s = self._clock.now()
+        tally.busy_s += tally.ended_s - began_s
+        tally.calls, tally.retries = instance.calls, instance.retries
+        if isinstance(answer, BaseException):
+            ticket.set_exception(answer)
             return
-        finally:
-            ended = self._clock.now()
-            statistics.busy_s += ended - began
-            statistics.calls += 1
-        statistics.rows += request.rows - len(response.failures)
-        statistics.failed_rows += len(response.failures)
-        if request.deadline is not None and ended >= request.deadline:
-            self._fail(future, DeadlineError(f"{self.name} answered request {request.id} past its deadline"))
-            return
-        self._leave()
-        future.set_result(response)
+        tally.rows += ticket.rows - len(answer.failures)
+        tally.failed_rows += len(answer.failures)
+        ticket.set_result(answer)
 
-    def _fail(self, future: "Future[InferResponse]", error: BaseException) -> None:
-        self._leave()
-        if not future.cancelled():
-            future.set_exception(error)
+    def _go_on(self, life: _Life, ticket: Ticket) -> None:
+        """Raise when the request need not be answered any more."""
+        if life.channel.dropped:
+            raise self._stopped("while this request ran")
+        deadline = ticket.request.deadline
+        if deadline is not None and self._clock.now() >= deadline:
+            name = f"request {ticket.request.id}" if ticket.request.id else "a request"
+            raise DeadlineError(f"model {self.name} did not answer {name} before its deadline")
 
-    def _leave(self) -> None:
-        with self._changed:
-            self._in_flight -= 1
-            self._changed.notify_all()
+    def _stopped(self, when: str) -> StoppedError:
+        return StoppedError(f"model {self.name} is not running: {when}")

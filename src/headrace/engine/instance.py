@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from headrace.batching.bisect import Bisection
-from headrace.core.errors import ModelContractError, ModelLoadError, PredictError
+from headrace.core.errors import (
+    DeadlineError,
+    MissingExtraError,
+    ModelContractError,
+    ModelInputError,
+    ModelLoadError,
+    StoppedError,
+)
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import (
     Array,
@@ -21,52 +28,80 @@ from headrace.core.tensor import (
     ModelMetadata,
     RowFailure,
     Tensor,
-    TensorSpec,
+    dtype_of,
 )
+from headrace.engine.inputs import ModelInputs
+from headrace.engine.outputs import OutputCheck, Outputs
 
 _log = logging.getLogger("headrace.engine")
 
-Outputs = dict[str, Array]
+WHY_CHARS_MAX = 2000
+"""How much of an exception's text is kept for each row that it failed."""
+
+_NOT_ABOUT_ROWS = (ModelContractError, ModelInputError, DeadlineError, StoppedError)
+"""Errors that no bisection can cure: they end the request."""
 
 
 class Instance:
-    """A model that was made, loaded and warmed up. Call it from one thread."""
+    """A model that was made, loaded and warmed up. Make it in the thread that calls it.
 
-    def __init__(self, make_model: Callable[[], Model], name: str) -> None:
+    `predict` is given arrays of its own (C-contiguous, and it may write into them); the arrays that it returns are
+    handed on without a copy, so they must not be written to by the next call.
+    """
+
+    def __init__(self, make_model: Callable[[], Model], name: str, *, warm_up: bool = True) -> None:
         self._name = name
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: asyncio.Runner | None = None
+        self._model: Model | None = None
+        self.calls = 0
+        """How often `predict` was called for requests."""
+        self.retries = 0
+        """How many of these calls were made to find guilty rows."""
         try:
-            self._model = make_model()
-            self._model.load()
-            self._names = _input_names(self._model)
-            if inspect.iscoroutinefunction(self._model.predict):
-                self._loop = asyncio.new_event_loop()
-            self._model.warm_up()
+            self._load(make_model, warm_up=warm_up)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (ModelLoadError, MissingExtraError)):
+                raise
+            raise ModelLoadError(name, f"it did not load: {reason(error)}") from error
+
+    def _load(self, make_model: Callable[[], Model], *, warm_up: bool) -> None:
+        model = self._model = make_model()
+        self._predict = model.predict
+        self._awaited(model.load())
+        self.inputs = ModelInputs.of(model, self._name)
+        self._check = OutputCheck(self._name, model.outputs)
+        self._rows_max = model.max_batch_rows
+        if self._rows_max < 1:
+            raise ModelLoadError(self._name, f"max_batch_rows must be 1 or more, not {self._rows_max}")
+        if not warm_up:
+            return
+        self._awaited(model.warm_up())
+        if type(model).warm_up is Model.warm_up:
             self._call_with_zeros()
-        except ModelLoadError:
-            raise
-        except Exception as error:
-            raise ModelLoadError(name, f"it did not load: {_reason(error)}") from error
 
     def _call_with_zeros(self) -> None:
-        """The first call of a model is often slow: make it here, when sizes are known."""
-        specs = self._model.inputs
-        known = [s for s in specs if s.shape is not None and s.datatype != "BYTES" and -1 not in s.shape[1:]]
-        if not specs or len(known) != len(specs):
+        """A model's first call is often slow: make it here, where the model left that to us and sizes are known."""
+        zeros: dict[str, Array] = {}
+        for spec in self.inputs.specs:
+            if spec.shape is None or spec.datatype == "BYTES" or -1 in spec.shape[1:]:
+                return
+            zeros[spec.name] = np.zeros((1, *spec.shape[1:]), dtype_of(spec.datatype))
+        if not zeros:
             return
         try:
-            self._call({s.name: np.zeros((1, *(s.shape or ())[1:]), _dtype(s)) for s in specs})
-        except Exception:  # noqa: BLE001 - zeros may be no input that the model takes
+            self._call(zeros)
+        except Exception:  # noqa: BLE001 - zeros need not be an input that the model takes
             _log.debug("warm-up with zeros failed", extra={"model": self._name}, exc_info=True)
 
     def metadata(self, fingerprint: str) -> ModelMetadata:
         """What the loaded model says of itself."""
         model = self._model
-        inputs = model.inputs or tuple(TensorSpec(name, "FP32") for name in self._names)
+        assert model is not None
         return ModelMetadata(
             name=self._name,
             platform=type(model).__name__,
-            inputs=inputs,
+            inputs=self.inputs.specs,
             outputs=model.outputs,
             max_batch_rows=model.max_batch_rows,
             max_batch_delay_ms=model.max_batch_delay_ms,
@@ -75,124 +110,94 @@ class Instance:
 
     def close(self) -> None:
         """Let the model free what it holds; its errors are logged."""
+        model, self._model = self._model, None
         try:
-            self._model.close()
-        except Exception:
+            if model is not None:
+                self._awaited(model.close())
+        except BaseException:
             _log.exception("model failed to close", extra={"model": self._name})
-        if self._loop:
-            self._loop.close()
+        finally:
+            if self._runner is not None:
+                self._runner.close()
 
-    def answer(self, request: InferRequest) -> InferResponse:
-        """Predict a request of any size, in calls of at most `max_batch_rows` rows.
+    def answer(self, request: InferRequest, rows: int, before_call: Callable[[], None]) -> InferResponse:
+        """Predict a request of any size, in calls of at most `max_batch_rows` rows; none for no rows.
 
-        Rows that the model refuses are failures in the response. Raises ModelContractError when the model
-        returns something else than a row for each row.
+        Rows that the model refuses are failures in the response. `before_call` is called before every call of the
+        model, and ends the request with what it raises. Raises ModelContractError when the model returns
+        something else than a row for each row.
         """
-        rows, size = request.rows, self._model.max_batch_rows
         tensors = {t.name: t.data for t in request.inputs}
         kept: list[Outputs] = []
         failures: list[RowFailure] = []
-        for start in range(0, rows, size):
-            stop = min(start + size, rows)
+        for start in range(0, rows, self._rows_max):
+            stop = min(start + self._rows_max, rows)
             part = tensors if stop - start == rows else {n: d[start:stop] for n, d in tensors.items()}
-            outputs, refused = self._answer_batch(part, stop - start, request.id)
+            outputs, refused = self._answer_batch(part, stop - start, request.id, before_call)
             kept.extend(outputs)
             failures.extend(RowFailure(f.row + start, f.why, f.attempts) for f in refused)
-        joined = _joined(kept)
-        outputs = tuple(Tensor(name, data) for name, data in joined.items())
-        return InferResponse(outputs, self._name, id=request.id, failures=tuple(failures))
+        joined = self._check.joined(kept, request.id)
+        return InferResponse(
+            tuple(Tensor(name, data) for name, data in self._wanted(joined, request).items()),
+            self._name,
+            id=request.id,
+            failures=tuple(failures),
+        )
 
     def _answer_batch(
-        self, tensors: Mapping[str, Array], rows: int, request: str
+        self, tensors: Mapping[str, Array], rows: int, request: str, before_call: Callable[[], None]
     ) -> tuple[list[Outputs], tuple[RowFailure, ...]]:
         """Call once; if the batch fails, bisect it. Outputs are over the good rows, in order."""
         search = Bisection(rows)
-        kept: list[tuple[Array, Outputs]] = []
+        kept: list[Outputs] = []
         while (indices := search.next()) is not None:
+            before_call()
             whole = len(indices) == rows
-            part = tensors if whole else {n: d[indices] for n, d in tensors.items()}
+            self.calls += 1
+            self.retries += not whole
             try:
-                outputs = self._checked(self._call(part), len(indices), request)
+                # A copy either way: a model that writes into its inputs must not spoil the rows of the next try.
+                part = {n: d.copy() if whole else d[indices] for n, d in tensors.items()}
+                outputs = self._check(self._call(part), len(indices), request)
             except RowError as error:
-                search.refused(error.rows)
-            except ModelContractError:
+                search.refused({row: why[:WHY_CHARS_MAX] for row, why in error.rows.items()})
+            except _NOT_ABOUT_ROWS:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a model raises is about its rows
                 _log.debug("batch failed", extra={"model": self._name, "rows": len(indices)}, exc_info=True)
-                search.failed(_reason(error))
+                search.failed(reason(error))
             else:
-                kept.append((indices, outputs))
+                kept.append(outputs)
                 search.succeeded()
-        kept.sort(key=lambda pair: int(pair[0][0]))
-        return _in_row_order(kept), search.failures
+        return kept, search.failures
 
     def _call(self, tensors: Mapping[str, Array]) -> Any:
-        predict = self._model.predict
-        if len(tensors) == 1 and len(self._names) <= 1:
-            result = predict(*tensors.values()) if self._names else predict(**tensors)
-        else:
-            result = predict(**tensors)
-        if self._loop is not None:
-            result = self._loop.run_until_complete(result)
-        return result
+        return self._awaited(self.inputs.call(self._predict, tensors))
 
-    def _checked(self, returned: Any, rows: int, request: str) -> Outputs:
-        """Arrays by name, a row each; anything else is a broken contract, which no bisection can cure."""
-        named: Mapping[str, Any]
-        if isinstance(returned, Mapping):
-            named = returned
-        else:
-            specs = self._model.outputs
-            named = {specs[0].name if len(specs) == 1 else "output": returned}
-        outputs: Outputs = {name: np.asarray(data) for name, data in named.items()}
-        for name, data in outputs.items():
-            if data.ndim == 0 or len(data) != rows:
-                got = "one value" if data.ndim == 0 else f"{len(data)} rows"
-                raise ModelContractError(
-                    self._name,
-                    f"output {name!r} has {got} for the {rows} rows of {request or 'a request'}: predict must "
-                    "return a row for each row it is given (raise RowError to refuse one)",
-                )
-        if not outputs:
-            raise ModelContractError(self._name, f"it returned no output for {request or 'a request'}")
-        return outputs
+    def _awaited(self, result: Any) -> Any:
+        """What an ``async def`` of the model comes to, on the instance's own loop."""
+        if not inspect.iscoroutine(result):
+            return result
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(result)
+
+    def _wanted(self, outputs: Outputs, request: InferRequest) -> Outputs:
+        """The outputs that the request asks for; all when it names none."""
+        if not request.outputs or not outputs:
+            return outputs
+        missing = [n for n in request.outputs if n not in outputs]
+        if missing:
+            why = f"it has no output {', '.join(map(repr, missing))} (it has {', '.join(map(repr, outputs))})"
+            raise ModelInputError(self._name, why)
+        return {n: outputs[n] for n in request.outputs}
 
 
-def _in_row_order(kept: list[tuple[Array, Outputs]]) -> list[Outputs]:
-    """Parts' rows in ascending order, also where refused rows made parts interleave."""
-    if len(kept) <= 1:
-        return [outputs for _, outputs in kept]
-    order = np.argsort(np.concatenate([indices for indices, _ in kept]), kind="stable")
-    joined = _joined([outputs for _, outputs in kept])
-    return [{name: data[order] for name, data in joined.items()}]
-
-
-def _joined(parts: list[Outputs]) -> Outputs:
-    if len(parts) <= 1:
-        return parts[0] if parts else {}
-    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-
-
-def _input_names(model: Model) -> tuple[str, ...]:
-    """The parameters of `predict`; none when it takes anything by keyword."""
-    parameters = inspect.signature(model.predict).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return tuple(p.name for p in parameters if p.kind in positional)
-
-
-def _dtype(spec: TensorSpec) -> np.dtype[Any]:
-    from headrace.core.tensor import dtype_of  # noqa: PLC0415
-
-    return dtype_of(spec.datatype)
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def predict_error(name: str, error: BaseException) -> PredictError:
-    """What a model must not raise (SystemExit and the like) as an error of the tree."""
-    made = PredictError(name, _reason(error))
-    made.__cause__ = error
-    return made
+def reason(error: BaseException) -> str:
+    """An exception as one reason: its type and message, cut at WHY_CHARS_MAX."""
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide which error it was
+        text = ""
+    return f"{kind}: {text}"[:WHY_CHARS_MAX] if text else kind

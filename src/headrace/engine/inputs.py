@@ -1,0 +1,125 @@
+"""What a model's `predict` takes: which names, whether a request fits them, and how arrays are handed over."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.errors import ModelInputError, ModelLoadError
+from headrace.core.model import Model
+from headrace.core.tensor import Array, InferRequest, Tensor, TensorSpec
+
+_GUESSED_DATATYPE = "FP32"
+"""Of inputs that are known by the names of parameters alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """The inputs of one model.
+
+    `specs` is what the model's metadata tells: its declared `inputs`, else the parameters of `predict` that have no
+    default (FP32, shape not known), else nothing. Types and shapes are checked only where the model declared them.
+    """
+
+    model: str
+    specs: tuple[TensorSpec, ...]
+    optional: frozenset[str]
+    any_name: bool
+    declared: bool
+    positional: bool
+
+    @classmethod
+    def of(cls, model: Model, name: str) -> "ModelInputs":
+        """Read the signature of a loaded model. Raises ModelLoadError when `predict` cannot take its inputs."""
+        parameters = _parameters(model)
+        kinds = {p.kind for p in parameters}
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        any_keyword = inspect.Parameter.VAR_KEYWORD in kinds
+        any_position = inspect.Parameter.VAR_POSITIONAL in kinds
+        required = [p.name for p in named if p.default is p.empty]
+        by_keyword = {p.name for p in named if p.kind is not p.POSITIONAL_ONLY}
+        specs = model.inputs or tuple(TensorSpec(n, _GUESSED_DATATYPE) for n in required)
+        if not specs and not any_keyword and not any_position:
+            raise ModelLoadError(
+                name, "predict takes no inputs: give it a parameter for each, as in predict(self, x)"
+            )
+        names = [s.name for s in specs]
+        keywords_do = any_keyword or set(names) <= by_keyword
+        in_order = [p for p in named if p.kind is not p.KEYWORD_ONLY]
+        if not keywords_do and not any_position and len(in_order) < len(names):
+            raise ModelLoadError(
+                name, f"predict{inspect.signature(model.predict)} cannot take its inputs {', '.join(names)}"
+            )
+        return cls(
+            model=name,
+            specs=specs,
+            optional=frozenset(by_keyword - set(required) - set(names)),
+            any_name=(any_keyword or any_position) and not model.inputs,
+            declared=bool(model.inputs),
+            positional=not keywords_do or (any_position and not any_keyword and not names),
+        )
+
+    def check(self, request: InferRequest) -> int:
+        """How many rows the request has. Raises ModelInputError when it does not fit."""
+        given = {t.name: t for t in request.inputs}
+        if len(given) < len(request.inputs):
+            raise self._error(f"an input is given twice (given: {_listed(t.name for t in request.inputs)})")
+        for spec in self.specs:
+            tensor = given.pop(spec.name, None)
+            if tensor is None:
+                raise self._error(f"input {spec.name!r} is missing (given: {_names(request)})")
+            if self.declared:
+                self._check_spec(spec, tensor)
+        if given and not self.any_name and (unknown := given.keys() - self.optional):
+            takes = _listed(s.name for s in self.specs)
+            raise self._error(f"it has no input {_listed(sorted(unknown))} (it takes {takes})")
+        return self._rows(request)
+
+    def call(self, predict: Callable[..., Any], tensors: Mapping[str, Array]) -> Any:
+        """Call `predict` with arrays by input name."""
+        if not self.positional:
+            return predict(**tensors)
+        names = [s.name for s in self.specs] or list(tensors)
+        rest = {n: d for n, d in tensors.items() if n not in names}
+        return predict(*(tensors[n] for n in names), **rest)
+
+    def _check_spec(self, spec: TensorSpec, tensor: Tensor) -> None:
+        shape = tensor.data.shape
+        fits = spec.shape is None or (
+            len(shape) == len(spec.shape)
+            and all(want in (-1, have) for have, want in zip(shape[1:], spec.shape[1:], strict=True))
+        )
+        if fits and tensor.datatype == spec.datatype:
+            return
+        wanted = spec.datatype if spec.shape is None else f"{spec.datatype} {list(spec.shape)}"
+        raise self._error(
+            f"input {spec.name!r} takes {wanted}, but was given {tensor.datatype} {list(shape)}"
+        )
+
+    def _rows(self, request: InferRequest) -> int:
+        scalars = [t.name for t in request.inputs if not t.data.ndim]
+        if scalars:
+            raise self._error(f"input {_listed(scalars)} has no axis of rows: the first axis must be rows")
+        try:
+            return request.rows
+        except ModelInputError as error:
+            raise self._error(error.why) from None
+
+    def _error(self, why: str) -> ModelInputError:
+        return ModelInputError(self.model, why)
+
+
+def _parameters(model: Model) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(model.predict).parameters.values())
+    except (TypeError, ValueError):
+        # Compiled code may not tell: then it is given what there is, by name.
+        return [inspect.Parameter("tensors", inspect.Parameter.VAR_KEYWORD)]
+
+
+def _names(request: InferRequest) -> str:
+    return _listed(t.name for t in request.inputs) or "none"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names))
