@@ -9,6 +9,11 @@ def test_a_row_error_names_one_row_or_many():
     assert str(RowError({7: "b", 1: "a"})) == "row 1: a; row 7: b"
 
 
+def test_a_row_error_takes_numpys_integers():
+    """`for row in np.flatnonzero(x < 0): raise RowError(row, ...)` is how models are written."""
+    assert RowError(np.int64(3), "negative").rows == {3: "negative"}
+
+
 def test_a_model_without_predict_says_so():
     class Empty(Model):
         pass

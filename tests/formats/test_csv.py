@@ -189,16 +189,16 @@ def test_records_come_with_the_chunk_that_ends_them():
 
 def test_a_memoryview_chunk_may_be_overwritten_once_the_next_is_asked_for():
     """Blocks own their bytes."""
-    buffer = bytearray(6000)
 
-    def chunks():
+    def chunks(size):
+        buffer = bytearray(size)
         for letter in b"abc":
-            buffer[:] = bytes([letter]) * 5999 + b"\n"
+            buffer[:] = bytes([letter]) * (size - 1) + b"\n"
             yield memoryview(buffer)
 
-    assert [b.record(0) for b in CsvFormat().blocks(chunks(), Position())] == [
-        bytes([letter]) * 5999 for letter in b"abc"
-    ]
+    for size in (6000, 2500, 10):
+        found = [b.record(0) for b in CsvFormat().blocks(chunks(size), Position())]
+        assert found == [bytes([letter]) * (size - 1) for letter in b"abc"]
 
 
 def test_blocks_are_no_larger_than_asked_for_unless_one_record_is():

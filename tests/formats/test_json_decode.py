@@ -39,6 +39,8 @@ LINES = st.one_of(
 @pytest.mark.parametrize("engine", ENGINES)
 @given(st.lists(LINES, min_size=1, max_size=12))
 @example(["[1,2]", "[[1", "2]]", "[1],[2]"])
+@example(["[1,2]]", "[3,4]"])
+@example(["[[1,2]", "[3,4]"])
 @example(["[9007199791611905, 16777217]"])
 def test_arrays_of_numbers_are_rows_whatever_reads_them(engine, lines):
     """Rows, failures and values as the plainest way gives them."""

@@ -15,7 +15,8 @@ class RowError(Exception):
     """
 
     def __init__(self, row: int | Mapping[int, str], why: str = "") -> None:
-        self.rows: dict[int, str] = {row: why} if isinstance(row, int) else dict(row)
+        # Whatever is no mapping is an index, also one of numpy's.
+        self.rows: dict[int, str] = dict(row) if isinstance(row, Mapping) else {int(row): why}
         super().__init__("; ".join(f"row {r}: {w}" for r, w in sorted(self.rows.items())))
 
 

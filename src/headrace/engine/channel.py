@@ -6,19 +6,23 @@ Arrives: requests, from any thread. Leaves: tickets, to whichever instance is id
 import threading
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from headrace.core.errors import StoppedError
 from headrace.core.tensor import InferRequest, InferResponse
 
 
-class Ticket(Future[InferResponse]):
-    """A request's future, with the request, its number of rows, and when it was asked (the engine's clock)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """A request with its number of rows, when it was asked (the engine's clock), and its caller's future.
 
-    def __init__(self, request: InferRequest, rows: int, asked_s: float) -> None:
-        super().__init__()
-        self.request = request
-        self.rows = rows
-        self.asked_s = asked_s
+    Apart from the future, so that a caller who keeps that does not keep the request's arrays alive.
+    """
+
+    request: InferRequest
+    rows: int
+    asked_s: float
+    future: Future[InferResponse]
 
 
 class Channel:
@@ -45,7 +49,7 @@ class Channel:
 
     def put(self, ticket: Ticket) -> None:
         """Queue a ticket, blocking while there is no room. Raises StoppedError once closed."""
-        ticket.add_done_callback(self._done)
+        ticket.future.add_done_callback(self._done)
         with self._lock:
             while self._in_flight >= self._in_flight_max and not self._closed:
                 self._answered.wait()
@@ -95,7 +99,7 @@ class Channel:
     def _leave_queue(self, future: Future[InferResponse]) -> bool:
         """Take a cancelled ticket out; False when an instance, or `drop`, has it already."""
         for index, ticket in enumerate(self._queue):
-            if ticket is future:
+            if ticket.future is future:
                 del self._queue[index]
                 return True
         return False

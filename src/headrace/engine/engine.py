@@ -49,7 +49,13 @@ class _Tally:
 
     def snapshot(self) -> PredictorStatistics:
         return PredictorStatistics(
-            1, self.calls, self.rows, self.failed_rows, self.retries, self.busy_s, self.starved_s
+            instances=1,
+            calls=self.calls,
+            rows=self.rows,
+            failed_rows=self.failed_rows,
+            retries=self.retries,
+            busy_s=self.busy_s,
+            starved_s=self.starved_s,
         )
 
 
@@ -64,6 +70,15 @@ class _Life:
         self.load_error: BaseException | None = None
         self.metadata: ModelMetadata | None = None
         self.inputs: ModelInputs | None = None
+
+    def begin(self, serve: "Callable[[_Life, _Tally], None]", name: str) -> None:
+        """Start a thread for each instance."""
+        self.threads = [
+            threading.Thread(target=serve, args=(self, tally), name=f"{name}-{i}", daemon=True)
+            for i, tally in enumerate(self.tallies)
+        ]
+        for thread in self.threads:
+            thread.start()
 
     def end(self) -> None:
         """Wait for the threads, but not for the one that asks."""
@@ -153,25 +168,19 @@ class Engine:
                 return
             self._state = _State.LOADING
             life = self._life = _Life(self._in_flight_max, self._instances)
+            life.begin(self._serve, f"headrace-{self.name}")
         try:
-            self._load(life)
+            self._wait_until_loaded(life)
         except BaseException:
             life.channel.drop()
             self._become_stopped(life)
             raise
 
-    def _load(self, life: _Life) -> None:
-        life.threads = [
-            threading.Thread(
-                target=self._serve, args=(life, t), name=f"headrace-{self.name}-{i}", daemon=True
-            )
-            for i, t in enumerate(life.tallies)
-        ]
-        for thread in life.threads:
-            thread.start()
+    def _wait_until_loaded(self, life: _Life) -> None:
         with self._changed:
             self._changed.wait_for(lambda: life.loaded == self._instances)
-            if life.load_error is None and self._state is _State.LOADING:
+            stopped = self._life is not life or self._state is not _State.LOADING
+            if life.load_error is None and not stopped:
                 self._state = _State.RUNNING
                 self._changed.notify_all()
                 return
@@ -198,8 +207,8 @@ class Engine:
         self._become_stopped(life)
 
     def _fail_waiting(self, ticket: Ticket) -> None:
-        if ticket.set_running_or_notify_cancel():
-            ticket.set_exception(self._stopped("before this request began"))
+        if ticket.future.set_running_or_notify_cancel():
+            ticket.future.set_exception(self._stopped("before this request began"))
 
     def _become_stopped(self, life: _Life) -> None:
         with self._changed:
@@ -213,15 +222,14 @@ class Engine:
         life = self._life
         if self._state is not _State.RUNNING or life.inputs is None:
             raise self._stopped("it must be started before it is asked")
+        future: Future[InferResponse] = Future()
         try:
             rows = life.inputs.check(request)
         except ModelInputError as error:
-            refused: Future[InferResponse] = Future()
-            refused.set_exception(error)
-            return refused
-        ticket = Ticket(request, rows, self._clock.now())
-        life.channel.put(ticket)
-        return ticket
+            future.set_exception(error)
+            return future
+        life.channel.put(Ticket(request, rows, self._clock.now(), future))
+        return future
 
     def statistics(self) -> PredictorStatistics:
         """Sums over the instances since `start`; a request counts once it has ended.
@@ -269,7 +277,7 @@ class Engine:
             self._changed.notify_all()
 
     def _answer(self, life: _Life, instance: Instance, ticket: Ticket, tally: _Tally) -> None:
-        if not ticket.set_running_or_notify_cancel():
+        if not ticket.future.set_running_or_notify_cancel():
             return
         began_s = self._clock.now()
         if tally.ended_s is not None:
@@ -287,11 +295,11 @@ class Engine:
         tally.busy_s += tally.ended_s - began_s
         tally.calls, tally.retries = instance.calls, instance.retries
         if isinstance(answer, BaseException):
-            ticket.set_exception(answer)
+            ticket.future.set_exception(answer)
             return
         tally.rows += ticket.rows - len(answer.failures)
         tally.failed_rows += len(answer.failures)
-        ticket.set_result(answer)
+        ticket.future.set_result(answer)
 
     def _go_on(self, life: _Life, ticket: Ticket) -> None:
         """Raise when the request need not be answered any more."""

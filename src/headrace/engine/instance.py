@@ -13,8 +13,8 @@ import numpy as np
 
 from headrace.batching.bisect import Bisection
 from headrace.core.errors import (
+    ConfigError,
     DeadlineError,
-    MissingExtraError,
     ModelContractError,
     ModelInputError,
     ModelLoadError,
@@ -61,14 +61,16 @@ class Instance:
             self._load(make_model, warm_up=warm_up)
         except BaseException as error:
             self.close()
-            if isinstance(error, (ModelLoadError, MissingExtraError)):
+            if isinstance(error, (ModelLoadError, ConfigError)):
                 raise
             raise ModelLoadError(name, f"it did not load: {reason(error)}") from error
 
     def _load(self, make_model: Callable[[], Model], *, warm_up: bool) -> None:
-        model = self._model = make_model()
-        self._predict = model.predict
+        model = make_model()
         self._awaited(model.load())
+        # From here on it holds something to be closed.
+        self._model = model
+        self._predict = model.predict
         self.inputs = ModelInputs.of(model, self._name)
         self._check = OutputCheck(self._name, model.outputs)
         self._rows_max = model.max_batch_rows
@@ -114,7 +116,7 @@ class Instance:
         try:
             if model is not None:
                 self._awaited(model.close())
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - nothing that a model raises may keep its thread from ending
             _log.exception("model failed to close", extra={"model": self._name})
         finally:
             if self._runner is not None:
@@ -157,10 +159,10 @@ class Instance:
             self.retries += not whole
             try:
                 # A copy either way: a model that writes into its inputs must not spoil the rows of the next try.
-                part = {n: d.copy() if whole else d[indices] for n, d in tensors.items()}
+                part = {n: d.copy() if whole else d.take(indices, axis=0) for n, d in tensors.items()}
                 outputs = self._check(self._call(part), len(indices), request)
             except RowError as error:
-                search.refused({row: why[:WHY_CHARS_MAX] for row, why in error.rows.items()})
+                search.refused({row: str(why)[:WHY_CHARS_MAX] for row, why in error.rows.items()})
             except _NOT_ABOUT_ROWS:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a model raises is about its rows

@@ -200,9 +200,8 @@ class RecordCutter:
         starts[1:] = ends[:-1] + 1
         stops = ends
         if b"\r" in text:
-            # `ends - 1` of a blank line is another line's byte (or wraps): hence the second condition.
-            returns = (np.frombuffer(text, np.uint8)[ends - 1] == _RETURN) & (ends > starts)
-            stops = ends - returns
+            # Before the end of a blank line stands another line's byte; whatever it is, the line stays blank.
+            stops = ends - (np.frombuffer(text, np.uint8)[ends - 1] == _RETURN)
         used = int(ends[-1]) + 1
         filled = stops > starts
         if not filled.all():

@@ -28,8 +28,8 @@ DelimitedNumbers = Callable[[bytes, int, int, bytes, bytes], NDArray[np.float64]
 _PARTS: Final = 16
 _ROWS_ONE_BY_ONE: Final = 8
 _INTEGER_ZERO_NEGATIVE: Final = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
-# A substring search is a hundred times cheaper than the expression, which a block with any zero would pay.
-_MAYBE_ZERO_NEGATIVE: Final = (b"-0,", b"-0]", b"-0 ", b"-0\t", b"-0\r", b"-0\n")
+_ZEROS_ONE_BY_ONE: Final = 256
+"""So many zeros are looked up in their rows; more are searched for in the whole text."""
 _BOOLEANS: Final = {"0": False, "1": True, "false": False, "true": True}
 
 
@@ -147,29 +147,46 @@ class NumberParser:
         numbers = self._flat_numbers(text, self._kind)
         if numbers is None or len(numbers) != len(rows) * width:
             return None
-        signed = negative_zero and self._kind == "d" and not numbers.all()
-        if signed and any(zero in text for zero in _MAYBE_ZERO_NEGATIVE) and _INTEGER_ZERO_NEGATIVE.search(text):
-            # JSON readers take -0 for the integer 0, which has lost its sign.
-            numbers = self._flat_numbers(_INTEGER_ZERO_NEGATIVE.sub(b"-0.0", text), self._kind)
-            assert numbers is not None, "the same numbers as before"
         # Sums may wrap at 256: since there are rows * width numbers in all, and no row's sum is less than its
         # remainder, all are exact if all remainders are right.
         sums = np.uint8 if width <= 256 else np.int64
         if (_delimiter_counts(rows, self._dialect.delimiter, sums) != width - 1).any():
             return None
+        if negative_zero and self._kind == "d":
+            numbers = self._with_negative_zeros(numbers, text, rows, width)
         matrix = self._cast(numbers)
         return None if matrix is None else matrix.reshape(len(rows), width)
+
+    def _with_negative_zeros(
+        self, numbers: NDArray[Any], text: bytes, rows: Rows, width: int
+    ) -> NDArray[Any]:
+        """JSON readers take -0 for the integer 0, which has lost its sign: give it back."""
+        if numbers.all():
+            return numbers
+        zeros = np.flatnonzero(numbers == 0)
+        if len(zeros) > _ZEROS_ONE_BY_ONE:
+            if not _INTEGER_ZERO_NEGATIVE.search(text):
+                return numbers
+            again = self._flat_numbers(_INTEGER_ZERO_NEGATIVE.sub(b"-0.0", text), self._kind)
+            assert again is not None, "the same numbers as before"
+            return again
+        delimiter = self._dialect.delimiter
+        lost = [
+            i for i in zeros.tolist() if rows.row(i // width).split(delimiter)[i % width].strip() == b"-0"
+        ]
+        if lost:
+            numbers = numbers.copy()
+            numbers[lost] = -0.0
+        return numbers
 
     def _as_json(self, rows: Rows) -> bytes | None:
         """The rows as the inside of one array; None when something there would change its meaning."""
         text = rows.data[int(rows.starts[0]) : int(rows.ends[-1])]
         if b"[" in text:
             return None
-        delimiter = self._dialect.delimiter
-        if delimiter != b",":
-            if b"," in text:
-                return None
-            text = text.replace(delimiter, b",")
+        if self._dialect.delimiter != b",":  # replacing commas by commas is not free
+            # A comma where it is no delimiter makes one number more than there should be.
+            text = text.replace(self._dialect.delimiter, b",")
         return b"[%b]" % text.replace(b"\n", b",")
 
     def _cast(self, numbers: NDArray[Any]) -> NDArray[Any] | None:

@@ -16,8 +16,11 @@ from headrace.storage.resolve import Stores
 FIRST_RANGE_BYTES = 256 * 1024
 """The first read of a run is small, so that the first records are there soon; each next is four times larger."""
 READS_AHEAD_MAX = 64
-LOCAL_RANGE_BYTES = 1 << 20
-"""Local reads have no latency to hide: smaller ones stay in the processor's cache."""
+LOCAL_RANGE_BYTES = (1 << 20) - (1 << 16)
+"""Local reads have no latency to hide: smaller ones stay in the processor's cache. A read and what is left of the
+one before make one block of text."""
+RANGES_AHEAD_MAX = 8
+"""More reads of large objects than this hide nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Prefetch:
     def _fill(self) -> None:
         """Ask for reads until the window is full; a single read larger than the window is allowed."""
         while len(self._window) < READS_AHEAD_MAX and self._window_bytes < self._bytes_max:
+            if len(self._window) >= RANGES_AHEAD_MAX and self._window[-1][0].start:
+                return
             read = next(self._reads, None)
             if read is None:
                 return

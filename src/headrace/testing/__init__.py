@@ -5,12 +5,19 @@ own implementations go through the same doors.
 """
 
 from headrace.testing.clock import ManualClock
+from headrace.testing.models import EchoModel, HeldModel, PickyModel
+from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, FlakyStore, check_reading, check_store
 
 __all__ = [
     "STORE_CHECKS",
+    "EchoModel",
     "FlakyStore",
+    "HeldModel",
     "ManualClock",
+    "PickyModel",
+    "check_predictor",
     "check_reading",
+    "check_service",
     "check_store",
 ]

@@ -1,0 +1,274 @@
+"""The values of one tensor of the Open Inference Protocol, as JSON or as raw bytes.
+
+Arrives: what a body says of a tensor (datatype, shape, values). Leaves: a numpy array that is exactly that, or a
+`DataError` naming the tensor. Nothing is allocated because of a shape alone: the values must be there first.
+"""
+
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from math import prod
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.errors import ConfigError, DataError
+from headrace.core.tensor import Array, dtype_of
+
+Bf16 = Literal["bits", "float32"]
+"""How BF16 becomes numpy, which has no such type: uint16 bit patterns, or widened to float32 (exact)."""
+
+DIMENSIONS_MAX = 16
+"""Dimensions of one tensor; more is a mistake, or an attack."""
+
+_LENGTH = struct.Struct("<I")
+_NUMBERS = {int, float}
+
+
+def checked_shape(name: str, shape: object) -> tuple[int, ...]:
+    """A tensor's shape from a JSON document; DataError unless it is a list of a few sizes of at least 0."""
+    if not isinstance(shape, list):
+        raise DataError(f"tensor {name!r}: its shape must be a list of sizes, not {_shown(shape)}")
+    sizes = cast("list[object]", shape)
+    if len(sizes) > DIMENSIONS_MAX:
+        raise DataError(f"tensor {name!r}: {len(sizes)} dimensions; at most {DIMENSIONS_MAX} are taken")
+    for size in sizes:
+        if type(size) is not int or size < 0:
+            raise DataError(f"tensor {name!r}: a size in its shape must be 0 or more, not {_shown(size)}")
+    return tuple(cast("list[int]", sizes))
+
+
+def checked_datatype(name: str, datatype: object) -> str:
+    """A tensor's datatype from a JSON document; DataError unless the protocol has it."""
+    if not isinstance(datatype, str):
+        raise DataError(f"tensor {name!r}: its datatype must be a name such as FP32, not {_shown(datatype)}")
+    if datatype == "BF16":
+        return datatype
+    try:
+        dtype_of(datatype)
+    except TypeError as error:
+        raise DataError(f"tensor {name!r}: {error}") from None
+    return datatype
+
+
+# From the wire
+
+
+def array_from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Array:
+    """Values that came as JSON, nested as `shape` says or flat, row-major.
+
+    Null in a float tensor is NaN, since JSON has no other. Numbers must fit the datatype: no fractions in integers,
+    nothing out of range. BYTES elements come as str.
+    """
+    if datatype == "BF16":
+        raise DataError(f"tensor {name!r}: BF16 travels only as binary data")
+    values = _flat(name, shape, data)
+    types = set(map(type, values))
+    if datatype == "BYTES":
+        _check_types(name, datatype, types, {str})
+        return _objects(values).reshape(shape)
+    if datatype == "BOOL":
+        return _booleans(name, values, types).reshape(shape)
+    dtype = dtype_of(datatype)
+    if dtype.kind == "f":
+        return _floats(name, datatype, values, types).reshape(shape)
+    return _integers(name, datatype, values, types).reshape(shape)
+
+
+def _flat(name: str, shape: tuple[int, ...], data: object) -> list[Any]:
+    """The values in one list, checked against the shape."""
+    if not isinstance(data, list):
+        raise DataError(f"tensor {name!r}: its data must be a list, not {_shown(data)}")
+    values = cast("list[Any]", data)
+    sizes = [len(values)]
+    while values and isinstance(values[0], list):
+        if len(sizes) == DIMENSIONS_MAX:
+            raise DataError(f"tensor {name!r}: its data is nested deeper than {DIMENSIONS_MAX} lists")
+        if set(map(type, values)) != {list}:
+            raise DataError(f"tensor {name!r}: its data mixes lists and values")
+        lengths = set(map(len, values))
+        if len(lengths) > 1:
+            raise DataError(f"tensor {name!r}: its nested data is ragged (lists of {sorted(lengths)[:4]} values)")
+        sizes.append(lengths.pop())
+        values = list(chain.from_iterable(values))
+    if len(values) != prod(shape):
+        raise DataError(
+            f"tensor {name!r}: shape {list(shape)} has {prod(shape)} values, but its data has {len(values)}"
+        )
+    if len(sizes) > 1 and tuple(sizes) != shape:
+        raise DataError(f"tensor {name!r}: its data is nested as {sizes}, but its shape is {list(shape)}")
+    return values
+
+
+def _check_types(name: str, datatype: str, found: set[type], taken: set[type]) -> None:
+    wrong = found - taken
+    if wrong:
+        names = ", ".join(sorted("null" if t is type(None) else t.__name__ for t in wrong))
+        raise DataError(f"tensor {name!r}: {datatype} values cannot be {names}")
+
+
+def _objects(values: Sequence[object]) -> Array:
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
+
+
+def _booleans(name: str, values: list[Any], types: set[type]) -> Array:
+    _check_types(name, "BOOL", types, {bool, int})
+    if int in types and not all(v in (0, 1) for v in values):
+        raise DataError(f"tensor {name!r}: BOOL values are true and false, or 1 and 0")
+    return np.array(values, bool)
+
+
+def _floats(name: str, datatype: str, values: list[Any], types: set[type]) -> Array:
+    _check_types(name, datatype, types, {*_NUMBERS, type(None)})
+    wide = np.array(values, np.float64)
+    with np.errstate(over="ignore"):
+        made = wide.astype(dtype_of(datatype))
+    if (np.isinf(made) & np.isfinite(wide)).any():
+        raise DataError(f"tensor {name!r}: a value is too large for {datatype}")
+    return made
+
+
+def _integers(name: str, datatype: str, values: list[Any], types: set[type]) -> Array:
+    _check_types(name, datatype, types, _NUMBERS)
+    if float in types:
+        if not all(type(v) is int or v.is_integer() for v in values):
+            raise DataError(f"tensor {name!r}: {datatype} values cannot have fractions")
+        values = [int(v) for v in values]
+    try:
+        return np.array(values, dtype_of(datatype))
+    except OverflowError:
+        raise DataError(f"tensor {name!r}: a value is out of the range of {datatype}") from None
+
+
+def array_from_binary(
+    name: str, datatype: str, shape: tuple[int, ...], data: memoryview, *, bf16: Bf16 = "bits"
+) -> Array:
+    """Values that came as raw bytes: little-endian, row-major, without a copy where they are aligned.
+
+    The array may be read-only. BYTES elements come as bytes.
+    """
+    count = prod(shape)
+    if datatype == "BYTES":
+        return _bytes_elements(name, count, data).reshape(shape)
+    dtype = np.dtype(np.uint16) if datatype == "BF16" else dtype_of(datatype)
+    if count * dtype.itemsize != len(data):
+        raise DataError(
+            f"tensor {name!r}: shape {list(shape)} of {datatype} takes {count * dtype.itemsize} bytes, "
+            f"but its binary_data_size is {len(data)}"
+        )
+    if datatype == "BOOL":
+        return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+    made: Array = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False)
+    if not made.flags.aligned:
+        made = made.copy()
+    if datatype == "BF16" and bf16 == "float32":
+        made = float32_from_bf16(made)
+    return made.reshape(shape)
+
+
+def _bytes_elements(name: str, count: int, data: memoryview) -> Array:
+    size, at = len(data), 0
+    if count * _LENGTH.size > size:
+        raise DataError(f"tensor {name!r}: {count} BYTES elements do not fit in {size} bytes")
+    made = np.empty(count, object)
+    for i in range(count):
+        if at + _LENGTH.size > size:
+            raise DataError(f"tensor {name!r}: its data ends before element {i} of {count}")
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if length > size - at:
+            raise DataError(
+                f"tensor {name!r}: element {i} says it has {length} bytes, but only {size - at} are left"
+            )
+        made[i] = bytes(data[at : at + length])
+        at += length
+    if at != size:
+        raise DataError(f"tensor {name!r}: {size - at} bytes are left over after its {count} elements")
+    return made
+
+
+# To the wire
+
+
+def json_values(name: str, datatype: str, data: Array) -> Array | list[Any]:
+    """The values flat, as orjson can write them.
+
+    NaN becomes null. Raises DataError naming the element for what JSON cannot carry (infinities, bytes that are not
+    UTF-8), and ConfigError for BF16.
+    """
+    if datatype == "BF16":
+        raise ConfigError(f"tensor {name!r} is BF16, which JSON cannot carry: it needs binary tensors")
+    if datatype == "BYTES":
+        return [_text(name, i, v) for i, v in enumerate(data.ravel().tolist())]
+    values = np.ascontiguousarray(data).ravel().astype(data.dtype.newbyteorder("="), copy=False)
+    if values.dtype.kind == "f":
+        infinite = np.flatnonzero(np.isinf(values))
+        if len(infinite):
+            raise DataError(
+                f"tensor {name!r}: element {infinite[0]} is infinite, which JSON cannot carry"
+            )
+    return values
+
+
+def _text(name: str, index: int, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes):
+        raise _not_bytes(name, index, value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise DataError(
+            f"tensor {name!r}: element {index} is not UTF-8, and JSON carries only text: it needs binary tensors"
+        ) from None
+
+
+def _not_bytes(name: str, index: int, value: object) -> DataError:
+    return DataError(f"tensor {name!r}: element {index} must be bytes or str, not {type(value).__name__}")
+
+
+def binary_values(name: str, datatype: str, data: Array) -> bytes | Array:
+    """The values as a buffer: little-endian, row-major; without a copy where they are so already.
+
+    For BF16, uint16 are bit patterns and float32 are rounded to the nearest.
+    """
+    if datatype == "BYTES":
+        return _length_prefixed(name, data.ravel().tolist())
+    if datatype == "BF16" and data.dtype != np.uint16:
+        data = bf16_from_float32(data)
+    return np.ascontiguousarray(data, data.dtype.newbyteorder("<"))
+
+
+def _length_prefixed(name: str, values: list[object]) -> bytes:
+    parts: list[bytes] = []
+    for i, value in enumerate(values):
+        try:
+            element = value.encode() if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise DataError(f"tensor {name!r}: element {i} has a lone surrogate, which is no text") from None
+        if not isinstance(element, bytes):
+            raise _not_bytes(name, i, value)
+        parts += (_LENGTH.pack(len(element)), element)
+    return b"".join(parts)
+
+
+def float32_from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """BF16 bit patterns as the float32 of the same value."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def bf16_from_float32(values: Array) -> NDArray[np.uint16]:
+    """The nearest BF16 of each value, ties to even, as bit patterns; NaN stays NaN."""
+    wide = np.ascontiguousarray(values, np.float32)
+    bits = wide.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # Rounding could carry a NaN's low bits into an infinity; a quiet NaN is set instead.
+    return np.where(np.isnan(wide), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
