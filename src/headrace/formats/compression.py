@@ -1,7 +1,8 @@
 """gzip, bzip2 and zstd as streams: compressed chunks in, bounded pieces out. The door to isal and zstandard.
 
 Multi-member gzip, multi-stream bzip2 and multi-frame zstd are read through. A piece is at most PIECE_BYTES_MAX,
-whatever the ratio: a bomb is met piece by piece, never whole.
+whatever the ratio: a bomb is met piece by piece, never whole. Compressed bytes go to the library a window at a time,
+so that what it gives back unused (it does so by copying) stays small, and an error costs little that was good.
 """
 
 import bz2
@@ -20,83 +21,144 @@ except ImportError:
 Compression = Literal["gzip", "bzip2", "zstd"]
 
 PIECE_BYTES_MAX = 1 << 20
+WINDOW_BYTES = 1 << 15
 MAGIC: dict[Compression, bytes] = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
-_ZSTD_SKIPPABLE = tuple(bytes([0x50 + i, 0x2A, 0x4D, 0x18]) for i in range(16))
+_START_BYTES = 4
+_SKIPPABLE_MAGICS = tuple(bytes([0x50 + i, 0x2A, 0x4D, 0x18]) for i in range(16))
 
 
-class _Decompressor(Protocol):
-    """One member's (stream's, frame's) state."""
+class _Member(Protocol):
+    """One gzip member, bzip2 stream or zstd frame on its way."""
 
     @property
     def eof(self) -> bool: ...
 
     @property
-    def unused_data(self) -> bytes: ...
+    def unused_data(self) -> bytes:
+        """What came behind its end; known once `eof`."""
+        ...
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What these compressed bytes give, in bounded pieces."""
+        """What these compressed bytes give, in pieces of at most PIECE_BYTES_MAX. Raises OSError for bad data."""
         ...
 
 
 def decompress(kind: Compression, chunks: Iterable[Buffer], *, fast: bool = True) -> Iterator[bytes]:
-    """The decompressed bytes, in pieces of at most PIECE_BYTES_MAX.
+    """The decompressed bytes, in pieces of at most PIECE_BYTES_MAX, as soon as each chunk gives them.
 
-    Zero padding behind gzip is passed over. With `fast`, gzip goes through isal where that is installed. Raises,
-    after everything before it was given: TruncatedError when a member is not complete, CorruptError for anything
-    else (`byte` is the offset in the compressed bytes by which it was noticed), MissingExtraError without zstandard.
+    Zero padding behind a gzip member is passed over. With `fast`, gzip goes through isal where that is installed.
+
+    Raises:
+        TruncatedError: the last member is not complete, or there is none; all that can be told of it was given
+            before.
+        CorruptError: any other damage. Given before is all that the compressed windows (of WINDOW_BYTES) before
+            the damaged one held; `byte` is the offset in the *compressed* bytes by which it was noticed.
+        MissingExtraError: zstd without zstandard.
     """
-    make = _maker(kind, fast=fast)
-    state: _Decompressor | None = None
-    seen = 0  # compressed bytes handed over so far
-    members = 0
-    pending = b""
+    stream = _Stream(kind, fast=fast)
     for chunk in chunks:
-        pending += bytes(chunk)
-        seen += len(chunk)
-        while pending:
-            if state is None:
-                if members and kind == "gzip" and not pending.strip(b"\0"):
-                    pending = b""
-                    break
-                if len(pending) < 4:
-                    break
-                _check_start(kind, pending, seen - len(pending), members)
-                state = make()
-            data, pending = pending, b""
+        yield from _joined(stream.feed(chunk))
+    stream.finish()
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in the fewest pieces: what comes after works by the piece. What an error follows comes first."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        for piece in pieces:
+            if size + len(piece) > PIECE_BYTES_MAX:
+                full, parts, size = parts, [], 0
+                yield b"".join(full)
+            parts.append(piece)
+            size += len(piece)
+    except CorruptError:
+        if size:
+            yield b"".join(parts)
+        raise
+    if size:
+        yield b"".join(parts)
+
+
+class _Stream:
+    """Members one behind the other."""
+
+    def __init__(self, kind: Compression, *, fast: bool) -> None:
+        self._kind: Compression = kind
+        self._make = _maker(kind, fast=fast)
+        self._member: _Member | None = None
+        self._members = 0
+        self._pending = b""  # the next member's first bytes, too few to tell what they are
+        self._seen = 0
+
+    def feed(self, chunk: Buffer) -> Iterator[bytes]:
+        """What a chunk of compressed bytes gives."""
+        view = memoryview(chunk)
+        for at in range(0, len(view), WINDOW_BYTES):
+            window = bytes(view[at : at + WINDOW_BYTES])
+            self._seen += len(window)
+            yield from self._window(self._pending + window)
+
+    def _window(self, data: bytes) -> Iterator[bytes]:
+        self._pending = b""
+        while data:
+            if self._member is None:
+                data = self._unpadded(data)
+                if len(data) < _START_BYTES:
+                    self._pending = data
+                    return
+                self._check_start(data)
+                self._member = self._make()
+            member = self._member
             try:
-                yield from state.pieces(data)
-            except (zlib.error, OSError, ValueError, EOFError) as error:
-                raise CorruptError(f"corrupt {kind} data by compressed byte {seen}: {error}", byte=seen) from error
-            if state.eof:
-                pending = state.unused_data
-                state = None
-                members += 1
-    if pending and (kind != "gzip" or pending.strip(b"\0")):
-        _check_start(kind, pending, seen - len(pending), members, ended=True)
-    if state is not None or pending.strip(b"\0") or not members:
+                yield from member.pieces(data)
+            except OSError as error:
+                why = f"corrupt {self._kind} data by compressed byte {self._seen}: {error}"
+                raise CorruptError(why, byte=self._seen) from error
+            if not member.eof:
+                return
+            data = member.unused_data
+            self._member = None
+            self._members += 1
+
+    def finish(self) -> None:
+        """No more bytes will come: raises unless the last member was whole."""
+        rest = self._pending
+        if rest:
+            self._check_start(rest)
+        if self._member is None and self._members and not rest:
+            return
         raise TruncatedError(
-            f"the {kind} stream ends early, after {seen} compressed bytes: the upload or the program that wrote "
-            "it was cut short; fetch or write it again",
-            byte=seen,
+            f"the {self._kind} stream ends early, after {self._seen} compressed bytes: the upload or the program "
+            "that wrote it was cut short; fetch or write it again",
+            byte=self._seen,
+        )
+
+    def _unpadded(self, data: bytes) -> bytes:
+        """Without the zeros that some writers fill a tape's or disk's block with."""
+        return data.lstrip(b"\0") if self._kind == "gzip" and self._members else data
+
+    def _check_start(self, data: bytes) -> None:
+        """Each member must start with the magic bytes; the first not doing so means that it is not compressed."""
+        if _may_start(self._kind, data):
+            return
+        at = self._seen - len(data)
+        if self._members:
+            raise CorruptError(f"what follows at compressed byte {at} is no {self._kind} data", byte=at)
+        raise CorruptError(
+            f"it does not start with {self._kind}'s magic bytes (but with {data[:_START_BYTES].hex(' ')}): pass "
+            "--compression none if it is not compressed",
+            byte=at,
         )
 
 
-def _check_start(kind: Compression, data: bytes, at: int, members: int, *, ended: bool = False) -> None:
-    """Each member must start with the magic bytes; the first not doing so means that it is not compressed."""
-    magic = MAGIC[kind]
-    start = data[: len(magic)]
-    if start == magic or (kind == "zstd" and data[:4] in _ZSTD_SKIPPABLE) or (ended and magic.startswith(start)):
-        return
-    if members:
-        raise CorruptError(f"{len(data)} bytes or more that are no {kind} follow at compressed byte {at}", byte=at)
-    raise CorruptError(
-        f"it does not start with {kind}'s magic bytes (but with {start.hex(' ')}): pass --compression none if it is "
-        "not compressed",
-        byte=at,
-    )
+def _may_start(kind: Compression, data: bytes) -> bool:
+    """Whether a member starts like this; fewer than _START_BYTES may be a part of its magic bytes."""
+    magics = (MAGIC[kind], *_SKIPPABLE_MAGICS) if kind == "zstd" else (MAGIC[kind],)
+    return any(data[: len(m)] == m[: len(data)] for m in magics)
 
 
-def _maker(kind: Compression, *, fast: bool) -> Callable[[], _Decompressor]:
+def _maker(kind: Compression, *, fast: bool) -> Callable[[], _Member]:
     if kind == "gzip":
         library: Any = _fast_zlib if fast and _fast_zlib is not None else zlib
         return lambda: _Gzip(library)
@@ -106,14 +168,14 @@ def _maker(kind: Compression, *, fast: bool) -> Callable[[], _Decompressor]:
         import zstandard  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise MissingExtraError("zstd", "zstd-compressed input") from error
-    library = zstandard
-    return lambda: _Zstd(library)
+    decompressor: Any = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+    return lambda: _Zstd(decompressor, zstandard.ZstdError)
 
 
 class _Gzip:
     def __init__(self, library: Any) -> None:
         self._state = library.decompressobj(wbits=31)
-        self._error: type[Exception] = getattr(library, "error", zlib.error)
+        self._error: type[Exception] = library.error
 
     @property
     def eof(self) -> bool:
@@ -125,16 +187,14 @@ class _Gzip:
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         try:
-            while data:
-                piece = self._state.decompress(data, PIECE_BYTES_MAX)
+            while True:
+                piece: bytes = self._state.decompress(data, PIECE_BYTES_MAX)
                 if piece:
                     yield piece
                 data = self._state.unconsumed_tail
-                if self._state.eof or (not piece and not data):
+                # A full piece may have left some output inside, with all input taken: ask once more.
+                if self._state.eof or not (data or piece):
                     return
-            # A full piece may have left some output inside.
-            while not self._state.eof and (piece := self._state.decompress(b"", PIECE_BYTES_MAX)):
-                yield piece
         except self._error as error:
             raise OSError(str(error)) from error
 
@@ -152,42 +212,93 @@ class _Bzip2:
         return self._state.unused_data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        piece = self._state.decompress(data, PIECE_BYTES_MAX)
         while True:
+            piece = self._state.decompress(data, PIECE_BYTES_MAX)
             if piece:
                 yield piece
             if self._state.eof or self._state.needs_input:
                 return
-            piece = self._state.decompress(b"", PIECE_BYTES_MAX)
+            data = b""
 
 
-_ZSTD_INPUT_BYTES = 16 * 1024
-"""zstandard's push object gives all of its output at once: little input bounds it (blocks are 128 KiB)."""
+_ZSTD_WINDOW_BYTES_MAX = 1 << 27
+"""What the zstd program itself takes without being told otherwise."""
+_ZSTD_BLOCKS_A_CALL = PIECE_BYTES_MAX >> 17
+"""A block gives 128 KiB at most."""
 
 
 class _Zstd:
-    def __init__(self, library: Any) -> None:
-        self._state = library.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
-        self._error: type[Exception] = library.ZstdError
-        self._unused = b""
+    """One frame, laid out as RFC 8878 (3.1) has it.
 
-    @property
-    def eof(self) -> bool:
-        return bool(self._state.eof)
+    The library gives all that its input holds at once, and four bytes may stand for 128 KiB: so the headers of blocks
+    are read here, and no more blocks are handed over than fill a piece.
+    """
 
-    @property
-    def unused_data(self) -> bytes:
-        return self._unused
+    def __init__(self, decompressor: Any, error: type[Exception]) -> None:
+        self._state = decompressor.decompressobj()
+        self._error = error
+        self._held = b""  # the start of a header that is not all there
+        self._left = 0  # bytes until the next header
+        self._begun = self._skippable = self._last = False
+        self._checksum_bytes = 0
+        self.eof = False
+        self.unused_data = b""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
+        data = self._held + data
+        given = at = 0
+        blocks = int(self._left > 0)
+        while True:
+            step = min(self._left, len(data) - at)
+            self._left -= step
+            at += step
+            self.eof = self._last and not self._left
+            if self._left or self.eof:
+                break
+            if blocks == _ZSTD_BLOCKS_A_CALL:
+                yield from self._give(data[given:at])
+                given, blocks = at, 0
+            self._left = self._length(data[at : at + 8])
+            if not self._left:
+                break
+            blocks += 1
+        self._held = b"" if self.eof else data[at:]
+        self.unused_data = data[at:] if self.eof else b""
+        yield from self._give(data[given:at])
+
+    def _length(self, head: bytes) -> int:
+        """Bytes of the frame's header, or of the next block with its header; 0 when `head` is too short to tell."""
+        if not self._begun:
+            return self._header_length(head)
+        if len(head) < 3:
+            return 0
+        header = int.from_bytes(head[:3], "little")
+        self._last = bool(header & 1)
+        repeats_one_byte = header >> 1 & 3 == 1
+        return 3 + (1 if repeats_one_byte else header >> 3) + (self._checksum_bytes if self._last else 0)
+
+    def _header_length(self, head: bytes) -> int:
+        self._skippable = head[:4] in _SKIPPABLE_MAGICS
+        if len(head) < (8 if self._skippable else 5):
+            return 0
+        self._begun = True
+        if self._skippable:
+            self._last = True
+            return 8 + int.from_bytes(head[4:8], "little")
+        descriptor = head[4]
+        one_segment = descriptor >> 5 & 1
+        self._checksum_bytes = 4 * (descriptor >> 2 & 1)
+        content_size_bytes = (one_segment, 2, 4, 8)[descriptor >> 6]
+        return 5 + (1 - one_segment) + (0, 1, 2, 4)[descriptor & 3] + content_size_bytes
+
+    def _give(self, data: bytes) -> Iterator[bytes]:
+        if self._skippable or not data:
+            return
         try:
-            for start in range(0, len(data), _ZSTD_INPUT_BYTES):
-                stop = start + _ZSTD_INPUT_BYTES
-                piece = self._state.decompress(data[start:stop])
-                for at in range(0, len(piece), PIECE_BYTES_MAX):
-                    yield piece[at : at + PIECE_BYTES_MAX]
-                if self._state.eof:
-                    self._unused = bytes(self._state.unused_data) + data[stop:]
-                    return
+            piece: bytes = self._state.decompress(data)
         except self._error as error:
             raise OSError(str(error)) from error
+        if self.eof and not self._state.eof:
+            raise OSError("the frame goes on behind its last block")
+        if piece:
+            yield piece

@@ -6,6 +6,7 @@ disk, and a member's name is never used as a path. The layout is POSIX.1-2001 pa
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from zlib import adler32
 
 from headrace.core.errors import CorruptError, TruncatedError
 from headrace.formats.contract import Buffer
@@ -17,7 +18,9 @@ EXTENDED_HEADER_BYTES_MAX = 1 << 20
 _ZEROS = bytes(BLOCK)
 _FILE_TYPES = frozenset(b"0\x007")
 _EXTENDED = frozenset(b"xgLK")
-_KINDS = {ord("1"): "hard link", ord("2"): "symbolic link", ord("3"): "device", ord("4"): "device", ord("6"): "pipe"}
+_HOLDS_NOTHING = frozenset(b"123456")  # links, devices, folders, pipes
+_SPARSE_GNU = ord("S")
+_DIGITS_MAX = 18  # a number below 10**18 fits everywhere
 
 
 @dataclass(slots=True)
@@ -46,71 +49,100 @@ class _Header:
 def members(chunks: Iterable[Buffer], *, start_byte: int = 0) -> Iterator[Member]:
     """The regular files of an archive, in order; folders, links and devices hold no bytes and are passed over.
 
-    `start_byte` is where in the archive the chunks begin (a member's header), for the offsets that are reported.
-    An archive may end with its two zero blocks or, cut cleanly, behind a member. Raises TruncatedError or
-    CorruptError, with the offset, after everything before was given.
+    `start_byte` is where in the archive the chunks begin (a member's header), for the offsets that are reported; what
+    pax global headers before it said is then not known. An archive may end with a zero block, behind which nothing is
+    read, or, cut cleanly, behind a member.
+
+    Raises:
+        TruncatedError: the archive ends within a header or member.
+        CorruptError: a header is damaged. Both tell the offset, and are raised after everything before was given.
     """
     source = _Source(chunks, start_byte)
     defaults: dict[str, str] = {}
     while (header := _next_header(source, defaults)) is not None:
-        is_file = header.kind in _FILE_TYPES and not (header.kind != ord("7") and header.name.endswith("/"))
-        padded = -(-header.size // BLOCK) * BLOCK
-        end = source.at + padded
-        if is_file or header.sparse:
+        end = source.at + _padded(header.size)
+        name = header.name
+        if header.kind in _FILE_TYPES or header.sparse:
             why = "it is a sparse file; archive it without --sparse" if header.sparse else None
-            pieces = source.pieces(header.size, header.name)
-            yield Member(header.name, header.size, header.byte, pieces, why)
-        source.skip(end - source.at, header.name)
+            yield Member(name, header.size, header.byte, source.pieces(header.size, name), why)
+        try:
+            source.skip(end - source.at, name)
+        except CorruptError as error:
+            raise error.at(None, name) from error
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
 
 
 def _next_header(source: "_Source", defaults: dict[str, str]) -> _Header | None:
     """The next real header, with what extended headers before it say; None at the archive's end."""
     own: dict[str, str] = {}
-    first_byte: int | None = None
+    first_byte = source.at
     while True:
         byte = source.at
-        block = source.take(BLOCK, "a header", may_end=first_byte is None)
+        block = source.take(BLOCK, "a header", may_end=byte == first_byte)
         if block is None or block == _ZEROS:
             return None
         header = _parse(block, byte)
-        first_byte = byte if first_byte is None else first_byte
         if header.kind not in _EXTENDED:
             break
-        if header.size > EXTENDED_HEADER_BYTES_MAX:
-            raise CorruptError(
-                f"the extended header at byte {byte} claims {header.size} bytes (more than "
-                f"{EXTENDED_HEADER_BYTES_MAX})",
-                byte=byte,
-            )
-        data = source.take(-(-header.size // BLOCK) * BLOCK, "an extended header") or b""
-        data = data[: header.size]
-        if header.kind == ord("x"):
-            own.update(_pax_records(data, byte))
-        elif header.kind == ord("g"):
-            defaults.update(_pax_records(data, byte))
-        elif header.kind == ord("L"):
-            own["path"] = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
-    said = defaults | own
+        _read_extended(source, header, own, defaults)
     header.byte = first_byte
-    header.name = said.get("path", header.name)
-    if "size" in said:
-        header.size = _whole_number(said["size"], header.byte)
-    header.sparse = header.kind == ord("S") or any(key.startswith("GNU.sparse.") for key in own)
-    if header.kind in _KINDS:
-        header.size = 0  # links may state the size of what they point to, and hold nothing
+    if header.kind == _SPARSE_GNU:
+        _skip_sparse_map(source, block)
+    return _completed(header, own, defaults)
+
+
+def _read_extended(source: "_Source", header: _Header, own: dict[str, str], defaults: dict[str, str]) -> None:
+    """What a header that speaks of the next one says: a pax header, of one member or all, or a GNU long name."""
+    if header.size > EXTENDED_HEADER_BYTES_MAX:
+        raise CorruptError(
+            f"the extended header at byte {header.byte} claims {header.size} bytes (more than "
+            f"{EXTENDED_HEADER_BYTES_MAX})",
+            byte=header.byte,
+        )
+    data = (source.take(_padded(header.size), "an extended header") or b"")[: header.size]
+    if header.kind == ord("x"):
+        own.update(_pax_records(data, header.byte))
+    elif header.kind == ord("g"):
+        defaults.update(_pax_records(data, header.byte))
+    elif header.kind == ord("L"):
+        own["path"] = _text(data)
+
+
+def _skip_sparse_map(source: "_Source", block: bytes) -> None:
+    """GNU's older sparse files have more of their map in blocks behind the header, which its size does not count."""
+    more = block[482]
+    while more:
+        more = (source.take(BLOCK, "a sparse file's map") or b"")[504]
+
+
+def _completed(header: _Header, own: dict[str, str], defaults: dict[str, str]) -> _Header:
+    """The header with what the extended ones before it said, which goes before its own."""
+    if own or defaults:
+        said = defaults | own
+        header.name = said.get("GNU.sparse.name") or said.get("path") or header.name
+        if said.get("size"):
+            header.size = _whole_number(said["size"], header.byte)
+    header.sparse = header.kind == _SPARSE_GNU or any(key.startswith("GNU.sparse.") for key in own)
+    if header.kind == 0 and header.name.endswith("/"):
+        header.kind = ord("5")  # how archivers before POSIX wrote a folder
+    if header.kind in _HOLDS_NOTHING:
+        header.size = 0  # what it states is the size of what it points to, or a hint
     return header
 
 
 def _whole_number(text: str, byte: int) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise CorruptError(f"the pax header before byte {byte} gives the size as {text[:40]!r}", byte=byte)
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX:
+        raise CorruptError(f"the pax header at byte {byte} gives the size as {text[:40]!r}", byte=byte)
     return int(text)
 
 
 def _parse(block: bytes, byte: int) -> _Header:
     """A header block; CorruptError unless its checksum is right."""
     stated = _number(block[148:156], byte)
-    unsigned = sum(block) - sum(block[148:156]) + 8 * 0x20
+    unsigned = _sum(block[:256]) + _sum(block[256:]) - _sum(block[148:156]) + 8 * 0x20
     if stated != unsigned:
         high = sum(b > 127 for b in block[:148]) + sum(b > 127 for b in block[156:])
         if stated != unsigned - 256 * high:  # some old archivers summed signed bytes
@@ -119,9 +151,14 @@ def _parse(block: bytes, byte: int) -> _Header:
                 byte=byte,
             )
     name = _text(block[:100])
-    if block[257:263] == b"ustar\0" and block[345] != 0:
+    if block[345] and block[257:263] == b"ustar\0":
         name = f"{_text(block[345:500])}/{name}"
     return _Header(name, _number(block[124:136], byte), block[156], byte)
+
+
+def _sum(data: bytes) -> int:
+    """The sum of at most 256 bytes: Adler-32's lower half is one more than that, and does not wrap so soon."""
+    return (adler32(data) & 0xFFFF) - 1
 
 
 def _text(field: bytes) -> str:
@@ -136,14 +173,12 @@ def _number(field: bytes, byte: int) -> int:
             raise CorruptError(f"the header at byte {byte} has an impossible number", byte=byte)
         return value
     text = field.split(b"\0", 1)[0].strip()
-    try:
-        return int(text, 8) if text else 0
-    except ValueError:
-        raise CorruptError(
-            f"no tar header at byte {byte} (a number in it is {text[:16]!r}): the archive is damaged there, or is "
-            "no tar",
-            byte=byte,
-        ) from None
+    if not text.strip(b"01234567"):
+        return int(text or b"0", 8)
+    raise CorruptError(
+        f"no tar header at byte {byte} (a number in it is {text!r}): the archive is damaged there, or is no tar",
+        byte=byte,
+    )
 
 
 def _pax_records(data: bytes, byte: int) -> dict[str, str]:
@@ -186,17 +221,15 @@ class _Source:
 
     def take(self, size: int, what: str, *, may_end: bool = False) -> bytes | None:
         """Exactly `size` bytes, copied; None at a clean end where that is allowed."""
-        begin = self.at
-        if not self._fill():
-            if may_end or not size:
-                return None if may_end else b""
-            raise _truncated(what, begin, self.at)
         if len(self._view) >= size:
             return bytes(self._give(size))
+        begin = self.at
         parts: list[bytes] = []
         missing = size
         while missing:
             if not self._fill():
+                if may_end and not parts:
+                    return None
                 raise _truncated(what, begin, self.at)
             piece = self._give(missing)
             missing -= len(piece)

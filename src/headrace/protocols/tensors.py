@@ -22,21 +22,33 @@ Bf16 = Literal["bits", "float32"]
 DIMENSIONS_MAX = 16
 """Dimensions of one tensor; more is a mistake, or an attack."""
 
+ELEMENTS_MAX = 2**40
+"""Elements of one tensor; what is really there bounds it further."""
+
 _LENGTH = struct.Struct("<I")
 _NUMBERS = {int, float}
 
 
 def checked_shape(name: str, shape: object) -> tuple[int, ...]:
-    """A tensor's shape from a JSON document; DataError unless it is a list of a few sizes of at least 0."""
+    """A tensor's shape from a JSON document; DataError unless it is a list of a few sizes of at least 0.
+
+    It has at least one dimension, since the first is the rows.
+    """
     if not isinstance(shape, list):
         raise DataError(f"tensor {name!r}: its shape must be a list of sizes, not {_shown(shape)}")
     sizes = cast("list[object]", shape)
+    if not sizes:
+        raise DataError(f"tensor {name!r}: it needs at least one dimension, the rows")
     if len(sizes) > DIMENSIONS_MAX:
         raise DataError(f"tensor {name!r}: {len(sizes)} dimensions; at most {DIMENSIONS_MAX} are taken")
     for size in sizes:
         if type(size) is not int or size < 0:
             raise DataError(f"tensor {name!r}: a size in its shape must be 0 or more, not {_shown(size)}")
-    return tuple(cast("list[int]", sizes))
+    checked = tuple(cast("list[int]", sizes))
+    # Also where another size is 0: numpy multiplies the others all the same.
+    if prod(max(size, 1) for size in checked) > ELEMENTS_MAX:
+        raise DataError(f"tensor {name!r}: shape {_shown(shape)} is too large")
+    return checked
 
 
 def checked_datatype(name: str, datatype: object) -> str:

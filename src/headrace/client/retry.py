@@ -1,0 +1,120 @@
+"""What an answer means for its request, and when to ask again. Pure: the caller waits.
+
+A `TransientFault` is an attempt that may do better later; everything else is decided by the status (`judge`).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from enum import Enum, auto
+
+BRIEF_ATTEMPTS_MAX = 3
+"""How often something is tried that probably fails again, such as a row that broke the server's memory."""
+
+
+class TransientFault(Exception):  # noqa: N818 - it never leaves the room; what leaves is an error
+    """An attempt failed in a way that may pass. `retry_after_s` is when the server asked to be asked again."""
+
+    def __init__(self, why: str, *, retry_after_s: float | None = None, alive: bool = False) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+        self.alive = alive
+        """Whether the endpoint answered sensibly, so that its circuit stays closed."""
+
+
+class Verdict(Enum):
+    """What an answer means for its request."""
+
+    ANSWERED = auto()
+    """It is the answer."""
+    REFUSED = auto()
+    """The request is wrong, perhaps only some of its rows."""
+    REFUSED_WHOLE = auto()
+    """No request like this can succeed: a wrong URL, model name or credentials."""
+    RETRY = auto()
+    """It may pass: ask again for as long as the budget lasts."""
+    RETRY_BRIEFLY = auto()
+    """It may pass, or these rows may be what breaks it: ask again a few times, then call it refused."""
+
+
+_RETRIED = frozenset({408, 425, 429, 502, 503, 504})
+_WHOLE = frozenset({401, 402, 403, 404, 405, 406, 407, 410, 411, 415, 426, 431, 501, 505, 511})
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A complete answer; header names are in lower case."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def judge(answer: HttpAnswer) -> Verdict:
+    """By status alone. 500 is a model that raised, so perhaps some of the rows; 507 is one out of memory."""
+    status = answer.status
+    if 200 <= status < 300:
+        return Verdict.ANSWERED
+    if status in _RETRIED:
+        return Verdict.RETRY
+    if status == 507:
+        return Verdict.RETRY_BRIEFLY
+    if status in _WHOLE or not 400 <= status <= 500:
+        return Verdict.REFUSED_WHOLE
+    return Verdict.REFUSED
+
+
+def explain(answer: HttpAnswer, text: str) -> str:
+    """What a refusal says, in words that tell what to do. `text` is the server's own."""
+    said = f": {text}" if text else ""
+    status = answer.status
+    if status == 401:
+        advice = " (it wants credentials: set HEADRACE_ENDPOINT_TOKEN, or correct it)"
+    elif status == 403:
+        advice = " (the credentials do not allow this)"
+    elif status in (404, 410):
+        advice = " (is the model's name right, and its version, and the URL?)"
+    elif 300 <= status < 400:
+        advice = f" (it redirects to {answer.headers.get('location', '?')}: give that URL)"
+    else:
+        advice = ""
+    return f"HTTP {status}{said}{advice}"
+
+
+def retry_after_s(value: str | None, wall_s: float) -> float | None:
+    """The Retry-After header, seconds or a date; `wall_s` is now, since the epoch. None when absent or senseless."""
+    if value is None:
+        return None
+    if re.fullmatch(r"\d{1,9}(\.\d*)?", value.strip(), re.ASCII):
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - wall_s)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential backoff with jitter, bounded in total by `retry_s`."""
+
+    retry_s: float = 120.0
+    first_delay_s: float = 0.1
+    delay_max_s: float = 5.0
+
+    def delay_s(
+        self, attempt: int, left_s: float, share: float, *, retry_after_s: float | None = None
+    ) -> float | None:
+        """Seconds to wait before the next attempt, or None when the budget is spent.
+
+        Args:
+            attempt: Failures so far, from 1.
+            left_s: What is left of the budget; the last attempt is made at its end.
+            share: Where in the jitter's range (half to all of the delay), 0 to 1; the caller draws it.
+            retry_after_s: What the server asked for; waited at least, within the budget.
+        """
+        if left_s <= 0:
+            return None
+        # The exponent is bounded, so that a long outage does not compute 2 ** 1000.
+        longest_s = min(self.delay_max_s, self.first_delay_s * 2 ** min(attempt - 1, 30))
+        return min(max(longest_s * (0.5 + share / 2), retry_after_s or 0.0), left_s)

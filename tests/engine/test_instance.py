@@ -1,0 +1,336 @@
+"""One instance: loads, warms up, calls in pieces, and blames only guilty rows."""
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core import Model, RowError, TensorSpec
+from headrace.core.errors import ModelContractError, ModelInputError, ModelLoadError, StoppedError
+from headrace.engine.instance import WHY_CHARS_MAX, Instance
+from headrace.testing import EchoModel, PickyModel
+
+from engine.support import request, rows
+
+X_SPEC = (TensorSpec("x", "FP32", (-1, 3)),)
+
+
+def _instance(model: Model, **settings) -> Instance:
+    return Instance(lambda: model, "m", **settings)
+
+
+def _answer(model: Model, x, **settings):
+    asked = request(x, **settings)
+    return _instance(model).answer(asked, asked.rows, lambda: None)
+
+
+def _values(response) -> list[float]:
+    return [] if not response.outputs else response.outputs[0].data[:, 0].tolist()
+
+
+# Answers
+
+
+def test_a_request_goes_in_calls_of_max_batch_rows():
+    """Split, called in order, joined."""
+    model = PickyModel(())
+    model.max_batch_rows = 4
+    response = _answer(model, rows(*range(10)), id="r")
+    assert model.batch_rows == [4, 4, 2]
+    assert _values(response) == list(range(10))
+    assert (response.id, response.model_name, response.failures) == ("r", "m", ())
+
+
+def test_no_rows_need_no_call():
+    """The law holds of an empty request too."""
+    model = PickyModel(())
+    response = _answer(model, np.zeros((0, 1), np.float32))
+    assert (response.outputs, response.failures, model.batch_rows) == ((), (), [])
+
+
+@pytest.mark.parametrize("names_rows", [False, True])
+def test_guilty_rows_fail_alone(names_rows):
+    """Whether the model raises on the batch, or names them; in the second piece too."""
+    model = PickyModel({1.0, 6.0}, names_rows=names_rows)
+    model.max_batch_rows = 4
+    response = _answer(model, rows(*range(8)))
+    assert [f.row for f in response.failures] == [1, 6]
+    assert "value 6.0 is not taken" in response.failures[1].why
+    assert _values(response) == [0, 2, 3, 4, 5, 7]
+
+
+def test_when_every_row_fails_there_are_no_outputs():
+    """Each still has its own verdict."""
+    response = _answer(PickyModel({0.0, 1.0, 2.0}), rows(0, 1, 2))
+    assert response.outputs == ()
+    assert [f.why for f in response.failures] == [f"ValueError: value {v}.0 is not taken" for v in range(3)]
+
+
+@given(st.integers(0, 30), st.sets(st.integers(0, 29)), st.integers(1, 9), st.booleans())
+def test_rows_in_are_rows_out_and_failures(count, guilty, size, names_rows):
+    """The law, and the right rows, for any guilty set, piece size, and way of telling."""
+    model = PickyModel({float(g) for g in guilty}, names_rows=names_rows)
+    model.max_batch_rows = size
+    response = _answer(model, rows(*range(count)))
+    assert _values(response) == [v for v in range(count) if v not in guilty]
+    assert [f.row for f in response.failures] == sorted(g for g in guilty if g < count)
+
+
+def test_a_batch_too_large_for_memory_is_halved():
+    """MemoryError is about the batch's size, and no row is to blame while smaller ones pass."""
+
+    class Small(Model):
+        def predict(self, x):
+            if len(x) > 2:
+                raise MemoryError
+            return x
+
+    response = _answer(Small(), rows(*range(7)))
+    assert _values(response) == list(range(7))
+
+
+def test_a_model_that_writes_into_its_inputs_spoils_nothing():
+    """Neither the caller's array, nor the rows that are tried again."""
+
+    class InPlace(Model):
+        def predict(self, x):
+            x *= 10
+            if (x == 30).any():
+                raise ValueError("three")
+            return x
+
+    x = rows(1, 2, 3, 4)
+    response = _answer(InPlace(), x)
+    assert _values(response) == [10, 20, 40]
+    assert x[:, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_predict_is_given_contiguous_arrays():
+    """Whatever view the caller holds; compiled code often asks for that."""
+
+    class Contiguous(Model):
+        def predict(self, x):
+            assert x.flags.c_contiguous
+            assert x.flags.writeable
+            if len(x) > 1:
+                raise ValueError
+            return x
+
+    x = np.asfortranarray(np.arange(12, dtype=np.float32).reshape(4, 3))[:, ::2]
+    x.flags.writeable = False
+    assert _answer(Contiguous(), x).outputs[0].data.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("error", [ModelContractError("m", "broken"), ModelInputError("m", "wrong")])
+def test_what_no_bisection_can_cure_ends_the_request(error):
+    """One call, not one for each row."""
+
+    class Broken(Model):
+        calls = 0
+
+        def predict(self, x):
+            self.calls += 1
+            raise error
+
+    model = Broken()
+    with pytest.raises(type(error)):
+        _answer(model, rows(1, 2, 3))
+    assert model.calls == 1
+
+
+def test_what_before_call_raises_ends_the_search_for_guilty_rows():
+    """A stop or a deadline must not wait for two calls a row."""
+    model, calls = PickyModel(set(map(float, range(64)))), []
+
+    def before_call():
+        calls.append(1)
+        if len(calls) > 3:
+            raise StoppedError("now")
+
+    asked = request(rows(*range(64)))
+    with pytest.raises(StoppedError):
+        _instance(model).answer(asked, 64, before_call)
+    assert len(model.batch_rows) == 3
+
+
+def test_reasons_are_cut_and_survive_a_broken_exception():
+    """A model's message may be as long as its array."""
+
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    class Wordy(Model):
+        def predict(self, x):
+            raise Unprintable if x[0, 0] else ValueError("x" * 100_000)
+
+    failures = _answer(Wordy(), rows(0, 1)).failures
+    assert len(failures[0].why) == WHY_CHARS_MAX
+    assert failures[1].why == "Unprintable"
+
+
+def test_a_row_error_may_hold_anything_as_its_reason():
+    """Models pass exceptions along; that must not fail the whole request."""
+
+    class Passing(Model):
+        def predict(self, x):
+            if len(x) == 2:
+                raise RowError(1, KeyError("age"))
+            return x
+
+    (failure,) = _answer(Passing(), rows(1, 2)).failures
+    assert (failure.row, failure.why) == (1, "'age'")
+
+
+def test_tracebacks_go_to_the_debug_log(caplog):
+    """The reason is short; who writes the model needs the line."""
+    with caplog.at_level(logging.DEBUG, "headrace.engine"):
+        _answer(PickyModel({1.0}), rows(1))
+    assert any(r.exc_info and r.levelno == logging.DEBUG for r in caplog.records)
+
+
+def test_wanted_outputs_are_selected():
+    """In the order asked for; a name that the model does not return is the caller's mistake."""
+
+    class Several(Model):
+        def predict(self, x):
+            return {"a": x, "b": x, "c": x}
+
+    assert [t.name for t in _answer(Several(), rows(1), outputs=("c", "a")).outputs] == ["c", "a"]
+    with pytest.raises(ModelInputError, match="no output 'z'"):
+        _answer(Several(), rows(1), outputs=("z",))
+
+
+def test_an_async_model_is_awaited_on_one_loop():
+    """Also its load and close; what it keeps between calls stays on the same loop."""
+
+    class Async(Model):
+        async def load(self):
+            self.loop = asyncio.get_running_loop()
+
+        async def predict(self, x):
+            await asyncio.sleep(0)
+            assert asyncio.get_running_loop() is self.loop
+            if (x < 0).any():
+                raise ValueError("negative")
+            return x
+
+        async def close(self):
+            self.closed = True
+
+    model = Async()
+    instance = _instance(model)
+    asked = request(rows(1, -2, 3))
+    response = instance.answer(asked, 3, lambda: None)
+    assert _values(response) == [1, 3]
+    instance.close()
+    assert model.closed
+    assert model.loop.is_closed()
+
+
+# Loading
+
+
+@pytest.mark.parametrize(
+    ("method", "error"), [("load", OSError("no file")), ("warm_up", ValueError("bad")), ("load", SystemExit(1))]
+)
+def test_what_fails_before_it_is_ready_is_a_load_error(method, error):
+    """With its cause."""
+
+    def fail(self):
+        raise error
+
+    model = type("Failing", (EchoModel,), {method: fail})()
+    with pytest.raises(ModelLoadError, match=type(error).__name__) as caught:
+        _instance(model)
+    assert caught.value.__cause__ is error
+
+
+def test_a_model_that_loaded_is_closed_when_its_warm_up_fails():
+    """And one that did not load is not."""
+    closed = []
+
+    class Cold(EchoModel):
+        def __init__(self, failing):
+            self.failing = failing
+
+        def load(self):
+            if self.failing == "load":
+                raise ValueError
+
+        def warm_up(self):
+            raise ValueError
+
+        def close(self):
+            closed.append(self.failing)
+
+    for failing in ("load", "warm_up"):
+        with pytest.raises(ModelLoadError):
+            _instance(Cold(failing))
+    assert closed == ["warm_up"]
+
+
+class _Seen(EchoModel):
+    def __init__(self, inputs, fails=False):
+        self.inputs = inputs
+        self.fails = fails
+        self.seen = []
+
+    def predict(self, x):
+        self.seen.append((x.shape, x.dtype.name, float(x.sum())))
+        if self.fails:
+            raise ValueError
+        return x
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_sizes_that_are_known_are_warmed_up_with_zeros(fails):
+    """One row; a model that does not take zeros is ready all the same. It is not counted as a call."""
+    model = _Seen(X_SPEC, fails)
+    instance = _instance(model)
+    assert model.seen == [((1, 3), "float32", 0.0)]
+    assert instance.calls == 0
+
+
+@pytest.mark.parametrize(
+    "spec", [TensorSpec("x", "FP32"), TensorSpec("x", "FP32", (-1, -1)), TensorSpec("x", "BYTES", (-1, 3))]
+)
+def test_sizes_that_are_not_known_are_not_guessed(spec):
+    """A wrong guess would be an error in somebody's log."""
+    model = _Seen((spec,))
+    _instance(model)
+    assert model.seen == []
+
+
+def test_a_models_own_warm_up_replaces_zeros():
+    """It knows better."""
+
+    class Own(_Seen):
+        def warm_up(self):
+            self.seen.append("own")
+
+    model = Own(X_SPEC)
+    _instance(model)
+    assert model.seen == ["own"]
+
+
+def test_max_batch_rows_must_leave_room():
+    """Or no row could ever be called."""
+    model = EchoModel()
+    model.max_batch_rows = 0
+    with pytest.raises(ModelLoadError, match="max_batch_rows must be 1 or more"):
+        _instance(model)
+
+
+def test_a_close_that_fails_is_logged(caplog):
+    """Nothing can be done about it any more."""
+
+    class Stuck(EchoModel):
+        def close(self):
+            raise OSError("stuck")
+
+    _instance(Stuck()).close()
+    assert "model failed to close" in caplog.text

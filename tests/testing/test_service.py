@@ -1,0 +1,138 @@
+"""The suites for services and predictors can fail: each broken promise is found, and named."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from headrace.core import InferRequest, Tensor
+from headrace.core.errors import StoppedError
+from headrace.core.tensor import InferResponse
+from headrace.engine import Engine
+from headrace.testing import EchoModel, check_predictor, check_service
+
+REQUEST = InferRequest((Tensor("x", np.zeros((2, 1), np.float32)),), id="r")
+
+
+class Ticker:
+    """A sound service with one thread."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.thread = None
+        self.over = threading.Event()
+
+    def start(self):
+        with self.lock:
+            if self.thread is None:
+                self.over = threading.Event()
+                self.thread = threading.Thread(target=self.over.wait, args=(30,), daemon=True, name="tick")
+                self.thread.start()
+
+    def stop(self, *, drain=True):
+        with self.lock:
+            if self.thread is not None:
+                self.over.set()
+                self.thread.join()
+                self.thread = None
+
+
+class StartsTwice(Ticker):
+    def start(self):
+        self.thread = None
+        super().start()
+
+
+class LeavesItsThread(Ticker):
+    def stop(self, *, drain=True):
+        self.thread = None
+
+
+class TripsOverASecondStop(Ticker):
+    def stop(self, *, drain=True):
+        if self.thread is None:
+            raise RuntimeError("not running")
+        super().stop()
+
+
+def test_a_sound_service_passes():
+    check_service(Ticker)
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "message"),
+    [
+        (StartsTwice, AssertionError, "a second start began threads: tick"),
+        (LeavesItsThread, AssertionError, "threads still run: tick"),
+        (TripsOverASecondStop, RuntimeError, "not running"),
+    ],
+)
+def test_a_broken_service_is_found(broken, error, message):
+    """What such a service leaves behind ends with its daemon threads."""
+    with pytest.raises(error, match=message):
+        check_service(broken)
+
+
+class Around:
+    """An engine with one promise broken."""
+
+    def __init__(self):
+        self.engine = Engine(EchoModel, name="m")
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
+class NeverRefuses(Around):
+    def submit(self, request):
+        try:
+            return self.engine.submit(request)
+        except StoppedError:
+            return None
+
+
+class ForgetsTheId(Around):
+    def submit(self, request):
+        future = self.engine.submit(request)
+        future.result(30)
+        done = type(future)()
+        done.set_result(InferResponse(future.result().outputs))
+        return done
+
+
+class LosesARow(Around):
+    def submit(self, request):
+        future = self.engine.submit(request)
+        output = future.result(30).outputs[0]
+        done = type(future)()
+        done.set_result(InferResponse((Tensor(output.name, output.data[1:]),), id=request.id))
+        return done
+
+
+class Miscounts(Around):
+    def statistics(self):
+        return type(self.engine.statistics())()
+
+
+class NeverAnswers(Around):
+    def submit(self, request):
+        return type(self.engine.submit(request))()
+
+
+def test_a_sound_predictor_passes():
+    check_predictor(lambda: Engine(EchoModel, name="m"), REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (NeverRefuses, "submit before start must raise StoppedError"),
+        (ForgetsTheId, "request 'r' was answered as ''"),
+        (LosesARow, "output 'output' has 1 rows, not 2"),
+        (Miscounts, "statistics tell of 0 rows, not 14"),
+        (NeverAnswers, "unanswered after stop"),
+    ],
+)
+def test_a_broken_predictor_is_found(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_predictor(broken, REQUEST)
