@@ -24,8 +24,8 @@ from headrace.core import (
 )
 
 if TYPE_CHECKING:
-    from headrace.app import open_run, run, run_sync, stream
     from headrace.app import PredictorOptions as PredictorOptions
+    from headrace.app import open_run, run, run_sync, stream
     from headrace.formats.read import ReadOptions
     from headrace.pipeline.report import Report
     from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings

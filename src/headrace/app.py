@@ -52,7 +52,9 @@ def open_predictor(
 ) -> OpenedPredictor:
     """An engine around a model, or a client of an endpoint; exactly one of both must be given."""
     if (model is None) == (endpoint is None):
-        raise ConfigError("give either a model (--model) or an endpoint (--endpoint), not both and not neither")
+        raise ConfigError(
+            "give either a model (--model) or an endpoint (--endpoint), not both and not neither"
+        )
     if endpoint is not None:
         from headrace.client.endpoint import endpoint_predictor  # noqa: PLC0415 - an extra
 

@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError, wait
 import numpy as np
 import pytest
 
+from engine.support import WAIT_S, answer, request, rows, running
 from headrace.core import InferRequest, Model, Tensor
 from headrace.core.errors import (
     ConfigError,
@@ -20,8 +21,6 @@ from headrace.core.errors import (
 )
 from headrace.engine import Engine
 from headrace.testing import EchoModel, HeldModel, ManualClock, PickyModel, check_predictor
-
-from engine.support import WAIT_S, answer, request, rows, running
 
 
 def _spawn(function) -> threading.Thread:

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.support import request, rows
 from headrace.core import Model, RowError, TensorSpec
 from headrace.core.errors import ModelContractError, ModelInputError, ModelLoadError, StoppedError
 from headrace.engine.instance import WHY_CHARS_MAX, Instance
 from headrace.testing import EchoModel, PickyModel
-
-from engine.support import request, rows
 
 X_SPEC = (TensorSpec("x", "FP32", (-1, 3)),)
 

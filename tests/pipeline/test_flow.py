@@ -2,7 +2,6 @@ import threading
 
 import numpy as np
 import pytest
-from pipeline.support import ScriptedPredictor
 
 from headrace.core.errors import ModelContractError, ModelInputError
 from headrace.pipeline.flow import Flow
@@ -10,6 +9,7 @@ from headrace.pipeline.items import Cursor
 from headrace.pipeline.plan import select_objects
 from headrace.pipeline.settings import FlowSettings, StreamSettings
 from headrace.storage.resolve import Stores
+from pipeline.support import ScriptedPredictor
 
 
 def rows(count: int, start: int = 0) -> bytes:

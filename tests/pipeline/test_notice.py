@@ -54,7 +54,9 @@ def test_removals_and_test_events_name_nothing():
     assert notice_objects({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "in"}) == []
 
 
-@pytest.mark.parametrize("notice", ["[]", "{", {}, {"Records": [{"eventName": "x"}]}, {"Records": 3}, {"Message": "{"}])
+@pytest.mark.parametrize(
+    "notice", ["[]", "{", {}, {"Records": [{"eventName": "x"}]}, {"Records": 3}, {"Message": "{"}]
+)
 def test_what_is_no_notice_is_refused(notice):
     with pytest.raises(DataError):
         notice_objects(notice)

@@ -1,7 +1,6 @@
 import json
 
 import pytest
-from pipeline.support import ScriptedPredictor
 
 from headrace.core.errors import (
     ConfigError,
@@ -16,6 +15,7 @@ from headrace.pipeline.run import Run
 from headrace.pipeline.settings import MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
+from pipeline.support import ScriptedPredictor
 
 OUT = "memory://out/run/"
 
@@ -39,7 +39,9 @@ def settings(**output) -> StreamSettings:
     return StreamSettings(output=OutputSettings(**{"part_bytes_max": 40, **output}))
 
 
-def run_over(stores: Stores, *, predictor=None, source="memory://in/", used=None, identity="m", **more) -> Run:
+def run_over(
+    stores: Stores, *, predictor=None, source="memory://in/", used=None, identity="m", **more
+) -> Run:
     return Run(
         source,
         OUT,
@@ -73,7 +75,10 @@ def test_failures_are_written_beside_their_part_with_position_reason_and_raw_byt
     parts = output(stores)
     assert set(parts) == {"part-00000.csv", "part-00000.failed.jsonl"}
     failed = [json.loads(line) for line in parts["part-00000.failed.jsonl"].splitlines()]
-    assert [(f["record"], f["line"], f["byte"], f["raw"]) for f in failed] == [(1, 2, 4, "x,1"), (2, 3, 8, "2")]
+    assert [(f["record"], f["line"], f["byte"], f["raw"]) for f in failed] == [
+        (1, 2, 4, "x,1"),
+        (2, 3, 8, "2"),
+    ]
     assert all(f["object"] == "memory://in/a.csv" and f["reason"] for f in failed)
     assert (report.records_in, report.rows_out, report.rows_failed, report.exit_code) == (4, 2, 2, 3)
 

@@ -66,7 +66,9 @@ class DynamicBatcher(Generic[T]):
         if rows_max <= 0 or bytes_max <= 0:
             raise ConfigError(f"a batch needs room: rows_max={rows_max}, bytes_max={bytes_max}")
         if delay_s is not None and delay_s < 0:
-            raise ConfigError(f"a batch cannot wait {delay_s} s: give 0 or more, or None to wait for rows alone")
+            raise ConfigError(
+                f"a batch cannot wait {delay_s} s: give 0 or more, or None to wait for rows alone"
+            )
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._delay_s = delay_s

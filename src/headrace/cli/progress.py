@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -55,7 +55,7 @@ class Display:
         self._began_s = time.monotonic()
         self._bar: Progress | None = None
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Self:
         if self._style == "bar":
             self._bar = Progress(
                 BarColumn(bar_width=30),

@@ -6,7 +6,8 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from types import FrameType
+from typing import Any, TypeVar
 
 import click
 import orjson
@@ -81,7 +82,9 @@ def _columns(_: click.Context, parameter: click.Parameter, value: str | None) ->
     return tuple(found)
 
 
-def _size_px(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+def _size_px(
+    _context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
     """``224x224``: height, width."""
     if value is None:
         return None
@@ -174,7 +177,9 @@ _OUTPUT_OPTIONS = _options(
 @click.argument("source", nargs=-1, required=True)
 @click.option("--model", metavar="MODEL", help="model.onnx, file.py, file.py:Class or module:Class.")
 @click.option("--endpoint", metavar="URL", help="A model served elsewhere, instead of --model.")
-@click.option("--output", required=True, metavar="DEST", help="A folder or prefix for the predictions' parts.")
+@click.option(
+    "--output", required=True, metavar="DEST", help="A folder or prefix for the predictions' parts."
+)
 @_SOURCE_OPTIONS
 @_FLOW_OPTIONS
 @_OUTPUT_OPTIONS
@@ -227,8 +232,12 @@ def _stream(source: str | list[str], given: dict[str, Any]) -> int:
 
 def _watch(opened: OpenedRun, display: Display, *, poll_s: float, json_lines: bool) -> int:
     watch = open_watch(opened, poll_s=poll_s)
-    signal.signal(signal.SIGINT, lambda *_: watch.stop())
-    signal.signal(signal.SIGTERM, lambda *_: watch.stop())
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        watch.stop()
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     opened.predictor.start()
     try:
         with display:
@@ -326,5 +335,5 @@ def _say_report(report: Report, *, json_lines: bool) -> None:
     ]
     for name, value in rows:
         if value:
-            table.add_row(f"[bold]{name}[/]", cast("str", _plain(value)))
+            table.add_row(f"[bold]{name}[/]", _plain(value))
     Console().print(table, highlight=False)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from headrace.core.errors import EndpointError, MissingExtraError
 from headrace.client.retry import HttpAnswer, TransientFault
+from headrace.core.errors import EndpointError, MissingExtraError
 
 try:
     import aiohttp

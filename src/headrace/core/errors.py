@@ -88,9 +88,7 @@ class CorruptError(DataError):
     reader that knows them (`at`), since a format sees only bytes.
     """
 
-    def __init__(
-        self, why: str, *, byte: int, object: str | None = None, member: str | None = None
-    ) -> None:
+    def __init__(self, why: str, *, byte: int, object: str | None = None, member: str | None = None) -> None:
         place = " in ".join(p for p in (member, object) if p)
         super().__init__(f"{place}: {why}" if place else why)
         self.why = why

@@ -47,7 +47,6 @@ class Counts:
             self.objects_broken + other.objects_broken,
         )
 
-
     def minus(self, other: "Counts") -> "Counts":
         """The difference."""
         return Counts(

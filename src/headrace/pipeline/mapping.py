@@ -80,14 +80,14 @@ class Mapper:
 
     def _one_input(self, what: str) -> TensorSpec:
         inputs = self._metadata.inputs
+        if len(inputs) == 1:
+            return inputs[0]
         if not inputs:
             return TensorSpec("x", "FP32")
-        if len(inputs) > 1:
-            names = ", ".join(i.name for i in inputs)
-            raise ModelInputError(
-                self._metadata.name, f"{what} feeds one input, but the model has several: {names}"
-            )
-        return inputs[0]
+        names = ", ".join(i.name for i in inputs)
+        raise ModelInputError(
+            self._metadata.name, f"{what} feeds one input, but the model has several: {names}"
+        )
 
     def _media(self, kind: str) -> Decoder:
         spec = self._one_input(f"{kind} data")
@@ -161,14 +161,15 @@ class Mapper:
     def _csv_columns(
         self,
         inputs: tuple[TensorSpec, ...],
-        columns: tuple[str | int, ...],
+        columns: tuple[str, ...] | tuple[int, ...],
         block: Block,
         delimiter: str,
     ) -> Decoder:
         """Several inputs of a column each: by --columns in order, else by header name, else by position."""
         if columns and len(columns) != len(inputs):
             raise ModelInputError(
-                self._metadata.name, f"it has {len(inputs)} inputs, but --columns names {len(columns)} columns"
+                self._metadata.name,
+                f"it has {len(inputs)} inputs, but --columns names {len(columns)} columns",
             )
         chosen: list[str | int] = list(columns)
         if not chosen:
@@ -207,7 +208,7 @@ class Mapper:
         if whole:
             spec = self._one_input("a JSON array")
             return JsonDecoder({spec.name: self._field(spec, None, first)})
-        fields: dict[str, Any] = first if isinstance(first, dict) else {}
+        fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
         known = all(f"json_shape {i.name}" in self.learned for i in inputs)
         if known or all(i.name in fields for i in inputs):
             return JsonDecoder({i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs})
@@ -254,7 +255,9 @@ def _shape_of(value: Any) -> list[int]:
 
 def _is_single_column(spec: TensorSpec) -> bool:
     """Whether an input takes one value a record: [n], or [n, 1] of text."""
-    return spec.shape is not None and (len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2))
+    return spec.shape is not None and (
+        len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2)
+    )
 
 
 def _cells(record: bytes, delimiter: str) -> int:

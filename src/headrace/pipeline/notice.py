@@ -6,7 +6,7 @@ Facts: AWS' ``Records[].s3`` shape (keys are URL-encoded, with ``+`` for a space
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote_plus
 
 import orjson
@@ -35,8 +35,9 @@ def notice_objects(notice: bytes | str | Mapping[str, Any]) -> list[ObjectInfo]:
 def _objects(data: Any, depth: int) -> Iterator[ObjectInfo]:
     if depth > _DEPTH_MAX or not isinstance(data, dict):
         raise DataError("this is no event notice: expected a JSON object with Records, Message or body")
+    document = cast("dict[str, Any]", data)
     for wrapper in ("Message", "body", "Body"):
-        inner = data.get(wrapper)
+        inner = document.get(wrapper)
         if isinstance(inner, str):
             try:
                 inner = orjson.loads(inner)
@@ -44,16 +45,24 @@ def _objects(data: Any, depth: int) -> Iterator[ObjectInfo]:
                 raise DataError(f"the notice's {wrapper!r} is not JSON ({error})") from error
             yield from _objects(inner, depth + 1)
             return
-    if data.get("Event") == "s3:TestEvent":
+    if document.get("Event") == "s3:TestEvent":
         return
-    records = data.get("Records")
+    records = document.get("Records")
     if not isinstance(records, list):
         raise DataError("this is no event notice: it has no Records")
-    for record in records:
-        if isinstance(record, dict) and "s3" not in record and ("body" in record or "Sns" in record):
-            yield from _objects(record.get("Sns") or record, depth + 1)
-        else:
-            yield from _record_objects(record)
+    for record in cast("list[Any]", records):
+        wrapped = _wrapped(record)
+        yield from _record_objects(record) if wrapped is None else _objects(wrapped, depth + 1)
+
+
+def _wrapped(record: Any) -> Any:
+    """The notice inside a record of SQS or SNS; None when the record is itself what happened."""
+    if not isinstance(record, dict):
+        return None
+    fields = cast("dict[str, Any]", record)
+    if "s3" in fields or not ("body" in fields or "Sns" in fields):
+        return None
+    return fields.get("Sns") or fields
 
 
 def _record_objects(record: Any) -> Iterator[ObjectInfo]:

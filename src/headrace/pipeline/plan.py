@@ -5,6 +5,7 @@ Arrives: a source as a user writes it. Leaves: `ObjectInfo`s, sorted by URI (a m
 
 import fnmatch
 from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import orjson
 
@@ -83,7 +84,7 @@ def _text_manifest(text: bytes) -> list[str]:
 def _json_manifest(uri: str, text: bytes) -> list[str]:
     """The batch-transform vendor's shape: a first element with the prefix, then keys below it."""
     try:
-        entries = orjson.loads(text)
+        entries: list[Any] = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{uri}: the manifest starts like JSON but is not: {error}") from error
     prefix = ""
@@ -91,13 +92,21 @@ def _json_manifest(uri: str, text: bytes) -> list[str]:
     for index, entry in enumerate(entries):
         if isinstance(entry, str):
             names.append(prefix + entry)
-        elif index == 0 and isinstance(entry, dict) and isinstance(entry.get("prefix"), str):
-            prefix = entry["prefix"]
+        elif index == 0 and (leading := _prefix_of(entry)) is not None:
+            prefix = leading
         else:
             raise ConfigError(
                 f"{uri}: manifest entry {index} is neither a string nor a leading {{'prefix': …}}"
             )
     return names
+
+
+def _prefix_of(entry: Any) -> str | None:
+    """The prefix of a manifest's leading ``{"prefix": …}``."""
+    if not isinstance(entry, dict):
+        return None
+    prefix = cast("dict[str, Any]", entry).get("prefix")
+    return prefix if isinstance(prefix, str) else None
 
 
 def _unique(infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:

@@ -18,7 +18,7 @@ class MappingOptions:
     multiplies pixels when the model wants floats (1/255 by default).
     """
 
-    columns: tuple[str | int, ...] = ()
+    columns: tuple[str, ...] | tuple[int, ...] = ()
     text_column: str | int | None = None
     image_scale: float = 1 / 255
 

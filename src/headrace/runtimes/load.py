@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model
@@ -100,7 +100,7 @@ def _model_class(module: ModuleType, name: str, where: str) -> Callable[[], Mode
         found: Any = getattr(module, name, None)
         if found is None or not callable(found):
             raise ConfigError(f"{where} has no class {name!r}; it has {_listed(_models_in(module))}")
-        return found
+        return cast("Callable[[], Model]", found)
     models = _models_in(module)
     if len(models) == 1:
         return models[0]

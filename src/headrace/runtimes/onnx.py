@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,9 +12,11 @@ from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
 
 try:
-    import onnxruntime as ort
+    import onnxruntime as _onnxruntime
 except ImportError as _error:
     raise MissingExtraError("onnx", "an ONNX model") from _error
+
+ort: Any = _onnxruntime  # it carries no types
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -57,18 +59,20 @@ class OnnxModel(Model):
 
     def load(self) -> None:
         """Open the session; ModelLoadError when the file is no model that can run here."""
-        options: Any = ort.SessionOptions()
+        options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            session: Any = ort.InferenceSession(
+            session = ort.InferenceSession(
                 str(self._path), options, providers=self._providers or ort.get_available_providers()
             )
         except Exception as error:
             why = str(error).strip().splitlines()[0]
-            raise ModelLoadError(self._path.stem, f"{self._path} is no ONNX model that runs here: {why}") from error
+            raise ModelLoadError(
+                self._path.stem, f"{self._path} is no ONNX model that runs here: {why}"
+            ) from error
         self._session = session
         self.inputs = tuple(self._spec(i) for i in session.get_inputs())
         self._output_names = [o.name for o in session.get_outputs()]
@@ -82,7 +86,9 @@ class OnnxModel(Model):
     def _spec(self, value: Any) -> TensorSpec:
         datatype = _DATATYPES.get(value.type)
         if datatype is None:
-            raise ModelLoadError(self._path.stem, f"{value.name!r} is a {value.type}, which no record can feed")
+            raise ModelLoadError(
+                self._path.stem, f"{value.name!r} is a {value.type}, which no record can feed"
+            )
         shape = tuple(d if isinstance(d, int) else -1 for d in value.shape)
         return TensorSpec(value.name, datatype, shape or None)
 
@@ -122,6 +128,6 @@ def _from_maps(result: Any) -> Array:
     """A sequence of {class: probability}, one a row, as an array; other sequences as numpy makes of them."""
     rows: list[Any] = list(result)
     if rows and isinstance(rows[0], Mapping):
-        keys = list(rows[0])
+        keys = list(cast("Mapping[Any, float]", rows[0]))
         return np.array([[row[k] for k in keys] for row in rows], np.float32)
     return np.asarray(rows)
