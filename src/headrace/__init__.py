@@ -5,6 +5,7 @@ This module is the public face. Importing it imports numpy and `headrace.core`, 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.core import (
@@ -79,8 +80,6 @@ def __getattr__(name: str) -> Any:
     """Load a name of the face that does work."""
     if name not in _LAZY:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(_LAZY[name]), name)
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from headrace.core.clock import SystemClock
@@ -66,7 +67,7 @@ def open_predictor(
             timeout_s=options.timeout_s,
             retry_s=options.retry_s,
         )
-        return OpenedPredictor(predictor, endpoint)
+        return OpenedPredictor(predictor, predictor.url)
     if isinstance(model, str):
         source = model_factory(model)
         engine = Engine(
@@ -111,11 +112,27 @@ def stream(
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run and what it runs on; `predictor` is to be started before and stopped after."""
+    """A run and what it runs on. As a context manager it starts the predictor, and stops it whatever happens.
+
+    ::
+
+        with headrace.open_run("s3://in/", model="m.onnx", output="s3://out/", if_exists="resume") as run:
+            for notice in notices:
+                report = run.append_notice(notice)
+    """
 
     run: Run
     predictor: Predictor
     stores: Stores
+
+    def __enter__(self) -> Run:
+        self.predictor.start()
+        return self.run
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.predictor.stop(drain=False)
 
 
 def open_run(
@@ -129,7 +146,11 @@ def open_run(
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
 ) -> OpenedRun:
-    """Put a run together, without starting anything."""
+    """Put a run together, without starting anything: for what is done step by step, such as event notices.
+
+    Enter what comes to get the run, then call `Run.append_notice` for every notice, or `Run.execute` once. Raises
+    ConfigError for what cannot be.
+    """
     opened = open_predictor(model, endpoint, options or PredictorOptions())
     where = stores or Stores()
     run = Run(
@@ -171,12 +192,8 @@ def run_sync(
 
 def execute(opened: OpenedRun, around: AbstractContextManager[Any] | None = None) -> Report:
     """Start the predictor, run, and stop it whatever happens; `around` is entered while it runs."""
-    opened.predictor.start()
-    try:
-        with around or nullcontext():
-            return opened.run.execute()
-    finally:
-        opened.predictor.stop(drain=False)
+    with opened as run, around or nullcontext():
+        return run.execute()
 
 
 async def run(

@@ -158,17 +158,17 @@ def test_what_before_call_raises_ends_the_search_for_guilty_rows():
 def test_reasons_are_cut_and_survive_a_broken_exception():
     """A model's message may be as long as its array."""
 
-    class Unprintable(Exception):
+    class UnprintableError(Exception):
         def __str__(self):
             raise RuntimeError
 
     class Wordy(Model):
         def predict(self, x):
-            raise Unprintable if x[0, 0] else ValueError("x" * 100_000)
+            raise UnprintableError if x[0, 0] else ValueError("x" * 100_000)
 
     failures = _answer(Wordy(), rows(0, 1)).failures
     assert len(failures[0].why) == WHY_CHARS_MAX
-    assert failures[1].why == "Unprintable"
+    assert failures[1].why == "UnprintableError"
 
 
 def test_a_row_error_may_hold_anything_as_its_reason():

@@ -1,12 +1,14 @@
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from headrace.core.errors import ModelContractError, ModelInputError
+from headrace.core.errors import AccessDeniedError, ModelContractError, ModelInputError
 from headrace.pipeline.flow import Flow
 from headrace.pipeline.items import Cursor
 from headrace.pipeline.plan import select_objects
+from headrace.pipeline.reader import Reader
 from headrace.pipeline.settings import FlowSettings, StreamSettings
 from headrace.storage.resolve import Stores
 from pipeline.support import ScriptedPredictor
@@ -16,13 +18,34 @@ def rows(count: int, start: int = 0) -> bytes:
     return b"".join(b"%d,1\n" % i for i in range(start, start + count))
 
 
-def flow_over(predictor, settings=None, start=None, **objects: bytes) -> Flow:
-    stores = Stores()
+def flow_over(
+    predictor, settings=None, start=None, *, resumable=False, stores=None, **objects: bytes
+) -> Flow:
+    stores = stores or Stores()
     for name, data in objects.items():
         uri = f"memory://b/{name}.csv"
         stores.for_uri(uri).put(uri, data)
     plan = select_objects("memory://b/", stores)
-    return Flow(plan, stores, predictor, settings or StreamSettings(), start=start)
+    return Flow(plan, stores, predictor, settings or StreamSettings(), start=start, resumable=resumable)
+
+
+class ClosedStores(Stores):
+    """Lets nobody read `denied`."""
+
+    def __init__(self, denied: str) -> None:
+        super().__init__()
+        self.denied = denied
+
+    def for_uri(self, uri):
+        store = super().for_uri(uri)
+        read = store.get_range
+
+        def get_range(wanted, *args, **more):
+            if wanted == self.denied:
+                raise AccessDeniedError(wanted, "not yours")
+            return read(wanted, *args, **more)
+
+        return mock.Mock(wraps=store, get_range=get_range)
 
 
 def values(flow: Flow) -> list[float]:
@@ -105,7 +128,7 @@ def test_a_cursor_survives_the_ledger():
 
 def test_a_source_of_another_width_is_refused_before_any_call():
     predictor = ScriptedPredictor(columns=3)
-    with pytest.raises(ModelInputError, match="takes 3 numbers a record.*have 2 columns.*--columns"):
+    with pytest.raises(ModelInputError, match=r"takes 3 numbers a record.*have 2 columns.*--columns"):
         list(flow_over(predictor, a=rows(10)))
     assert predictor.requests == []
 
@@ -120,12 +143,44 @@ def test_closing_early_leaves_no_thread():
     assert threading.active_count() <= before + 4  # prefetch threads end by themselves
 
 
-def test_draining_delivers_whole_batches_only():
-    predictor = ScriptedPredictor(rows_max=4)
-    flow = flow_over(predictor, a=rows(10))
+@pytest.mark.parametrize(("resumable", "entries"), [(True, [4, 4]), (False, [4, 4, 2])])
+def test_draining_a_resumable_flow_delivers_whole_batches_only(resumable, entries):
+    flow = flow_over(ScriptedPredictor(rows_max=4), a=rows(10), b=rows(10), resumable=resumable)
     flow.drain()
-    batches = list(flow)
-    assert all(b.entries == 4 for b in batches)
+    assert [b.entries for b in flow] == entries
+
+
+@pytest.mark.parametrize("delay_ms", [None, 1e6])
+@pytest.mark.parametrize(("resumable", "entries"), [(True, [4, 4]), (False, [4, 4, 2])])
+def test_what_came_before_a_source_broke_is_delivered(resumable, entries, delay_ms):
+    settings = StreamSettings(flow=FlowSettings(batch_delay_ms=delay_ms))
+    stores = ClosedStores("memory://b/b.csv")
+    flow = flow_over(
+        ScriptedPredictor(rows_max=4), settings, resumable=resumable, stores=stores, a=rows(10), b=rows(10)
+    )
+    delivered: list[int] = []
+    with pytest.raises(AccessDeniedError, match=r"b\.csv"):
+        delivered.extend(b.entries for b in iter(flow.next_batch, None))
+    flow.close()
+    assert delivered == entries
+
+
+def test_a_batch_leaves_when_its_delay_is_over_though_the_source_is_silent(monkeypatch):
+    speaks = threading.Event()
+    reading = Reader.blocks
+
+    def blocks(self):
+        for read in reading(self):
+            yield read
+            assert speaks.wait(10)
+
+    monkeypatch.setattr(Reader, "blocks", blocks)
+    settings = StreamSettings(flow=FlowSettings(batch_delay_ms=5))
+    flow = flow_over(ScriptedPredictor(rows_max=100), settings, a=rows(3), b=rows(3))
+    assert flow.next_batch().entries == 3
+    speaks.set()
+    assert [b.entries for b in iter(flow.next_batch, None)] == [3]
+    flow.close()
 
 
 def test_what_is_under_way_is_bounded():

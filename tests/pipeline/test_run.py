@@ -115,7 +115,7 @@ def test_a_finished_run_resumes_to_its_own_report_without_a_call(stores):
     assert again == first
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     pass
 
 
@@ -128,7 +128,7 @@ class BreaksAt(ScriptedPredictor):
 
     def submit(self, request):
         if len(self.requests) == self.at:
-            raise Broken
+            raise BrokenError
         return super().submit(request)
 
 
@@ -140,7 +140,7 @@ def test_a_broken_run_resumes_to_the_undisturbed_bytes(stores, at, checkpoint_s)
     run_over(stores).execute()
     expected = output(stores)
     used = settings(checkpoint_s=checkpoint_s)
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         run_over(stores, if_exists="overwrite", predictor=BreaksAt(at), used=used).execute()
     report = run_over(stores, if_exists="resume", used=used).execute()
     assert output(stores) == expected
@@ -149,7 +149,7 @@ def test_a_broken_run_resumes_to_the_undisturbed_bytes(stores, at, checkpoint_s)
 
 def test_a_run_that_broke_before_anything_was_written_leaves_nothing(stores):
     put(stores, "a.csv", rows(20))
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         run_over(stores, predictor=BreaksAt(0)).execute()
     assert not list(stores.for_uri(OUT).list(OUT))
     assert run_over(stores).execute().rows_out == 20
@@ -161,16 +161,16 @@ def test_a_run_that_broke_before_anything_was_written_leaves_nothing(stores):
 )
 def test_a_run_with_another_model_source_or_setting_is_not_resumed(stores, changed):
     put(stores, "a.csv", rows(40))
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         run_over(stores, predictor=BreaksAt(8)).execute()
-    with pytest.raises(ResumeRefusedError, match="was .* is .*--overwrite"):
+    with pytest.raises(ResumeRefusedError, match=r"was .* is .*--overwrite"):
         run_over(stores, if_exists="resume", **changed).execute()
 
 
 def test_an_object_that_changed_since_the_plan_is_reported_not_mixed(stores):
     put(stores, "a.csv", rows(40))
     put(stores, "b.csv", rows(4, 40))
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         run_over(stores, predictor=BreaksAt(8)).execute()
     put(stores, "b.csv", rows(7))
     report = run_over(stores, if_exists="resume").execute()
@@ -180,7 +180,7 @@ def test_an_object_that_changed_since_the_plan_is_reported_not_mixed(stores):
 def test_a_checkpoint_keeps_a_slow_part(stores):
     put(stores, "a.csv", rows(40))
     used = settings(part_bytes_max=10_000, checkpoint_s=0.0)
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         run_over(stores, predictor=BreaksAt(8), used=used).execute()
     predictor = ScriptedPredictor()
     run_over(stores, if_exists="resume", predictor=predictor, used=used).execute()
@@ -280,7 +280,7 @@ def test_what_the_first_record_decided_outlives_a_kill(stores):
     used = StreamSettings(
         mapping=MappingOptions(columns=(0, 1)), output=OutputSettings(part_bytes_max=16, checkpoint_s=1e9)
     )
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         run_over(stores, used=used, predictor=BreaksAt(6)).execute()
     report = run_over(stores, used=used, if_exists="resume").execute()
     assert (report.rows_out, report.rows_failed) == (48, 1)

@@ -93,7 +93,7 @@ class Display:
         return Look(
             bytes_read=counters.bytes_before + counters.bytes_read,
             bytes_total=counters.bytes_total,
-            objects_read=counters.objects_read,
+            objects_read=counters.objects_before + counters.objects_read,
             objects_total=counters.objects_total,
             records=records,
             rows_failed=counters.rows_failed,

@@ -37,6 +37,9 @@ Judge = Callable[[HttpAnswer], Verdict]
 class RowsRefusedError(EndpointRefusedError):
     """A refusal that may be about some of the rows only; it stays inside the room while rows are left to part."""
 
+    attempts: int = 1
+    """How often it was asked until it was refused for good."""
+
 
 class _Request:
     """What one request has been through. Its budget begins with its first trouble."""
@@ -117,7 +120,9 @@ class Asker:
             async with self._slots:
                 # No await between admission and attempt: what was admitted is what goes.
                 admission = self._circuit.admit(self._clock.now())
-                outcome = await self._attempt(request, judged, probe=admission.probe) if admission.go else None
+                outcome = (
+                    await self._attempt(request, judged, probe=admission.probe) if admission.go else None
+                )
             if isinstance(outcome, HttpAnswer):
                 return outcome
             left_s = request.left_s(self._clock.now())
@@ -158,7 +163,7 @@ class Asker:
                 self._notify()
         if fault is not None:
             return fault
-        return self._judged(request.call, answer, verdict)
+        return self._judged(request, answer, verdict)
 
     def _fault(self, answer: HttpAnswer, verdict: Verdict, request: _Request) -> TransientFault | None:
         """An answer that means to ask again, as a fault; None when it is final."""
@@ -174,11 +179,15 @@ class Asker:
         alive = answer.status == 429 or verdict is Verdict.RETRY_BRIEFLY
         return TransientFault(why, retry_after_s=wait_s, alive=alive)
 
-    def _judged(self, call: HttpCall, answer: HttpAnswer, verdict: Verdict) -> HttpAnswer:
+    def _judged(self, request: _Request, answer: HttpAnswer, verdict: Verdict) -> HttpAnswer:
         if verdict is Verdict.ANSWERED:
             return answer
-        kind = EndpointRefusedError if verdict is Verdict.REFUSED_WHOLE else RowsRefusedError
-        raise kind(call.url, explain(answer, decode_error(answer.body)), status=answer.status)
+        why = explain(answer, decode_error(answer.body))
+        if verdict is Verdict.REFUSED_WHOLE:
+            raise EndpointRefusedError(request.call.url, why, status=answer.status)
+        refusal = RowsRefusedError(request.call.url, why, status=answer.status)
+        refusal.attempts = request.attempts
+        raise refusal
 
     def _report(self, fault: TransientFault | None, *, probe: bool) -> None:
         """Tell the circuit, log what it makes of it, and wake who waits for it."""

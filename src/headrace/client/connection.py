@@ -10,6 +10,7 @@ from headrace.core.errors import EndpointError, MissingExtraError
 
 try:
     import aiohttp
+    from yarl import URL
 except ImportError as error:
     raise MissingExtraError("http", "asking an endpoint") from error
 
@@ -86,7 +87,7 @@ class Connection:
         # Names in URLs are quoted already: requoting would ask for another model.
         async with session.request(
             call.method,
-            aiohttp.client.URL(call.url, encoded=True),
+            URL(call.url, encoded=True),
             data=call.body or None,
             headers=call.headers,
             allow_redirects=False,
@@ -97,7 +98,9 @@ class Connection:
                 size += len(part)
                 if size > self._answer_bytes_max:
                     raise EndpointError(
-                        call.url, f"its answer has more than {self._answer_bytes_max} bytes", status=response.status
+                        call.url,
+                        f"its answer has more than {self._answer_bytes_max} bytes",
+                        status=response.status,
                     )
                 parts.append(part)
             headers = {name.lower(): value for name, value in response.headers.items()}

@@ -90,7 +90,7 @@ def retry_after_s(value: str | None, wall_s: float) -> float | None:
         return float(value)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - wall_s)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -76,7 +76,9 @@ class Block:
     beside it (media formats: decoded arrays, first axis records). A format ends a block before a record
     that it cannot take, so records and then `failures` are consecutive: record i is number
     ``first.record + i``, and the failures follow the last record.
-    `column_names` are the names of a text format's columns, when its header told them.
+    `column_names` are the names of a text format's columns, when its header told them. `plain_lines` says that
+    each record is a line of its own, followed by one LF (the last may have none), and that no record holds a
+    newline: then the records can be taken as one text.
     """
 
     first: Position
@@ -86,6 +88,7 @@ class Block:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=_no_columns)
     failures: tuple[Failure, ...] = ()
     column_names: tuple[str, ...] | None = None
+    plain_lines: bool = False
 
     def __len__(self) -> int:
         """Records, failures not counted."""

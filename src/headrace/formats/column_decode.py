@@ -18,7 +18,8 @@ class ColumnDecoder:
 
     Images are [n, H, W, C] uint8: they are turned to [n, C, H, W] when the model's second axis is 1 or 3 and its last is
     not, multiplied by `scale` when the model wants floats, and cast. An image whose size does not fit is a
-    ModelInputError naming both sizes, since all images of a stream are brought to one size.
+    ModelInputError naming both sizes, since all images of a stream are brought to one size; so is an input that takes
+    text.
     """
 
     def __init__(self, model: str, spec: TensorSpec, column: str, *, scale: float = 1.0) -> None:
@@ -26,6 +27,12 @@ class ColumnDecoder:
         self._spec = spec
         self._column = column
         self._dtype = dtype_of(spec.datatype)
+        if self._dtype.kind == "O":
+            raise ModelInputError(
+                model,
+                f"input {spec.name!r} takes text or bytes, but the {column} column is numbers: for encoded files as "
+                "they stand choose --format whole",
+            )
         self._scale = scale if column == "image" and self._dtype.kind == "f" else 1.0
         self._channels_first = column == "image" and _is_channels_first(spec.shape)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from headrace.core.errors import CorruptError, MissingExtraError, TruncatedError
 from headrace.formats.contract import Buffer
+from headrace.formats.zstd_frame import SKIPPABLE_MAGICS, ZstdFrame
 
 try:
     from isal import isal_zlib as _fast_zlib
@@ -24,7 +25,10 @@ PIECE_BYTES_MAX = 1 << 20
 WINDOW_BYTES = 1 << 15
 MAGIC: dict[Compression, bytes] = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
 _START_BYTES = 4
-_SKIPPABLE_MAGICS = tuple(bytes([0x50 + i, 0x2A, 0x4D, 0x18]) for i in range(16))
+_ZSTD_WINDOW_BYTES_MAX = 1 << 27
+"""What the zstd program itself takes without being told otherwise."""
+_GZIP_HEADER_CRC = 0x02
+_GZIP_FIELDS = 0x1C  # extra, name, comment: what a header may hold beyond its ten bytes
 
 
 class _Member(Protocol):
@@ -108,7 +112,7 @@ class _Stream:
                     self._pending = data
                     return
                 self._check_start(data)
-                self._member = self._make()
+                self._member = self._make(data)
             member = self._member
             try:
                 yield from member.pieces(data)
@@ -154,22 +158,29 @@ class _Stream:
 
 def _may_start(kind: Compression, data: bytes) -> bool:
     """Whether a member starts like this; fewer than _START_BYTES may be a part of its magic bytes."""
-    magics = (MAGIC[kind], *_SKIPPABLE_MAGICS) if kind == "zstd" else (MAGIC[kind],)
+    magics = (MAGIC[kind], *SKIPPABLE_MAGICS) if kind == "zstd" else (MAGIC[kind],)
     return any(data[: len(m)] == m[: len(data)] for m in magics)
 
 
-def _maker(kind: Compression, *, fast: bool) -> Callable[[], _Member]:
+def _maker(kind: Compression, *, fast: bool) -> Callable[[bytes], _Member]:
+    """What makes a member; it is told the member's first _START_BYTES or more."""
     if kind == "gzip":
-        library: Any = _fast_zlib if fast and _fast_zlib is not None else zlib
-        return lambda: _Gzip(library)
+        return lambda start: _Gzip(_gzip_library(start, fast=fast))
     if kind == "bzip2":
-        return _Bzip2
+        return lambda _: _Bzip2()
     try:
         import zstandard  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise MissingExtraError("zstd", "zstd-compressed input") from error
     decompressor: Any = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
-    return lambda: _Zstd(decompressor, zstandard.ZstdError)
+    return lambda _: ZstdFrame(decompressor.decompressobj(), zstandard.ZstdError, PIECE_BYTES_MAX)
+
+
+def _gzip_library(start: bytes, *, fast: bool) -> Any:
+    """Who reads a member: isal, unless its header is of the rare kinds that isal loses when they come in parts."""
+    flags = start[3]
+    in_parts = not flags & _GZIP_HEADER_CRC and (flags & _GZIP_FIELDS).bit_count() <= 1
+    return _fast_zlib if fast and in_parts and _fast_zlib is not None else zlib
 
 
 class _Gzip:
@@ -219,86 +230,3 @@ class _Bzip2:
             if self._state.eof or self._state.needs_input:
                 return
             data = b""
-
-
-_ZSTD_WINDOW_BYTES_MAX = 1 << 27
-"""What the zstd program itself takes without being told otherwise."""
-_ZSTD_BLOCKS_A_CALL = PIECE_BYTES_MAX >> 17
-"""A block gives 128 KiB at most."""
-
-
-class _Zstd:
-    """One frame, laid out as RFC 8878 (3.1) has it.
-
-    The library gives all that its input holds at once, and four bytes may stand for 128 KiB: so the headers of blocks
-    are read here, and no more blocks are handed over than fill a piece.
-    """
-
-    def __init__(self, decompressor: Any, error: type[Exception]) -> None:
-        self._state = decompressor.decompressobj()
-        self._error = error
-        self._held = b""  # the start of a header that is not all there
-        self._left = 0  # bytes until the next header
-        self._begun = self._skippable = self._last = False
-        self._checksum_bytes = 0
-        self.eof = False
-        self.unused_data = b""
-
-    def pieces(self, data: bytes) -> Iterator[bytes]:
-        data = self._held + data
-        given = at = 0
-        blocks = int(self._left > 0)
-        while True:
-            step = min(self._left, len(data) - at)
-            self._left -= step
-            at += step
-            self.eof = self._last and not self._left
-            if self._left or self.eof:
-                break
-            if blocks == _ZSTD_BLOCKS_A_CALL:
-                yield from self._give(data[given:at])
-                given, blocks = at, 0
-            self._left = self._length(data[at : at + 8])
-            if not self._left:
-                break
-            blocks += 1
-        self._held = b"" if self.eof else data[at:]
-        self.unused_data = data[at:] if self.eof else b""
-        yield from self._give(data[given:at])
-
-    def _length(self, head: bytes) -> int:
-        """Bytes of the frame's header, or of the next block with its header; 0 when `head` is too short to tell."""
-        if not self._begun:
-            return self._header_length(head)
-        if len(head) < 3:
-            return 0
-        header = int.from_bytes(head[:3], "little")
-        self._last = bool(header & 1)
-        repeats_one_byte = header >> 1 & 3 == 1
-        return 3 + (1 if repeats_one_byte else header >> 3) + (self._checksum_bytes if self._last else 0)
-
-    def _header_length(self, head: bytes) -> int:
-        self._skippable = head[:4] in _SKIPPABLE_MAGICS
-        if len(head) < (8 if self._skippable else 5):
-            return 0
-        self._begun = True
-        if self._skippable:
-            self._last = True
-            return 8 + int.from_bytes(head[4:8], "little")
-        descriptor = head[4]
-        one_segment = descriptor >> 5 & 1
-        self._checksum_bytes = 4 * (descriptor >> 2 & 1)
-        content_size_bytes = (one_segment, 2, 4, 8)[descriptor >> 6]
-        return 5 + (1 - one_segment) + (0, 1, 2, 4)[descriptor & 3] + content_size_bytes
-
-    def _give(self, data: bytes) -> Iterator[bytes]:
-        if self._skippable or not data:
-            return
-        try:
-            piece: bytes = self._state.decompress(data)
-        except self._error as error:
-            raise OSError(str(error)) from error
-        if self.eof and not self._state.eof:
-            raise OSError("the frame goes on behind its last block")
-        if piece:
-            yield piece

@@ -197,6 +197,8 @@ def one_text(piece: Piece) -> bytes | None:
     block, start, stop = piece.block, piece.start, piece.stop
     if piece.rows is not None or start == stop or not block.data:
         return None
+    if block.plain_lines:
+        return _lines(block.data, int(block.starts[start]), int(block.ends[stop - 1]), b"\n")
     starts, ends = block.starts[start:stop], block.ends[start:stop]
     gap = int(starts[1]) - int(ends[0]) if len(starts) > 1 else 1
     if gap not in (1, 2) or not (starts[1:] - ends[:-1] == gap).all():
@@ -207,15 +209,18 @@ def one_text(piece: Piece) -> bytes | None:
     if gap == 2 and not (values[ends[:-1]] == _RETURN).all():
         return None
     line_end = b"\n" if gap == 1 else b"\r\n"
-    origin, end = int(starts[0]), int(ends[-1])
-    if block.data.startswith(line_end, end):
-        text = block.data[origin : end + gap]
-    else:
-        text = block.data[origin:end] + line_end
+    text = _lines(block.data, int(starts[0]), int(ends[-1]), line_end)
     # As many as there are lines: so none is inside a record.
     if any(_count(text, value) != len(starts) for value in line_end):
         return None
     return text.replace(b"\r", b"") if gap == 2 else text
+
+
+def _lines(data: bytes, start: int, end: int, line_end: bytes) -> bytes:
+    """The records from `start` to `end`, and the last one's line end, which the end of the input may have spared."""
+    if data.startswith(line_end, end):
+        return data[start : end + len(line_end)]
+    return data[start:end] + line_end
 
 
 def _count(text: bytes, value: int) -> int:

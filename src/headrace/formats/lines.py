@@ -167,7 +167,7 @@ class RecordCutter:
                 return self._drop(piece)
         self._window_bytes = min(self._window_bytes * 2, self._block_bytes_max)
         used = int(ends[-1]) + 1
-        text = b"".join((*self._held, piece[:used])) if held else piece
+        text = b"".join((*self._held, memoryview(piece)[:used])) if held else piece
         return used, self._take(text, ends + held)
 
     def _first_too_long(self, ends: Offsets) -> int:
@@ -199,15 +199,18 @@ class RecordCutter:
         starts[0] = 0
         starts[1:] = ends[:-1] + 1
         stops = ends
-        if b"\r" in text:
+        returns = b"\r" in text
+        if returns:
             # Before the end of a blank line stands another line's byte; whatever it is, the line stays blank.
             stops = ends - (np.frombuffer(text, np.uint8)[ends - 1] == _RETURN)
         used = int(ends[-1]) + 1
         filled = stops > starts
-        if not filled.all():
+        blanks = not filled.all()
+        if blanks:
             starts, stops = starts[filled], stops[filled]
         quote = self._scanner.quote
         lines = text.count(b"\n", 0, used) if quote and quote in text else len(ends)
+        plain = not returns and not blanks and lines == len(ends)
         first = self._next
         self._advance(used, lines, len(starts))
         if not len(starts):
@@ -215,7 +218,7 @@ class RecordCutter:
         blank = int(starts[0])
         if blank:
             first = replace(first, byte=first.byte + blank, line=first.line + text.count(b"\n", 0, blank))
-        return Block(first, text, starts, stops)
+        return Block(first, text, starts, stops, plain_lines=plain)
 
     def _advance(self, used: int, lines: int, records: int) -> None:
         at = self._next

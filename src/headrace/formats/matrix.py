@@ -302,7 +302,8 @@ def _delimiter_counts(rows: Rows, delimiter: bytes, sums: type[np.integer[Any]])
     """How many delimiters each row has, quoted or not; in a dtype that may wrap."""
     origin, stop = int(rows.starts[0]), int(rows.ends[-1])
     # One more than the text, for a last row that is empty.
-    found = np.zeros(stop - origin + 1, np.bool_)
+    found = np.empty(stop - origin + 1, np.bool_)
+    found[-1] = False
     np.equal(np.frombuffer(rows.data, np.uint8, stop - origin, origin), delimiter[0], out=found[:-1])
     # Each sum runs up to the next row's start: line ends in between add nothing.
     return np.add.reduceat(found, rows.starts - origin, dtype=sums)

@@ -8,7 +8,7 @@ import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, DataError, EmptySourceError
@@ -31,6 +31,7 @@ _FORMATS: dict[str, FormatName] = {
     **dict.fromkeys((".wav", ".flac"), "audio"),
     **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
 }
+_WEB = ("http://", "https://")  # where what follows a question mark is no part of the name
 _NAMES_SHOWN = 5
 
 
@@ -40,7 +41,8 @@ class ReadOptions:
 
     `members` are globs: with a slash they match the whole member name, without one its last part. `header` is that
     of CSV files. `delimiter` None is a comma, or a tab for ``.tsv``. `size_px` is (height, width) of images and
-    frames; the rest is for audio (windows) and video (which frames).
+    frames; the rest is for audio (windows) and video (which frames). Raises ConfigError for a compression, archive or
+    format that is not known.
     """
 
     compression: str = AUTO
@@ -57,6 +59,15 @@ class ReadOptions:
     every_frames: int | None = None
     every_ms: float | None = None
 
+    def __post_init__(self) -> None:
+        for what, known in (
+            ("compression", (AUTO, "none", *get_args(Compression))),
+            ("archive", (AUTO, "none", "tar")),
+            ("format", (AUTO, *get_args(FormatName))),
+        ):
+            if getattr(self, what) not in known:
+                raise ConfigError(f"{what} {getattr(self, what)!r}: choose one of {', '.join(known)}")
+
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
@@ -68,7 +79,7 @@ class _Layers:
 
 
 def _layers(name: str, options: ReadOptions, *, inside: bool) -> _Layers:
-    path = PurePosixPath(name.split("?", 1)[0] if name.startswith("http") else name)
+    path = PurePosixPath(name.split("?", 1)[0] if name.startswith(_WEB) else name)
     suffix = path.suffix.lower()
     compression: Compression | None = None
     is_tar = False
@@ -166,9 +177,7 @@ def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
         )
     from headrace.formats.video import VideoFormat  # noqa: PLC0415 - an extra
 
-    return VideoFormat(
-        every_frames=options.every_frames, every_ms=options.every_ms, size_px=options.size_px
-    )
+    return VideoFormat(every_frames=options.every_frames, every_ms=options.every_ms, size_px=options.size_px)
 
 
 class _Archive:
@@ -195,7 +204,7 @@ def _read_archive(
     names: list[str] = []
     matched = resume is not None
     for member in tar.members(chunks, start_byte=started_at):
-        if len(names) < _NAMES_SHOWN:
+        if len(names) <= _NAMES_SHOWN:
             names.append(member.name)
         if not _wanted(member.name, options.members):
             continue
@@ -209,8 +218,9 @@ def _read_archive(
         return
     if not names:
         raise EmptySourceError(uri, "the archive holds no files")
-    globs, shown = ", ".join(options.members), ", ".join(names)
-    raise EmptySourceError(uri, f"no member matches {globs}; its members are {shown}, …")
+    globs, shown = ", ".join(options.members), ", ".join(names[:_NAMES_SHOWN])
+    more = ", …" if len(names) > _NAMES_SHOWN else ""
+    raise EmptySourceError(uri, f"no member matches {globs}; its members are {shown}{more}")
 
 
 def _wanted(name: str, globs: tuple[str, ...]) -> bool:
@@ -220,19 +230,32 @@ def _wanted(name: str, globs: tuple[str, ...]) -> bool:
 
 def _read_member(member: tar.Member, first: Position, options: ReadOptions) -> Iterator[Block]:
     """A member's blocks, and a failure when the rest of it cannot be read."""
-    reached = first
+    last: Block | None = None
     archive = _Archive()
     try:
         for block in _member_blocks(member, archive, first, options):
-            reached = replace(block.first, record=block.first.record + block.records)
+            last = block
             yield block
     except DataError as error:
-        if error is archive.error:
+        if archive.error is not None:
             raise archive.error.at(first.object, first.member) from error
         if isinstance(error, CorruptError):
             error = error.at(first.object, first.member)
+        reached = first if last is None else behind(last)
         failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of this member is not read")
         yield Block(reached, failures=(failure,))
+
+
+def behind(block: Block) -> Position:
+    """Where the record after a block begins, as far as the block tells."""
+    here = block.failures[-1].position if block.failures else block.first
+    if len(block) and block.data and not block.failures:
+        here = block.position(len(block) - 1)
+        stop = int(block.ends[-1])
+        stop += 2 * block.data.startswith(b"\r\n", stop) or block.data.startswith(b"\n", stop)
+        text = block.data[int(block.starts[-1]) : stop]
+        here = replace(here, line=here.line + text.count(b"\n"), byte=here.byte + len(text))
+    return replace(here, record=block.first.record + block.records)
 
 
 def _member_blocks(

@@ -17,10 +17,13 @@ EXTENDED_HEADER_BYTES_MAX = 1 << 20
 
 _ZEROS = bytes(BLOCK)
 _FILE_TYPES = frozenset(b"0\x007")
-_EXTENDED = frozenset(b"xgLK")
+_EXTENDED = frozenset(b"xXgLK")  # X is Solaris' x
 _HOLDS_NOTHING = frozenset(b"123456")  # links, devices, folders, pipes
 _SPARSE_GNU = ord("S")
+_NUMBER_MAX = 1 << 62
 _DIGITS_MAX = 18  # a number below 10**18 fits everywhere
+_PAX_KEYS = frozenset(("path", "size", "GNU.sparse.name"))
+_PAX_SPARSE = "GNU.sparse."
 
 
 @dataclass(slots=True)
@@ -50,25 +53,52 @@ def members(chunks: Iterable[Buffer], *, start_byte: int = 0) -> Iterator[Member
     """The regular files of an archive, in order; folders, links and devices hold no bytes and are passed over.
 
     `start_byte` is where in the archive the chunks begin (a member's header), for the offsets that are reported; what
-    pax global headers before it said is then not known. An archive may end with a zero block, behind which nothing is
-    read, or, cut cleanly, behind a member.
+    pax global headers before it said is then not known. An archive ends with a zero block or, cut cleanly, behind a
+    member. The chunks are read to their end, so that damage there is noticed by whoever makes them; what stands behind
+    the archive's end is passed over, unless it is more of an archive.
 
     Raises:
         TruncatedError: the archive ends within a header or member.
-        CorruptError: a header is damaged. Both tell the offset, and are raised after everything before was given.
+        CorruptError: a header is damaged, or stands behind the archive's end (two archives in one, or a hole in this
+            one). Both tell the offset, and are raised after everything before was given.
     """
     source = _Source(chunks, start_byte)
     defaults: dict[str, str] = {}
     while (header := _next_header(source, defaults)) is not None:
         end = source.at + _padded(header.size)
-        name = header.name
+        name, begin = header.name, source.at
         if header.kind in _FILE_TYPES or header.sparse:
             why = "it is a sparse file; archive it without --sparse" if header.sparse else None
-            yield Member(name, header.size, header.byte, source.pieces(header.size, name), why)
+            yield Member(name, header.size, header.byte, source.pieces(begin + header.size, name, begin), why)
         try:
-            source.skip(end - source.at, name)
+            for _ in source.pieces(end, name, begin):
+                pass
         except CorruptError as error:
             raise error.at(None, name) from error
+    _pass_over_rest(source)
+
+
+def _pass_over_rest(source: "_Source") -> None:
+    """Read what stands behind the end: zeros, or what somebody appended; CorruptError for more of an archive."""
+    while block := source.block():
+        if block == _ZEROS or not _is_header(block):
+            continue
+        byte = source.at - BLOCK
+        raise CorruptError(
+            f"the archive goes on at byte {byte}, behind the zeros that end it: it is two archives in one, or a part "
+            "of it was overwritten with zeros; unpack it and archive it anew",
+            byte=byte,
+        )
+
+
+def _is_header(block: bytes) -> bool:
+    if len(block) < BLOCK:
+        return False
+    try:
+        _parse(block, 0)
+    except CorruptError:
+        return False
+    return True
 
 
 def _padded(size: int) -> int:
@@ -103,7 +133,7 @@ def _read_extended(source: "_Source", header: _Header, own: dict[str, str], defa
             byte=header.byte,
         )
     data = (source.take(_padded(header.size), "an extended header") or b"")[: header.size]
-    if header.kind == ord("x"):
+    if header.kind in b"xX":
         own.update(_pax_records(data, header.byte))
     elif header.kind == ord("g"):
         defaults.update(_pax_records(data, header.byte))
@@ -125,7 +155,7 @@ def _completed(header: _Header, own: dict[str, str], defaults: dict[str, str]) -
         header.name = said.get("GNU.sparse.name") or said.get("path") or header.name
         if said.get("size"):
             header.size = _whole_number(said["size"], header.byte)
-    header.sparse = header.kind == _SPARSE_GNU or any(key.startswith("GNU.sparse.") for key in own)
+    header.sparse = header.kind == _SPARSE_GNU or _PAX_SPARSE in own
     if header.kind == 0 and header.name.endswith("/"):
         header.kind = ord("5")  # how archivers before POSIX wrote a folder
     if header.kind in _HOLDS_NOTHING:
@@ -169,9 +199,8 @@ def _number(field: bytes, byte: int) -> int:
     """Octal text, or base-256 with the top bit set (GNU)."""
     if field[0] & 0x80:
         value = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-        if field[0] & 0x40 or value > 1 << 62:
-            raise CorruptError(f"the header at byte {byte} has an impossible number", byte=byte)
-        return value
+        if not field[0] & 0x40 and value <= _NUMBER_MAX:
+            return value
     text = field.split(b"\0", 1)[0].strip()
     if not text.strip(b"01234567"):
         return int(text or b"0", 8)
@@ -182,7 +211,7 @@ def _number(field: bytes, byte: int) -> int:
 
 
 def _pax_records(data: bytes, byte: int) -> dict[str, str]:
-    """``LENGTH KEY=VALUE\\n``, as often as there are."""
+    r"""``LENGTH KEY=VALUE\n``, as often as there are; of these what is used, so that what is kept is bounded."""
     found: dict[str, str] = {}
     at = 0
     while at < len(data) and data[at] != 0:
@@ -192,7 +221,11 @@ def _pax_records(data: bytes, byte: int) -> dict[str, str]:
         key, equals, value = record.partition(b"=")
         if length < 5 or at + length > len(data) or not equals or data[at + length - 1] != 0x0A:
             raise CorruptError(f"the pax header at byte {byte} is malformed", byte=byte)
-        found[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
+        name = key.decode("utf-8", "surrogateescape")
+        if name in _PAX_KEYS:
+            found[name] = value.decode("utf-8", "surrogateescape")
+        if name.startswith(_PAX_SPARSE):
+            found[_PAX_SPARSE] = "yes"
         at += length
     return found
 
@@ -236,21 +269,21 @@ class _Source:
             parts.append(bytes(piece))
         return b"".join(parts)
 
-    def pieces(self, size: int, name: str) -> Iterator[Buffer]:
-        """The next `size` bytes, as views."""
-        begin = self.at
-        missing = size
-        while missing:
+    def pieces(self, end: int, name: str, begin: int) -> Iterator[Buffer]:
+        """The bytes up to offset `end`, as views: of the member whose own begin at `begin`, and of its padding."""
+        while self.at < end:
             if not self._fill():
-                raise _truncated(f"member {name!r} ({size} bytes)", begin, self.at)
-            piece = self._give(missing)
-            missing -= len(piece)
-            yield piece
+                raise _truncated(f"member {name!r}", begin, self.at)
+            yield self._give(end - self.at)
 
-    def skip(self, size: int, name: str) -> None:
-        """Pass over bytes."""
-        for _ in self.pieces(size, name):
-            pass
+    def block(self) -> bytes:
+        """The next block; less at the end."""
+        parts: list[bytes] = []
+        missing = BLOCK
+        while missing and self._fill():
+            parts.append(bytes(self._give(missing)))
+            missing -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _truncated(what: str, begin: int, at: int) -> TruncatedError:

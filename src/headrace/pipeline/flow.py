@@ -1,13 +1,17 @@
-"""The stream itself: source → prefetch → batcher → predict → delivery, on three threads of its own.
+"""The stream itself: source → prefetch → batcher → predict → delivery.
 
 ::
 
-    prefetch threads ─▶ reader ─▶ blocks ─▶ feeder ─▶ window ─▶ the caller
-                        (decompress, cut)   (decode, batch,     (waits for the head's
-                                             submit)             answer, in order)
+    prefetch threads ─▶ feeder ──────────────────────────▶ window ─▶ the caller
+                        (decompress, cut, decode, batch,             (waits for the head's
+                         submit)                                      answer, in order)
 
 Batches may come back from the predictor in any order; the window is a queue in source order whose head is
 waited for, so delivery is in order by construction and the window's bound is the back-pressure.
+
+One thread does all from chunk to batch: reading ahead is what hides latency, and one thread more between there would
+only take the interpreter's lock from the others. Only where batches close by delay does a reader of its own feed
+the feeder, which must not sleep in a read when a delay is over.
 """
 
 import threading
@@ -39,7 +43,8 @@ class Flow:
 
     The predictor is started and stopped by whoever owns it. Iterate in one thread; `drain` and `close` may be
     called from any. Memory is bounded by the settings whatever the source's size. Raises, from iteration and
-    after everything before it was delivered, what broke the run.
+    after everything before it was delivered, what broke the run. A `resumable` flow whose source breaks or is
+    drained keeps back the records that make no whole batch, so that a resumption makes the same batches.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Flow:
         settings: StreamSettings,
         *,
         start: Cursor | None = None,
+        resumable: bool = False,
         learned: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         clock: Clock | None = None,
@@ -60,13 +66,18 @@ class Flow:
         self._progress = progress or Progress()
         self._reader = Reader(stores, plan, settings.read, settings.flow, start or Cursor())
         self.mapper = Mapper(predictor.metadata, settings.mapping, settings.read, learned)
-        self._blocks: Channel[ReadBlock] = Channel(settings.flow.blocks_bytes_max)
         self._window: Channel[_Pending] = Channel(settings.flow.window_bytes_max)
         self._draining = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._read, name="headrace-reader", daemon=True),
-            threading.Thread(target=self._feed, name="headrace-feeder", daemon=True),
-        ]
+        self._threads = [threading.Thread(target=self._feed, name="headrace-feeder", daemon=True)]
+        self._blocks: Channel[ReadBlock] | None = None
+        if settings.flow.batch_delay_ms is not None:
+            self._blocks = blocks = Channel[ReadBlock](settings.flow.blocks_bytes_max)
+            reader = threading.Thread(
+                target=self._read_ahead, args=(blocks,), name="headrace-reader", daemon=True
+            )
+            self._threads.append(reader)
+        self._resumable = resumable
+        self._broken: Exception | None = None
         self._started = False
 
     @property
@@ -100,7 +111,8 @@ class Flow:
 
     def close(self) -> None:
         """Stop at once and wait for the threads; what is under way is dropped. Closing twice does nothing."""
-        self._blocks.close()
+        if self._blocks is not None:
+            self._blocks.close()
         self._window.close()
         self._reader.close()
         if self._started:
@@ -113,59 +125,71 @@ class Flow:
             for thread in self._threads:
                 thread.start()
 
-    def _read(self) -> None:
-        """The reader's thread."""
+    def _read(self) -> Iterator[ReadBlock]:
+        """The source's blocks, until it ends or breaks or the flow drains."""
         try:
             for read in self._reader.blocks():
                 self._progress.read(self._reader.bytes_read, self._reader.objects_read)
-                self._blocks.send(read, max(len(read.block.data), _columns_bytes(read)))
+                yield read
                 if self._draining.is_set():
                     break
-            self._progress.read(self._reader.bytes_read, self._reader.objects_read)
-            self._blocks.finish()
+        except Exception as error:  # noqa: BLE001 - raised again once what came before is delivered
+            self._broken = error
+        self._progress.read(self._reader.bytes_read, self._reader.objects_read)
+
+    def _read_ahead(self, blocks: Channel[ReadBlock]) -> None:
+        """The reader's thread, where there is one."""
+        try:
+            for read in self._read():
+                blocks.send(read, max(len(read.block.data), _columns_bytes(read)))
+            blocks.finish()
         except ChannelClosedError:
             pass
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that iterates
-            self._blocks.fail(error)
+        except BaseException as error:  # noqa: BLE001 - handed to the feeder
+            blocks.fail(error)
 
     def _feed(self) -> None:
         """The feeder's thread."""
         feed = Feed(self.mapper, self._predictor.metadata, self._settings.flow)
         try:
-            try:
-                self._feed_blocks(feed)
-            except EndOfChannelError:
-                # What is left of a drained source is no whole batch: a resumption reads it again.
-                rest = None if self._draining.is_set() else feed.flush(self._clock.now())
-                if rest is not None:
-                    self._ask(rest)
-                self._window.finish()
+            self._feed_blocks(feed)
+            cut_short = self._broken is not None or self._draining.is_set()
+            # What is left of a source that was cut short is no whole batch: a resumption reads it again.
+            if not (cut_short and self._resumable):
+                self._flush(feed)
+            if self._broken is not None:
+                raise self._broken
+            self._window.finish()
         except ChannelClosedError:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the thread that iterates
             self._window.fail(error)
 
     def _feed_blocks(self, feed: Feed) -> None:
-        while True:
-            due = feed.due()
-            wait_s = None if due is None else max(0.0, due - self._clock.now())
-            try:
-                read = self._blocks.receive(wait_s)
-            except EndOfChannelError:
-                raise
-            except Exception:
-                # The source broke: what was read before it is still delivered.
-                rest = feed.flush(self._clock.now())
-                if rest is not None:
-                    self._ask(rest)
-                raise
-            now = self._clock.now()
-            late = feed.poll(now)
-            if late is not None:
-                self._ask(late)
-            if read is not None:
-                for batch in feed.add(read, now):
-                    self._ask(batch)
+        if self._blocks is None:
+            for read in self._read():
+                self._add(feed, read)
+            return
+        try:
+            while True:
+                due = feed.due()
+                read = self._blocks.receive(None if due is None else max(0.0, due - self._clock.now()))
+                late = feed.poll(self._clock.now())
+                if late is not None:
+                    self._ask(late)
+                if read is not None:
+                    self._add(feed, read)
+        except EndOfChannelError:
+            return
+
+    def _add(self, feed: Feed, read: ReadBlock) -> None:
+        for batch in feed.add(read, self._clock.now()):
+            self._ask(batch)
+
+    def _flush(self, feed: Feed) -> None:
+        rest = feed.flush(self._clock.now())
+        if rest is not None:
+            self._ask(rest)
 
     def _ask(self, batch: Batch) -> None:
         """Submit, and take a place in the window; both may block."""

@@ -156,7 +156,8 @@ class Ledger:
     def read_plans(self) -> list[list[ObjectInfo]]:
         """All plan files, in order."""
         found: list[list[ObjectInfo]] = []
-        for info in self._store.list(self._uri("plan-")):
+        # By length first: names grow a digit when they run out of them.
+        for info in sorted(self._store.list(self._uri("plan-")), key=lambda i: _in_order(i.uri)):
             lines = self._store.get(info.uri).splitlines()
             found.append([ObjectInfo(**orjson.loads(line)) for line in lines if line])
         return found
@@ -173,12 +174,11 @@ class Ledger:
     def state(self) -> State:
         """Where the run stands."""
         names = [i.uri.removeprefix(self._base) for i in self._store.list(self._base)]
-        parts = sorted(n for n in names if n.startswith("part-") and n.count("-") == 1)
+        parts = sorted((n for n in names if n.startswith("part-") and n.count("-") == 1), key=_in_order)
         last = self._mark(parts[-1]) if parts else None
         number = last.part + 1 if last else 0
-        under_way = sorted(
-            n for n in names if n.startswith(f"part-{number:05d}.checkpoint-") and n.endswith(".json")
-        )
+        begun = f"part-{number:05d}.checkpoint-"
+        under_way = sorted((n for n in names if n.startswith(begun) and n.endswith(".json")), key=_in_order)
         checkpoints = [self._mark(n) for n in under_way]
         report = self._store.get(self._uri("report.json")) if "report.json" in names else None
         return State(
@@ -240,6 +240,10 @@ class Ledger:
                 f"{self._uri(name)} was written by another process: two runs are working on the same "
                 "destination. Stop one of them, then --resume"
             ) from error
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    return len(name), name
 
 
 def _checkpoint_name(part: int, number: int) -> str:

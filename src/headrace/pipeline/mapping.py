@@ -43,24 +43,37 @@ class Mapper:
         self._metadata = metadata
         self._mapping = mapping
         self._read = read
-        self._decoders: dict[str, Decoder] = {}
+        self._decoders: dict[tuple[str, str], Decoder] = {}
         self.learned: dict[str, Any] = dict(learned or {})
-        self.kind: str | None = None
+
+    @property
+    def kind(self) -> str | None:
         """The format of the source's first records."""
-        self.input_names: tuple[str, ...] | None = None
+        return self.learned.get("format")
+
+    @property
+    def input_names(self) -> tuple[str, ...] | None:
         """The source's column names, once a header told them."""
-        self.delimiter = ","
+        names: list[str] | None = self.learned.get("column_names")
+        return None if names is None else tuple(names)
+
+    @property
+    def delimiter(self) -> str:
+        """What stands between the cells of the source's first CSV records."""
+        return self.learned.get("delimiter", ",")
 
     def decode(self, block: Block) -> Decoded:
         """The block's records as tensors. Raises ConfigError or ModelInputError when nothing could ever fit."""
         if not len(block):
             return Decoded({})
         kind = self._kind(block)
-        decoder = self._decoders.get(kind)
+        delimiter = (
+            delimiter_of(block.first.member or block.first.object, self._read) if kind == "csv" else ""
+        )
+        decoder = self._decoders.get((kind, delimiter))
         if decoder is None:
-            decoder = self._decoders[kind] = self._choose(kind, block)
-            self.kind = self.kind or kind
-            self.input_names = self.input_names or block.column_names
+            self.learned.setdefault("format", kind)
+            decoder = self._decoders[kind, delimiter] = self._choose(kind, delimiter, block)
         return decoder.decode(block)
 
     def _kind(self, block: Block) -> str:
@@ -69,11 +82,18 @@ class Mapper:
                 return column
         return format_name(block.first.member or block.first.object, self._read) or "whole"
 
-    def _choose(self, kind: str, block: Block) -> Decoder:
+    def _choose(self, kind: str, delimiter: str, block: Block) -> Decoder:
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
         if kind == "csv":
-            return self._csv(block)
+            decoder = self._csv(block, delimiter)
+            self.learned.setdefault("delimiter", delimiter)
+            if block.column_names and "column_names" not in self.learned:
+                self.learned["column_names"] = list(block.column_names)
+            if self.input_names:
+                # A header of another file must not decide, in a resumed run, what the first one did.
+                decoder.bind(self.input_names)
+            return decoder
         if kind == "jsonl":
             return self._jsonl(block)
         return RawDecoder(self._one_input("a whole object").name, text=False)
@@ -95,8 +115,7 @@ class Mapper:
 
     # CSV
 
-    def _csv(self, block: Block) -> Decoder:
-        delimiter = self.delimiter = delimiter_of(block.first.member or block.first.object, self._read)
+    def _csv(self, block: Block, delimiter: str) -> CsvMatrixDecoder | CsvColumnsDecoder:
         inputs, columns = self._metadata.inputs, self._mapping.columns
         if self._mapping.text_column is not None:
             name = self._one_input("--text-column").name
@@ -109,7 +128,7 @@ class Mapper:
             return self._csv_matrix(block, delimiter)
         return self._csv_columns(inputs, columns, block, delimiter)
 
-    def _csv_matrix(self, block: Block, delimiter: str) -> Decoder:
+    def _csv_matrix(self, block: Block, delimiter: str) -> CsvMatrixDecoder:
         spec = self._one_input("CSV")
         if spec.datatype == "BYTES":
             raise ModelInputError(
@@ -129,7 +148,9 @@ class Mapper:
             width = self._learned_width(block, delimiter)
         else:
             width = takes
-            self._check_width(spec, block, width, delimiter)
+            if "csv_width" not in self.learned:
+                self._check_width(spec, block, width, delimiter)
+                self.learned["csv_width"] = width
         return CsvMatrixDecoder(
             spec.name,
             columns=columns or None,
@@ -140,9 +161,10 @@ class Mapper:
 
     def _learned_width(self, block: Block, delimiter: str) -> int | None:
         """How many columns records have: as the header says, else as the run's first record has."""
-        if block.column_names:
-            return len(block.column_names)
-        width: int = self.learned.setdefault("csv_width", _cells(block.record(0), delimiter))
+        width: int | None = self.learned.get("csv_width")
+        if width is None:
+            names = block.column_names
+            width = self.learned["csv_width"] = len(names) if names else _cells(block.record(0), delimiter)
         return width
 
     def _check_width(self, spec: TensorSpec, block: Block, width: int, delimiter: str) -> None:
@@ -164,7 +186,7 @@ class Mapper:
         columns: tuple[str, ...] | tuple[int, ...],
         block: Block,
         delimiter: str,
-    ) -> Decoder:
+    ) -> CsvColumnsDecoder:
         """Several inputs of a column each: by --columns in order, else by header name, else by position."""
         if columns and len(columns) != len(inputs):
             raise ModelInputError(
@@ -173,7 +195,7 @@ class Mapper:
             )
         chosen: list[str | int] = list(columns)
         if not chosen:
-            names = block.column_names
+            names = self.input_names or block.column_names
             missing = [i.name for i in inputs if i.name not in names] if names else []
             if missing:
                 raise ConfigError(
@@ -203,7 +225,7 @@ class Mapper:
             spec = self._one_input("--columns")
             return _Stacked(spec, [str(c) for c in self._mapping.columns])
         inputs = self._metadata.inputs or (self._one_input("JSON Lines"),)
-        first = _json_or_none(block.record(0))
+        first = _first_json(block)
         whole = self.learned.setdefault("json_whole", not isinstance(first, dict))
         if whole:
             spec = self._one_input("a JSON array")
@@ -214,7 +236,7 @@ class Mapper:
             return JsonDecoder({i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs})
         raise ModelInputError(
             self._metadata.name,
-            f"it takes {', '.join(i.name for i in inputs)}, but the first record, {block.first}, has the fields "
+            f"it takes {', '.join(i.name for i in inputs)}, but the records from {block.first} on have the fields "
             f"{', '.join(fields)}: choose fields with --columns or --text-column",
         )
 
@@ -266,8 +288,11 @@ def _cells(record: bytes, delimiter: str) -> int:
     return len(rows[0]) if rows else 0
 
 
-def _json_or_none(record: bytes) -> Any:
-    try:
-        return orjson.loads(record)
-    except orjson.JSONDecodeError:
-        return None
+def _first_json(block: Block) -> Any:
+    """The first of the first records that is JSON at all: one that is not must not decide for the others."""
+    for index in range(min(len(block), _FIRST_RECORDS)):
+        try:
+            return orjson.loads(block.record(index))
+        except orjson.JSONDecodeError:
+            continue
+    return None

@@ -43,6 +43,17 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
         raise
 
 
+def selects(source: str | Sequence[str], uri: str) -> bool:
+    """Whether `source` covers an object of that URI, by name alone; a manifest covers nothing but itself names."""
+    if not isinstance(source, str):
+        return any(selects(one, uri) for one in source)
+    if source.startswith(MANIFEST_SCHEME):
+        return False
+    if _GLOB_CHARACTERS & set(source):
+        return fnmatch.fnmatchcase(uri, source)
+    return uri == source or uri.startswith(source.rstrip("/") + "/")
+
+
 def _wanted(info: ObjectInfo) -> bool:
     """Folder markers are no objects to read."""
     return not info.uri.endswith("/")
@@ -70,14 +81,20 @@ def _from_glob(pattern: str, stores: Stores) -> list[ObjectInfo]:
 
 def _from_manifest(uri: str, stores: Stores) -> list[ObjectInfo]:
     text = stores.for_uri(uri).get(uri)
-    names = _json_manifest(uri, text) if text.lstrip()[:1] == b"[" else _text_manifest(text)
+    names = _json_manifest(uri, text) if text.lstrip()[:1] == b"[" else _text_manifest(uri, text)
     if not names:
         raise EmptySourceError(uri, "the manifest names no objects")
+    nested = next((name for name in names if name.startswith(MANIFEST_SCHEME)), None)
+    if nested:
+        raise ConfigError(f"{uri}: names another manifest, {nested}: name its objects instead")
     return _unique(info for name in names for info in select_objects(name, stores))
 
 
-def _text_manifest(text: bytes) -> list[str]:
-    lines = (line.strip() for line in text.decode("utf-8-sig").splitlines())
+def _text_manifest(uri: str, text: bytes) -> list[str]:
+    try:
+        lines = [line.strip() for line in text.decode("utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{uri}: the manifest is not UTF-8 text, from byte {error.start} on") from error
     return [line for line in lines if line and not line.startswith("#")]
 
 

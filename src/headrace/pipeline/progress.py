@@ -25,10 +25,18 @@ class Progress:
     batches: int = 0
     closed_by: Counter[CloseReason] = field(default_factory=Counter[CloseReason])
     parts: int = 0
+    objects_before: int = 0
+    """Objects that had been read to their ends before: by an earlier process, or an earlier append."""
     bytes_before: int = 0
-    """Bytes of objects that an earlier run had finished."""
+    """Their bytes."""
     records_before: int = 0
-    """Records that an earlier run had delivered: not part of this run's rate."""
+    """Records that had been delivered before: not part of this rate."""
+
+    def begin(self, *, objects_before: int, bytes_before: int) -> None:
+        """By the run: what comes from here on is new."""
+        self.objects_before, self.bytes_before = objects_before, bytes_before
+        self.records_before = self.records
+        self.objects_read = self.bytes_read = 0
 
     def read(self, bytes_read: int, objects_read: int) -> None:
         """By the reader: how far it has come."""

@@ -5,11 +5,10 @@ that object, as one failure of kind OBJECT; the next one is read.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
-from headrace.formats.read import ReadOptions, read_object, seekable
+from headrace.formats.read import ReadOptions, behind, read_object, seekable
 from headrace.pipeline.items import Cursor, ReadBlock
 from headrace.pipeline.prefetch import Prefetch
 from headrace.pipeline.settings import FlowSettings
@@ -55,17 +54,18 @@ class Reader:
 
     def _object_blocks(self, index: int, resume: Position | None) -> Iterator[ReadBlock]:
         uri = self._plan[index].uri
-        reached = resume or Position(object=uri)
+        last: Block | None = None
         started_at = self._started_at if resume else 0
         try:
             for block in read_object(
                 uri, self._chunks(index), self._options, resume=resume, started_at=started_at
             ):
-                reached = replace(block.first, record=block.first.record + block.records)
+                last = block
                 yield ReadBlock(block, index)
         except _COSTS_ONE_OBJECT as error:
             if isinstance(error, EmptySourceError) and len(self._plan) == 1:
                 raise
+            reached = behind(last) if last else resume or Position(object=uri)
             failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
             yield ReadBlock(Block(reached, failures=(failure,)), index, last=True)
 

@@ -12,8 +12,9 @@ from headrace.pipeline.progress import Progress
 class Report:
     """A run's counts. ``records_in == rows_out + rows_failed`` was checked from the ledger.
 
-    `status` is complete, or drained when it was asked to stop: then a resumption goes on. `elapsed_s`,
-    `rows_per_s` and the busy share are of this process alone; the counts are of the whole run.
+    `status` is complete, or drained when it was asked to stop: then a resumption goes on. The counts are of the
+    whole run; `bytes_read`, `elapsed_s`, `rows_per_s` and what is said of the model are of this process alone (of
+    this append, where a run is appended to).
     """
 
     status: Literal["complete", "drained"]
@@ -71,7 +72,7 @@ def make_report(
         records_in=total.records_in,
         rows_out=total.rows_out,
         rows_failed=total.rows_failed,
-        objects_read=progress.objects_read,
+        objects_read=progress.objects_before + progress.objects_read,
         objects_broken=total.objects_broken,
         parts=parts,
         bytes_read=progress.bytes_read,

@@ -3,6 +3,7 @@
 Arrives: a source, a destination, a started predictor. Leaves: parts, failures, a ledger, a `Report`.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,20 +12,25 @@ from headrace.core.errors import (
     ConfigError,
     CountMismatchError,
     EmptySourceError,
+    HeadraceError,
     OutputExistsError,
 )
 from headrace.core.predictor import Predictor
 from headrace.pipeline.flow import Flow
 from headrace.pipeline.items import Cursor
 from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, Ledger, State
+from headrace.pipeline.notice import notice_objects
 from headrace.pipeline.output import Encoders
-from headrace.pipeline.plan import select_objects
+from headrace.pipeline.plan import select_objects, selects
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.report import Report, make_report
 from headrace.pipeline.settings import StreamSettings
 from headrace.pipeline.sink import Sink
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
+from headrace.storage.uri import absolute
+
+_log = logging.getLogger("headrace.pipeline")
 
 IfExists = Literal["refuse", "resume", "overwrite"]
 
@@ -32,8 +38,10 @@ IfExists = Literal["refuse", "resume", "overwrite"]
 class Run:
     """One destination's run. Use from one thread; `drain` from any (a signal handler too).
 
-    Each `execute` scores what the source names at that moment; `append` adds objects later (a watched prefix, a
-    notice). An object, known by URI and ETag, is scored once however often it is named.
+    Either `execute` scores what the source names at that moment; or `append` and `append_notice` score objects as
+    they come (a watched prefix, event notices), each call adding to the same output. An object, known by URI and
+    ETag, is scored once however often it is named, also by another process that resumes with the same
+    destination. After an error the next call goes on where the last commit stands.
     """
 
     def __init__(
@@ -83,7 +91,8 @@ class Run:
         if not self._plans:
             self.open(list)
         planned = {(i.uri, i.etag) for i in self._plan}
-        fresh = [i for i in objects if (i.uri, i.etag) not in planned]
+        named = {(i.uri, i.etag): i for i in objects}
+        fresh = [info for key, info in named.items() if key not in planned]
         if not fresh and self._done_objects == len(self._plan):
             return None
         if fresh:
@@ -93,6 +102,15 @@ class Run:
             self._plans += 1
             self._plan.extend(fresh)
         return self._score()
+
+    def append_notice(self, notice: bytes | str | Mapping[str, Any]) -> Report | None:
+        """Score what an event notice says was created and the source selects; None when that is nothing new.
+
+        `notice` is the JSON that S3, MinIO and Ceph post, also as SNS and SQS wrap it. A notice that comes twice, or
+        after a restart with the same ledger, changes nothing; objects outside the source, such as this run's own
+        output in the same bucket, are passed over. Raises DataError when it is no notice, and what `execute` does.
+        """
+        return self.append(i for i in notice_objects(notice) if selects(self.source, i.uri))
 
     def drain(self) -> None:
         """Read no more, deliver what is under way, and leave a ledger to resume from."""
@@ -107,9 +125,9 @@ class Run:
 
     @property
     def _cursor(self) -> Cursor:
-        if self._done_objects:
-            return Cursor(self._done_objects)
-        return self._state.last.cursor if self._state and self._state.last else Cursor()
+        """After everything that is committed; past the objects that are done, so that none is read for nothing."""
+        last = self._state.last.cursor if self._state and self._state.last else Cursor()
+        return last if last.index >= self._done_objects else Cursor(self._done_objects)
 
     def open(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
         """Begin, resume or refuse; the finished run's report when there is nothing left to do."""
@@ -132,8 +150,7 @@ class Run:
         self._plans = len(self._ledger.read_plans())
         self._state = self._ledger.state()
         self._plan = self._state.plan
-        if self._state.last:
-            self._count_before(self._state)
+        self._count_before(self._state)
         if self._state.finished is None:
             return None
         self._done_objects = len(self._plan)
@@ -141,13 +158,11 @@ class Run:
         return Report(**known)
 
     def _count_before(self, state: State) -> None:
-        """Progress includes what an earlier process did."""
-        assert state.last is not None
-        total, progress = state.last.total, self.progress
-        progress.records = progress.records_before = total.records_in
+        """Progress includes what was done before: by an earlier process, or up to the commit before an error."""
+        total, progress = state.last.total if state.last else Counts(), self.progress
+        progress.records = total.records_in
         progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
         progress.objects_broken = total.objects_broken
-        progress.bytes_before = sum(i.size_bytes or 0 for i in self._plan[: state.last.cursor.index])
 
     def _identity(self) -> Mapping[str, Any]:
         source = self.source if isinstance(self.source, str) else list(self.source)
@@ -155,7 +170,8 @@ class Run:
 
     def _refuse_loop(self, plan: Sequence[ObjectInfo]) -> None:
         """Reading what we write would never end."""
-        inside = next((i.uri for i in plan if i.uri.startswith(self.destination)), None)
+        output = absolute(self.destination)
+        inside = next((i.uri for i in plan if absolute(i.uri).startswith(output)), None)
         if inside:
             raise ConfigError(
                 f"{inside} lies in the output {self.destination}: a run must not read what it writes. "
@@ -174,13 +190,19 @@ class Run:
         progress = self.progress
         progress.objects_total = len(self._plan)
         progress.bytes_total = sum(i.size_bytes or 0 for i in self._plan)
+        cursor, learned = self._cursor, self._ledger.learned()
+        progress.begin(
+            objects_before=cursor.index,
+            bytes_before=sum(i.size_bytes or 0 for i in self._plan[: cursor.index]),
+        )
         self._flow = flow = Flow(
             self._plan,
             self._stores,
             self._predictor,
             self._settings,
-            start=self._cursor,
-            learned=self._ledger.learned(),
+            start=cursor,
+            resumable=True,
+            learned=learned,
             progress=progress,
             clock=self._clock,
         )
@@ -197,8 +219,9 @@ class Run:
         )
         try:
             for batch in flow:
-                if progress.batches == 1:
-                    self._ledger.learn(flow.mapper.learned)
+                if flow.mapper.learned != learned:
+                    learned = dict(flow.mapper.learned)
+                    self._ledger.learn(learned)
                 sink.write(batch)
                 progress.parts = sink.parts
             if flow.drained:
@@ -214,10 +237,19 @@ class Run:
         """The run broke: keep what was delivered, or leave no trace when there was nothing."""
         try:
             sink.checkpoint()
+        except HeadraceError:
+            # The destination may be what broke: what it holds stays, and the error to tell is the first one.
+            _log.warning("what was delivered since the last commit could not be kept", exc_info=True)
         finally:
             sink.abandon()
-            if not self._resumed and self._ledger.state().last is None:
+        try:
+            self._state = self._ledger.state()
+            self._count_before(self._state)
+            if not self._resumed and self._state.last is None:
                 self._delete_output()
+                self._plan, self._plans = [], 0
+        except HeadraceError:
+            _log.warning("the ledger cannot be read", exc_info=True)
 
     def _finish(self, sink: Sink, *, drained: bool, elapsed_s: float) -> Report:
         total = self._check_ledger(sink)

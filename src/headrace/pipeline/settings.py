@@ -68,6 +68,12 @@ class OutputSettings:
     part_rows_max: int = 10_000_000
     checkpoint_s: float = 5.0
 
+    def __post_init__(self) -> None:
+        """Refuse bounds that are not positive; checkpoints may come as often as batches."""
+        for name, least in (("part_bytes_max", 1), ("part_rows_max", 1), ("checkpoint_s", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:

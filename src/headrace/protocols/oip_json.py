@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import numpy as np
 import orjson
 
 from headrace.core.errors import DataError
-from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.protocols.tensors import (
     Bf16,
     array_from_binary,
@@ -154,7 +153,10 @@ def encode_response(
         document["id"] = response.id
     if response.parameters:
         document["parameters"] = dict(response.parameters)
-    chosen = binary if callable(binary) else (lambda _: binary)
+
+    def chosen(output: str) -> bool:
+        return binary(output) if callable(binary) else binary
+
     return _encode(document, "outputs", response.outputs, chosen, datatypes or {})
 
 
@@ -165,7 +167,9 @@ def decode_response(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = 
     """
     document, rest = _parted(body, json_bytes, lenient=True)
     if "outputs" not in document:
-        raise DataError(f"a response has 'outputs', but this has only {', '.join(map(repr, document)) or 'nothing'}")
+        raise DataError(
+            f"a response has 'outputs', but this has only {', '.join(map(repr, document)) or 'nothing'}"
+        )
     version = document.get("model_version")
     return InferResponse(
         _tensors(document, "outputs", rest, bf16),
@@ -256,16 +260,16 @@ def _encode(
     binary: Callable[[str], bool],
     datatypes: Mapping[str, str],
 ) -> WireBody:
-    buffers: list[bytes | Array] = []
+    buffers: list[bytes | memoryview] = []
     listed: list[_Json] = []
     for tensor in tensors:
         datatype = tensor.datatype
-        if datatypes.get(tensor.name) == "BF16" and tensor.data.dtype in (np.uint16, np.float32):
+        if datatypes.get(tensor.name) == "BF16" and tensor.data.dtype.name in ("uint16", "float32"):
             datatype = "BF16"
         entry: _Json = {"name": tensor.name, "shape": list(tensor.data.shape), "datatype": datatype}
         if binary(tensor.name):
             values = binary_values(tensor.name, datatype, tensor.data)
-            buffers.append(values)
+            buffers.append(values if isinstance(values, bytes) else values.data)
             size = len(values) if isinstance(values, bytes) else values.nbytes
             entry["parameters"] = {"binary_data_size": size}
         else:

@@ -36,6 +36,7 @@ def checked_shape(name: str, shape: object) -> tuple[int, ...]:
     """
     if not isinstance(shape, list):
         raise DataError(f"tensor {name!r}: its shape must be a list of sizes, not {_shown(shape)}")
+    shown = _shown(cast("object", shape))
     sizes = cast("list[object]", shape)
     if not sizes:
         raise DataError(f"tensor {name!r}: it needs at least one dimension, the rows")
@@ -47,7 +48,7 @@ def checked_shape(name: str, shape: object) -> tuple[int, ...]:
     checked = tuple(cast("list[int]", sizes))
     # Also where another size is 0: numpy multiplies the others all the same.
     if prod(max(size, 1) for size in checked) > ELEMENTS_MAX:
-        raise DataError(f"tensor {name!r}: shape {_shown(shape)} is too large")
+        raise DataError(f"tensor {name!r}: shape {shown} is too large")
     return checked
 
 
@@ -101,7 +102,9 @@ def _flat(name: str, shape: tuple[int, ...], data: object) -> list[Any]:
             raise DataError(f"tensor {name!r}: its data mixes lists and values")
         lengths = set(map(len, values))
         if len(lengths) > 1:
-            raise DataError(f"tensor {name!r}: its nested data is ragged (lists of {sorted(lengths)[:4]} values)")
+            raise DataError(
+                f"tensor {name!r}: its nested data is ragged (lists of {sorted(lengths)[:4]} values)"
+            )
         sizes.append(lengths.pop())
         values = list(chain.from_iterable(values))
     if len(values) != prod(shape):
@@ -219,9 +222,7 @@ def json_values(name: str, datatype: str, data: Array) -> Array | list[Any]:
     if values.dtype.kind == "f":
         infinite = np.flatnonzero(np.isinf(values))
         if len(infinite):
-            raise DataError(
-                f"tensor {name!r}: element {infinite[0]} is infinite, which JSON cannot carry"
-            )
+            raise DataError(f"tensor {name!r}: element {infinite[0]} is infinite, which JSON cannot carry")
     return values
 
 

@@ -92,7 +92,9 @@ def decode_batch(body: bytes, rows: int) -> list[Any]:
     if isinstance(found, Mapping):
         found = cast("Mapping[str, Any]", found).get("predictions", cast("Any", found))
     if not isinstance(found, list):
-        raise DataError(f"the answer to {rows} instances must be a JSON list, or an object with 'predictions'")
+        raise DataError(
+            f"the answer to {rows} instances must be a JSON list, or an object with 'predictions'"
+        )
     answers = cast("list[Any]", found)
     if len(answers) != rows:
         raise DataError(f"{rows} instances were sent, but {len(answers)} answers came back")
@@ -147,7 +149,7 @@ def _column(values: Sequence[Any]) -> Array:
             return _integers(flat).reshape(shape)
         if types and types <= {int, float, type(None)} and float in types:
             return array_from_json(OUTPUT, "FP64", shape, flat)
-        if types == {str} or types == {bytes}:
+        if types in ({str}, {bytes}):
             return _texts(flat).reshape(shape)
     return _texts([v if isinstance(v, str | bytes) else _dumps(v).decode() for v in values])
 

@@ -19,7 +19,10 @@ _ACCEPTED = "a model is a file model.onnx, file.py or file.py:Class, or a class 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that can be made as often as there are instances; `fingerprint` is its file's sha256."""
+    """A model that can be made as often as there are instances; `fingerprint` is its file's sha256.
+
+    What the file imports, or keeps its weights in, does not change the fingerprint.
+    """
 
     make: Callable[[], Model]
     name: str
@@ -29,30 +32,32 @@ class ModelSource:
 def model_factory(spec: str) -> ModelSource:
     """Find a model; nothing is loaded yet but a Python module.
 
-    Raises ConfigError for what is no model, ModelLoadError when its file cannot be read or imported.
+    A function in the place of a class makes the models. Raises ConfigError for what is no model, ModelLoadError when
+    its file cannot be read or imported; `make` raises MissingExtraError for an ONNX file without onnxruntime.
     """
-    path, _, class_name = spec.partition(":") if ".py:" in spec else (spec, "", "")
+    path, _, class_name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
     if "://" in spec:
         raise ConfigError(f"{spec}: models are read from local files; download it first, then --model FILE")
     if path.endswith(".onnx"):
         return _onnx(Path(path))
     if path.endswith(".py"):
         return _python_file(Path(path), class_name)
-    module, colon, name = spec.partition(":")
-    if not colon or not name:
+    module, _, name = spec.partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"{spec!r} is no model: {_ACCEPTED}")
     return _python_class(module, name)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelLoadError(str(path), f"its file cannot be read: {error.strerror}") from error
+def _unreadable(path: Path, error: OSError) -> ModelLoadError:
+    return ModelLoadError(str(path), f"its file cannot be read: {error.strerror or error}")
 
 
 def _onnx(path: Path) -> ModelSource:
-    fingerprint = hashlib.sha256(_read(path)).hexdigest()
+    try:
+        with path.open("rb") as file:
+            fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
     def make() -> Model:
         from headrace.runtimes.onnx import OnnxModel  # noqa: PLC0415 - an extra, imported when used
@@ -63,7 +68,10 @@ def _onnx(path: Path) -> ModelSource:
 
 
 def _python_file(path: Path, class_name: str) -> ModelSource:
-    source = _read(path)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
     fingerprint = hashlib.sha256(source).hexdigest()
     module_name = f"headrace_model_{path.stem}_{fingerprint[:12]}"
     found = importlib.util.spec_from_file_location(module_name, path)
@@ -72,41 +80,58 @@ def _python_file(path: Path, class_name: str) -> ModelSource:
     # Where pickles and dataclasses look a class's module up.
     sys.modules[module_name] = module
     try:
-        exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - the operator named this file
-    except Exception as error:
-        del sys.modules[module_name]
+        code = compile(source, str(path), "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102 - the operator named this file
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(module_name, None)
         raise ModelLoadError(str(path), f"it does not import: {_place(error, path)}") from error
-    return _source(_model_class(module, class_name, str(path)), path.stem, fingerprint)
+    return ModelSource(_model_class(module, class_name, str(path)), path.stem, fingerprint)
 
 
 def _python_class(module_name: str, class_name: str) -> ModelSource:
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ModelLoadError(f"{module_name}:{class_name}", f"it does not import: {error}") from error
-    origin = getattr(module, "__file__", None)
-    source = Path(origin).read_bytes() if origin else module_name.encode()
+    except (Exception, SystemExit) as error:
+        why = f"it does not import: {type(error).__name__}: {error}"
+        raise ModelLoadError(f"{module_name}:{class_name}", why) from error
+    origin = Path(getattr(module, "__file__", None) or "")
+    # Modules without a file (of zip archives, built in) are known by their names alone.
+    source = origin.read_bytes() if origin.is_file() else module_name.encode()
     model = _model_class(module, class_name, module_name)
-    return _source(model, class_name, hashlib.sha256(source).hexdigest())
-
-
-def _source(model: Callable[[], Model], name: str, fingerprint: str) -> ModelSource:
-    return ModelSource(model, name, fingerprint)
+    return ModelSource(model, class_name, hashlib.sha256(source).hexdigest())
 
 
 def _model_class(module: ModuleType, name: str, where: str) -> Callable[[], Model]:
     """The named class or function, or the one Model that the module itself defines."""
-    if name:
-        found: Any = getattr(module, name, None)
-        if found is None or not callable(found):
-            raise ConfigError(f"{where} has no class {name!r}; it has {_listed(_models_in(module))}")
-        return cast("Callable[[], Model]", found)
     models = _models_in(module)
-    if len(models) == 1:
-        return models[0]
-    if not models:
-        raise ConfigError(f"{where} defines no subclass of headrace.Model")
-    raise ConfigError(f"{where} defines several models: say which, as in {where}:{models[0].__name__}")
+    if not name:
+        if len(models) == 1:
+            return models[0]
+        if not models:
+            raise ConfigError(f"{where} defines no subclass of headrace.Model")
+        raise ConfigError(
+            f"{where} defines several models ({_listed(models)}): say which, as in {where}:{models[0].__name__}"
+        )
+    found: Any = getattr(module, name, None)
+    if found is None:
+        raise ConfigError(f"{where} has no class {name!r}; it has {_listed(models)}")
+    if inspect.isclass(found) and issubclass(found, Model):
+        return found
+    if inspect.isclass(found) or not callable(found):
+        raise ConfigError(f"{where}:{name} is no subclass of headrace.Model; {where} has {_listed(models)}")
+    return _checked(cast("Callable[[], Any]", found), f"{where}:{name}")
+
+
+def _checked(make: Callable[[], Any], where: str) -> Callable[[], Model]:
+    """A function that makes models, held to it."""
+
+    def checked() -> Model:
+        model = make()
+        if not isinstance(model, Model):
+            raise ModelLoadError(where, f"it returned a {type(model).__name__}, which is no headrace.Model")
+        return model
+
+    return checked
 
 
 def _models_in(module: ModuleType) -> list[type[Model]]:
@@ -118,7 +143,7 @@ def _listed(models: list[type[Model]]) -> str:
     return ", ".join(m.__name__ for m in models) or "no models"
 
 
-def _place(error: Exception, path: Path) -> str:
+def _place(error: BaseException, path: Path) -> str:
     """The error, with its line in the model's own file."""
     line: int | None = getattr(error, "lineno", None)
     trace = error.__traceback__

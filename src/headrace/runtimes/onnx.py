@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
-from headrace.core.errors import MissingExtraError, ModelLoadError
-from headrace.core.model import Model
-from headrace.core.tensor import Array, TensorSpec
+from headrace.core.errors import ConfigError, MissingExtraError, ModelContractError, ModelLoadError
+from headrace.core.model import Model, RowError
+from headrace.core.tensor import Array, TensorSpec, dtype_of
 
 try:
     import onnxruntime as _onnxruntime
@@ -17,6 +18,10 @@ except ImportError as _error:
     raise MissingExtraError("onnx", "an ONNX model") from _error
 
 ort: Any = _onnxruntime  # it carries no types
+
+BATCH_BYTES: Final = 1 << 20
+BATCH_ROWS_MIN: Final = 32
+BATCH_ROWS_MAX: Final = 4096
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -33,6 +38,7 @@ _DATATYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
+_THREADS_VARIABLE = "HEADRACE_ONNX_THREADS"
 
 
 class OnnxModel(Model):
@@ -40,13 +46,15 @@ class OnnxModel(Model):
 
     One thread a session by default, since more instances are the better use of more cores for small models, and
     no spinning, so that a waiting session costs nothing. A file whose batch axis is a fixed number is called with
-    that many rows at a time, the last call filled up with its own last row. Of outputs that are no tensors (a
-    sequence of maps, as scikit-learn converters make them by default) a map of class to probability becomes an
-    array ``[n, classes]``, in the order of the first row's keys.
+    that many rows at a time, the last call filled up with its own last row. Text is handed over as str: bytes are
+    decoded as UTF-8, and a row that is none is refused (RowError). Of outputs that are no tensors a sequence of maps
+    from class to probability, as scikit-learn's converters make by default, becomes an array ``[n, classes]`` in the
+    order of the first row's keys.
 
     Args:
         path: The file.
-        intra_op_threads: Threads within one call; None asks for ``HEADRACE_ONNX_THREADS``, and else takes 1.
+        intra_op_threads: Threads within one call, 0 for one a core; None asks for ``HEADRACE_ONNX_THREADS``, and
+            else takes 1.
         providers: Execution providers in order of preference; None: what onnxruntime prefers here.
     """
 
@@ -54,8 +62,9 @@ class OnnxModel(Model):
         self, path: Path, *, intra_op_threads: int | None = None, providers: Sequence[str] | None = None
     ) -> None:
         self._path = path
-        self._threads = intra_op_threads or int(os.environ.get("HEADRACE_ONNX_THREADS", "1"))
+        self._threads = _threads() if intra_op_threads is None else intra_op_threads
         self._providers = list(providers) if providers is not None else None
+        self._session: Any = None
 
     def load(self) -> None:
         """Open the session; ModelLoadError when the file is no model that can run here."""
@@ -69,37 +78,57 @@ class OnnxModel(Model):
                 str(self._path), options, providers=self._providers or ort.get_available_providers()
             )
         except Exception as error:
-            why = str(error).strip().splitlines()[0]
-            raise ModelLoadError(
-                self._path.stem, f"{self._path} is no ONNX model that runs here: {why}"
-            ) from error
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise self._unfit(f"{self._path} is no ONNX model that runs here: {why}") from error
         self._session = session
-        self.inputs = tuple(self._spec(i) for i in session.get_inputs())
-        self._output_names = [o.name for o in session.get_outputs()]
-        self.outputs = tuple(self._spec(o) for o in session.get_outputs() if o.type in _DATATYPES)
-        self._fixed_rows = self._fixed_batch(session.get_inputs())
-        if self._fixed_rows:
-            self.inputs = tuple(
-                TensorSpec(s.name, s.datatype, s.shape and (-1, *s.shape[1:])) for s in self.inputs
-            )
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        self._output_names = [o.name for o in outputs]
+        self._fixed_rows = self._fixed_batch(inputs)
+        self.inputs = tuple(self._input_spec(i) for i in inputs)
+        self.max_batch_rows = _batch_rows(self.inputs)
+        self.outputs = tuple(spec for o in outputs if (spec := self._output_spec(o)))
+        self._texts = [s.name for s in self.inputs if s.datatype == "BYTES"]
 
-    def _spec(self, value: Any) -> TensorSpec:
+    def close(self) -> None:
+        """Let the session go."""
+        self._session = None
+
+    def _unfit(self, why: str) -> ModelLoadError:
+        return ModelLoadError(self._path.stem, why)
+
+    def _input_spec(self, value: Any) -> TensorSpec:
         datatype = _DATATYPES.get(value.type)
         if datatype is None:
-            raise ModelLoadError(
-                self._path.stem, f"{value.name!r} is a {value.type}, which no record can feed"
-            )
-        shape = tuple(d if isinstance(d, int) else -1 for d in value.shape)
-        return TensorSpec(value.name, datatype, shape or None)
+            raise self._unfit(f"its input {value.name!r} is a {value.type}, which no record can feed")
+        return TensorSpec(value.name, datatype, self._shape(value))
 
-    @staticmethod
-    def _fixed_batch(inputs: Sequence[Any]) -> int | None:
+    def _output_spec(self, value: Any) -> TensorSpec | None:
+        """None for what has no spec: a sequence of tensors, an optional."""
+        if value.type.startswith("seq(map("):
+            return TensorSpec(value.name, "FP32", (-1, -1))
+        datatype = _DATATYPES.get(value.type)
+        return TensorSpec(value.name, datatype, self._shape(value)) if datatype else None
+
+    def _shape(self, value: Any) -> tuple[int, ...] | None:
+        """The shape, any number of rows; None where the file tells none."""
+        sizes = [d if isinstance(d, int) else -1 for d in value.shape]
+        return (-1 if self._fixed_rows else sizes[0], *sizes[1:]) if sizes else None
+
+    def _fixed_batch(self, inputs: Sequence[Any]) -> int | None:
         """The first axis, when the file fixes it."""
-        sizes = {i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
-        return min(sizes) if sizes else None
+        if not inputs:
+            raise self._unfit("it has no inputs, so there is nothing to predict from")
+        sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
+        if len(set(sizes.values())) > 1:
+            each = ", ".join(f"{size} for {name!r}" for name, size in sizes.items())
+            raise self._unfit(f"the first axis must be rows in every input, but the file fixes it to {each}")
+        return next(iter(sizes.values()), None)
 
     def predict(self, **tensors: Array) -> Mapping[str, Array]:
-        """Run the session on a batch."""
+        """Run the session on a batch. RowError for text that is not UTF-8."""
+        for name in self._texts:
+            if name in tensors:
+                tensors[name] = _decoded(name, tensors[name])
         if self._fixed_rows is None:
             return self._run(tensors)
         return self._run_in_pieces(tensors, self._fixed_rows)
@@ -108,7 +137,7 @@ class OnnxModel(Model):
         results = self._session.run(None, dict(tensors))
         outputs: dict[str, Array] = {}
         for name, result in zip(self._output_names, results, strict=True):
-            outputs[name] = result if isinstance(result, np.ndarray) else _from_maps(result)
+            outputs[name] = result if isinstance(result, np.ndarray) else self._from_maps(name, result)
         return outputs
 
     def _run_in_pieces(self, tensors: Mapping[str, Array], size: int) -> dict[str, Array]:
@@ -120,14 +149,54 @@ class OnnxModel(Model):
             if short:
                 piece = {n: np.concatenate([d, np.repeat(d[-1:], short, axis=0)]) for n, d in piece.items()}
             outputs = self._run(piece)
+            for name, data in outputs.items():
+                if not data.ndim or len(data) != size:
+                    why = f"output {name!r} has shape {list(data.shape)} for {size} rows: its first axis must be rows"
+                    raise ModelContractError(self._path.stem, why)
             parts.append({n: d[: size - short] for n, d in outputs.items()})
         return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
-
-def _from_maps(result: Any) -> Array:
-    """A sequence of {class: probability}, one a row, as an array; other sequences as numpy makes of them."""
-    rows: list[Any] = list(result)
-    if rows and isinstance(rows[0], Mapping):
+    def _from_maps(self, name: str, result: Any) -> Array:
+        """A sequence of {class: probability}, one a row, as an array; other sequences as numpy makes of them."""
+        rows: list[Any] = list(result)
+        if not rows or not isinstance(rows[0], Mapping):
+            return np.asarray(rows)
         keys = list(cast("Mapping[Any, float]", rows[0]))
-        return np.array([[row[k] for k in keys] for row in rows], np.float32)
-    return np.asarray(rows)
+        try:
+            return np.array([[row[k] for k in keys] for row in rows], np.float32)
+        except KeyError as error:
+            why = f"output {name!r} has no value for {error} in some rows"
+            raise ModelContractError(self._path.stem, why) from error
+
+
+def _threads() -> int:
+    text = os.environ.get(_THREADS_VARIABLE, "1")
+    if not text.isdecimal():
+        raise ConfigError(f"{_THREADS_VARIABLE} is {text!r}: make it a number of threads, such as 1")
+    return int(text)
+
+
+def _decoded(name: str, data: Array) -> Array:
+    """Text as objects of str, which is what onnxruntime takes: of bytes it would take their Python spelling."""
+    values: list[Any] = data.astype(object).ravel().tolist()
+    if not any(isinstance(v, bytes) for v in values):
+        return data
+    width = max(1, len(values) // max(1, len(data)))
+    texts = np.empty(len(values), object)
+    refused: dict[int, str] = {}
+    for index, value in enumerate(values):
+        try:
+            texts[index] = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            refused[index // width] = f"input {name!r} is not UTF-8: {error.reason} at byte {error.start}"
+    if refused:
+        raise RowError(refused)
+    return texts.reshape(data.shape)
+
+
+def _batch_rows(inputs: Sequence[TensorSpec]) -> int:
+    """As many rows as make about `BATCH_BYTES` of input: enough to spread what a call costs, little enough for a cache."""
+    if any(s.shape is None or s.datatype == "BYTES" or -1 in s.shape[1:] for s in inputs):
+        return Model.max_batch_rows
+    row_bytes = sum(prod((s.shape or (1,))[1:]) * dtype_of(s.datatype).itemsize for s in inputs)
+    return min(max(BATCH_BYTES // max(row_bytes, 1), BATCH_ROWS_MIN), BATCH_ROWS_MAX)

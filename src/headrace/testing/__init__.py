@@ -5,6 +5,7 @@ own implementations go through the same doors.
 """
 
 from headrace.testing.clock import ManualClock
+from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenRequest
 from headrace.testing.models import EchoModel, HeldModel, PickyModel
 from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, FlakyStore, check_reading, check_store
@@ -12,10 +13,13 @@ from headrace.testing.storage import STORE_CHECKS, FlakyStore, check_reading, ch
 __all__ = [
     "STORE_CHECKS",
     "EchoModel",
+    "EndpointFault",
     "FlakyStore",
     "HeldModel",
     "ManualClock",
     "PickyModel",
+    "ScriptedEndpoint",
+    "SeenRequest",
     "check_predictor",
     "check_reading",
     "check_service",

@@ -1,0 +1,75 @@
+"""What an answer means, and when to ask again."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.client.retry import HttpAnswer, RetryPolicy, Verdict, explain, judge, retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("statuses", "verdict"),
+    [
+        ((200, 201, 204), Verdict.ANSWERED),
+        ((408, 425, 429, 502, 503, 504), Verdict.RETRY),
+        ((400, 413, 422, 424, 500), Verdict.REFUSED),
+        ((301, 302, 401, 403, 404, 405, 410, 415, 501, 505, 599), Verdict.REFUSED_WHOLE),
+        ((507,), Verdict.RETRY_BRIEFLY),
+    ],
+)
+def test_a_status_has_its_verdict(statuses, verdict):
+    assert {judge(HttpAnswer(s)) for s in statuses} == {verdict}
+
+
+@settings(deadline=None)
+@given(st.integers(100, 999))
+def test_every_status_has_a_verdict_and_only_2xx_is_an_answer(status):
+    assert (judge(HttpAnswer(status)) is Verdict.ANSWERED) == (200 <= status < 300)
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [(401, "HEADRACE_ENDPOINT_TOKEN"), (403, "do not allow"), (404, "model's name"), (302, "http://there")],
+)
+def test_a_refusal_says_what_to_do(status, advice):
+    said = explain(HttpAnswer(status, headers={"location": "http://there"}), "the server's words")
+    assert said.startswith(f"HTTP {status}: the server's words")
+    assert advice in said
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("7", 7.0),
+        (" 1.5 ", 1.5),
+        ("Sat, 21 Nov 2026 08:00:30 GMT", 30.0),
+        ("Sat, 21 Nov 2026 07:00:00 GMT", 0.0),
+        ("-3", None),
+        ("soon", None),
+        ("9" * 400, None),
+        ("Mon, 01 Jan 0001 00:00:00 -0000", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value, seconds):
+    assert retry_after_s(value, 1795248000.0) in (seconds, 0.0 if value and "0001" in value else seconds)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10_000), st.floats(1e-6, 1e6), st.floats(0, 1), st.none() | st.floats(0, 1e6))
+def test_a_delay_stays_within_the_budget_and_waits_as_long_as_was_asked(attempt, left_s, share, asked_s):
+    policy = RetryPolicy(first_delay_s=0.1, delay_max_s=5.0)
+    delay_s = policy.delay_s(attempt, left_s, share, retry_after_s=asked_s)
+    assert 0 <= delay_s <= left_s
+    assert delay_s <= max(5.0, asked_s or 0)
+    assert delay_s >= min(left_s, asked_s or 0)
+
+
+def test_delays_double_from_the_first_to_the_longest():
+    policy = RetryPolicy(first_delay_s=0.1, delay_max_s=1.0)
+    delays = [policy.delay_s(n, 100, 1.0) for n in range(1, 7)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+
+
+def test_a_spent_budget_has_no_delay():
+    assert RetryPolicy().delay_s(1, 0.0, 0.5) is None

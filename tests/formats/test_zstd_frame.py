@@ -1,0 +1,54 @@
+"""Frames walked block by block; through the door there is more in test_compression.py."""
+
+import pytest
+import zstandard
+
+from headrace.formats.zstd_frame import BLOCK_BYTES_MAX, SKIPPABLE_MAGICS, ZstdFrame
+
+TEXT = bytes(range(256)) * 8000
+
+
+def new_frame(piece_bytes_max=BLOCK_BYTES_MAX):
+    state = zstandard.ZstdDecompressor().decompressobj()
+    return ZstdFrame(state, zstandard.ZstdError, piece_bytes_max)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("with_size", [False, True])
+def test_it_ends_at_its_last_byte_and_gives_back_what_follows(checksum, with_size):
+    compressor = zstandard.ZstdCompressor(write_checksum=checksum, write_content_size=with_size)
+    data = compressor.compress(TEXT)
+    frame = new_frame()
+    text = b"".join(frame.pieces(data[:-1]))
+    assert len(text) > len(TEXT) - BLOCK_BYTES_MAX
+    assert not frame.eof
+    assert text + b"".join(frame.pieces(data[-1:] + b"next")) == TEXT
+    assert (frame.eof, frame.unused_data) == (True, b"next")
+
+
+@pytest.mark.parametrize("pieces_blocks", [1, 3])
+def test_no_piece_is_larger_than_was_asked(pieces_blocks):
+    """Though its four-byte blocks stand for 128 KiB each."""
+    frame = new_frame(pieces_blocks * BLOCK_BYTES_MAX)
+    data = zstandard.ZstdCompressor().compress(bytes(5_000_000))
+    assert len(data) < 1000
+    sizes = [len(piece) for piece in frame.pieces(data)]
+    assert sum(sizes) == 5_000_000
+    assert BLOCK_BYTES_MAX < 2 * max(sizes) <= 2 * pieces_blocks * BLOCK_BYTES_MAX
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_a_skippable_frame_gives_nothing(size):
+    data = SKIPPABLE_MAGICS[9] + (50).to_bytes(4, "little") + bytes(50) + b"\x28"
+    frame = new_frame()
+    for at in range(0, len(data) - 1, size):
+        assert list(frame.pieces(data[at : at + size])) == []
+    assert (frame.eof, frame.unused_data) == (True, b"\x28" if size == 1000 else b"")
+
+
+def test_bad_data_is_an_os_error():
+    data = bytearray(zstandard.ZstdCompressor().compress(TEXT))
+    data[6] |= 0x06  # a block of the reserved kind
+    frame = new_frame()
+    with pytest.raises(OSError, match="."):
+        list(frame.pieces(bytes(data)))

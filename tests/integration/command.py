@@ -1,0 +1,87 @@
+"""The whole command for tests, in this process: what it exits with, says, and leaves behind."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from headrace.cli.main import main
+
+# A model of two numbers a record, as a user writes one; batches are small so that there are several.
+DOUBLE = """
+from headrace import Model, TensorSpec
+
+class Double(Model):
+    max_batch_rows = 4
+    inputs = (TensorSpec("x", "FP32", (-1, 2)),)
+
+    def predict(self, x):
+        return x[:, 0] * 2
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Standard output with --json: a JSON object a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The last line of --json, whose counts must add up."""
+        last = self.lines[-1]
+        assert last["event"] == "report", last
+        assert last["records_in"] == last["rows_out"] + last["rows_failed"]
+        return last
+
+    @property
+    def error(self) -> str:
+        """What is said on standard error: one line, and nothing of Python's."""
+        (line,) = self.err.splitlines()
+        assert line.startswith("error: "), line
+        return line.removeprefix("error: ")
+
+
+def headrace(*args: str | Path, environ: Mapping[str, str] | None = None) -> Done:
+    """``headrace ARGS``; what is no way to end a command (a traceback) is raised."""
+    ended = CliRunner().invoke(main, [str(a) for a in args], env=environ, catch_exceptions=False)
+    return Done(ended.exit_code, ended.stdout, ended.stderr)
+
+
+def predictions(output: Path, suffix: str = "csv") -> bytes:
+    """All parts, joined."""
+    return b"".join(p.read_bytes() for p in sorted(output.glob(f"part-*.{suffix}")))
+
+
+def failures(output: Path) -> list[dict[str, Any]]:
+    """Every line of the failed records' files."""
+    texts = (p.read_text() for p in sorted(output.glob("part-*.failed.jsonl")))
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def contents(output: Path) -> dict[str, bytes]:
+    """What readers of the output see, by name."""
+    return {p.name: p.read_bytes() for p in sorted(output.glob("part-*"))}
+
+
+def leftovers(output: Path) -> list[str]:
+    """Files that a finished or refused run must not leave: unfinished writes, checkpoints, parts without a record."""
+    files = [p for p in output.rglob("*") if p.is_file()]
+    recorded = {p.stem for p in (output / "_headrace").glob("part-?????.json")}
+    return [
+        p.name
+        for p in files
+        if p.name.startswith(".")
+        or "checkpoint" in p.name
+        or (p.parent == output and p.name.split(".")[0] not in recorded)
+    ]
