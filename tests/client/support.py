@@ -82,3 +82,31 @@ def asker_over(connection, *, retry_s: float = 10.0, attempts_max: int = 4, fail
         clock=LoopClock(),
         seed=1,
     )
+
+
+def predicting(url: str, **more):
+    """A started predictor of `url`, as a context manager."""
+    from contextlib import contextmanager
+
+    from headrace.client.endpoint import endpoint_predictor
+
+    @contextmanager
+    def started():
+        predictor = endpoint_predictor(url, **{"environ": {}, "retry_s": 10.0, **more})
+        predictor.start()
+        try:
+            yield predictor
+        finally:
+            predictor.stop(drain=False)
+
+    return started()
+
+
+def request_of(*values, id="batch-0", name="x"):
+    """A request with a column `x`, one value a row, and a second one of zeros."""
+    import numpy as np
+
+    from headrace.core import InferRequest, Tensor
+
+    data = np.array([[v, 0] for v in values], np.float32).reshape(len(values), 2)
+    return InferRequest((Tensor(name, data),), id=id)

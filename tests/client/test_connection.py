@@ -95,8 +95,14 @@ def test_no_url_is_an_error_that_does_not_pass(url):
 def test_a_server_without_tls_is_not_asked_again():
     """A certificate that is not trusted does not get better; neither does none at all."""
 
+    async def plain(reader, writer):
+        writer.write(b"HTTP/1.1 400 no\r\n\r\n")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
     async def run():
-        server = await asyncio.start_server(lambda r, w: w.write(b"HTTP/1.1 400 no\r\n\r\n"), "127.0.0.1", 0)
+        server = await asyncio.start_server(plain, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server, Connection({}, connections_max=1) as connection:
             await connection.send(HttpCall("GET", f"https://127.0.0.1:{port}/"), 10.0)

@@ -333,3 +333,17 @@ def test_a_close_that_fails_is_logged(caplog):
 
     _instance(Stuck()).close()
     assert "model failed to close" in caplog.text
+
+
+def test_a_model_that_does_not_write_into_its_inputs_is_spared_the_copy():
+    class Reads(Model):
+        writes_inputs = False
+
+        def predict(self, x):
+            self.given = x
+            return x
+
+    model = Reads()
+    x = rows(1, 2, 3)
+    _answer(model, x)
+    assert np.shares_memory(model.given, x)

@@ -9,12 +9,14 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.core.tensor import TensorSpec
 from headrace.formats.contract import Piece
+from headrace.formats.csv import CsvFormat
 from headrace.formats.encode import (
     Weave,
     checked_outputs,
     number_text,
     one_text,
     output_columns,
+    plain_text,
     raw_records,
     row_width,
 )
@@ -157,3 +159,23 @@ def test_what_is_not_finite():
     assert number_text(numbers, nonfinite_names=True) == b"[[nan,1.0,inf],[2.0,-inf,3.0]]"
     assert number_text(numbers, nonfinite_names=False) == b"[[null,1.0,null],[2.0,null,3.0]]"
     assert number_text(numbers[:, ::2], nonfinite_names=True) == b"[[nan,inf],[2.0,3.0]]"
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (b"1,2\n3,4\n", True),
+        (b"1,2\n3,4", True),
+        (b'"1",2\n3,4\n', True),
+        (b'"1\n",2\n3,4\n', False),
+        (b"1,2\r\n3,4\r\n", False),
+        (b"1,2\n\n3,4\n", False),
+    ],
+)
+def test_plain_text_is_the_records_each_with_a_newline_or_none(text, plain):
+    (block,) = CsvFormat().blocks([text], Position())
+    assert block.plain_lines == plain
+    both = [Piece(block, 0, 1), Piece(block, 1, 1), Piece(block, 1, 2)]
+    expected = b"".join(block.record(i) + b"\n" for i in range(2))
+    assert plain_text(both) == (expected if plain else None)
+    assert plain_text([Piece(block, 0, 2, np.array([1]))]) is None

@@ -60,7 +60,7 @@ def headrace(*args: str | Path, environ: Mapping[str, str] | None = None) -> Don
 
 def predictions(output: Path, suffix: str = "csv") -> bytes:
     """All parts, joined."""
-    return b"".join(p.read_bytes() for p in sorted(output.glob(f"part-*.{suffix}")))
+    return b"".join(p.read_bytes() for p in sorted(output.glob(f"part-?????.{suffix}")))
 
 
 def failures(output: Path) -> list[dict[str, Any]]:

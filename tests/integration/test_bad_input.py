@@ -3,7 +3,7 @@
 import gzip
 import io
 import tarfile
-import uuid
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -68,7 +68,9 @@ def test_a_prefix_without_objects_is_named():
 
 
 def test_an_unknown_scheme_lists_the_known_ones():
-    assert broken(score("ftp://host/x.csv")).startswith("ftp://host/x.csv: unknown scheme ftp://; known are s3://")
+    assert broken(score("ftp://host/x.csv")).startswith(
+        "ftp://host/x.csv: unknown scheme ftp://; known are s3://"
+    )
 
 
 @pytest.mark.s3
@@ -78,7 +80,9 @@ def test_a_missing_object_and_a_missing_bucket_are_told_apart(s3_server):
     assert missing == f"s3://{bucket}/x.csv: no such object"
     no_bucket = broken(score("s3://no-such-bucket/x.csv", environ=s3_server.environ))
     assert no_bucket.startswith("s3://no-such-bucket: no such bucket")
-    no_output = broken(score(put("a.csv", rows(1)), output="s3://no-such-bucket/o/", environ=s3_server.environ))
+    no_output = broken(
+        score(put("a.csv", rows(1)), output="s3://no-such-bucket/o/", environ=s3_server.environ)
+    )
     assert no_output.startswith("s3://no-such-bucket: no such bucket")
 
 
@@ -90,7 +94,7 @@ def test_denied_credentials_name_what_was_asked_for(s3_server, denied):
     done = score(places["source"], output=places["output"], environ=s3_server.denied_environ)
     said = broken(done)
     assert "s3://ready" in said
-    assert "denied" in said
+    assert "the credentials are wrong or do not allow this" in said
 
 
 def test_an_empty_source_is_an_error():
@@ -103,7 +107,7 @@ def test_an_empty_tar_is_an_error():
 
 def test_members_that_no_glob_matches_are_shown():
     said = broken(score(make_tar("a.tar", {"x.csv": rows(1)}), "--members", "*.tsv"))
-    assert said == "a.tar: no member matches *.tsv; its members are x.csv, …"
+    assert said == "a.tar: no member matches *.tsv; its members are x.csv"
 
 
 def test_a_name_that_tells_no_format_asks_for_one():
@@ -174,7 +178,8 @@ def test_rows_that_are_ragged_or_no_numbers_fail_alone():
         "has 3 columns, 2 expected",
         "column 0: not UTF-8",
     ]
-    assert [f.get("raw") or f["raw_base64"] for f in found] == ["1", "2,oops", "4,1,5", "/yww"[:3] + "x"] or True
+    assert [f.get("raw") for f in found] == ["1", "2,oops", "4,1,5", None]
+    assert b64decode(found[3]["raw_base64"]) == b"\xff,1"
     assert {f["object"] for f in found} == {"a.tar"}
     assert {f["member"] for f in found} == {"in/a.csv"}
     assert (done.report["records_in"], done.report["rows_failed"]) == (6, 4)
@@ -222,11 +227,9 @@ def test_columns_that_are_not_there_are_named_beside_those_that_are(more, why):
 
 def test_a_model_that_loses_a_row_is_loud_and_keeps_what_was_before():
     put("a.csv", rows(20))
-    put(
-        "loses.py",
-        DOUBLE.encode() + b"        return x[:, 0] * 2 if x[0, 0] != 8 else x[1:, 0]\n".replace(b"return", b"pass;return"),
+    Path("loses.py").write_text(
+        DOUBLE.replace("x[:, 0] * 2", "x[:, 0] * 2 if 8 not in x[:, 0] else x[1:, 0]")
     )
-    Path("loses.py").write_text(DOUBLE.replace("x[:, 0] * 2", "x[:, 0] * 2 if 8 not in x[:, 0] else x[1:, 0]"))
     done = score("a.csv", model="loses.py")
     assert done.code == 1
     assert done.error.startswith("model loses: request batch-2: output 'output' has 3 rows for 4 rows")
@@ -237,9 +240,8 @@ def test_a_model_that_loses_a_row_is_loud_and_keeps_what_was_before():
 
 def test_a_model_that_raises_fails_only_the_guilty_rows():
     put("a.csv", rows(9))
-    raising = "x[:, 0] * 2\n\n    def load(self): ...\n".replace("\n\n    def load(self): ...\n", "")
     Path("picky.py").write_text(
-        DOUBLE.replace(f"return {raising}", "assert 5 not in x[:, 0], 'five [is] bad'\n        return x[:, 0] * 2")
+        DOUBLE.replace("return", "assert 5 not in x[:, 0], 'five [is] bad'\n        return")
     )
     done = score("a.csv", "--json", model="picky.py")
     assert done.code == 3
@@ -328,5 +330,9 @@ def test_wrong_usage_exits_with_2_and_touches_nothing(args, why):
 def test_errors_are_json_lines_for_machines():
     done = score("gone.csv", "--json")
     assert done.code == 1
-    assert done.lines[-1] == {"event": "error", "type": "NotFoundError", "message": "gone.csv: no such file"}
-    assert uuid  # placeholder
+    assert done.lines[-1] == {
+        "event": "error",
+        "type": "NotFoundError",
+        "message": "gone.csv: no such file",
+        "exit_code": 1,
+    }

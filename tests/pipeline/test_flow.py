@@ -143,11 +143,23 @@ def test_closing_early_leaves_no_thread():
     assert threading.active_count() <= before + 4  # prefetch threads end by themselves
 
 
-@pytest.mark.parametrize(("resumable", "entries"), [(True, [4, 4]), (False, [4, 4, 2])])
-def test_draining_a_resumable_flow_delivers_whole_batches_only(resumable, entries):
-    flow = flow_over(ScriptedPredictor(rows_max=4), a=rows(10), b=rows(10), resumable=resumable)
-    flow.drain()
-    assert [b.entries for b in flow] == entries
+@pytest.mark.parametrize("delay_ms", [None, 1e6])
+def test_draining_delivers_what_was_asked_and_asks_no_more(delay_ms):
+    """Also in the middle of a block: with a slow model a block can be minutes of work."""
+
+    class DrainsAtThird(ScriptedPredictor):
+        def submit(self, request):
+            if len(self.requests) == 2:
+                flow.drain()
+            return super().submit(request)
+
+    predictor = DrainsAtThird(rows_max=4)
+    settings = StreamSettings(flow=FlowSettings(batch_delay_ms=delay_ms))
+    flow = flow_over(predictor, settings, a=rows(30), b=rows(10))
+    batches = list(flow)
+    assert [b.entries for b in batches] == [4, 4, 4]
+    assert batches[-1].end.position.record == 12
+    assert flow.drained
 
 
 @pytest.mark.parametrize("delay_ms", [None, 1e6])

@@ -24,7 +24,7 @@ MINIO["Records"][0]["eventName"] = "s3:ObjectCreated:CompleteMultipartUpload"
 
 def test_keys_are_url_decoded():
     (found,) = notice_objects(AWS)
-    assert (found.uri, found.size_bytes, found.etag) == ("s3://in/day 1/a+b.csv", 1024, "d41d8")
+    assert (found.uri, found.size_bytes, found.etag) == ("s3://in/day 1/a+b.csv", 1024, '"d41d8"')
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,41 @@ def test_removals_and_test_events_name_nothing():
 
 
 @pytest.mark.parametrize(
-    "notice", ["[]", "{", {}, {"Records": [{"eventName": "x"}]}, {"Records": 3}, {"Message": "{"}]
+    "notice",
+    [
+        "[]",
+        "{",
+        {},
+        {"Records": [{"eventName": "x"}]},
+        {"Records": 3},
+        {"Records": [3]},
+        {"Message": "{"},
+        {
+            "Records": [
+                {"eventName": "ObjectCreated:Put", "s3": {"bucket": {"name": "b"}, "object": {"key": 3}}}
+            ]
+        },
+        {
+            "Records": [
+                {
+                    "eventName": "ObjectCreated:Put",
+                    "s3": {"bucket": {"name": "b"}, "object": {"key": "k", "size": "x"}},
+                }
+            ]
+        },
+    ],
 )
 def test_what_is_no_notice_is_refused(notice):
     with pytest.raises(DataError):
         notice_objects(notice)
+
+
+def test_an_etag_stands_in_quotes_as_stores_give_it_and_may_be_missing():
+    """A notice's is bare (AWS) or quoted (some others); it must equal a listing's, or every read would be refused."""
+    quoted, bare, none = (json.loads(json.dumps(AWS)) for _ in range(3))
+    quoted["Records"][0]["s3"]["object"]["eTag"] = '"d41d8"'
+    del none["Records"][0]["s3"]["object"]["eTag"]
+    assert [notice_objects(n)[0].etag for n in (quoted, bare, none)] == ['"d41d8"', '"d41d8"', ""]
 
 
 def test_a_notice_wrapped_for_ever_is_refused():

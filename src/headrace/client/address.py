@@ -70,7 +70,7 @@ def resolve_address(url: str, *, protocol: str = "auto", model: str | None = Non
             )
         return Address(chosen, host + found["root"], name, version and unquote(version))
     root = of_root.fullmatch(path)
-    if root is None or any(part in path for part in ("/v2/", "/predictions/")):
+    if root is None or any(part in root["root"] + "/" for part in ("/v2/", "/predictions/")):
         raise ConfigError(f"{url} is no model's URL: write it as {example}")
     if not model:
         raise ConfigError(f"{url} names no model: write {example}, or give its name with --endpoint-model")

@@ -42,6 +42,8 @@ class Model:
     """The most rows that one call of `predict` is given."""
     max_batch_delay_ms: float = 2.0
     """How long a row may wait for company."""
+    writes_inputs: bool = True
+    """Whether `predict` may write into the arrays that it is given. One that never does is spared a copy of them."""
     inputs: tuple[TensorSpec, ...] = ()
     """What `predict` takes, for models that want it checked; otherwise the parameter names alone are known."""
     outputs: tuple[TensorSpec, ...] = ()

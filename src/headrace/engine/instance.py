@@ -45,7 +45,7 @@ _NOT_ABOUT_ROWS = (ModelContractError, ModelInputError, DeadlineError, StoppedEr
 class Instance:
     """A model that was made, loaded and warmed up. Make it in the thread that calls it.
 
-    `predict` is given arrays of its own (C-contiguous, and it may write into them); the arrays that it returns are
+    `predict` is given arrays of its own (C-contiguous, and it may write into them unless its `writes_inputs` is false); the arrays that it returns are
     handed on without a copy, so they must not be written to by the next call.
     """
 
@@ -74,6 +74,7 @@ class Instance:
         self.inputs = ModelInputs.of(model, self._name)
         self._check = OutputCheck(self._name, model.outputs)
         self._rows_max = model.max_batch_rows
+        self._writes_inputs = model.writes_inputs
         if self._rows_max < 1:
             raise ModelLoadError(self._name, f"max_batch_rows must be 1 or more, not {self._rows_max}")
         if not warm_up:
@@ -158,8 +159,9 @@ class Instance:
             self.calls += 1
             self.retries += not whole
             try:
-                # A copy either way: a model that writes into its inputs must not spoil the rows of the next try.
-                part = {n: d.copy() if whole else d.take(indices, axis=0) for n, d in tensors.items()}
+                part = (
+                    self._own(tensors) if whole else {n: d.take(indices, axis=0) for n, d in tensors.items()}
+                )
                 outputs = self._check(self._call(part), len(indices), request)
             except RowError as error:
                 search.refused({row: str(why)[:WHY_CHARS_MAX] for row, why in error.rows.items()})
@@ -172,6 +174,12 @@ class Instance:
                 kept.append(outputs)
                 search.succeeded()
         return kept, search.failures
+
+    def _own(self, tensors: Mapping[str, Array]) -> Mapping[str, Array]:
+        """All rows, for the model to do with as it likes: writing there must not spoil the rows of the next try."""
+        if self._writes_inputs:
+            return {n: d.copy() for n, d in tensors.items()}
+        return {n: np.ascontiguousarray(d) for n, d in tensors.items()}
 
     def _call(self, tensors: Mapping[str, Array]) -> Any:
         return self._awaited(self.inputs.call(self._predict, tensors))

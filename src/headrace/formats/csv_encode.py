@@ -17,6 +17,7 @@ from headrace.formats.encode import (
     is_text,
     number_text,
     one_text,
+    plain_text,
     raw_records,
     row_width,
     text_bytes,
@@ -76,6 +77,9 @@ class CsvEncoder:
         predictions = self._predictions(arrays, rows)
         if not self._joined:
             return self._weave.lines(predictions)
+        text = plain_text(pieces) if self._input_is_csv else None
+        if text is not None:
+            return self._weave.into_text(text, predictions)
         return woven(pieces, predictions, self._join)
 
     def finish(self) -> bytes:

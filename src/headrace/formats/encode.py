@@ -188,6 +188,19 @@ def woven(
     return b"".join(parts)
 
 
+def plain_text(pieces: Sequence[Piece]) -> bytes | None:
+    """All pieces' records as one text, as `one_text` has it, in one copy; None where a block is no plain lines."""
+    parts: list[bytes | memoryview] = []
+    for piece in pieces:
+        block = piece.block
+        if piece.rows is not None or not block.plain_lines:
+            return None
+        if len(piece):
+            start, end = int(block.starts[piece.start]), int(block.ends[piece.stop - 1])
+            parts += (memoryview(block.data)[start:end], b"\n")
+    return b"".join(parts)
+
+
 def one_text(piece: Piece) -> bytes | None:
     """The piece's records as one text, each ended by a newline; no other newlines are in it.
 

@@ -306,7 +306,7 @@ def _delimiter_counts(rows: Rows, delimiter: bytes, sums: type[np.integer[Any]])
     found[-1] = False
     np.equal(np.frombuffer(rows.data, np.uint8, stop - origin, origin), delimiter[0], out=found[:-1])
     # Each sum runs up to the next row's start: line ends in between add nothing.
-    return np.add.reduceat(found, rows.starts - origin, dtype=sums)
+    return np.add.reduceat(found.view(np.uint8), rows.starts - origin, dtype=sums)
 
 
 def _concatenated(results: Sequence[Parsed], offsets: Sequence[int]) -> Parsed:

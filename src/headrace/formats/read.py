@@ -7,6 +7,7 @@ member costs that member; what breaks the object itself is raised, after every w
 import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Literal, cast, get_args
 
@@ -78,6 +79,7 @@ class _Layers:
     suffix: str
 
 
+@lru_cache(maxsize=64)
 def _layers(name: str, options: ReadOptions, *, inside: bool) -> _Layers:
     path = PurePosixPath(name.split("?", 1)[0] if name.startswith(_WEB) else name)
     suffix = path.suffix.lower()

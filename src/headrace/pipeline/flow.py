@@ -153,13 +153,13 @@ class Flow:
         feed = Feed(self.mapper, self._predictor.metadata, self._settings.flow)
         try:
             self._feed_blocks(feed)
-            cut_short = self._broken is not None or self._draining.is_set()
-            # What is left of a source that was cut short is no whole batch: a resumption reads it again.
-            if not (cut_short and self._resumable):
+            # What is left of a source that broke is no whole batch: a resumption reads it again.
+            if self._broken is None or not self._resumable:
                 self._flush(feed)
-            if self._broken is not None:
-                raise self._broken
-            self._window.finish()
+            if self._broken is None:
+                self._window.finish()
+            else:
+                self._window.fail(self._broken)
         except ChannelClosedError:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the thread that iterates
@@ -192,7 +192,9 @@ class Flow:
             self._ask(rest)
 
     def _ask(self, batch: Batch) -> None:
-        """Submit, and take a place in the window; both may block."""
+        """Submit, and take a place in the window; both may block. Once draining, nothing more is asked."""
+        if self._draining.is_set():
+            return
         future = self._predictor.submit(batch.request) if batch.request else None
         self._progress.asked(batch.reason)
         # Even a batch of no bytes takes room, so that the window is bounded in batches too.

@@ -17,8 +17,9 @@ FIRST_RANGE_BYTES = 256 * 1024
 """The first read of a run is small, so that the first records are there soon; each next is four times larger."""
 READS_AHEAD_MAX = 64
 LOCAL_RANGE_BYTES = (1 << 20) - (1 << 16)
-"""Local reads have no latency to hide: smaller ones stay in the processor's cache. A read and what is left of the
-one before make one block of text."""
+"""Local reads have little latency to hide: smaller ones, a few ahead, stay in the processor's cache. A read and what is
+left of the one before make one block of text."""
+LOCAL_RANGES_AHEAD_MAX = 3
 RANGES_AHEAD_MAX = 8
 """More reads of large objects than this hide nothing."""
 
@@ -51,7 +52,9 @@ class Prefetch:
         self._reads = self._plan_reads(plan, first_index, first_start)
         self._window: deque[tuple[_Read, Future[bytes]]] = deque()
         self._window_bytes = 0
-        self._pool = ThreadPoolExecutor(settings.prefetch_threads, "headrace-prefetch")
+        # More than one read of a local disk at a time gains nothing, and each thread takes turns with the others.
+        threads = 1 if all(map(_is_local, plan)) else settings.prefetch_threads
+        self._pool = ThreadPoolExecutor(threads, "headrace-prefetch")
         self._fill()
 
     def _plan_reads(self, plan: Sequence[ObjectInfo], first_index: int, first_start: int) -> Iterator[_Read]:
@@ -62,8 +65,7 @@ class Prefetch:
             if info.size_bytes is None:
                 yield _Read(index, info, start, None)
                 continue
-            local = "://" not in info.uri or info.uri.startswith(("file:", "memory:"))
-            range_bytes = min(self._range_bytes, LOCAL_RANGE_BYTES) if local else self._range_bytes
+            range_bytes = min(self._range_bytes, LOCAL_RANGE_BYTES) if _is_local(info) else self._range_bytes
             while start < info.size_bytes:
                 length = min(range_bytes, ramp, info.size_bytes - start)
                 ramp = min(ramp * 4, range_bytes)
@@ -73,7 +75,8 @@ class Prefetch:
     def _fill(self) -> None:
         """Ask for reads until the window is full; a single read larger than the window is allowed."""
         while len(self._window) < READS_AHEAD_MAX and self._window_bytes < self._bytes_max:
-            if len(self._window) >= RANGES_AHEAD_MAX and self._window[-1][0].start:
+            last = self._window[-1][0] if self._window else None
+            if last and last.start and len(self._window) >= _ranges_ahead_max(last.info):
                 return
             read = next(self._reads, None)
             if read is None:
@@ -109,3 +112,11 @@ class Prefetch:
     def close(self) -> None:
         """Forget what was not begun; running reads end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_local(info: ObjectInfo) -> bool:
+    return "://" not in info.uri or info.uri.startswith(("file:", "memory:"))
+
+
+def _ranges_ahead_max(info: ObjectInfo) -> int:
+    return LOCAL_RANGES_AHEAD_MAX if _is_local(info) else RANGES_AHEAD_MAX

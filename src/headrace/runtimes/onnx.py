@@ -58,6 +58,8 @@ class OnnxModel(Model):
         providers: Execution providers in order of preference; None: what onnxruntime prefers here.
     """
 
+    writes_inputs = False
+
     def __init__(
         self, path: Path, *, intra_op_threads: int | None = None, providers: Sequence[str] | None = None
     ) -> None:

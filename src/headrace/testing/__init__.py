@@ -6,20 +6,24 @@ own implementations go through the same doors.
 
 from headrace.testing.clock import ManualClock
 from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenRequest
+from headrace.testing.formats import FORMAT_CHECKS, FormatSample, check_format
 from headrace.testing.models import EchoModel, HeldModel, PickyModel
 from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, FlakyStore, check_reading, check_store
 
 __all__ = [
+    "FORMAT_CHECKS",
     "STORE_CHECKS",
     "EchoModel",
     "EndpointFault",
     "FlakyStore",
+    "FormatSample",
     "HeldModel",
     "ManualClock",
     "PickyModel",
     "ScriptedEndpoint",
     "SeenRequest",
+    "check_format",
     "check_predictor",
     "check_reading",
     "check_service",

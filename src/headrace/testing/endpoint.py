@@ -116,6 +116,8 @@ class ScriptedEndpoint:
         """How long the n-th prediction (from 0) waits for its answer."""
         self.requests: list[SeenRequest] = []
         """Predictions that were asked for, in order of arrival."""
+        self.others: list[SeenRequest] = []
+        """Everything else: metadata, health, and what is not there."""
         self.answered: list[int] = []
         """Their numbers, in order of answering; faults are not among them."""
         self.in_flight_peak = 0
@@ -189,11 +191,12 @@ class ScriptedEndpoint:
         """Answer what was held, and go on."""
         self._in_loop(self._gate.set)
 
-    def wait_for_requests(self, count: int) -> None:
-        """Block until `count` predictions have been asked for in all."""
+    def wait_for_requests(self, count: int, *, others: bool = False) -> None:
+        """Block until `count` predictions (or others) have been asked for in all."""
+        seen = self.others if others else self.requests
         with self._arrived:
-            if not self._arrived.wait_for(lambda: len(self.requests) >= count, _WAIT_S):
-                raise TimeoutError(f"{len(self.requests)} requests have arrived, not {count}")
+            if not self._arrived.wait_for(lambda: len(seen) >= count, _WAIT_S):
+                raise TimeoutError(f"{len(seen)} requests have arrived, not {count}")
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         if self._loop is None or self._thread is None:
@@ -245,9 +248,9 @@ class ScriptedEndpoint:
         if prediction:
             self._in_flight += 1
             self.in_flight_peak = max(self.in_flight_peak, self._in_flight)
-            with self._arrived:
-                self.requests.append(request)
-                self._arrived.notify_all()
+        with self._arrived:
+            (self.requests if prediction else self.others).append(request)
+            self._arrived.notify_all()
         try:
             if prediction:
                 await self._gate.wait()

@@ -1,0 +1,224 @@
+"""The predictor's life and its bounds, over real sockets."""
+
+import threading
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+
+from client.support import predicting, request_of
+from headrace.client.endpoint import endpoint_predictor
+from headrace.core import InferRequest, Tensor, TensorSpec
+from headrace.core.clock import SystemClock
+from headrace.core.errors import (
+    DeadlineError,
+    EndpointError,
+    EndpointRefusedError,
+    EndpointUnavailableError,
+    ModelInputError,
+    StoppedError,
+)
+from headrace.testing import EndpointFault, ScriptedEndpoint, check_predictor
+
+X = TensorSpec("x", "FP32", (-1, 2))
+
+
+@pytest.fixture
+def endpoint():
+    with ScriptedEndpoint(lambda t: {"y": t["x"][:, 0] * 2}, inputs=(X,)) as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("protocol", ["oip", "torchserve"])
+@pytest.mark.parametrize("in_flight_max", [1, 4])
+def test_it_keeps_every_promise_of_a_predictor(endpoint, protocol, in_flight_max):
+    url = getattr(endpoint, f"{protocol}_url")
+    check_predictor(
+        lambda: endpoint_predictor(url, in_flight_max=in_flight_max, environ={}), request_of(1, 2, id="r")
+    )
+
+
+def test_submit_blocks_while_all_in_flight_are_unanswered(endpoint):
+    endpoint.hold()
+    submitted = threading.Event()
+    with predicting(endpoint.oip_url, in_flight_max=3) as predictor:
+        futures = [predictor.submit(request_of(i)) for i in range(3)]
+        thread = threading.Thread(
+            target=lambda: (futures.append(predictor.submit(request_of(9))), submitted.set())
+        )
+        thread.start()
+        assert not submitted.wait(0.05)
+        endpoint.release()
+        assert submitted.wait(10)
+        thread.join()
+        assert [f.result(10).outputs[0].data.tolist() for f in futures] == [[0.0], [2.0], [4.0], [18.0]]
+    assert endpoint.in_flight_peak <= 3
+
+
+def test_answers_come_in_any_order(endpoint):
+    endpoint.delay_s = lambda n: 0.05 if n == 1 else 0.0
+    order = []
+    with predicting(endpoint.oip_url, in_flight_max=4) as predictor:
+        predictor.submit(request_of(0)).result(10)
+        futures = [predictor.submit(request_of(i, id=str(i))) for i in range(1, 4)]
+        for future in futures:
+            future.add_done_callback(lambda f: order.append(f.result().id))
+        for future in futures:
+            future.result(10)
+    assert sorted(order) == ["1", "2", "3"]
+    assert order != ["1", "2", "3"]
+
+
+def test_what_may_pass_is_asked_again_and_counted(endpoint):
+    endpoint.faults += [EndpointFault(status=503), EndpointFault(drop=True), EndpointFault(cut_bytes=3)]
+    with predicting(endpoint.oip_url) as predictor:
+        assert predictor.submit(request_of(4)).result(10).outputs[0].data.tolist() == [8.0]
+        statistics = predictor.statistics()
+    assert (statistics.retries, statistics.rows, statistics.failed_rows) == (3, 1, 0)
+    assert statistics.busy_s > 0
+    assert predictor.statistics().retries == 3
+
+
+def test_no_answer_in_time_is_asked_again(endpoint):
+    with predicting(endpoint.oip_url, timeout_s=5.0) as predictor:
+        predictor.submit(request_of(0)).result(10)
+    endpoint.faults.append(EndpointFault(hang=True))
+    with predicting(endpoint.oip_url, timeout_s=0.1) as predictor:
+        assert predictor.submit(request_of(4)).result(10).outputs[0].rows == 1
+        assert predictor.statistics().retries == 1
+
+
+def test_starting_against_nothing_says_so_within_the_budget(endpoint):
+    endpoint.stop()
+    predictor = endpoint_predictor(endpoint.oip_url, retry_s=0.2, environ={})
+    began = SystemClock().now()
+    with pytest.raises(EndpointUnavailableError, match="Is the endpoint up and the URL right"):
+        predictor.start()
+    assert 0.2 <= SystemClock().now() - began < 5
+    with pytest.raises(StoppedError):
+        predictor.submit(request_of(1))
+    endpoint.start()
+    predictor.start()
+    predictor.stop()
+
+
+def test_stop_ends_a_start_that_waits(endpoint):
+    endpoint.always = EndpointFault(hang=True)
+    predictor = endpoint_predictor(endpoint.oip_url, environ={})
+    raised = []
+
+    def start():
+        try:
+            predictor.start()
+        except StoppedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    endpoint.wait_for_requests(1, others=True)
+    predictor.stop()
+    thread.join(10)
+    assert len(raised) == 1
+
+
+def test_a_wrong_token_is_told_at_once(endpoint):
+    endpoint.token = "right"
+    with pytest.raises(EndpointRefusedError, match="HEADRACE_ENDPOINT_TOKEN") as caught:
+        endpoint_predictor(endpoint.oip_url, environ={"HEADRACE_ENDPOINT_TOKEN": "wrong"}).start()
+    assert caught.value.status == 401
+    assert "wrong" not in str(caught.value)
+
+
+def test_metadata_is_known_once_started(endpoint):
+    predictor = endpoint_predictor(endpoint.oip_url, environ={})
+    with pytest.raises(StoppedError, match="start"):
+        _ = predictor.metadata
+    predictor.start()
+    predictor.stop()
+    assert predictor.metadata.inputs == (X,)
+
+
+def test_a_request_without_rows_to_speak_of_fails_its_future(endpoint):
+    with predicting(endpoint.oip_url) as predictor:
+        uneven = InferRequest((Tensor("x", np.zeros(2)), Tensor("z", np.zeros(3))))
+        with pytest.raises(ModelInputError, match="disagree on the number of rows"):
+            predictor.submit(uneven).result(10)
+
+
+def test_a_deadline_ends_the_wait(endpoint):
+    clock = SystemClock()
+    with predicting(endpoint.oip_url) as predictor:
+        predictor.submit(request_of(0)).result(10)
+        endpoint.hold()
+        request = request_of(1, id="r")
+        late = InferRequest(request.inputs, id="r", deadline=clock.now() + 0.05)
+        with pytest.raises(DeadlineError, match="request r before its deadline"):
+            predictor.submit(late).result(10)
+        asked = len(endpoint.requests)
+        gone = InferRequest(request.inputs, deadline=clock.now() - 1)
+        with pytest.raises(DeadlineError):
+            predictor.submit(gone).result(10)
+        assert len(endpoint.requests) == asked
+        endpoint.release()
+
+
+def test_stopping_without_drain_fails_what_is_under_way(endpoint):
+    endpoint.hold()
+    with predicting(endpoint.oip_url, in_flight_max=4) as predictor:
+        futures = [predictor.submit(request_of(i)) for i in range(4)]
+        endpoint.wait_for_requests(1)
+        predictor.stop(drain=False)
+        for future in futures:
+            assert isinstance(future.exception(0), StoppedError)
+    endpoint.release()
+
+
+def test_stopping_without_drain_cuts_a_drain_short(endpoint):
+    endpoint.hold()
+    with predicting(endpoint.oip_url) as predictor:
+        future = predictor.submit(request_of(1))
+        endpoint.wait_for_requests(1)
+        draining = threading.Thread(target=predictor.stop)
+        draining.start()
+        predictor.stop(drain=False)
+        draining.join(10)
+        assert not draining.is_alive()
+        assert isinstance(future.exception(0), StoppedError)
+    endpoint.release()
+
+
+def test_a_cancelled_request_that_has_begun_finishes_unseen(endpoint):
+    with predicting(endpoint.oip_url, in_flight_max=1) as predictor:
+        endpoint.hold()
+        future = predictor.submit(request_of(1))
+        endpoint.wait_for_requests(1)
+        assert not future.cancel()
+        endpoint.release()
+        assert future.result(10)
+
+
+def test_a_request_cancelled_before_it_began_makes_room(endpoint):
+    with predicting(endpoint.oip_url, in_flight_max=1) as predictor:
+        life = predictor._life
+        blocked, entered = threading.Event(), threading.Event()
+        life.loop.call_soon_threadsafe(lambda: (entered.set(), blocked.wait(10)))
+        entered.wait(10)
+        future = predictor.submit(request_of(1))
+        assert future.cancel()
+        blocked.set()
+        assert predictor.submit(request_of(2)).result(10).outputs[0].rows == 1
+        with pytest.raises(CancelledError):
+            future.result(0)
+        assert len(endpoint.requests) == 1
+
+
+def test_a_defect_of_ours_fails_the_request_and_nothing_else(endpoint):
+    with predicting(endpoint.oip_url) as predictor:
+        predictor._life.dialect._check = None
+        with pytest.raises(EndpointError, match="asking it raised TypeError"):
+            predictor.submit(request_of(1)).result(10)
+
+
+def test_its_repr_holds_no_token(endpoint):
+    predictor = endpoint_predictor(endpoint.oip_url, environ={"HEADRACE_ENDPOINT_TOKEN": "s3cret"})
+    assert repr(predictor) == f"EndpointPredictor('{endpoint.oip_url}')"

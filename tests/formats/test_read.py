@@ -1,0 +1,549 @@
+"""Whole objects: the layers that a name tells, members and globs, resumption, and what damage costs."""
+
+import bz2
+import dataclasses
+import gzip
+import io
+import itertools
+import tarfile
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.core.block import FailureKind, Position
+from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, TruncatedError
+from headrace.formats.csv import CsvFormat
+from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.read import (
+    ReadOptions,
+    delimiter_of,
+    format_name,
+    make_format,
+    read_object,
+    seekable,
+)
+from headrace.formats.whole import WholeFormat
+
+COMPRESS = {
+    "": bytes,
+    ".gz": lambda data: gzip.compress(data, mtime=0),
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+URI = "memory://box/in/"
+
+
+def tar(members, format_=tarfile.PAX_FORMAT):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=format_) as out:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            out.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def cut(data, edges):
+    edges = [0, *sorted(edges), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def reused(data, cuts):
+    """Chunks as views of one buffer that is overwritten each time."""
+    buffer = bytearray(len(data))
+    for start, stop in itertools.pairwise([0, *sorted(cuts), len(data)]):
+        buffer[: stop - start] = data[start:stop]
+        yield memoryview(buffer)[: stop - start]
+        buffer[:] = b"\xaa" * len(data)
+
+
+def entries(blocks):
+    """Every record and failure, in order: (position, bytes or reason, kind)."""
+    found = []
+    for block in blocks:
+        assert block.records, "an empty block"
+        for index in range(len(block)):
+            found.append((block.position(index), block.record(index), None))
+        found.extend((f.position, f.why, f.kind) for f in block.failures)
+    return found
+
+
+def read(uri, data, options=None, *, chunks=None, **resume):
+    """The entries, and the error that ended them."""
+    found, error = [], None
+    try:
+        for block in read_object(uri, chunks or [data], options or ReadOptions(), **resume):
+            found.extend(entries([block]))
+    except CorruptError as caught:
+        error = caught
+    return found, error
+
+
+def texts(found):
+    return [what for _, what, kind in found if kind is None]
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.csv", "csv"),
+        ("A.CSV", "csv"),
+        ("a.tsv.gz", "csv"),
+        ("a.txt", "csv"),
+        ("a.jsonl", "jsonl"),
+        ("a.ndjson.zst", "jsonl"),
+        ("dir.csv/a.jsonl.bz2", "jsonl"),
+        ("a.png", "image"),
+        ("a.JPeG", "image"),
+        ("a.wav", "audio"),
+        ("a.mp4", "video"),
+        ("a.gz", None),
+        ("a", None),
+        (".csv", None),
+        ("https://host/a.csv?version=1.2", "csv"),
+        ("https://host/a.csv.gz?sig=x/y.z", "csv"),
+        ("s3://box/a?.csv", "csv"),
+        ("http?/a.csv", "csv"),
+    ],
+)
+def test_the_format_by_the_name(name, expected):
+    assert format_name(name, ReadOptions()) == expected
+    assert format_name(name, ReadOptions(format="whole")) == "whole"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("a.csv", {}, ","),
+        ("a.tsv", {}, "\t"),
+        ("a.tsv.gz", {}, "\t"),
+        ("a.tsv", {"delimiter": ";"}, ";"),
+        ("a.csv", {"delimiter": "|"}, "|"),
+    ],
+)
+def test_the_delimiter_by_the_name(name, options, expected):
+    assert delimiter_of(name, ReadOptions(**options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("a.tar", {}, True),
+        ("A.TAR", {}, True),
+        ("a.tar.gz", {}, False),
+        ("a.tgz", {}, False),
+        ("a.csv", {}, False),
+        ("a.bin", {"archive": "tar"}, True),
+        ("a.bin", {"archive": "tar", "compression": "zstd"}, False),
+        ("a.tar.gz", {"compression": "none"}, True),
+        ("a.tar", {"archive": "none"}, False),
+    ],
+)
+def test_reading_can_begin_within_plain_archives(name, options, expected):
+    assert seekable(name, ReadOptions(**options)) == expected
+
+
+@pytest.mark.parametrize("wrong", [{"compression": "zip"}, {"archive": "zip"}, {"format": "xml"}])
+def test_options_that_are_not_known_are_refused_at_once(wrong):
+    ((option, value),) = wrong.items()
+    with pytest.raises(ConfigError, match=f"{option} '{value}': choose one of auto, "):
+        ReadOptions(**wrong)
+
+
+def test_formats_are_made_as_the_options_say():
+    options = ReadOptions(header="names", record_bytes_max=99)
+    assert make_format("a.tsv", "csv", options) == CsvFormat(
+        delimiter="\t", header="names", record_bytes_max=99
+    )
+    assert make_format("a", "jsonl", options) == JsonLinesFormat(record_bytes_max=99)
+    assert make_format("a", "whole", options) == WholeFormat(record_bytes_max=99)
+
+
+def test_media_formats_are_made_as_the_options_say():
+    options = ReadOptions(
+        size_px=(4, 6), window_ms=20, hop_ms=10, sample_rate_hz=8000, every_frames=3, every_ms=None
+    )
+    assert make_format("a.png", "image", options).size_px == (4, 6)
+    audio = make_format("a.wav", "audio", options)
+    assert (audio.window_ms, audio.hop_ms, audio.sample_rate_hz) == (20, 10, 8000)
+    video = make_format("a.mp4", "video", options)
+    assert (video.every_frames, video.size_px) == (3, (4, 6))
+    with pytest.raises(ConfigError, match=r"a\.wav is audio: .*--window-ms"):
+        make_format("a.wav", "audio", ReadOptions())
+
+
+def test_a_name_that_does_not_tell_asks_for_the_format():
+    with pytest.raises(ConfigError, match=r"memory://box/in/data\.bin: .*--format"):
+        list(read_object(f"{URI}data.bin", [b"1\n"], ReadOptions()))
+
+
+# Layers
+
+CSV = b'\xef\xbb\xbfone,1\r\n"two\nlines",2\r\n\r\nthree,3'
+RECORDS = [b"one,1", b'"two\nlines",2', b"three,3"]
+PLACES = [(0, 1, 3), (1, 2, 10), (2, 5, 27)]  # record, line, byte
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_an_object_by_itself(suffix):
+    uri = f"{URI}a.csv{suffix}"
+    found, error = read(uri, COMPRESS[suffix](CSV))
+    assert error is None
+    assert texts(found) == RECORDS
+    assert [f[0] for f in found] == [Position(uri, None, *place) for place in PLACES]
+
+
+@pytest.mark.parametrize("inner", COMPRESS)
+@pytest.mark.parametrize(
+    ("uri", "outer"),
+    [
+        ("a.tar", ""),
+        ("a.tar.gz", ".gz"),
+        ("a.tgz", ".gz"),
+        ("a.tar.bz2", ".bz2"),
+        ("a.tbz2", ".bz2"),
+        ("a.tar.zst", ".zst"),
+        ("a.tzst", ".zst"),
+    ],
+)
+def test_compressed_members_of_compressed_archives(uri, outer, inner):
+    """Positions count the bytes of the member, decompressed; nothing runs over a member's end."""
+    name = f"folder/b.csv{inner}"
+    data = tar({f"a.csv{inner}": COMPRESS[inner](CSV), "empty.csv": b"", name: COMPRESS[inner](CSV)})
+    found, error = read(f"{URI}{uri}", COMPRESS[outer](data))
+    assert error is None
+    assert texts(found) == RECORDS * 2
+    second = found[3][0].member_byte
+    assert [f[0] for f in found[3:]] == [
+        Position(f"{URI}{uri}", name, *place, member_byte=second) for place in PLACES
+    ]
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert second == archive.getmember(name).offset
+
+
+def test_options_go_before_the_name():
+    """A name may lie."""
+    data = tar({"x.bin": b"[1]\n[2]"})
+    options = ReadOptions(compression="gzip", archive="tar", format="jsonl")
+    assert texts(read(f"{URI}a.csv", gzip.compress(data), options)[0]) == [b"[1]", b"[2]"]
+    assert texts(read(f"{URI}a.csv.gz", b"1,2", ReadOptions(compression="none"))[0]) == [b"1,2"]
+    assert texts(read(f"{URI}a.tar", b"1", ReadOptions(archive="none", format="csv"))[0]) == [b"1"]
+
+
+def test_a_header_is_every_members_own():
+    data = tar({"a.csv": b"x,y\n1,2\n", "b.csv": b"z,w\n3,4\n", "c.csv": b"q,r\n"})
+    blocks = list(read_object(f"{URI}a.tar", [data], ReadOptions(header="names")))
+    assert [(b.record(0), b.column_names, b.first.line) for b in blocks] == [
+        (b"1,2", ("x", "y"), 2),
+        (b"3,4", ("z", "w"), 2),
+    ]
+
+
+def test_whole_members_are_records_also_when_empty():
+    found, _ = read(f"{URI}a.tar", tar({"a": b"\0\1", "b": b""}), ReadOptions(format="whole"))
+    assert texts(found) == [b"\0\1", b""]
+
+
+# Members
+
+
+@pytest.mark.parametrize(
+    ("globs", "expected"),
+    [
+        ((), ["a.csv", "d/b.csv", "d/e/c.tsv"]),
+        (("*.csv",), ["a.csv", "d/b.csv"]),
+        (("d/*",), ["d/b.csv", "d/e/c.tsv"]),
+        (("d/*.csv", "a.*"), ["a.csv", "d/b.csv"]),
+        (("[bc].?sv",), ["d/b.csv", "d/e/c.tsv"]),
+        (("*/e/*",), ["d/e/c.tsv"]),
+    ],
+)
+def test_members_are_chosen_by_globs(globs, expected):
+    data = tar({"a.csv": b"1", "d/b.csv": b"1", "d/e/c.tsv": b"1"})
+    found, _ = read(f"{URI}x.tar", data, ReadOptions(members=globs))
+    assert [f[0].member for f in found] == expected
+
+
+def test_globs_know_capitals():
+    with pytest.raises(EmptySourceError):
+        read(f"{URI}x.tar", tar({"a.csv": b"1"}), ReadOptions(members=("*.CSV",)))
+
+
+@pytest.mark.parametrize("names", [["a.csv"], list("abcde"), list("abcdefg")])
+def test_globs_without_a_match_are_told_what_there_is(names):
+    data = tar(dict.fromkeys(names, b"1"))
+    shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    with pytest.raises(EmptySourceError) as caught:
+        read(f"{URI}x.tar", data, ReadOptions(members=("*.parquet", "z/*")))
+    assert str(caught.value) == f"{URI}x.tar: no member matches *.parquet, z/*; its members are {shown}"
+
+
+@pytest.mark.parametrize("data", [b"", bytes(1024), tar({})])
+def test_archives_without_files_are_empty_sources(data):
+    with pytest.raises(EmptySourceError, match="the archive holds no files"):
+        read(f"{URI}x.tar", data)
+
+
+def test_members_that_hold_no_records_are_no_empty_source():
+    assert read(f"{URI}x.tar", tar({"a.csv": b"", "b.csv": b"\n\n"})) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("readme", "its name does not tell what is in it; say --format"),
+        ("inner.tar", "it is an archive within an archive"),
+        ("inner.tgz", "it is an archive within an archive"),
+        ("inner.tar.gz", "it is an archive within an archive"),
+    ],
+)
+def test_members_that_cannot_be_read_cost_only_themselves(name, why):
+    data = tar({"a.csv": b"1", name: b"?" * 3000, "b.csv": b"2"})
+    found, error = read(f"{URI}x.tar", data)
+    assert error is None
+    assert texts(found) == [b"1", b"2"]
+    position, reason, kind = found[1]
+    assert (kind, position.member, position.record) == (FailureKind.OBJECT, name, 0)
+    assert reason.startswith(f"{name} in {URI}x.tar: {why}")
+
+
+def test_a_sparse_member_costs_only_itself():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as out:
+        for name, records in (("s.csv", {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}), ("b.csv", {})):
+            info = tarfile.TarInfo(name)
+            info.size, info.pax_headers = 2, records
+            out.addfile(info, io.BytesIO(b"2\n"))
+    found, error = read(f"{URI}x.tar", file.getvalue())
+    assert (texts(found), error) == ([b"2"], None)
+    assert found[0][1].startswith(f"s.csv in {URI}x.tar: it is a sparse file")
+
+
+# Damage
+
+
+def test_a_damaged_member_costs_its_rest_and_the_archive_goes_on():
+    """A gzip within the archive that ends early: what was whole of it came; the failure says where it broke."""
+    text = b"".join(b"%d,%d\r\n" % (i, i * i) for i in range(20_000))
+    short = gzip.compress(text)[:-2000]
+    data = tar({"a.csv.gz": short, "b.csv": b"next"})
+    found, error = read(f"{URI}x.tar", data)
+    assert error is None
+    assert text.splitlines()[: len(found) - 2] == texts(found)[:-1]
+    assert texts(found)[-1] == b"next"
+    position, why, kind = found[-2]
+    assert kind is FailureKind.OBJECT
+    assert f"a.csv.gz in {URI}x.tar: the gzip stream ends early, after {len(short)} compressed bytes" in why
+    assert why.endswith("; the rest of this member is not read")
+    # The failure stands where the first record that did not come would.
+    records = len(found) - 2
+    assert (position.record, position.line) == (records, records + 1)
+    assert position.byte == len(b"".join(text.splitlines(keepends=True)[:records]))
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("text", [b'a,"1\n2"', b"a"])
+def test_where_a_member_broke_counts_lines_within_quotes(text, ending):
+    lines = (text + ending) * 3000
+    broken = gzip.compress(lines) + b"garbage"
+    found, _ = read(f"{URI}x.tar", tar({"a.csv.gz": broken}))
+    assert found[-1][0].record == 3000
+    assert found[-1][0].line == 1 + lines.count(b"\n")
+    assert found[-1][0].byte == len(lines)
+
+
+def test_a_member_that_is_not_what_its_name_says():
+    data = tar({"a.csv.gz": b"1,2\n", "b.csv": b"\x1f\x8b\0\0", "c.csv": b"3"})
+    found, error = read(f"{URI}x.tar", data)
+    assert error is None
+    assert [f[2] for f in found] == [FailureKind.OBJECT, FailureKind.OBJECT, None]
+    assert "it does not start with gzip's magic bytes" in found[0][1]
+    assert "not CSV text: NUL byte" in found[1][1]
+
+
+@pytest.mark.parametrize("lacks", [1100, 1030, 700, 1])
+def test_a_damaged_archive_is_raised_after_all_that_was_whole(lacks):
+    """It is the object that breaks, also when it does so within a member; with member and offset."""
+    data = tar({"a.csv": b"1\n2\n", "b.csv": b"line\n" * 300}, tarfile.USTAR_FORMAT)[: 1024 + 512 + 1500]
+    found, error = read(f"{URI}x.tar", data[:-lacks])
+    assert isinstance(error, TruncatedError)
+    whole = (len(data) - lacks - 1536) // 5
+    assert texts(found) == [b"1", b"2", *[b"line"] * whole]
+    assert (error.object, error.member) == (f"{URI}x.tar", "b.csv")
+    assert error.byte == len(data) - lacks
+    assert str(error).startswith(f"b.csv in {URI}x.tar: the archive ends early, at byte {error.byte}")
+
+
+def test_a_truncated_compressed_archive_names_the_compressed_offset():
+    data = gzip.compress(tar({"a.csv": b"1\n" * 5000, "b.csv": b"2\n" * 5000}))
+    for lacks in (1, 20):
+        found, error = read(f"{URI}x.tar.gz", data[:-lacks])
+        assert isinstance(error, TruncatedError)
+        assert (error.object, error.byte) == (f"{URI}x.tar.gz", len(data) - lacks)
+        assert texts(found)[:5000] == [b"1"] * 5000
+    # Even without a byte of the archive missing: the checksum of what was read is not there.
+    assert len(read(f"{URI}x.tar.gz", data[:-1])[0]) == 10_000
+
+
+def test_a_wrong_checksum_behind_the_archives_end_is_noticed():
+    data = bytearray(gzip.compress(tar({"a.csv": b"1\n"})))
+    data[-6] ^= 1
+    assert type(read(f"{URI}x.tar.gz", bytes(data))[1]) is CorruptError
+
+
+def test_a_damaged_object_is_raised_with_its_name():
+    found, error = read(f"{URI}a.csv.gz", gzip.compress(b"1\n2\n") + b"garbage")
+    assert texts(found) == [b"1", b"2"]
+    assert (error.object, error.member) == (f"{URI}a.csv.gz", None)
+    assert str(error).startswith(f"{URI}a.csv.gz: what follows")
+
+
+@pytest.mark.parametrize(
+    ("uri", "data", "why"),
+    [
+        ("a.csv.gz", b"a,b\n1,2\n", "pass --compression none"),
+        ("a.csv.zst", gzip.compress(b"1"), "zstd's magic bytes"),
+        ("a.tar", b"a,b\n1,2\n" * 100, "or is no tar"),
+        ("a.tar", gzip.compress(tar({"a.csv": bytes(99)})) + bytes(600), "or is no tar"),
+        ("a.tgz", tar({"a.csv": b"1"}), "gzip's magic bytes"),
+    ],
+)
+def test_a_name_that_lies_is_told(uri, data, why):
+    found, error = read(f"{URI}{uri}", data)
+    assert found == []
+    assert why in str(error)
+    assert error.object == f"{URI}{uri}"
+
+
+def test_compressed_bytes_without_the_suffix_are_no_text():
+    found, error = read(f"{URI}a.csv", gzip.compress(b"1,2\n"))
+    assert error is None
+    assert [f[2] for f in found] == [FailureKind.OBJECT]
+
+
+# Whatever the chunks, and from anywhere
+
+LAYERED = {
+    "a.csv": CSV,
+    "b.csv.gz": gzip.compress(CSV) + gzip.compress(b"\nfour,4"),
+    "no/suffix": b"?",
+    "long.csv": b"1,2\n" + b"x" * 60 + b"\n3,4\n",
+    "c.jsonl.zst": COMPRESS[".zst"](b'{"a":1}\n\n{"a":2}'),
+    "short.csv.gz": gzip.compress(b"5,6\n" * 400)[:-9],
+    "quote.csv": b'7,8\n"never closed',
+    "d.csv": b"9,10\n",
+}
+OBJECTS = {
+    "a.csv": CSV,
+    "a.jsonl.gz": gzip.compress(b'{"a":1}\r\n{"a":2}'),
+    "a.tar": tar(LAYERED),
+    "a.tar.gz": gzip.compress(tar(LAYERED), mtime=0),
+    "a.tar.zst": COMPRESS[".zst"](tar(LAYERED)),
+    "cut.tar": tar(LAYERED).rstrip(b"\0")[:-3],
+    "cut.csv.gz": gzip.compress(b"1,2\n" * 500)[:-4],
+}
+OPTIONS = ReadOptions(record_bytes_max=40)
+each_object = pytest.mark.parametrize("name", OBJECTS)
+
+
+def outcome(found_and_error):
+    found, error = found_and_error
+    return found, error and (type(error), str(error), error.byte)
+
+
+@each_object
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(choice=st.data())
+def test_chunk_edges_change_nothing(name, choice):
+    """The same records, failures, positions and error, from chunks in a buffer that is reused."""
+    data = OBJECTS[name]
+    cuts = choice.draw(st.lists(st.integers(0, len(data)), max_size=12))
+    chunks = reused(data, cuts)
+    assert outcome(read(URI + name, data, OPTIONS, chunks=chunks)) == outcome(read(URI + name, data, OPTIONS))
+
+
+@each_object
+@pytest.mark.parametrize("size", [1, 511, 513])
+def test_chunks_of_one_size_change_nothing(name, size):
+    data = OBJECTS[name]
+    cuts = range(size, len(data), size)
+    chunks = reused(data, cuts)
+    assert outcome(read(URI + name, data, OPTIONS, chunks=chunks)) == outcome(read(URI + name, data, OPTIONS))
+
+
+@each_object
+def test_reading_goes_on_from_every_entry(name):
+    """A cursor anywhere gives exactly the rest: from the object's start, and where it can from the member's."""
+    data = OBJECTS[name]
+    found, error = read(URI + name, data, OPTIONS)
+    assert len(found) > 1
+    starts = [f[0] for f in found]
+    # The cursor behind the last entry, too: that is what is left when a run ends just before its end.
+    starts.append(dataclasses.replace(starts[-1], record=starts[-1].record + 1))
+    for index, position in enumerate(starts):
+        # What a ledger keeps of a position.
+        resume = Position(
+            position.object, position.member, record=position.record, member_byte=position.member_byte
+        )
+        rest = read(URI + name, data, OPTIONS, resume=resume)
+        assert outcome(rest) == outcome((found[index:], error))
+        if seekable(URI + name, OPTIONS):
+            at = position.member_byte
+            rest = read(URI + name, data[at:], OPTIONS, resume=resume, started_at=at)
+            assert outcome(rest) == outcome((found[index:], error))
+
+
+def test_going_on_behind_the_last_record_is_no_empty_source():
+    """Though no member is left that would match."""
+    data = tar({"a.csv": b"1\n", "b.txt": b"no"})
+    options = ReadOptions(members=("*.csv",))
+    last = Position(f"{URI}a.tar", "a.csv", record=1)
+    assert read(f"{URI}a.tar", data, options, resume=last) == ([], None)
+
+
+def test_going_on_keeps_header_and_number():
+    text = b"x,y\n" + b"".join(b"%d,0\n" % i for i in range(50))
+    resume = Position(f"{URI}a.csv", record=20)
+    blocks = list(read_object(f"{URI}a.csv", [text], ReadOptions(header="names"), resume=resume))
+    assert blocks[0].first == Position(f"{URI}a.csv", record=20, line=22, byte=4 + 10 * 4 + 10 * 5)
+    assert {b.column_names for b in blocks} == {("x", "y")}
+    assert sum(map(len, blocks)) == 30
+
+
+def test_going_on_within_media_cuts_their_columns():
+    soundfile = pytest.importorskip("soundfile")
+    import numpy as np
+
+    file = io.BytesIO()
+    soundfile.write(file, np.arange(4000) / 5000, 8000, format="WAV")
+    options = ReadOptions(window_ms=10)
+    whole = list(read_object(f"{URI}a.wav", [file.getvalue()], options))
+    resume = Position(f"{URI}a.wav", record=7)
+    rest = list(read_object(f"{URI}a.wav", [file.getvalue()], options, resume=resume))
+    sound = np.concatenate([b.columns["audio"] for b in whole])
+    assert len(sound) == 50
+    assert (np.concatenate([b.columns["audio"] for b in rest]) == sound[7:]).all()
+    assert rest[0].first.record == 7
+
+
+def test_closing_early_lets_the_chunks_go():
+    closed = []
+
+    def chunks():
+        try:
+            for at in range(0, len(data), 700):
+                yield data[at : at + 700]
+        finally:
+            closed.append(True)
+
+    data = gzip.compress(tar({"a.csv.gz": gzip.compress(b"1,2\n" * 90_000)}), 0)
+    blocks = read_object(f"{URI}a.tar.gz", chunks(), ReadOptions())
+    next(blocks)
+    assert not closed
+    blocks.close()
+    assert closed

@@ -1,0 +1,238 @@
+"""Values of one tensor: exact round trips both ways, and malformed ones refused before anything is allocated."""
+
+import math
+import struct
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from headrace.core.errors import ConfigError, DataError
+from headrace.core.tensor import dtype_of
+from headrace.protocols.tensors import (
+    array_from_binary,
+    array_from_json,
+    bf16_from_float32,
+    binary_values,
+    checked_datatype,
+    checked_shape,
+    float32_from_bf16,
+    json_values,
+)
+
+NUMERIC = [
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
+]  # fmt: skip
+SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
+
+
+@st.composite
+def numeric(draw, *, finite: bool):
+    datatype = draw(st.sampled_from(NUMERIC))
+    dtype = dtype_of(datatype)
+    elements = {"allow_infinity": False} if finite and dtype.kind == "f" else {}
+    return datatype, draw(hnp.arrays(dtype, draw(SHAPES), elements=elements or None))
+
+
+def texts(values, kind):
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
+
+
+def assert_made_or_refused(make, shape):
+    """Anything but an array of that shape or a DataError about x is a defect."""
+    try:
+        made = make()
+    except DataError as refusal:
+        made = refusal
+    assert getattr(made, "shape", None) == shape or "tensor 'x'" in str(made)
+
+
+def by_json(datatype, array):
+    data = orjson.loads(orjson.dumps(json_values("x", datatype, array), option=orjson.OPT_SERIALIZE_NUMPY))
+    return array_from_json("x", datatype, array.shape, data)
+
+
+def by_binary(datatype, array):
+    return array_from_binary(
+        "x", datatype, array.shape, memoryview(bytes(binary_values("x", datatype, array)))
+    )
+
+
+@settings(deadline=None)
+@given(numeric(finite=True))
+def test_numbers_survive_json_bit_for_bit_but_for_the_kind_of_nan(given_):
+    datatype, array = given_
+    found = by_json(datatype, array)
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array)
+
+
+@settings(deadline=None)
+@given(numeric(finite=False))
+def test_numbers_survive_binary_bit_for_bit(given_):
+    datatype, array = given_
+    found = by_binary(datatype, array)
+    assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+@settings(deadline=None)
+@given(numeric(finite=False), st.data())
+def test_views_of_any_order_travel_in_row_major(given_, data):
+    datatype, array = given_
+    view = array.transpose(data.draw(st.permutations(range(array.ndim))))
+    np.testing.assert_array_equal(by_binary(datatype, view), view)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=6))
+def test_text_survives_both(values):
+    array = texts(values, str)
+    assert by_json("BYTES", array).tolist() == values
+    assert [v.decode() for v in by_binary("BYTES", array)] == values
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=8), max_size=6))
+def test_bytes_survive_binary(values):
+    assert by_binary("BYTES", texts(values, bytes)).tolist() == values
+
+
+@settings(deadline=None)
+@given(st.sampled_from([*NUMERIC, "BYTES", "BF16"]), SHAPES, st.binary(max_size=64))
+def test_any_bytes_are_an_array_of_that_shape_or_a_data_error(datatype, shape, data):
+    assert_made_or_refused(lambda: array_from_binary("x", datatype, shape, memoryview(data)), shape)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([*NUMERIC, "BYTES", "BF16"]), SHAPES, JSON)
+def test_any_json_is_an_array_of_that_shape_or_a_data_error(datatype, shape, data):
+    assert_made_or_refused(lambda: array_from_json("x", datatype, shape, data), shape)
+
+
+def test_nested_and_flat_data_are_the_same():
+    nested = array_from_json("x", "INT32", (2, 2), [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(nested, array_from_json("x", "INT32", (2, 2), [1, 2, 3, 4]))
+
+
+def test_null_is_nan_both_ways():
+    assert math.isnan(array_from_json("x", "FP32", (1,), [None])[0])
+    assert orjson.dumps(json_values("x", "FP32", np.array([np.nan], np.float32)), option=orjson.OPT_SERIALIZE_NUMPY) == b"[null]"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "why"),
+    [
+        ("FP32", (2,), [1.0], "shape .2. has 2 values, but its data has 1"),
+        ("FP32", (2, 1), [[1.0, 2.0]], "nested as"),
+        ("FP32", (2, 2), [[1, 2], [3]], "ragged"),
+        ("FP32", (2,), [1, [2]], "cannot be list"),
+        ("FP32", (2,), [[1], 2], "mixes lists and values"),
+        ("FP32", (1,), "1.0", "must be a list"),
+        ("FP32", (1,), ["1.0"], "cannot be str"),
+        ("FP32", (1,), [1e39], "too large for FP32"),
+        ("FP16", (1,), [1e6], "too large for FP16"),
+        ("INT8", (1,), [128], "out of the range of INT8"),
+        ("UINT8", (1,), [-1], "out of the range of UINT8"),
+        ("INT32", (1,), [1.5], "cannot have fractions"),
+        ("INT32", (1,), [None], "cannot be null"),
+        ("INT32", (1,), [True], "cannot be bool"),
+        ("BOOL", (1,), [2], "BOOL values are"),
+        ("BYTES", (1,), [1], "cannot be int"),
+        ("BF16", (1,), [1.0], "only as binary"),
+    ],
+)
+def test_json_that_is_not_the_tensor_is_refused_by_name(datatype, shape, data, why):
+    with pytest.raises(DataError, match=f"tensor 'x': .*{why}"):
+        array_from_json("x", datatype, shape, data)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "why"),
+    [
+        ("FP32", (2,), b"1234567", "takes 8 bytes, but its binary_data_size is 7"),
+        ("BYTES", (2**40,), b"", "do not fit"),
+        ("BYTES", (1,), struct.pack("<I", 2**32 - 1), "says it has 4294967295 bytes"),
+        ("BYTES", (1,), struct.pack("<I", 1) + b"ab", "1 bytes are left over"),
+        ("BYTES", (2,), struct.pack("<I", 2) + b"abcd", "says it has|ends before"),
+    ],
+)
+def test_bytes_that_are_not_the_tensor_are_refused_by_name(datatype, shape, data, why):
+    with pytest.raises(DataError, match=f"tensor 'x': .*({why})"):
+        array_from_binary("x", datatype, shape, memoryview(data))
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        (None, "must be a list"),
+        ([], "at least one dimension"),
+        ([1] * 17, "17 dimensions"),
+        ([-1], "must be 0 or more"),
+        ([1.0], "must be 0 or more"),
+        ([True], "must be 0 or more"),
+        ([2**30, 2**30], "too large"),
+        ([0, 2**62], "too large"),
+    ],
+)
+def test_shapes_are_checked(shape, why):
+    with pytest.raises(DataError, match=why):
+        checked_shape("x", shape)
+
+
+@pytest.mark.parametrize("datatype", ["FP8", "fp32", 3, None])
+def test_datatypes_are_checked(datatype):
+    with pytest.raises(DataError, match="tensor 'x'"):
+        checked_datatype("x", datatype)
+
+
+def test_what_json_cannot_carry_names_the_element():
+    with pytest.raises(DataError, match="element 1 is infinite"):
+        json_values("x", "FP32", np.array([0, np.inf], np.float32))
+    with pytest.raises(DataError, match="element 0 is not UTF-8"):
+        json_values("x", "BYTES", texts([b"\xff"], bytes))
+    with pytest.raises(DataError, match="element 0 must be bytes or str, not int"):
+        json_values("x", "BYTES", texts([1], int))
+    with pytest.raises(ConfigError, match="needs binary tensors"):
+        json_values("x", "BF16", np.zeros(1, np.uint16))
+
+
+def test_what_no_binary_carries_names_the_element():
+    with pytest.raises(DataError, match="element 1 must be bytes or str"):
+        binary_values("x", "BYTES", texts(["a", None], str))
+    with pytest.raises(DataError, match="element 0 has a lone surrogate"):
+        binary_values("x", "BYTES", texts(["\ud800"], str))
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.uint16, 8))
+def test_every_bf16_survives_float32(bits):
+    there_and_back = bf16_from_float32(float32_from_bf16(bits))
+    wide = float32_from_bf16(bits)
+    same = (there_and_back == bits) | np.isnan(wide)
+    assert same.all()
+    assert np.isnan(float32_from_bf16(there_and_back)[np.isnan(wide)]).all()
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(np.float32, 8, elements={"allow_nan": False, "max_value": 2.0**126, "min_value": -(2.0**126)})
+)
+def test_bf16_is_the_nearest(values):
+    rounded = float32_from_bf16(bf16_from_float32(values))
+    down = float32_from_bf16((values.view(np.uint32) >> 16).astype(np.uint16))
+    up = float32_from_bf16(((values.view(np.uint32) >> 16) + 1).astype(np.uint16))
+    wide = values.astype(np.float64)
+    nearest = np.minimum(np.abs(wide - down.astype(np.float64)), np.abs(wide - up.astype(np.float64)))
+    np.testing.assert_array_equal(np.abs(wide - rounded.astype(np.float64)), nearest)

@@ -1,0 +1,172 @@
+"""TorchServe's bodies: rows as plain JSON, answers as arrays where their form allows it."""
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from headrace.core.errors import DataError, ModelContractError
+from headrace.core.tensor import Tensor
+from headrace.protocols.torchserve import (
+    OUTPUT,
+    AnswerForm,
+    decode_batch,
+    decode_body,
+    decode_error_body,
+    encode_batch,
+    encode_error_body,
+    encode_row,
+    gather_answers,
+)
+
+
+def objects(*values):
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
+
+
+def gathered(*answers):
+    return {t.name: t.data for t in gather_answers(answers, AnswerForm.of(answers))}
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(
+        np.float64,
+        hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4),
+        elements={"allow_infinity": False, "allow_nan": False},
+    )
+)
+def test_rows_of_one_input_are_their_json_and_answers_the_same_array(array):
+    bodies = [encode_row((Tensor("x", array),), row) for row in range(len(array))]
+    assert {b.content_type for b in bodies} == {"application/json"}
+    answers = [decode_body(b.body) for b in bodies]
+    assert answers == array.tolist()
+    np.testing.assert_array_equal(gathered(*answers)[OUTPUT], array)
+    batch = encode_batch((Tensor("x", array),))
+    assert orjson.loads(batch.body) == {"instances": array.tolist()}
+
+
+def test_text_and_bytes_travel_as_they_are():
+    text = encode_row((Tensor("x", objects("naïve", b"\xff\x00")),), 0)
+    assert (text.body, text.content_type) == ("naïve".encode(), "text/plain; charset=utf-8")
+    raw = encode_row((Tensor("x", objects("naïve", b"\xff\x00")),), 1)
+    assert (raw.body, raw.content_type) == (b"\xff\x00", "application/octet-stream")
+
+
+def test_several_inputs_are_an_object_by_name():
+    inputs = (
+        Tensor("age", np.array([40.0, np.nan], np.float32)),
+        Tensor("name", objects("a", "b")),
+        Tensor("tags", objects(*"pqrs").reshape(2, 2)),
+    )
+    assert orjson.loads(encode_row(inputs, 1).body) == {"age": None, "name": "b", "tags": ["r", "s"]}
+
+
+def test_an_infinite_value_cannot_travel():
+    with pytest.raises(DataError, match=r"'x'.*infinite"):
+        encode_row((Tensor("x", np.array([np.inf])),), 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b"3", 3),
+        (b'{"a":[1]}', {"a": [1]}),
+        (b"tabby cat", "tabby cat"),
+        (b"\xff\x00", b"\xff\x00"),
+        (b"", ""),
+    ],
+)
+def test_a_body_is_json_else_text_else_bytes(body, value):
+    assert decode_body(body) == value
+
+
+@pytest.mark.parametrize(
+    ("answers", "dtype", "shape"),
+    [
+        ([1, 2], np.int64, (2,)),
+        ([1, 2.5], np.float64, (2,)),
+        ([1.5, None], np.float64, (2,)),
+        ([2**63, 1], np.uint64, (2,)),
+        ([True, False], np.bool_, (2,)),
+        (["a", "b"], object, (2,)),
+        ([[1, 2], [3, 4]], np.int64, (2, 2)),
+        ([["a"], ["b"]], object, (2, 1)),
+        ([b"\xff", b"\x00"], object, (2,)),
+    ],
+)
+def test_answers_of_one_kind_are_an_array_of_it(answers, dtype, shape):
+    found = gathered(*answers)
+    assert list(found) == [OUTPUT]
+    assert (found[OUTPUT].dtype, found[OUTPUT].shape) == (np.dtype(dtype), shape)
+    assert len(found[OUTPUT]) == len(answers)
+
+
+@pytest.mark.parametrize(
+    ("answers", "texts"),
+    [
+        ([[1], [1, 2]], ["[1]", "[1,2]"]),
+        ([1, "a"], ["1", "a"]),
+        ([{"a": 1}, {"b": 2}], ['{"a":1}', '{"b":2}']),
+        ([{"a": 1}, 2], ['{"a":1}', "2"]),
+        ([True, 1], ["true", "1"]),
+    ],
+)
+def test_answers_that_differ_are_json_text(answers, texts):
+    assert gathered(*answers)[OUTPUT].tolist() == texts
+
+
+def test_objects_with_the_same_keys_are_columns_in_the_firsts_order():
+    found = gathered({"cat": 0.5, "dog": "no"}, {"dog": "yes", "cat": 1})
+    assert list(found) == ["cat", "dog"]
+    assert found["cat"].tolist() == [0.5, 1.0]
+    assert found["dog"].tolist() == ["no", "yes"]
+
+
+@pytest.mark.parametrize("answer", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, 4])
+def test_an_answer_without_the_keys_that_were_decided_is_a_broken_contract(answer):
+    form = AnswerForm.of([{"a": 1, "b": 2}])
+    with pytest.raises(ModelContractError, match="earlier ones had the keys a, b"):
+        gather_answers([{"a": 1, "b": 2}, answer], form)
+
+
+def test_a_field_that_is_called_output_is_a_column_like_others():
+    assert gathered({"output": 1}, {"output": 2})["output"].tolist() == [1, 2]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text("ab", max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(JSON, min_size=1, max_size=5))
+def test_whatever_the_answers_every_output_has_a_row_for_each(answers):
+    assert all(len(data) == len(answers) for data in gathered(*answers).values())
+
+
+@pytest.mark.parametrize("body", [b"[1,2]", b'{"predictions":[1,2]}'])
+def test_a_batchs_answers_are_a_list(body):
+    assert decode_batch(body, 2) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [(b"3", "JSON list"), (b'{"x":1}', "JSON list"), (b"[1]", "2 instances were sent, but 1")],
+)
+def test_a_batchs_answers_are_counted(body, why):
+    with pytest.raises(DataError, match=why):
+        decode_batch(body, 2)
+
+
+def test_errors_are_read_in_any_form():
+    found = decode_error_body(encode_error_body(503, "InternalServerException", "Prediction failed"))
+    assert (found.type, found.message) == ("InternalServerException", "Prediction failed")
+    assert decode_error_body(b"bad gateway").message == "bad gateway"
+    assert decode_error_body(b'["x"]').type == ""

@@ -1,0 +1,232 @@
+"""The scriptable endpoint does what it is told, and what the real servers do."""
+
+import http.client
+import json
+import socket
+import threading
+
+import numpy as np
+import orjson
+import pytest
+
+from headrace.core import InferRequest, RowError, Tensor, TensorSpec
+from headrace.protocols.oip_json import decode_metadata, decode_response, encode_request, header_length
+from headrace.testing import EndpointFault, ScriptedEndpoint
+
+X = TensorSpec("x", "FP32", (-1, 2))
+REQUEST = InferRequest((Tensor("x", np.array([[1, 0], [2, 0]], np.float32)),), id="r")
+
+
+def double(tensors):
+    return {"y": tensors["x"][:, 0] * 2}
+
+
+@pytest.fixture
+def endpoint():
+    with ScriptedEndpoint(double, inputs=(X,)) as endpoint:
+        yield endpoint
+
+
+class Client:
+    """One connection to an endpoint."""
+
+    def __init__(self, endpoint):
+        self.connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=10)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.connection.close()
+
+    def ask(self, path, body=None, headers=None, method="POST"):
+        self.connection.request(method, path, body, headers or {})
+        response = self.connection.getresponse()
+        return response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
+
+
+def ask(endpoint, path, body=None, headers=None, method="POST"):
+    with Client(endpoint) as client:
+        return client.ask(path, body, headers, method)
+
+
+def infer(endpoint, *, binary=True, request=REQUEST):
+    wire = encode_request(request, binary=binary)
+    return ask(endpoint, "/v2/models/model/infer", wire.body, wire.headers)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_it_speaks_the_open_inference_protocol_in_the_form_it_is_asked(endpoint, binary):
+    status, body, headers = infer(endpoint, binary=binary)
+    json_bytes = header_length(headers.get("inference-header-content-length"))
+    assert (status, json_bytes is not None) == (200, binary)
+    response = decode_response(body, json_bytes)
+    assert (response.outputs[0].data.tolist(), response.id, response.model_name) == ([2.0, 4.0], "r", "model")
+    assert endpoint.requests[0].binary == binary
+    assert endpoint.rows_answered == 2
+
+
+def test_without_binary_tensors_it_refuses_them_as_mlserver_does(endpoint):
+    endpoint.binary = False
+    assert infer(endpoint)[0] == 422
+    assert infer(endpoint, binary=False)[0] == 200
+
+
+def test_it_tells_its_metadata_and_health(endpoint):
+    status, body, _ = ask(endpoint, "/v2/models/model", method="GET")
+    assert (status, decode_metadata(body).inputs) == (200, (X,))
+    for path in ("/v2/health/ready", "/v2/models/model/ready", "/v2/models/model/versions/1/ready", "/ping"):
+        assert ask(endpoint, path, method="GET")[0] == 200
+    assert endpoint.requests == []
+    assert len(endpoint.others) == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [(b"[1.5, 0]", 3.0), (b'{"x": [2, 1]}', 4.0)],
+)
+def test_it_speaks_torchserve_a_row_a_request(endpoint, body, answer):
+    for path in ("/predictions/model", "/predictions/model/1.0"):
+        status, found, _ = ask(endpoint, path, body)
+        assert (status, json.loads(found)) == (200, answer)
+
+
+def test_torchserve_takes_text_and_gives_objects():
+    def predict(tensors):
+        return {
+            "length": np.array([len(tensors["x"][0])]),
+            "kind": np.array([type(tensors["x"][0]).__name__], object),
+        }
+
+    with ScriptedEndpoint(predict) as endpoint:
+        assert json.loads(ask(endpoint, "/predictions/model", b"tabby")[1]) == {"length": 5, "kind": "str"}
+        assert json.loads(ask(endpoint, "/predictions/model", b"\xff")[1]) == {"length": 1, "kind": "bytes"}
+
+
+def test_what_the_model_raises_is_answered_as_real_servers_do():
+    def predict(tensors):
+        if tensors["x"][0, 0] == 1:
+            raise RowError(0, "not taken")
+        raise ValueError("a defect")
+
+    with ScriptedEndpoint(predict) as endpoint:
+        wrong = InferRequest((Tensor("x", np.zeros((1, 2), np.float32)),))
+        status, body, _ = infer(endpoint)
+        assert (status, orjson.loads(body)) == (400, {"error": "row 0: not taken"})
+        status, body, _ = infer(endpoint, request=wrong)
+        assert (status, orjson.loads(body)) == (500, {"error": "ValueError: a defect"})
+        assert ask(endpoint, "/v2/models/model/infer", b"{")[0] == 400
+        assert ask(endpoint, "/predictions/model", b"[1, 0]")[0] == 400
+        status, body, _ = ask(endpoint, "/predictions/model", b"[0, 0]")
+        assert (status, orjson.loads(body)["type"]) == (503, "InternalServerException")
+
+
+def test_what_is_not_there_is_404(endpoint):
+    for path in ("/v2/models/other/infer", "/predictions/other", "/"):
+        assert ask(endpoint, path, b"{}")[0] == 404
+
+
+def test_a_token_is_needed_where_there_is_one(endpoint):
+    endpoint.token = "t"
+    assert infer(endpoint)[0] == 401
+    assert ask(endpoint, "/v2/models/model", method="GET")[0] == 401
+    assert ask(endpoint, "/v2/models/model", method="GET", headers={"Authorization": "Bearer t"})[0] == 200
+
+
+def test_faults_are_used_up_one_a_prediction(endpoint):
+    endpoint.faults += [
+        EndpointFault(status=503, headers={"Retry-After": "7"}, body=b"busy"),
+        None,
+        EndpointFault(drop=True),
+        EndpointFault(cut_bytes=5),
+    ]
+    status, body, headers = infer(endpoint)
+    assert (status, body, headers["retry-after"]) == (503, b"busy", "7")
+    assert ask(endpoint, "/v2/models/model", method="GET")[0] == 200
+    assert infer(endpoint)[0] == 200
+    with pytest.raises(http.client.RemoteDisconnected):
+        infer(endpoint)
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        infer(endpoint)
+    assert len(caught.value.partial) == 5
+    assert infer(endpoint)[0] == 200
+    assert len(endpoint.requests) == 5
+    assert endpoint.answered == [1, 4]
+
+
+def test_always_is_for_every_request(endpoint):
+    endpoint.always = EndpointFault(status=502)
+    assert infer(endpoint)[0] == 502
+    assert ask(endpoint, "/v2/models/model", method="GET")[0] == 502
+
+
+def test_it_hangs_until_the_client_gives_up(endpoint):
+    endpoint.faults.append(EndpointFault(hang=True))
+    with Client(endpoint) as client:
+        client.connection.timeout = 0.05
+        with pytest.raises(TimeoutError):
+            client.ask("/predictions/model", b"[1, 0]")
+    assert infer(endpoint)[0] == 200
+
+
+def test_a_connection_is_kept_for_the_next_request(endpoint):
+    with Client(endpoint) as client:
+        client.ask("/predictions/model", b"[1, 0]")
+        kept = client.connection.sock
+        client.ask("/predictions/model", b"[1, 0]")
+        assert client.connection.sock is kept
+
+
+def test_what_is_held_is_under_way_until_released(endpoint):
+    endpoint.hold()
+    statuses = []
+    threads = [threading.Thread(target=lambda: statuses.append(infer(endpoint)[0])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    endpoint.wait_for_requests(3)
+    assert endpoint.answered == []
+    assert endpoint.in_flight_peak == 3
+    endpoint.release()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 3
+
+
+def test_delays_reorder_answers(endpoint):
+    endpoint.delay_s = lambda n: 0.05 if n == 0 else 0.0
+    first = threading.Thread(target=infer, args=(endpoint,))
+    first.start()
+    endpoint.wait_for_requests(1)
+    infer(endpoint)
+    first.join()
+    assert endpoint.answered == [1, 0]
+
+
+def test_stopping_closes_all_and_starting_again_is_on_the_same_port(endpoint):
+    url = endpoint.url
+    endpoint.hold()
+    with Client(endpoint) as client:
+        client.connection.request("POST", "/predictions/model", b"[1, 0]")
+        endpoint.wait_for_requests(1)
+        endpoint.stop()
+        endpoint.stop()
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+            client.connection.getresponse()
+    with pytest.raises(ConnectionRefusedError):
+        infer(endpoint)
+    endpoint.release()
+    endpoint.start()
+    endpoint.start()
+    assert endpoint.url == url
+    assert infer(endpoint)[0] == 200
+
+
+def test_clients_that_ask_before_they_send_are_told_to_go_on(endpoint):
+    host, port = endpoint.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as raw:
+        raw.sendall(
+            b"POST /predictions/model HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert raw.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        raw.sendall(b"[1, 0]")
+        assert raw.recv(1000).startswith(b"HTTP/1.1 200")
