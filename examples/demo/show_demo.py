@@ -102,6 +102,7 @@ def facts(predictions: Predictions, comparison: Comparison, report: dict[str, An
         "scikit-learn", f"at most {comparison.difference_max:.1e} apart (allowed: {DIFFERENCE_MAX:.0e})"
     )
     table.add_row("speed", f"{report['rows_per_s']:,.0f} rows/s")
+    table.add_row("peak memory", f"{report['peak_memory_mb']:,.0f} MB")
     return table
 
 

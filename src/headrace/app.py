@@ -15,7 +15,7 @@ from headrace.core.model import Model
 from headrace.core.predictor import Predictor
 from headrace.engine.engine import Engine
 from headrace.pipeline.flow import Flow
-from headrace.pipeline.plan import select_objects
+from headrace.pipeline.plan import plan_objects
 from headrace.pipeline.report import Report
 from headrace.pipeline.run import IfExists, Run
 from headrace.pipeline.settings import StreamSettings
@@ -105,7 +105,7 @@ def stream(
     used, where = settings or StreamSettings(), stores or Stores()
 
     def make_flow() -> Flow:
-        return Flow(select_objects(source, where), where, opened.predictor, used)
+        return Flow(plan_objects(source, where, used.read), where, opened.predictor, used)
 
     return Stream(make_flow, opened.predictor)
 

@@ -138,7 +138,7 @@ class Layered:
     """An object with all its layers, as a format."""
 
     uri: str
-    options: ReadOptions = ReadOptions()
+    options: ReadOptions
 
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
         assert first == Position(self.uri)

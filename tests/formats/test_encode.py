@@ -173,9 +173,9 @@ def test_what_is_not_finite():
     ],
 )
 def test_plain_text_is_the_records_each_with_a_newline_or_none(text, plain):
-    (block,) = CsvFormat().blocks([text], Position())
-    assert block.plain_lines == plain
-    both = [Piece(block, 0, 1), Piece(block, 1, 1), Piece(block, 1, 2)]
-    expected = b"".join(block.record(i) + b"\n" for i in range(2))
-    assert plain_text(both) == (expected if plain else None)
-    assert plain_text([Piece(block, 0, 2, np.array([1]))]) is None
+    blocks = list(CsvFormat().blocks([text], Position()))
+    assert all(block.plain_lines for block in blocks) == plain
+    pieces = [piece for b in blocks for piece in (Piece(b, 0, 1), Piece(b, 1, 1), Piece(b, 1, len(b)))]
+    records = b"".join(b.record(i) + b"\n" for b in blocks for i in range(len(b)))
+    assert plain_text(pieces) == (records if plain else None)
+    assert plain_text([Piece(blocks[0], 0, 1, np.array([0]))]) is None

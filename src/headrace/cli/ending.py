@@ -1,7 +1,6 @@
 """How a run ended, for people and for machines: its report, or the one line of its error."""
 
 import re
-import resource
 
 import click
 import orjson
@@ -33,7 +32,7 @@ def say_report(report: Report, *, json_lines: bool) -> int:
     """Say it on standard output, as one JSON line or as a line a figure; the exit status."""
     code = exit_status(report)
     if json_lines:
-        line = {"event": "report", **report.to_json(), "peak_memory_mb": _peak_memory_mb(), "exit_code": code}
+        line = {"event": "report", **report.to_json(), "exit_code": code}
         click.echo(orjson.dumps(line))
         return code
     for name, value in _figures(report).items():
@@ -52,11 +51,6 @@ def _figures(report: Report) -> dict[str, str]:
         "broken objects": f"{report.objects_broken:,}" if report.objects_broken else "",
         "rows/s": f"{report.rows_per_s:,.0f} over {report.elapsed_s:.2f} s",
         "instances busy": f"{report.instance_busy_share:.0%}, {report.model_calls:,} calls",
-        "peak memory": f"{_peak_memory_mb():,.0f} MB",
+        "peak memory": f"{report.peak_memory_mb:,.0f} MB",
         "status": report.status if report.status == "complete" else "stopped: go on with --resume",
     }
-
-
-def _peak_memory_mb() -> float:
-    """Of this process since it began, in MiB."""
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)

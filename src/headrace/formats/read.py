@@ -120,6 +120,16 @@ def seekable(uri: str, options: ReadOptions) -> bool:
     return layers.is_tar and layers.compression is None
 
 
+def unreadable(uri: str, options: ReadOptions) -> str:
+    """Why an object cannot be read at all, by its name and the options; empty when it may be."""
+    if _layers(uri, options, inside=False).is_tar or format_name(uri, options) is not None:
+        return ""
+    return (
+        f"{uri}: its name does not tell what is in it; say so with --format (csv, jsonl, whole, image, audio or "
+        "video), or leave it out of the source"
+    )
+
+
 def read_object(
     uri: str,
     chunks: Iterable[Buffer],
@@ -145,10 +155,7 @@ def read_object(
             return
         name = format_name(uri, options)
         if name is None:
-            raise ConfigError(
-                f"{uri}: its name does not tell what is in it; say so with --format (csv, jsonl, whole, image, audio "
-                "or video)"
-            )
+            raise ConfigError(unreadable(uri, options))
         blocks = make_format(uri, name, options).blocks(chunks, Position(uri))
         yield from _after(blocks, resume)
     except CorruptError as error:

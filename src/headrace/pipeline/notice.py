@@ -77,7 +77,9 @@ def _record_objects(record: Any) -> Iterator[ObjectInfo]:
         return
     size = described.get("size")
     if not (isinstance(bucket, str) and isinstance(key, str) and isinstance(size, int | None)):
-        raise DataError(f"a record of the notice names no object: bucket {bucket!r}, key {key!r}, size {size!r}")
+        raise DataError(
+            f"a record of the notice names no object: bucket {bucket!r}, key {key!r}, size {size!r}"
+        )
     # In quotes, as stores give it: so a listing and a notice mean the same object, and the store the same version.
     bare = str(described.get("eTag") or described.get("etag") or "").strip('"')
     etag = f'"{bare}"' if bare else ""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import orjson
 
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
+from headrace.formats.read import ReadOptions, unreadable
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -41,6 +42,15 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
         if found:
             return found
         raise
+
+
+def plan_objects(source: str | Sequence[str], stores: Stores, read: ReadOptions) -> list[ObjectInfo]:
+    """`select_objects`; and ConfigError when one could not be read: better now than after hours of scoring."""
+    plan = select_objects(source, stores)
+    why = next(filter(None, (unreadable(info.uri, read) for info in plan)), None)
+    if why:
+        raise ConfigError(why)
+    return plan
 
 
 def selects(source: str | Sequence[str], uri: str) -> bool:

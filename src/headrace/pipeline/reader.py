@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
-from headrace.formats.read import ReadOptions, behind, read_object, seekable
+from headrace.formats.read import ReadOptions, behind, read_object, seekable, unreadable
 from headrace.pipeline.items import Cursor, ReadBlock
 from headrace.pipeline.prefetch import Prefetch
 from headrace.pipeline.settings import FlowSettings
@@ -54,6 +54,9 @@ class Reader:
 
     def _object_blocks(self, index: int, resume: Position | None) -> Iterator[ReadBlock]:
         uri = self._plan[index].uri
+        if why := unreadable(uri, self._options):
+            yield _lost(index, Position(object=uri), why)
+            return
         last: Block | None = None
         started_at = self._started_at if resume else 0
         try:
@@ -66,10 +69,15 @@ class Reader:
             if isinstance(error, EmptySourceError) and len(self._plan) == 1:
                 raise
             reached = behind(last) if last else resume or Position(object=uri)
-            failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
-            yield ReadBlock(Block(reached, failures=(failure,)), index, last=True)
+            yield _lost(index, reached, f"{error}; the rest of {uri} is not read")
 
     def _chunks(self, index: int) -> Iterator[bytes]:
         for chunk in self._prefetch.chunks(index):
             self.bytes_read += len(chunk)
             yield chunk
+
+
+def _lost(index: int, reached: Position, why: str) -> ReadBlock:
+    """What says that an object cannot be read from `reached` on."""
+    failure = Failure(reached, FailureKind.OBJECT, why)
+    return ReadBlock(Block(reached, failures=(failure,)), index, last=True)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import LEDGER_VERSION, Counts
 from headrace.pipeline.progress import Progress
+from headrace.pipeline.usage import peak_memory_mb
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +14,8 @@ class Report:
     """A run's counts. ``records_in == rows_out + rows_failed`` was checked from the ledger.
 
     `status` is complete, or drained when it was asked to stop: then a resumption goes on. The counts are of the
-    whole run; `bytes_read`, `elapsed_s`, `rows_per_s` and what is said of the model are of this process alone (of
-    this append, where a run is appended to).
+    whole run; `bytes_read`, `elapsed_s`, `rows_per_s`, `cpu_s` and what is said of the model are of this process
+    alone (of this append, where a run is appended to); `peak_memory_mb` is of the process since it began.
     """
 
     status: Literal["complete", "drained"]
@@ -30,6 +31,8 @@ class Report:
     bytes_read: int
     elapsed_s: float
     rows_per_s: float
+    cpu_s: float
+    peak_memory_mb: float
     instance_busy_share: float
     instance_starved_s: float
     model_calls: int
@@ -60,6 +63,7 @@ def make_report(
     progress: Progress,
     statistics: PredictorStatistics,
     elapsed_s: float,
+    cpu_s: float,
     resumed: bool,
 ) -> Report:
     """Put a report together from the ledger's counts and this process's figures."""
@@ -78,6 +82,8 @@ def make_report(
         bytes_read=progress.bytes_read,
         elapsed_s=round(elapsed_s, 3),
         rows_per_s=round(rows / elapsed_s, 1) if elapsed_s > 0 else 0.0,
+        cpu_s=round(cpu_s, 3),
+        peak_memory_mb=round(peak_memory_mb(), 1),
         instance_busy_share=round(statistics.busy_share, 4),
         instance_starved_s=round(statistics.starved_s, 3),
         model_calls=statistics.calls,

@@ -21,11 +21,12 @@ from headrace.pipeline.items import Cursor
 from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, Ledger, State
 from headrace.pipeline.notice import notice_objects
 from headrace.pipeline.output import Encoders
-from headrace.pipeline.plan import select_objects, selects
+from headrace.pipeline.plan import plan_objects, selects
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.report import Report, make_report
 from headrace.pipeline.settings import StreamSettings
 from headrace.pipeline.sink import Sink
+from headrace.pipeline.usage import cpu_s
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import absolute
@@ -82,7 +83,7 @@ class Run:
         Raises OutputExistsError, ResumeRefusedError, EmptySourceError, storage and model errors. What was
         committed before an error stays and can be resumed.
         """
-        report = self.open(lambda: select_objects(self.source, self._stores))
+        report = self.open(lambda: plan_objects(self.source, self._stores, self._settings.read))
         return report or self._score()
 
     def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
@@ -186,7 +187,7 @@ class Run:
 
     def _score(self) -> Report:
         """Stream everything from the cursor on into parts."""
-        began = self._clock.now()
+        began, cpu_before_s = self._clock.now(), cpu_s()
         progress = self.progress
         progress.objects_total = len(self._plan)
         progress.bytes_total = sum(i.size_bytes or 0 for i in self._plan)
@@ -231,7 +232,12 @@ class Run:
             self._salvage(sink)
             raise
         progress.parts = sink.parts
-        return self._finish(sink, drained=flow.drained, elapsed_s=self._clock.now() - began)
+        return self._finish(
+            sink,
+            drained=flow.drained,
+            elapsed_s=self._clock.now() - began,
+            cpu_used_s=cpu_s() - cpu_before_s,
+        )
 
     def _salvage(self, sink: Sink) -> None:
         """The run broke: keep what was delivered, or leave no trace when there was nothing."""
@@ -251,7 +257,7 @@ class Run:
         except HeadraceError:
             _log.warning("the ledger cannot be read", exc_info=True)
 
-    def _finish(self, sink: Sink, *, drained: bool, elapsed_s: float) -> Report:
+    def _finish(self, sink: Sink, *, drained: bool, elapsed_s: float, cpu_used_s: float) -> Report:
         total = self._check_ledger(sink)
         report = make_report(
             status="drained" if drained else "complete",
@@ -263,6 +269,7 @@ class Run:
             progress=self.progress,
             statistics=self._predictor.statistics(),
             elapsed_s=elapsed_s,
+            cpu_s=cpu_used_s,
             resumed=self._resumed,
         )
         if drained:

@@ -1,0 +1,285 @@
+"""From what a user writes to a model: every way to name one, and every way to get it wrong."""
+
+import hashlib
+import importlib
+import pickle
+import sys
+import textwrap
+import zipfile
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
+from headrace.core.model import Model
+from headrace.runtimes.load import model_factory
+
+ONE = """
+    import numpy as np
+    from headrace import Model, RowError
+
+    class Helper:
+        pass
+
+    class Doubles(Model):
+        def predict(self, x):
+            return x * 2
+"""
+TWO = ONE + "\n    class Triples(Doubles):\n        pass\n"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write a Python file, and forget the modules that it becomes."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+
+    def write(text, name="my_model.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        importlib.invalidate_caches()
+        return path
+
+    yield write
+    for name in set(sys.modules) - before:
+        if name.startswith(("headrace_model_", "my_")):
+            del sys.modules[name]
+
+
+def doubled(make):
+    return make().predict(np.arange(3.0)).tolist() == [0, 2, 4]
+
+
+# Python files
+
+
+def test_a_file_with_one_model_needs_no_class_name(write):
+    """Models that it imports are not its own."""
+    path = write(ONE + "\n    from headrace.testing import EchoModel\n")
+    source = model_factory(str(path))
+    assert (source.name, doubled(source.make)) == ("my_model", True)
+    assert source.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert source.make() is not source.make()
+
+
+def test_a_class_of_several_is_named(write):
+    path = write(TWO)
+    assert type(model_factory(f"{path}:Triples").make()).__name__ == "Triples"
+    assert type(model_factory(f"{path}:Doubles").make()).__name__ == "Doubles"
+
+
+def test_a_folder_may_have_a_colon(write, tmp_path):
+    (tmp_path / "a:b").mkdir()
+    path = write(ONE, "a:b/my_model.py")
+    assert doubled(model_factory(str(path)).make)
+    assert doubled(model_factory(f"{path}:Doubles").make)
+
+
+def test_several_models_without_a_name_are_listed(write):
+    path = write(TWO)
+    with pytest.raises(ConfigError) as caught:
+        model_factory(str(path))
+    assert str(caught.value) == (
+        f"{path} defines several models (Doubles, Triples): say which, as in {path}:Doubles"
+    )
+
+
+def test_a_file_without_a_model(write):
+    with pytest.raises(ConfigError, match=r"my_model\.py defines no subclass of headrace\.Model"):
+        model_factory(str(write("x = 1")))
+
+
+def test_a_class_that_is_not_there_names_those_that_are(write):
+    with pytest.raises(ConfigError, match=r"has no class 'Dubles'; it has Doubles, Triples"):
+        model_factory(f"{write(TWO)}:Dubles")
+    with pytest.raises(ConfigError, match=r"has no class 'X'; it has no models"):
+        model_factory(f"{write('')}:X")
+
+
+@pytest.mark.parametrize("name", ["Helper", "np", "number"])
+def test_what_is_named_must_be_a_model(write, name):
+    path = write(ONE + "\n    number = 3\n")
+    with pytest.raises(
+        ConfigError, match=rf"my_model\.py:{name} is no subclass of headrace\.Model; .* has Doubles"
+    ):
+        model_factory(f"{path}:{name}")
+
+
+def test_a_function_may_make_the_model(write):
+    path = write(ONE + "\n    def tuned():\n        return Doubles()\n    def wrong():\n        return 3\n")
+    assert doubled(model_factory(f"{path}:tuned").make)
+    with pytest.raises(ModelLoadError, match=r"my_model\.py:wrong: it returned a int, which is no headrace"):
+        model_factory(f"{path}:wrong").make()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import nowhere_to_be_found", "1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("x = 1\nclass (:", "2: SyntaxError: "),
+        ("def f():\n    return 1 / 0\n\nf()", "2: ZeroDivisionError: division by zero"),
+        ("import json\njson.loads('{')", "2: JSONDecodeError: "),
+        ("\nraise SystemExit('usage: ...')", "2: SystemExit: usage: ..."),
+        ("x = '\0'", "SyntaxError: source code string cannot contain null bytes"),
+    ],
+)
+def test_a_file_that_does_not_import_names_the_line(write, text, why):
+    path = write(text)
+    with pytest.raises(ModelLoadError) as caught:
+        model_factory(str(path))
+    assert f"model {path}: it does not import: " in str(caught.value)
+    assert why in str(caught.value)
+    assert not [name for name in sys.modules if name.startswith("headrace_model_my_model")]
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    for name in ("none.py", "none.py:Model", "none.onnx"):
+        with pytest.raises(ModelLoadError, match=r"none\.\w+: its file cannot be read: No such file"):
+            model_factory(str(tmp_path / name))
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(ModelLoadError, match="its file cannot be read: Is a directory"):
+        model_factory(str(tmp_path / "folder.py"))
+
+
+def test_classes_of_a_file_are_found_again_by_pickle_and_dataclasses(write):
+    """Both look a class's module up by name."""
+    path = write(
+        ONE
+        + """
+    from __future__ import annotations
+    """.replace("from __future__ import annotations", "")
+        + """
+    from dataclasses import dataclass
+
+    @dataclass
+    class Settings:
+        factor: "int" = 2
+"""
+    )
+    model = model_factory(str(path)).make()
+    module = sys.modules[type(model).__module__]
+    assert module.__file__ == str(path)
+    assert pickle.loads(pickle.dumps(module.Settings(3))) == module.Settings(3)
+
+
+def test_a_file_has_its_own_language_features(write):
+    """Nothing of the loader's own compiler flags shows in it."""
+    path = write(ONE + "\n    def f(x: 1 + 1): pass\n")
+    model = model_factory(str(path)).make()
+    assert sys.modules[type(model).__module__].f.__annotations__ == {"x": 2}
+
+
+def test_fingerprints_change_with_the_content(write):
+    first = model_factory(str(write(ONE)))
+    assert model_factory(str(write(ONE))).fingerprint == first.fingerprint
+    changed = model_factory(str(write(ONE.replace("x * 2", "x * 3"))))
+    assert changed.fingerprint != first.fingerprint
+    assert changed.make().predict(np.ones(1)).tolist() == [3]
+    # The old one is what it was.
+    assert doubled(first.make)
+
+
+# Modules
+
+
+def test_a_class_of_a_module(write):
+    path = write(ONE, "my_package_module.py")
+    source = model_factory("my_package_module:Doubles")
+    assert (source.name, doubled(source.make)) == ("Doubles", True)
+    assert source.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_our_own_models_are_found_so():
+    source = model_factory("headrace.testing.models:EchoModel")
+    assert isinstance(source.make(), Model)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("class (:", "SyntaxError: "),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(2)", "SystemExit: 2"),
+    ],
+)
+def test_a_module_that_does_not_import(write, text, why):
+    write(text, "my_broken.py")
+    with pytest.raises(ModelLoadError, match=f"model my_broken:Any: it does not import: {why}"):
+        model_factory("my_broken:Any")
+
+
+def test_a_module_that_is_not_there():
+    with pytest.raises(ModelLoadError, match=r"it does not import: ModuleNotFoundError: .*nowhere"):
+        model_factory("nowhere.to.be.found:Model")
+
+
+def test_a_module_without_the_class(write):
+    write(TWO, "my_two.py")
+    with pytest.raises(ConfigError, match="my_two has no class 'Other'; it has Doubles, Triples"):
+        model_factory("my_two:Other")
+
+
+def test_a_module_without_a_file_is_known_by_its_name(write, tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "models.zip", "w") as file:
+        file.writestr("my_zipped.py", textwrap.dedent(ONE))
+    monkeypatch.syspath_prepend(str(tmp_path / "models.zip"))
+    source = model_factory("my_zipped:Doubles")
+    assert doubled(source.make)
+    assert source.fingerprint == hashlib.sha256(b"my_zipped").hexdigest()
+
+
+# What is no model
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        ":",
+        "model",
+        "model.pkl",
+        "module:",
+        ":Class",
+        ".module:Class",
+        "a..b:C",
+        "a b:C",
+        "m:C()",
+        "m:C:D",
+        "a/b:C",
+    ],
+)
+def test_what_is_no_model_says_what_is(spec):
+    with pytest.raises(ConfigError, match=r"is no model: a model is a file model\.onnx, file\.py or"):
+        model_factory(spec)
+
+
+@pytest.mark.parametrize("spec", ["s3://box/model.onnx", "https://host/model.py", "s3://box/model.py:Class"])
+def test_models_in_stores_must_be_fetched_first(spec):
+    with pytest.raises(ConfigError, match=r"://.*download it first, then --model FILE"):
+        model_factory(spec)
+
+
+# ONNX
+
+
+def test_an_onnx_file_is_read_for_its_fingerprint_only(tmp_path):
+    """Loading it is the business of each instance."""
+    path = tmp_path / "churn.v2.onnx"
+    path.write_bytes(b"junk")
+    source = model_factory(str(path))
+    assert (source.name, source.fingerprint) == ("churn.v2", hashlib.sha256(b"junk").hexdigest())
+    with pytest.raises(ModelLoadError, match=r"churn\.v2\.onnx is no ONNX model"):
+        source.make().load()
+    path.write_bytes(b"other")
+    assert model_factory(str(path)).fingerprint != source.fingerprint
+
+
+def test_onnx_without_its_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "headrace.runtimes.onnx", raising=False)
+    (tmp_path / "m.onnx").write_bytes(b"")
+    source = model_factory(str(tmp_path / "m.onnx"))
+    with pytest.raises(MissingExtraError, match=r"headrace\[onnx\]"):
+        source.make()
