@@ -395,3 +395,21 @@ def test_cells_are_those_of_csv_reader(text):
     expected = next(csv.reader([text]), [])
     found = [c.decode() for c in Dialect.of(",", '"').cells(text.encode())]
     assert found == (expected or [""])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"1,2", b'"a\nb",2', b"x\r,3"]), st.sampled_from([b"\n", b"\r\n", b"\n\n"])
+        ),
+        max_size=6,
+    )
+)
+def test_every_position_tells_the_line_and_byte_where_the_record_starts(lines):
+    text = b"".join(record + line_end for record, line_end in lines)
+    for block in CsvFormat().blocks([text], Position()):
+        for index in range(len(block)):
+            at = block.position(index)
+            assert text.startswith(block.record(index), at.byte)
+            assert at.line == 1 + text.count(b"\n", 0, at.byte)

@@ -174,7 +174,7 @@ def test_what_is_not_finite():
 )
 def test_plain_text_is_the_records_each_with_a_newline_or_none(text, plain):
     blocks = list(CsvFormat().blocks([text], Position()))
-    assert all(block.plain_lines for block in blocks) == plain
+    assert all(block.line_end == b"\n" for block in blocks) == plain
     pieces = [piece for b in blocks for piece in (Piece(b, 0, 1), Piece(b, 1, 1), Piece(b, 1, len(b)))]
     records = b"".join(b.record(i) + b"\n" for b in blocks for i in range(len(b)))
     assert plain_text(pieces) == (records if plain else None)

@@ -153,7 +153,7 @@ def test_any_archive_cut_anywhere(choice):
     format_ = choice.draw(st.sampled_from(sorted(FORMATS.values())))
     lengths = choice.draw(st.lists(st.integers(0, 1600), max_size=5))
     names = st.text(st.sampled_from("ab/é."), min_size=1, max_size=60)
-    entries = [entry("m" + choice.draw(names), data=body(n, i)) for i, n in enumerate(lengths)]
+    entries = [entry(f"m{choice.draw(names)}{i}", data=body(n, i)) for i, n in enumerate(lengths)]
     data = archive(entries, format_)
     edges = choice.draw(st.lists(st.integers(0, len(data)), max_size=10))
     found, error = walk(cut(data, edges))

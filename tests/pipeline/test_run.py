@@ -10,11 +10,15 @@ from headrace.core.errors import (
     ModelContractError,
     OutputExistsError,
     ResumeRefusedError,
+    UnavailableError,
 )
+from headrace.formats.read import ReadOptions
 from headrace.pipeline.run import Run
 from headrace.pipeline.settings import MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.contract import ObjectInfo
+from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
+from headrace.testing import ManualClock
 from pipeline.support import ScriptedPredictor
 
 OUT = "memory://out/run/"
@@ -289,3 +293,179 @@ def test_what_the_first_record_decided_outlives_a_kill(stores):
 def test_every_error_is_one_of_the_tree():
     assert issubclass(OutputExistsError, HeadraceError)
     assert ObjectInfo("memory://b/k", 1) == ObjectInfo("memory://b/k", 1)
+
+
+# Appending
+
+
+def head(stores: Stores, name: str) -> ObjectInfo:
+    uri = f"memory://in/{name}"
+    return stores.for_uri(uri).head(uri)
+
+
+def doubled(stores: Stores) -> list[float]:
+    return [float(v) for k, part in output(stores).items() if k.endswith(".csv") for v in part.split()]
+
+
+def test_an_object_that_is_named_twice_at_once_is_scored_once(stores):
+    put(stores, "a.csv", rows(3))
+    run = run_over(stores)
+    assert run.append([head(stores, "a.csv"), head(stores, "a.csv")]).records_in == 3
+    assert doubled(stores) == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+@pytest.mark.parametrize("at", [1, 2, 6, 9])
+def test_after_an_error_the_same_run_goes_on_where_it_stood(stores, at, checkpoint_s):
+    """A service that appends for weeks must outlive a bad minute of its endpoint."""
+    for number, name in enumerate("abc"):
+        put(stores, f"{name}.csv", rows(13, 13 * number))
+    used = settings(checkpoint_s=checkpoint_s)
+    predictor = BreaksAt(at)
+    run = run_over(stores, predictor=predictor, used=used)
+    reports = []
+    for name in "abc":
+        try:
+            reports.append(run.append([head(stores, f"{name}.csv")]))
+        except BrokenError:
+            predictor.at = -1
+            reports.append(run.append([head(stores, f"{name}.csv")]))
+    assert doubled(stores) == [2.0 * i for i in range(39)]
+    assert [r.records_in for r in reports] == [13, 26, 39]
+    assert [r.objects_read for r in reports] == [1, 2, 3]
+
+
+def test_a_run_that_broke_at_its_first_append_begins_anew(stores):
+    put(stores, "a.csv", rows(3))
+    predictor = BreaksAt(0)
+    run = run_over(stores, predictor=predictor)
+    with pytest.raises(BrokenError):
+        run.append([head(stores, "a.csv")])
+    assert not list(stores.for_uri(OUT).list(OUT))
+    predictor.at = -1
+    assert run.append([head(stores, "a.csv")]).records_in == 3
+    assert run_over(stores, if_exists="resume").append([]) is None
+
+
+def test_an_object_that_nothing_can_be_read_from_costs_itself_alone_when_appended(stores):
+    run = run_over(stores)
+    put(stores, "_SUCCESS", b"")
+    put(stores, "empty.tar", bytes(1024))
+    put(stores, "a.csv", rows(2))
+    assert run.append([head(stores, "empty.tar")]).objects_broken == 1
+    assert run.append([head(stores, "_SUCCESS")]).objects_broken == 2
+    assert run.append([head(stores, "a.csv")]).records_in == 2
+    assert "its name does not tell" in output(stores)["part-00001.failed.jsonl"].decode()
+
+
+def test_an_object_whose_name_tells_nothing_is_refused_before_anything_is_scored(stores):
+    put(stores, "a.csv", rows(40))
+    put(stores, "z", rows(1))
+    predictor = ScriptedPredictor()
+    with pytest.raises(ConfigError, match="memory://in/z: its name does not tell"):
+        run_over(stores, predictor=predictor).execute()
+    assert predictor.requests == []
+
+
+def test_figures_of_an_append_are_its_own_and_counts_are_the_runs(stores):
+    clock = ManualClock()
+
+    class TakesASecond(ScriptedPredictor):
+        def submit(self, request):
+            clock.advance(1.0)
+            return super().submit(request)
+
+    put(stores, "a.csv", rows(40))
+    put(stores, "b.csv", rows(4))
+    run = run_over(stores, predictor=TakesASecond(), clock=clock)
+    first, second = run.append([head(stores, "a.csv")]), run.append([head(stores, "b.csv")])
+    assert (first.rows_per_s, second.rows_per_s) == (4.0, 4.0)
+    assert (second.records_in, second.objects_read, second.elapsed_s) == (44, 2, 1.0)
+
+
+# Resuming
+
+
+def test_a_resumed_report_counts_objects_of_the_whole_run(stores):
+    for number, name in enumerate("abc"):
+        put(stores, f"{name}.csv", rows(12, 12 * number))
+    with pytest.raises(BrokenError):
+        run_over(stores, predictor=BreaksAt(7)).execute()
+    report = run_over(stores, if_exists="resume").execute()
+    assert (report.objects_read, report.records_in, report.resumed) == (3, 36, True)
+
+
+@pytest.mark.parametrize("at", range(1, 15))
+def test_a_resumed_run_judges_later_files_as_the_first_one_decided(stores, at):
+    """Headers, widths and formats that differ from file to file: what the first file was, it stays."""
+    put(stores, "a.csv", b"x,y\n" + rows(6))
+    put(stores, "b.csv", b"y,x\n" + rows(6, 6))
+    put(stores, "c.csv", b"p,q,r\n1,2,3\n")
+    put(stores, "d.jsonl", b'[1, 2]\n{"x": 3}\n' + b"[7, 8]\n" * 4)
+    put(stores, "e.jsonl", b'{"x": [1, 2]}\n[5, 6]\n' * 4)
+    used = StreamSettings(
+        read=ReadOptions(header="names"), output=OutputSettings(part_bytes_max=30, join="input")
+    )
+    broken = run_over(stores, used=used, predictor=BreaksAt(at, rows_max=2))
+    if at < 14:
+        with pytest.raises(BrokenError):
+            broken.execute()
+    resuming = ScriptedPredictor(rows_max=2)
+    report = run_over(stores, used=used, predictor=resuming, if_exists="resume").execute()
+    resumed = output(stores)
+    undisturbed = ScriptedPredictor(rows_max=2)
+    run_over(stores, used=used, predictor=undisturbed, if_exists="overwrite").execute()
+    assert resumed == output(stores)
+    assert (report.rows_out, report.rows_failed) == (21, 6)
+    assert len(undisturbed.requests) == 14
+
+
+def test_an_error_of_the_destination_is_the_one_that_is_told(stores):
+    """What is tried afterwards, to keep what can be kept, fails as well, and must not hide it."""
+    put(stores, "a.csv", rows(40))
+
+    class Full(MemoryStore):
+        full = False
+
+        def writer(self, uri):
+            self.full = True
+            raise UnavailableError(uri, "the disk is full")
+
+        def put(self, uri, data):
+            if self.full:
+                raise UnavailableError(uri, "another error")
+            super().put(uri, data)
+
+        def list(self, prefix):
+            if self.full:
+                raise UnavailableError(prefix, "yet another error")
+            return super().list(prefix)
+
+    class FullStores(Stores):
+        def for_uri(self, uri):
+            return full if uri.startswith(OUT) else super().for_uri(uri)
+
+    full = Full()
+    both = FullStores()
+    put(both, "a.csv", rows(40))
+    with pytest.raises(UnavailableError, match="the disk is full"):
+        run_over(both).execute()
+
+
+def test_reading_what_it_writes_is_refused_however_the_path_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "part-x.csv").write_bytes(rows(1))
+    stores = Stores()
+    run = Run(
+        "./",
+        "out",
+        stores=stores,
+        predictor=ScriptedPredictor(),
+        settings=settings(),
+        model_identity="m",
+        if_exists="overwrite",
+    )
+    (tmp_path / "out" / "x.csv").write_bytes(rows(1))
+    with pytest.raises(ConfigError, match="must not read what it writes"):
+        run.execute()

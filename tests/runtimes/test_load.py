@@ -144,19 +144,14 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_classes_of_a_file_are_found_again_by_pickle_and_dataclasses(write):
     """Both look a class's module up by name."""
-    path = write(
-        ONE
-        + """
-    from __future__ import annotations
-    """.replace("from __future__ import annotations", "")
-        + """
+    dataclass = """
     from dataclasses import dataclass
 
     @dataclass
     class Settings:
         factor: "int" = 2
-"""
-    )
+    """
+    path = write(ONE + dataclass)
     model = model_factory(str(path)).make()
     module = sys.modules[type(model).__module__]
     assert module.__file__ == str(path)

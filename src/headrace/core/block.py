@@ -76,9 +76,9 @@ class Block:
     beside it (media formats: decoded arrays, first axis records). A format ends a block before a record
     that it cannot take, so records and then `failures` are consecutive: record i is number
     ``first.record + i``, and the failures follow the last record.
-    `column_names` are the names of a text format's columns, when its header told them. `plain_lines` says that
-    each record is a line of its own, followed by one LF (the last may have none), and that no record holds a
-    newline: then the records can be taken as one text.
+    `column_names` are the names of a text format's columns, when its header told them. `line_end`, LF or
+    CRLF, says that the records are consecutive lines, each followed by exactly that (the last perhaps by nothing) and
+    none with a newline in it; empty says nothing.
     """
 
     first: Position
@@ -88,7 +88,7 @@ class Block:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=_no_columns)
     failures: tuple[Failure, ...] = ()
     column_names: tuple[str, ...] | None = None
-    plain_lines: bool = False
+    line_end: bytes = b""
 
     def __len__(self) -> int:
         """Records, failures not counted."""
@@ -104,15 +104,19 @@ class Block:
         return self.data[int(self.starts[index]) : int(self.ends[index])]
 
     def position(self, index: int) -> Position:
-        """Where record `index` starts. Counts lines, so it costs a scan: only for failures."""
+        """Where record `index` starts. Where `line_end` does not tell, lines are counted: that costs a scan."""
+        first = self.first
         if not self.data:
-            return replace(self.first, record=self.first.record + index)
+            return replace(first, record=first.record + index)
         start, origin = int(self.starts[index]), int(self.starts[0])
-        return replace(
-            self.first,
-            record=self.first.record + index,
-            line=self.first.line + self.data.count(b"\n", origin, start),
-            byte=self.first.byte + start - origin,
+        lines = index if self.line_end else self.data.count(b"\n", origin, start)
+        return Position(
+            first.object,
+            first.member,
+            first.record + index,
+            first.line + lines,
+            first.byte + start - origin,
+            first.member_byte,
         )
 
     def failure(self, index: int, kind: FailureKind, why: str, attempts: int = 1) -> Failure:

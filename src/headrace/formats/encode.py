@@ -189,11 +189,11 @@ def woven(
 
 
 def plain_text(pieces: Sequence[Piece]) -> bytes | None:
-    """All pieces' records as one text, as `one_text` has it, in one copy; None where a block is no plain lines."""
+    """All pieces' records as one text, as `one_text` has it, in one copy; None where a block's lines do not end in LF."""
     parts: list[bytes | memoryview] = []
     for piece in pieces:
         block = piece.block
-        if piece.rows is not None or not block.plain_lines:
+        if piece.rows is not None or block.line_end != b"\n":
             return None
         if len(piece):
             start, end = int(block.starts[piece.start]), int(block.ends[piece.stop - 1])
@@ -210,7 +210,7 @@ def one_text(piece: Piece) -> bytes | None:
     block, start, stop = piece.block, piece.start, piece.stop
     if piece.rows is not None or start == stop or not block.data:
         return None
-    if block.plain_lines:
+    if block.line_end == b"\n":
         return _lines(block.data, int(block.starts[start]), int(block.ends[stop - 1]), b"\n")
     starts, ends = block.starts[start:stop], block.ends[start:stop]
     gap = int(starts[1]) - int(ends[0]) if len(starts) > 1 else 1

@@ -210,7 +210,10 @@ class RecordCutter:
             starts, stops = starts[filled], stops[filled]
         quote = self._scanner.quote
         lines = text.count(b"\n", 0, used) if quote and quote in text else len(ends)
-        plain = not returns and not blanks and lines == len(ends)
+        line_end = b""
+        if not blanks and lines == len(ends):
+            all_returns = returns and bool((stops < ends).all())
+            line_end = b"\r\n" if all_returns else b"" if returns else b"\n"
         first = self._next
         self._advance(used, lines, len(starts))
         if not len(starts):
@@ -218,7 +221,7 @@ class RecordCutter:
         blank = int(starts[0])
         if blank:
             first = replace(first, byte=first.byte + blank, line=first.line + text.count(b"\n", 0, blank))
-        return Block(first, text, starts, stops, plain_lines=plain)
+        return Block(first, text, starts, stops, line_end=line_end)
 
     def _advance(self, used: int, lines: int, records: int) -> None:
         at = self._next

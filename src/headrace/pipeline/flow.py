@@ -44,7 +44,8 @@ class Flow:
     The predictor is started and stopped by whoever owns it. Iterate in one thread; `drain` and `close` may be
     called from any. Memory is bounded by the settings whatever the source's size. Raises, from iteration and
     after everything before it was delivered, what broke the run. A `resumable` flow whose source breaks or is
-    drained keeps back the records that make no whole batch, so that a resumption makes the same batches.
+    drained keeps back the records that make no whole batch, so that a resumption makes the same batches. With
+    `appended` the plan is what has come so far: an empty archive in it is a failure, never an error.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Flow:
         *,
         start: Cursor | None = None,
         resumable: bool = False,
+        appended: bool = False,
         learned: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         clock: Clock | None = None,
@@ -64,7 +66,9 @@ class Flow:
         self._predictor = predictor
         self._clock = clock or SystemClock()
         self._progress = progress or Progress()
-        self._reader = Reader(stores, plan, settings.read, settings.flow, start or Cursor())
+        self._reader = Reader(
+            stores, plan, settings.read, settings.flow, start or Cursor(), appended=appended
+        )
         self.mapper = Mapper(predictor.metadata, settings.mapping, settings.read, learned)
         self._window: Channel[_Pending] = Channel(settings.flow.window_bytes_max)
         self._draining = threading.Event()

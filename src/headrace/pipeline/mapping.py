@@ -231,8 +231,8 @@ class Mapper:
             spec = self._one_input("a JSON array")
             return JsonDecoder({spec.name: self._field(spec, None, first)})
         fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
-        known = all(f"json_shape {i.name}" in self.learned for i in inputs)
-        if known or all(i.name in fields for i in inputs):
+        if "json_fields" in self.learned or all(i.name in fields for i in inputs):
+            self.learned["json_fields"] = True
             return JsonDecoder({i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs})
         raise ModelInputError(
             self._metadata.name,

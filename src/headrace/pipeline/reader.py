@@ -28,10 +28,14 @@ class Reader:
         options: ReadOptions,
         settings: FlowSettings,
         start: Cursor,
+        *,
+        appended: bool = False,
     ) -> None:
         self._plan = plan
         self._options = options
         self._start = start
+        # A source of one object that is empty is an error; one that came after or before others costs itself alone.
+        self._empty_raises = len(plan) == 1 and not appended
         self._started_at = 0
         if start.position and start.index < len(plan) and seekable(plan[start.index].uri, options):
             self._started_at = start.position.member_byte
@@ -66,7 +70,7 @@ class Reader:
                 last = block
                 yield ReadBlock(block, index)
         except _COSTS_ONE_OBJECT as error:
-            if isinstance(error, EmptySourceError) and len(self._plan) == 1:
+            if isinstance(error, EmptySourceError) and self._empty_raises:
                 raise
             reached = behind(last) if last else resume or Position(object=uri)
             yield _lost(index, reached, f"{error}; the rest of {uri} is not read")

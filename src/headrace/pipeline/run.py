@@ -203,6 +203,7 @@ class Run:
             self._settings,
             start=cursor,
             resumable=True,
+            appended=self._appending,
             learned=learned,
             progress=progress,
             clock=self._clock,

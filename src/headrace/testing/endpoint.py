@@ -133,7 +133,7 @@ class ScriptedEndpoint:
         self._gate = asyncio.Event()
         self._gate.set()
         self._port = 0
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     # Life
 
@@ -211,32 +211,34 @@ class ScriptedEndpoint:
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         server = await asyncio.start_server(
-            self._converse, "127.0.0.1", self._port, limit=_HEAD_BYTES_MAX, backlog=1024
+            self._accept, "127.0.0.1", self._port, limit=_HEAD_BYTES_MAX, backlog=1024
         )
         self._port = server.sockets[0].getsockname()[1]
         ready.set()
         await self._over.wait()
         server.close()
-        for connection in list(self._connections):
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        # What was just accepted has tasks that make further ones.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.wait(others)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._converse(reader, writer))
+        self._connections[task] = writer
+        task.add_done_callback(self._disconnect)
+
+    def _disconnect(self, task: asyncio.Task[None]) -> None:
+        """Here and not in the task, which may be cancelled before it ran."""
+        self._connections.pop(task).close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: requests one after another, until either side closes it."""
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        self._connections.add(task)
-        try:
+        # The client hung up, or the endpoint stops.
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while (request := await _read_request(reader, writer)) is not None:
                 if not await self._respond(request, reader, writer):
                     break
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # The client hung up, or the endpoint stops.
-            pass
-        finally:
-            self._connections.discard(task)
-            writer.close()
-            with suppress(ConnectionError, asyncio.CancelledError):
-                await writer.wait_closed()
 
     async def _respond(
         self, request: SeenRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

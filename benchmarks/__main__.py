@@ -1,0 +1,275 @@
+"""`make bench`: headrace beside the limit of this machine, in one run, as ratios.
+
+    python benchmarks [SECTION...] [--pairs 5] [--rows 1000000] [--archive-mb 5000]
+
+Sections: rows, script, memory, first, busy; all when none is named. Input and output go to `bench-results/`
+(about three times the archive; `make clean` removes it), figures to `bench-results/latest.json`. Exits with 1 when
+a promise is not kept.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+FOLDER = Path("bench-results")
+SCRIPT_ROWS = 3000
+SMALL_ARCHIVE_MB = 50
+ROW_BYTES = 255
+MODEL = FOLDER / "mlp.onnx"
+
+_console = Console()
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One figure against its bound."""
+
+    section: str
+    what: str
+    measured: str
+    ratio: float
+    bound: float
+    at_least: bool
+    spread: str
+
+    @property
+    def kept(self) -> bool:
+        return self.ratio >= self.bound if self.at_least else self.ratio <= self.bound
+
+
+def python(script: str, *arguments: object) -> dict:
+    """What a script of this folder measured, in a process of its own."""
+    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def headrace(source: Path, *options: object, model: object = MODEL) -> dict:
+    """The report of one `headrace stream`."""
+    output = FOLDER / "scored"
+    subprocess.run(["rm", "-rf", str(output)], check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "headrace",
+        "stream",
+        str(source),
+        "--output",
+        str(output),
+        "--json",
+        "--quiet",
+    ]
+    if model is not None:
+        command += ["--model", str(model)]
+    done = subprocess.run([*command, *map(str, options)], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def made(name: str, rows: int, *options: str) -> Path:
+    """Generated input, made once."""
+    path = FOLDER / name
+    if not path.exists():
+        _console.print(f"[dim]making {path}, {rows * ROW_BYTES / 1e6:,.0f} MB[/]")
+        FOLDER.mkdir(exist_ok=True)
+        python("make_data.py", rows, path, "--model", MODEL, *options)
+    return path
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def rows_section(arguments: argparse.Namespace) -> Iterator[Promise]:
+    """The million rows, ours and the limit in turns; the same bytes must come out."""
+    source = made(f"rows-{arguments.rows}.csv", arguments.rows)
+    limit_out = FOLDER / "limit.csv"
+    rates, costs, ours_rows, limit_rows = [], [], [], []
+    for _ in range(arguments.pairs):
+        limit = python("limit.py", source, MODEL, limit_out)
+        ours = headrace(source, "--join", "input")
+        ours_us = ours["cpu_s"] / ours["rows_out"] * 1e6
+        rates.append(ours["rows_per_s"] / limit["rows_per_s"])
+        costs.append(ours_us / limit["cpu_us_per_row"])
+        ours_rows.append((ours["rows_per_s"], ours_us, ours["peak_memory_mb"]))
+        limit_rows.append((limit["rows_per_s"], limit["cpu_us_per_row"], limit["peak_rss_mb"]))
+    parts = b"".join(part.read_bytes() for part in sorted((FOLDER / "scored").glob("part-*.csv")))
+    assert parts == limit_out.read_bytes(), "the limit wrote other predictions"
+    ours, limit = ([median([row[i] for row in found]) for i in range(3)] for found in (ours_rows, limit_rows))
+    yield Promise(
+        "rows",
+        "rows/s against the hand-written loop",
+        f"{ours[0] / 1e3:,.0f} k against {limit[0] / 1e3:,.0f} k",
+        median(rates),
+        0.70,
+        True,
+        spread(rates),
+    )
+    yield Promise(
+        "rows",
+        "CPU a row against it",
+        f"{ours[1]:.2f} µs against {limit[1]:.2f} µs",
+        median(costs),
+        1.5,
+        False,
+        spread(costs),
+    )
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The model behind HTTP, in a process of its own; its infer URL."""
+    command = [sys.executable, str(HERE / "endpoint_server.py"), str(MODEL)]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield server.stdout.readline().strip()
+    finally:
+        server.communicate()
+
+
+def script_section(arguments: argparse.Namespace) -> Iterator[Promise]:
+    """The usual script, one HTTP request a row, against `headrace stream` on the same archive."""
+    archive = made(f"rows-{arguments.rows}.tar", arguments.rows, "--tar")
+    local, remote, figures = [], [], []
+    with served() as url:
+        for _ in range(arguments.pairs):
+            script = python("script_peer.py", archive, url, FOLDER / "script.csv", "--rows-max", SCRIPT_ROWS)
+            here = headrace(archive, "--join", "input")["rows_per_s"]
+            there = headrace(archive, "--join", "input", "--endpoint", url, model=None)["rows_per_s"]
+            local.append(here / script["rows_per_s"])
+            remote.append(there / script["rows_per_s"])
+            figures.append((here, there, script["rows_per_s"]))
+    here, there, theirs = (median([f[i] for f in figures]) for i in range(3))
+    yield Promise(
+        "script",
+        "rows/s against tarfile + csv + a request a row",
+        f"{here / 1e3:,.0f} k against {theirs / 1e3:,.1f} k",
+        median(local),
+        20,
+        True,
+        spread(local),
+    )
+    yield Promise(
+        "script",
+        "the same, asking the same endpoint",
+        f"{there / 1e3:,.0f} k against {theirs / 1e3:,.1f} k",
+        median(remote),
+        20,
+        True,
+        spread(remote),
+    )
+
+
+def memory_section(arguments: argparse.Namespace) -> Iterator[Promise]:
+    """Peak memory over an archive a hundred times as large."""
+    peaks = {}
+    for megabytes in (SMALL_ARCHIVE_MB, arguments.archive_mb):
+        rows = megabytes * 1_000_000 // ROW_BYTES
+        archive = made(f"archive-{megabytes}.tar", rows, "--tar")
+        peaks[megabytes] = [headrace(archive)["peak_memory_mb"] for _ in range(1 if megabytes > 1000 else 3)]
+    small, large = (median(found) for found in peaks.values())
+    yield Promise(
+        "memory",
+        f"MB more for {arguments.archive_mb:,} MB than for {SMALL_ARCHIVE_MB}",
+        f"{large:,.0f} against {small:,.0f} MB",
+        large - small,
+        60,
+        False,
+        spread([p - small for p in peaks[arguments.archive_mb]]),
+    )
+
+
+def first_section(arguments: argparse.Namespace) -> Iterator[Promise]:
+    """How long after the first byte was asked for the first prediction was handed out."""
+    archive = made(f"archive-{SMALL_ARCHIVE_MB}.tar", SMALL_ARCHIVE_MB * 1_000_000 // ROW_BYTES, "--tar")
+    waits = [python("first_prediction.py", archive, MODEL)["first_ms"] for _ in range(arguments.pairs)]
+    yield Promise(
+        "first",
+        "ms from the first read to the first prediction",
+        f"{median(waits):.0f} ms",
+        median(waits),
+        300,
+        False,
+        spread(waits),
+    )
+
+
+def busy_section(arguments: argparse.Namespace) -> Iterator[Promise]:
+    """A model that takes 5 ms a batch and no CPU, as one on a device of its own does."""
+    source = made(f"rows-{arguments.rows}.csv", arguments.rows)
+    shares = [
+        headrace(source, model=HERE / "slow_model.py")["instance_busy_share"] for _ in range(arguments.pairs)
+    ]
+    yield Promise(
+        "busy",
+        "share of time that a model of 5 ms a batch is busy",
+        f"{median(shares):.1%}",
+        median(shares),
+        0.95,
+        True,
+        spread(shares),
+    )
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Promise]]] = {
+    "rows": rows_section,
+    "script": script_section,
+    "memory": memory_section,
+    "first": first_section,
+    "busy": busy_section,
+}
+
+
+def shown(promises: list[Promise]) -> Table:
+    table = Table("section", "what", "measured (medians)", "ratio", "pairs", "promised", "kept")
+    for p in promises:
+        bound = f"{'≥' if p.at_least else '≤'} {p.bound:g}"
+        kept = "[green]yes[/]" if p.kept else "[bold red]no[/]"
+        table.add_row(p.section, p.what, p.measured, f"{p.ratio:.3g}", p.spread, bound, kept)
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--pairs", type=int, default=5, help="how often each pair is measured (default 5)")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument(
+        "--archive-mb", type=int, default=5000, help="the large archive of the memory section"
+    )
+    arguments = parser.parse_args()
+    unknown = set(arguments.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no section {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
+    promises: list[Promise] = []
+    for name in arguments.sections or SECTIONS:
+        _console.print(f"[dim]{name}: {SECTIONS[name].__doc__}[/]")
+        promises += SECTIONS[name](arguments)
+    _console.print(shown(promises))
+    load = os.getloadavg()[0]
+    _console.print(
+        f"[dim]{os.cpu_count()} cores, load {load:.1f} at the end; {arguments.pairs} pairs each[/]"
+    )
+    latest = [{**asdict(p), "kept": p.kept} for p in promises]
+    (FOLDER / "latest.json").write_text(json.dumps(latest, indent=1))
+    return 0 if all(p.kept for p in promises) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+import numpy as np
+import pytest
+
+from headrace.core.block import Block, Position
+from headrace.core.errors import ConfigError, ModelInputError
+from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.formats.read import ReadOptions
+from headrace.pipeline.mapping import Mapper
+from headrace.pipeline.settings import MappingOptions
+
+NUMBERS = TensorSpec("x", "FP32", (-1, 2))
+ANY_WIDTH = TensorSpec("x", "FP32", (-1, -1))
+TEXT = TensorSpec("t", "BYTES", (-1,))
+
+
+def block_of(*records: str, name: str = "a.csv", names: tuple[str, ...] | None = None) -> Block:
+    raw = [r.encode() for r in records]
+    ends = np.cumsum([len(r) + 1 for r in raw], dtype=np.int64) - 1
+    starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
+    return Block(Position(f"memory://b/{name}"), b"\n".join(raw) + b"\n", starts, ends, column_names=names)
+
+
+def mapper(*inputs: TensorSpec, learned=None, read: ReadOptions | None = None, **mapping) -> Mapper:
+    return Mapper(
+        ModelMetadata("m", inputs=inputs), MappingOptions(**mapping), read or ReadOptions(), learned
+    )
+
+
+def values(decoded) -> dict[str, list]:
+    return {name: data.tolist() for name, data in decoded.tensors.items()}
+
+
+# CSV
+
+
+def test_all_columns_feed_the_one_input_of_that_width():
+    assert values(mapper(NUMBERS).decode(block_of("1,2", "3,4"))) == {"x": [[1, 2], [3, 4]]}
+
+
+def test_a_model_that_tells_nothing_is_given_all_columns_as_float32():
+    (tensor,) = mapper().decode(block_of("1,2,3")).tensors.values()
+    assert (tensor.dtype, tensor.shape) == (np.float32, (1, 3))
+
+
+def test_a_scalar_input_takes_one_column():
+    assert values(mapper(TensorSpec("x", "FP32", (-1,))).decode(block_of("1", "2"))) == {"x": [1, 2]}
+
+
+def test_columns_are_chosen_in_the_order_that_is_asked_for():
+    block = block_of("1,2,3", names=("a", "b", "c"))
+    assert values(mapper(NUMBERS, columns=("c", "a")).decode(block)) == {"x": [[3, 1]]}
+    assert values(mapper(NUMBERS, columns=(1, 0)).decode(block)) == {"x": [[2, 1]]}
+
+
+def test_several_inputs_take_a_column_each_by_header_order_or_choice():
+    age, name = TensorSpec("age", "INT64", (-1, 1)), TensorSpec("name", "BYTES", (-1, 1))
+    named = block_of("Jo,7,x", names=("name", "age", "z"))
+    assert values(mapper(age, name).decode(named)) == {"age": [[7]], "name": [["Jo"]]}
+    assert values(mapper(age, name).decode(block_of("7,Jo"))) == {"age": [[7]], "name": [["Jo"]]}
+    assert values(mapper(age, name, columns=(2, 0)).decode(block_of("Jo,x,7"))) == {
+        "age": [[7]],
+        "name": [["Jo"]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("inputs", "mapping", "names", "error", "why"),
+    [
+        ((NUMBERS,), {}, None, ModelInputError, "takes 2 numbers a record.*have 3 columns.*--columns"),
+        ((NUMBERS,), {}, ("a", "b", "c"), ModelInputError, r"have 3 columns \(a, b, c\)"),
+        (
+            (NUMBERS,),
+            {"columns": (0,)},
+            None,
+            ModelInputError,
+            "takes 2 numbers a record, but --columns names 1",
+        ),
+        ((TensorSpec("t", "BYTES", (-1, 3)),), {"columns": ()}, None, None, ""),
+        (
+            (TEXT, TEXT),
+            {"text_column": 0},
+            None,
+            ModelInputError,
+            "--text-column feeds one input.*several: t, t",
+        ),
+        ((TEXT, NUMBERS), {"columns": (0,)}, None, ModelInputError, "2 inputs, but --columns names 1"),
+        ((TEXT, NUMBERS), {}, ("t", "b", "c"), ConfigError, "the header has no column 'x' .it has t, b, c"),
+    ],
+)
+def test_what_can_never_fit_is_refused_at_the_first_block(inputs, mapping, names, error, why):
+    block = block_of("1,2,3", names=names)
+    if error is None:
+        mapper(*inputs, **mapping).decode(block)
+        return
+    with pytest.raises(error, match=why):
+        mapper(*inputs, **mapping).decode(block)
+
+
+def test_one_ragged_first_record_does_not_refuse_the_rest():
+    decoded = mapper(NUMBERS).decode(block_of("oops", "1,2"))
+    assert (values(decoded), [f.why for f in decoded.failures]) == (
+        {"x": [[1, 2]]},
+        ["has 1 column, 2 expected"],
+    )
+
+
+def test_tabs_and_commas_are_told_apart_file_by_file():
+    used = mapper(NUMBERS)
+    assert values(used.decode(block_of("1\t2", name="a.tsv"))) == {"x": [[1, 2]]}
+    assert values(used.decode(block_of("3,4", name="b.csv"))) == {"x": [[3, 4]]}
+    assert used.delimiter == "\t"  # of the first, which the output's joined lines go by
+
+
+# JSON Lines
+
+
+def test_a_field_of_the_inputs_name_or_the_whole_record():
+    assert values(mapper(NUMBERS).decode(block_of('{"x": [1, 2]}', name="a.jsonl"))) == {"x": [[1, 2]]}
+    assert values(mapper(NUMBERS).decode(block_of("[1, 2]", name="a.jsonl"))) == {"x": [[1, 2]]}
+
+
+def test_scalar_fields_are_stacked_in_the_order_that_is_asked_for():
+    block = block_of('{"p": 1, "q": 2}', name="a.jsonl")
+    assert values(mapper(NUMBERS, columns=("q", "p")).decode(block)) == {"x": [[2, 1]]}
+
+
+def test_a_line_that_is_no_json_does_not_decide_for_the_others():
+    decoded = mapper(NUMBERS).decode(block_of("oops", '{"x": [1, 2]}', name="a.jsonl"))
+    assert values(decoded) == {"x": [[1, 2]]}
+    assert len(decoded.failures) == 1
+
+
+def test_fields_that_are_not_there_are_named_beside_those_that_are():
+    with pytest.raises(ModelInputError, match="it takes x, but .* have the fields p, q: choose fields"):
+        mapper(NUMBERS).decode(block_of('{"p": 1, "q": 2}', name="a.jsonl"))
+
+
+# What the first records decide
+
+
+def test_what_is_neither_text_nor_media_is_one_value():
+    spec = TensorSpec("b", "BYTES", (-1,))
+    block = Block(Position("memory://b/x"), b"\0\1", np.array([0]), np.array([2]))
+    used = mapper(spec, read=ReadOptions(format="whole"))
+    assert values(used.decode(block)) == {"b": [b"\0\1"]}
+
+
+def test_media_goes_to_the_one_input_as_the_model_wants_it():
+    spec = TensorSpec("x", "FP32", (-1, 3, 1, 1))
+    pixels = np.full((1, 1, 1, 3), 255, np.uint8)
+    block = Block(
+        Position("memory://b/x.png"), starts=np.array([0]), ends=np.array([0]), columns={"image": pixels}
+    )
+    (tensor,) = mapper(spec).decode(block).tensors.values()
+    assert (tensor.shape, tensor.dtype, float(tensor.max())) == ((1, 3, 1, 1), np.float32, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "mapping", "first", "later"),
+    [
+        # The width.
+        ((ANY_WIDTH,), {}, block_of("1,2"), block_of("1,2,3")),
+        ((NUMBERS,), {}, block_of("1,2"), block_of("1,2,3")),
+        ((NUMBERS,), {"columns": (0, 1)}, block_of("1,2"), block_of("1,2,3")),
+        # The names: a file that lacks one fails, whether or not it is the first that a resumed run sees.
+        (
+            (NUMBERS,),
+            {"columns": ("a", "b")},
+            block_of("1,2", names=("a", "b")),
+            block_of("1,2", names=("p", "q")),
+        ),
+        (
+            (TEXT, TensorSpec("b", "FP32", (-1,))),
+            {},
+            block_of("1,2", names=("t", "b")),
+            block_of("1,2", names=("p", "q")),
+        ),
+        # JSON: whole records or fields, and the shape.
+        (
+            (NUMBERS,),
+            {},
+            block_of('{"x": [1, 2]}', name="a.jsonl"),
+            block_of("[1, 2]", name="a.jsonl"),
+        ),
+        (
+            (ANY_WIDTH,),
+            {},
+            block_of("[1, 2]", name="a.jsonl"),
+            block_of("[1, 2, 3]", name="a.jsonl"),
+        ),
+    ],
+)
+def test_a_later_record_that_differs_fails_the_same_before_and_after_a_resumption(
+    inputs, mapping, first, later
+):
+    undisturbed = mapper(*inputs, **mapping)
+    undisturbed.decode(first)
+    resumed = mapper(*inputs, **mapping, learned=undisturbed.learned)
+    for used in (undisturbed, resumed):
+        decoded = used.decode(later)
+        assert len(decoded.failures) == 1
+        assert {len(t) for t in decoded.tensors.values()} == {0}
+    assert [f.why for f in resumed.decode(later).failures] == [
+        f.why for f in undisturbed.decode(later).failures
+    ]
+    assert (resumed.kind, resumed.input_names, resumed.delimiter) == (
+        undisturbed.kind,
+        undisturbed.input_names,
+        undisturbed.delimiter,
+    )
