@@ -1,4 +1,4 @@
-"""The predictor's life and its bounds, over real sockets."""
+"""The predictor's life and its bounds, over real sockets; the promises of all predictors are in tests/conformance."""
 
 import threading
 from concurrent.futures import CancelledError
@@ -18,7 +18,7 @@ from headrace.core.errors import (
     ModelInputError,
     StoppedError,
 )
-from headrace.testing import EndpointFault, ScriptedEndpoint, check_predictor
+from headrace.testing import EndpointFault, ScriptedEndpoint
 
 X = TensorSpec("x", "FP32", (-1, 2))
 
@@ -27,15 +27,6 @@ X = TensorSpec("x", "FP32", (-1, 2))
 def endpoint():
     with ScriptedEndpoint(lambda t: {"y": t["x"][:, 0] * 2}, inputs=(X,)) as endpoint:
         yield endpoint
-
-
-@pytest.mark.parametrize("protocol", ["oip", "torchserve"])
-@pytest.mark.parametrize("in_flight_max", [1, 4])
-def test_it_keeps_every_promise_of_a_predictor(endpoint, protocol, in_flight_max):
-    url = getattr(endpoint, f"{protocol}_url")
-    check_predictor(
-        lambda: endpoint_predictor(url, in_flight_max=in_flight_max, environ={}), request_of(1, 2, id="r")
-    )
 
 
 def test_submit_blocks_while_all_in_flight_are_unanswered(endpoint):
@@ -83,9 +74,10 @@ def test_no_answer_in_time_is_asked_again(endpoint):
     with predicting(endpoint.oip_url, timeout_s=5.0) as predictor:
         predictor.submit(request_of(0)).result(10)
     endpoint.faults.append(EndpointFault(hang=True))
-    with predicting(endpoint.oip_url, timeout_s=0.1) as predictor:
+    with predicting(endpoint.oip_url, timeout_s=0.3) as predictor:
         assert predictor.submit(request_of(4)).result(10).outputs[0].rows == 1
-        assert predictor.statistics().retries == 1
+        assert predictor.statistics().retries >= 1
+    assert len(endpoint.requests) >= 3
 
 
 def test_starting_against_nothing_says_so_within_the_budget(endpoint):

@@ -266,6 +266,17 @@ def test_a_bomb_is_met_piece_by_piece(kind, fast):
     assert given == size
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("length", [2000, 20_000, WINDOW_BYTES, 40_001])
+def test_a_bomb_that_ends_early_gives_all_that_was_in_it(fast, length):
+    """Nothing stays in the library that a byte of input would have brought out."""
+    data = gzip.compress(bytes(48 << 20))[:length]
+    expected = len(zlib.decompressobj(wbits=31).decompress(data))
+    text, error = received("gzip", [data], fast=fast)
+    assert isinstance(error, TruncatedError)
+    assert expected - len(text) <= 1 << 16
+
+
 def test_a_zstd_frame_that_wants_a_giant_window_is_refused():
     """Such a frame may ask for gigabytes before its first byte."""
     frame = MAGIC["zstd"] + bytes([0, (31 - 10) << 3]) + bytes([1, 0, 0])

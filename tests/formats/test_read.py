@@ -7,17 +7,19 @@ import io
 import itertools
 import tarfile
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.block import FailureKind, Position
+from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, TruncatedError
 from headrace.formats.csv import CsvFormat
 from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.read import (
     ReadOptions,
+    behind,
     delimiter_of,
     format_name,
     make_format,
@@ -373,7 +375,8 @@ def test_a_damaged_archive_is_raised_after_all_that_was_whole(lacks):
     found, error = read(f"{URI}x.tar", data[:-lacks])
     assert isinstance(error, TruncatedError)
     whole = (len(data) - lacks - 1536) // 5
-    assert texts(found) == [b"1", b"2", *[b"line"] * whole]
+    # No failure beside them: the error itself tells what is lost.
+    assert [f[1:] for f in found] == [(text, None) for text in (b"1", b"2", *[b"line"] * whole)]
     assert (error.object, error.member) == (f"{URI}x.tar", "b.csv")
     assert error.byte == len(data) - lacks
     assert str(error).startswith(f"b.csv in {URI}x.tar: the archive ends early, at byte {error.byte}")
@@ -515,10 +518,45 @@ def test_going_on_keeps_header_and_number():
     assert sum(map(len, blocks)) == 30
 
 
+def test_going_on_within_a_block_of_records_and_failures(monkeypatch):
+    """Its entries are the records, and then the failures."""
+    first = Position(f"{URI}a.csv")
+    failures = tuple(
+        Failure(dataclasses.replace(first, record=r, line=r + 1, byte=2 * r), FailureKind.FORMAT, f"no {r}")
+        for r in (2, 3)
+    )
+    starts = np.array([0, 2])
+    blocks = [Block(first, b"a\nb\n", starts, starts + 1, failures=failures)]
+
+    class Ready:
+        def blocks(self, chunks, first):
+            return iter(blocks)
+
+    monkeypatch.setattr("headrace.formats.read.make_format", lambda *_: Ready())
+    whole, _ = read(f"{URI}a.csv", b"")
+    assert [f[1] for f in whole] == [b"a", b"b", "no 2", "no 3"]
+    for record in range(5):
+        resume = Position(f"{URI}a.csv", record=record)
+        assert read(f"{URI}a.csv", b"", resume=resume) == (whole[record:], None)
+        for block in read_object(f"{URI}a.csv", [], ReadOptions(), resume=resume):
+            assert block.first == whole[record][0]
+
+
+def test_behind_a_block_is_where_the_next_record_begins():
+    data = b'1,2\n"3\n",4\r\n5'
+    block, last = CsvFormat().blocks([data], Position("o", "m", member_byte=512))
+    parts = [dataclasses.replace(block, starts=block.starts[:n], ends=block.ends[:n]) for n in (1, 2)] + [
+        last
+    ]
+    for record, (part, end) in enumerate(zip(parts, [4, 12, 13], strict=True), start=1):
+        line = 1 + data.count(b"\n", 0, end)
+        assert behind(part) == Position("o", "m", record=record, line=line, byte=end, member_byte=512)
+    failed = Block(block.first, failures=(Failure(block.first, FailureKind.FORMAT, "no"),))
+    assert behind(failed) == dataclasses.replace(block.first, record=1)
+
+
 def test_going_on_within_media_cuts_their_columns():
     soundfile = pytest.importorskip("soundfile")
-    import numpy as np
-
     file = io.BytesIO()
     soundfile.write(file, np.arange(4000) / 5000, 8000, format="WAV")
     options = ReadOptions(window_ms=10)

@@ -10,7 +10,7 @@ def test_what_was_sent_is_received_in_order_and_then_it_ends():
     for i in range(3):
         channel.send(i, 1)
     channel.finish()
-    assert [channel.receive_wait() for _ in range(3)] == [0, 1, 2]
+    assert [channel.receive() for _ in range(3)] == [0, 1, 2]
     with pytest.raises(EndOfChannelError):
         channel.receive()
 

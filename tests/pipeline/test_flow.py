@@ -1,3 +1,6 @@
+import gzip
+import io
+import tarfile
 import threading
 from unittest import mock
 
@@ -118,6 +121,44 @@ def test_going_on_from_any_batch_gives_the_rest_and_nothing_twice(cut):
     assert [[str(o) for o in b.outcomes()] for b in rest] == [
         [str(o) for o in b.outcomes()] for b in whole[cut + 1 :]
     ]
+
+
+def tar_of(**members: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(f"{name}.csv")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return packed.getvalue()
+
+
+BROKEN = {
+    "gzip": ("a.csv.gz", gzip.compress(rows(3000))[:-900]),
+    "tar in a member": ("a.tar", tar_of(x=rows(6), y=rows(3000))[:9000]),
+    "tar between members": ("a.tar", tar_of(x=rows(6), y=rows(8))[:2048] + b"no header" * 100),
+    "binary member": ("a.tar", tar_of(x=rows(6), y=b"\0" * 100, z=rows(8))),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_going_on_before_what_broke_reports_it_with_the_same_place(broken):
+    """Line and byte too: else the failures of a resumed run would not be an undisturbed run's."""
+    name, data = BROKEN[broken]
+    stores = Stores()
+    for uri, content in ((f"memory://b/{name}", data), ("memory://b/b.csv", rows(3))):
+        stores.for_uri(uri).put(uri, content)
+    plan = select_objects("memory://b/", stores)
+
+    def outcomes(start: Cursor | None = None):
+        flow = Flow(plan, stores, ScriptedPredictor(rows_max=1), StreamSettings(), start=start)
+        return [(b.end, [repr(o) for o in b.outcomes()]) for b in flow]
+
+    whole = outcomes()
+    assert any("FailureKind.OBJECT" in said for _, (said,) in whole)
+    for cut in range(len(whole) - 6, len(whole)):
+        end = Cursor.from_json(whole[cut][0].to_json())
+        assert [said for _, said in outcomes(end)] == [said for _, said in whole[cut + 1 :]]
 
 
 def test_a_cursor_survives_the_ledger():

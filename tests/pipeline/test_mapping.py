@@ -131,7 +131,7 @@ def test_a_line_that_is_no_json_does_not_decide_for_the_others():
 
 
 def test_fields_that_are_not_there_are_named_beside_those_that_are():
-    with pytest.raises(ModelInputError, match="it takes x, but .* have the fields p, q: choose fields"):
+    with pytest.raises(ModelInputError, match=r"it takes x, but .* have the fields p, q: choose fields"):
         mapper(NUMBERS).decode(block_of('{"p": 1, "q": 2}', name="a.jsonl"))
 
 
@@ -146,13 +146,13 @@ def test_what_is_neither_text_nor_media_is_one_value():
 
 
 def test_media_goes_to_the_one_input_as_the_model_wants_it():
-    spec = TensorSpec("x", "FP32", (-1, 3, 1, 1))
-    pixels = np.full((1, 1, 1, 3), 255, np.uint8)
+    spec = TensorSpec("x", "FP32", (-1, 3, 2, 2))
+    pixels = np.full((1, 2, 2, 3), 255, np.uint8)
     block = Block(
         Position("memory://b/x.png"), starts=np.array([0]), ends=np.array([0]), columns={"image": pixels}
     )
     (tensor,) = mapper(spec).decode(block).tensors.values()
-    assert (tensor.shape, tensor.dtype, float(tensor.max())) == ((1, 3, 1, 1), np.float32, 1.0)
+    assert (tensor.shape, tensor.dtype, float(tensor.max())) == ((1, 3, 2, 2), np.float32, 1.0)
 
 
 @pytest.mark.parametrize(

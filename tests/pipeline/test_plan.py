@@ -105,7 +105,7 @@ def test_local_globs_and_folders_keep_the_names_as_written(tmp_path, monkeypatch
 def test_a_plan_with_an_object_that_cannot_be_read_is_refused(stores):
     put(stores, "in/notes", b"1\n")
     with pytest.raises(
-        ConfigError, match="memory://m/in/notes: its name does not tell.*--format.*leave it out"
+        ConfigError, match=r"memory://m/in/notes: its name does not tell.*--format.*leave it out"
     ):
         plan_objects("memory://m/in/", stores, ReadOptions())
     assert len(plan_objects("memory://m/in/", stores, ReadOptions(format="csv"))) == 4

@@ -158,13 +158,6 @@ def test_classes_of_a_file_are_found_again_by_pickle_and_dataclasses(write):
     assert pickle.loads(pickle.dumps(module.Settings(3))) == module.Settings(3)
 
 
-def test_a_file_has_its_own_language_features(write):
-    """Nothing of the loader's own compiler flags shows in it."""
-    path = write(ONE + "\n    def f(x: 1 + 1): pass\n")
-    model = model_factory(str(path)).make()
-    assert sys.modules[type(model).__module__].f.__annotations__ == {"x": 2}
-
-
 def test_fingerprints_change_with_the_content(write):
     first = model_factory(str(write(ONE)))
     assert model_factory(str(write(ONE))).fingerprint == first.fingerprint

@@ -16,11 +16,11 @@ from headrace.core.errors import (
     ModelInputError,
     ModelLoadError,
 )
-from headrace.core.model import RowError
+from headrace.core.model import Model, RowError
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.engine.instance import Instance
 from headrace.runtimes import onnx as door
-from headrace.runtimes.onnx import OnnxModel
+from headrace.runtimes.onnx import BATCH_BYTES, BATCH_ROWS_MAX, BATCH_ROWS_MIN, OnnxModel
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 RNG = np.random.default_rng(6)
@@ -211,6 +211,27 @@ def test_a_file_without_inputs(load):
     constant = helper.make_tensor("c", FLOAT, [1], [3.0])
     with pytest.raises(ModelLoadError, match="it has no inputs"):
         load(model([("Identity", ["c"], ["y"], {})], [], [info("y", FLOAT, [1])], [constant]))
+
+
+@pytest.mark.parametrize(
+    ("width", "rows"), [(300, BATCH_BYTES // 1200), (1, BATCH_ROWS_MAX), (3 * 224 * 224, BATCH_ROWS_MIN)]
+)
+def test_batches_hold_more_rows_of_a_narrow_model_than_of_a_wide_one(load, width, rows):
+    assert load(doubles("n", width)).max_batch_rows == rows
+
+
+def test_batches_of_a_model_of_unknown_width_are_every_models(load):
+    assert load(doubles("n", "width")).max_batch_rows == Model.max_batch_rows
+
+
+@pytest.mark.parametrize("rows", ["n", 4])
+def test_arrays_that_may_only_be_read_are_enough(load, rows):
+    """It says that it does not write into them, so it is given the caller's own."""
+    loaded = load(doubles(rows))
+    x = X.copy()
+    x.flags.writeable = False
+    assert not loaded.writes_inputs
+    assert (loaded.predict(x=x)["y"] == 2 * X).all()
 
 
 # Text

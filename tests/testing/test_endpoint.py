@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+from contextlib import suppress
 
 import numpy as np
 import orjson
@@ -230,3 +231,14 @@ def test_clients_that_ask_before_they_send_are_told_to_go_on(endpoint):
         assert raw.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         raw.sendall(b"[1, 0]")
         assert raw.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01 hello\r\n\r\n", b"x" * 70_000, b"GET /"])
+def test_what_is_no_http_ends_its_connection_alone(endpoint, garbage):
+    host, port = endpoint.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as raw:
+        raw.sendall(garbage)
+        raw.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            assert raw.recv(100) == b""
+    assert infer(endpoint)[0] == 200

@@ -153,10 +153,9 @@ class RecordCutter:
         if not len(ends):
             if held + len(piece) > self._record_bytes_max:
                 return self._drop(piece)
-            self._held.append(piece)
-            self._held_bytes += len(piece)
-            self._state = state
+            self._hold(piece, state)
             return len(piece), None
+        found = len(ends)
         if held + len(piece) > self._block_bytes_max:
             # A record longer than a block is a block of its own.
             fits = int(np.searchsorted(ends, self._block_bytes_max - held, "right"))
@@ -168,7 +167,19 @@ class RecordCutter:
         self._window_bytes = min(self._window_bytes * 2, self._block_bytes_max)
         used = int(ends[-1]) + 1
         text = b"".join((*self._held, memoryview(piece)[:used])) if held else piece
-        return used, self._take(text, ends + held)
+        block = self._take(text, ends + held if held else ends)
+        if len(ends) == found and len(piece) - used <= self._record_bytes_max:
+            # The rest has been scanned already: it ends no record.
+            self._hold(piece[used:], state)
+            used = len(piece)
+        return used, block
+
+    def _hold(self, piece: bytes, state: int) -> None:
+        """Keep a piece of the unfinished record; `state` is the scanner's after it."""
+        if piece:
+            self._held.append(piece)
+            self._held_bytes += len(piece)
+        self._state = state
 
     def _first_too_long(self, ends: Offsets) -> int:
         """How many records come before the first that is longer than may be."""

@@ -211,7 +211,7 @@ def _read_archive(
     started_at: int,
 ) -> Iterator[Block]:
     names: list[str] = []
-    matched = resume is not None
+    matched = False
     for member in tar.members(chunks, start_byte=started_at):
         if len(names) <= _NAMES_SHOWN:
             names.append(member.name)
@@ -261,7 +261,7 @@ def behind(block: Block) -> Position:
     if len(block) and block.data and not block.failures:
         here = block.position(len(block) - 1)
         stop = int(block.ends[-1])
-        stop += 2 * block.data.startswith(b"\r\n", stop) or block.data.startswith(b"\n", stop)
+        stop += 2 if block.data.startswith(b"\r\n", stop) else block.data.startswith(b"\n", stop)
         text = block.data[int(block.starts[-1]) : stop]
         here = replace(here, line=here.line + text.count(b"\n"), byte=here.byte + len(text))
     return replace(here, record=block.first.record + block.records)

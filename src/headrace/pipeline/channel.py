@@ -81,10 +81,3 @@ class Channel(Generic[T]):
             if self._finished or self._closed:
                 raise EndOfChannelError
             return None
-
-    def receive_wait(self) -> T:
-        """The next item, however long it takes."""
-        while True:
-            item = self.receive()
-            if item is not None:
-                return item

@@ -16,7 +16,6 @@ the feeder, which must not sleep in a read when a delay is over.
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from headrace.core.block import Failure, FailureKind
@@ -32,10 +31,9 @@ from headrace.pipeline.mapping import Mapper
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.reader import Reader
 from headrace.pipeline.settings import StreamSettings
+from headrace.pipeline.window import Window
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
-
-_Pending = tuple[Batch, "Future[InferResponse] | None"]
 
 
 class Flow:
@@ -70,7 +68,7 @@ class Flow:
             stores, plan, settings.read, settings.flow, start or Cursor(), appended=appended
         )
         self.mapper = Mapper(predictor.metadata, settings.mapping, settings.read, learned)
-        self._window: Channel[_Pending] = Channel(settings.flow.window_bytes_max)
+        self._window = Window(settings.flow.window_bytes_max)
         self._draining = threading.Event()
         self._threads = [threading.Thread(target=self._feed, name="headrace-feeder", daemon=True)]
         self._blocks: Channel[ReadBlock] | None = None
@@ -102,10 +100,10 @@ class Flow:
         """The next batch in source order, when its answer is there; None at the end."""
         self._start()
         try:
-            batch, future = self._window.receive_wait()
+            batch, response = self._window.receive()
         except EndOfChannelError:
             return None
-        scored = _scored(batch, future.result() if future else None)
+        scored = _scored(batch, response)
         self._progress.delivered(scored)
         return scored
 
@@ -199,11 +197,11 @@ class Flow:
         """Submit, and take a place in the window; both may block. Once draining, nothing more is asked."""
         if self._draining.is_set():
             return
-        future = self._predictor.submit(batch.request) if batch.request else None
+        answer = self._predictor.submit(batch.request) if batch.request else None
         self._progress.asked(batch.reason)
         # Even a batch of no bytes takes room, so that the window is bounded in batches too.
         weight = max(batch.nbytes, self._settings.flow.window_bytes_max // 256)
-        self._window.send((batch, future), weight)
+        self._window.send(batch, answer, weight)
 
 
 def _columns_bytes(read: ReadBlock) -> int:

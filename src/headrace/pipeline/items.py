@@ -11,13 +11,15 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.outcome import Outcome, Prediction
 from headrace.core.tensor import Array
 from headrace.formats.contract import Decoded, Piece
+from headrace.formats.read import behind
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """Where a stream goes on: object `index` of the plan, and the first record not yet delivered.
 
-    `position` None means from the object's start. Everything before is done.
+    `position` None means from the object's start. Everything before is done. Its line and byte are told only at a
+    block's end, where a failure may have to name them that no record follows.
     """
 
     index: int = 0
@@ -34,6 +36,8 @@ class Cursor:
             "member": p.member,
             "member_byte": p.member_byte,
             "record": p.record,
+            "line": p.line,
+            "byte": p.byte,
         }
 
     @classmethod
@@ -45,6 +49,8 @@ class Cursor:
             object=data["uri"],
             member=data["member"],
             record=data["record"],
+            line=data["line"],
+            byte=data["byte"],
             member_byte=data["member_byte"],
         )
         return cls(data["object"], position)
@@ -71,6 +77,8 @@ class FedBlock:
         block = self.read.block
         if self.read.last and entries == block.records:
             return Cursor(self.read.index + 1)
+        if entries == block.records:
+            return Cursor(self.read.index, behind(block))
         first = block.first
         position = Position(
             object=first.object,

@@ -120,7 +120,7 @@ class OnnxModel(Model):
         """The first axis, when the file fixes it."""
         if not inputs:
             raise self._unfit("it has no inputs, so there is nothing to predict from")
-        sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
+        sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int) and i.shape[0]}
         if len(set(sizes.values())) > 1:
             each = ", ".join(f"{size} for {name!r}" for name, size in sizes.items())
             raise self._unfit(f"the first axis must be rows in every input, but the file fixes it to {each}")

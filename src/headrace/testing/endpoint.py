@@ -355,15 +355,13 @@ def _one_row(value: Any, datatype: str | None) -> Array:
 
 
 async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> SeenRequest | None:
-    """The next request of a connection; None when the client closed it instead."""
+    """The next request of a connection; None when the client closed it instead, or sends what is no HTTP."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, path, _ = first.split(" ", 2)
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
         return None
-    first, *lines = head.decode("latin-1").split("\r\n")
-    method, path, _ = first.split(" ", 2)
     pairs = (line.partition(":") for line in lines if line)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if headers.get("expect", "").lower() == "100-continue":

@@ -1,0 +1,121 @@
+import pytest
+
+from headrace.core.block import Position
+from headrace.core.errors import LedgerError, ResumeRefusedError
+from headrace.pipeline.items import Cursor
+from headrace.pipeline.ledger import Counts, Ledger, Mark
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.memory import MemoryStore
+
+OUT = "memory://out/run/"
+PLAN = [ObjectInfo("memory://in/a.csv", 7, '"e"', 1.5), ObjectInfo("memory://in/b.csv", None)]
+IDENTITY = {"source": "memory://in/", "model": "m", "settings": {"columns": (1, 2)}}
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def ledger(store) -> Ledger:
+    return Ledger(store, OUT)
+
+
+def names(store: MemoryStore) -> list[str]:
+    return [i.uri.removeprefix(f"{OUT}_headrace/") for i in store.list(OUT)]
+
+
+def mark(part: int, checkpoint: int = 0, *, records: int = 4, total: int | None = None, attempt="a") -> Mark:
+    position = Position("memory://in/a.csv", "m.csv", record=records, member_byte=512)
+    count = Counts(records, records - 1, 1)
+    return Mark(part, checkpoint, Cursor(0, position), Counts(total or records), count, attempt, 99)
+
+
+def test_counts_add_up_and_down():
+    one, two = Counts(4, 3, 1, 1), Counts(10, 10, 0, 0)
+    assert one.plus(two) == Counts(14, 13, 1, 1)
+    assert one.plus(two).minus(two) == one
+
+
+def test_a_mark_comes_back_but_for_what_the_cursor_does_not_need():
+    assert Mark.from_json(mark(3, 2).to_json()) == mark(3, 2)
+
+
+def test_the_records_of_a_run(store, ledger):
+    assert ledger.identity() is None
+    ledger.begin(IDENTITY, PLAN)
+    assert ledger.read_plans() == [PLAN]
+    assert ledger.state().last is None
+    ledger.learn({"csv_width": 3})
+    assert ledger.learned() == {"csv_width": 3}
+    ledger.checkpoint(mark(0, 1, records=2), b"out", b"failed")
+    assert names(store) == [
+        "learned.json",
+        "part-00000.checkpoint-0001.failed",
+        "part-00000.checkpoint-0001.json",
+        "part-00000.checkpoint-0001.out",
+        "plan-00000.jsonl",
+        "run.json",
+    ]
+    state = ledger.state()
+    assert (state.last, state.checkpoints) == (mark(0, 1, records=2), [mark(0, 1, records=2)])
+    assert ledger.checkpoint_bytes(state.last) == (b"out", b"failed")
+    assert ledger.count() == Counts(2, 1, 1)
+    ledger.commit_part(mark(0, 1))
+    assert ledger.state().last == mark(0)
+    assert ledger.count() == Counts(4, 3, 1)
+    ledger.finish({"status": "complete"})
+    assert names(store) == ["learned.json", "part-00000.json", "plan-00000.jsonl", "report.json", "run.json"]
+    assert ledger.state().finished == {"status": "complete"}
+    ledger.reopen()
+    assert ledger.state().finished is None
+
+
+def test_checkpoints_of_a_part_that_is_published_are_not_gone_on_from(ledger):
+    """A kill between a part's record and its tidying leaves them there."""
+    ledger.begin(IDENTITY, PLAN)
+    ledger.checkpoint(mark(0, 1), b"", b"")
+    ledger._create("part-00000.json", mark(0).to_json())
+    state = ledger.state()
+    assert (state.last, state.checkpoints) == (mark(0), [])
+    assert ledger.count() == mark(0).in_part
+
+
+def test_what_runs_out_of_digits_stays_in_order(store, ledger):
+    ledger.begin(IDENTITY, PLAN[:1])
+    for number in (99_999, 100_000, 100_001):
+        ledger.write_plan(number, [ObjectInfo(f"memory://in/{number}", 1)])
+        ledger.commit_part(mark(number))
+    assert [p[0].uri.rpartition("/")[2] for p in ledger.read_plans()] == [
+        "a.csv",
+        "99999",
+        "100000",
+        "100001",
+    ]
+    assert ledger.state().last.part == 100_001
+    for number in (9_999, 10_000):
+        ledger.checkpoint(mark(100_002, number), b"", b"")
+    assert ledger.state().last.checkpoint == 10_000
+
+
+def test_the_same_record_twice_is_our_own_write_and_another_is_another_process(ledger):
+    ledger.begin(IDENTITY, PLAN)
+    ledger.commit_part(mark(0))
+    ledger.commit_part(mark(0))
+    with pytest.raises(LedgerError, match=r"part-00000.json was written by another process.*--resume"):
+        ledger.commit_part(mark(0, attempt="b"))
+
+
+def test_a_run_that_differs_is_not_resumed_and_says_in_what(ledger):
+    ledger.begin(IDENTITY, PLAN)
+    ledger.check_identity(IDENTITY)
+    with pytest.raises(ResumeRefusedError, match=r"another run .model was 'm', is 'n'.*--overwrite"):
+        ledger.check_identity(IDENTITY | {"model": "n"})
+
+
+def test_a_ledger_of_another_version_is_refused(store, ledger):
+    ledger.begin(IDENTITY | {"v": 1}, PLAN)
+    store.put(f"{OUT}_headrace/run.json", b'{"v": 99}')
+    with pytest.raises(LedgerError, match="says version 99, this headrace writes 1"):
+        ledger.identity()

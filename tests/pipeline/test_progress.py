@@ -1,0 +1,27 @@
+from headrace.batching.dynamic import CloseReason
+from headrace.core.block import Block, Failure, FailureKind, Position
+from headrace.formats.contract import Piece
+from headrace.pipeline.items import Cursor, ScoredBatch, ScoredSpan
+from headrace.pipeline.progress import Progress
+
+
+def test_counters_follow_what_was_delivered():
+    """Broken objects are no records: ``records == rows_out + rows_failed`` whatever comes."""
+    at = Position("memory://b/a.csv")
+    failures = (Failure(at, FailureKind.DECODE, "bad"), Failure(at, FailureKind.OBJECT, "cut"))
+    batch = ScoredBatch((ScoredSpan(Piece(Block(at), 0, 3), failures),), {}, 5, Cursor())
+    progress = Progress()
+    for _ in range(2):
+        progress.delivered(batch)
+    assert (progress.records, progress.rows_out, progress.rows_failed) == (8, 6, 2)
+    assert (progress.objects_broken, progress.batches) == (2, 2)
+
+
+def test_what_was_done_before_is_no_part_of_the_rate():
+    progress = Progress(records=7, bytes_read=100, objects_read=3)
+    progress.begin(objects_before=3, bytes_before=90)
+    assert (progress.records_before, progress.objects_before, progress.bytes_before) == (7, 3, 90)
+    assert (progress.bytes_read, progress.objects_read) == (0, 0)
+    progress.read(5, 1)
+    progress.asked(CloseReason.FLUSH)
+    assert (progress.bytes_read, progress.objects_read, progress.closed_by[CloseReason.FLUSH]) == (5, 1, 1)

@@ -1,0 +1,92 @@
+import gzip
+
+import pytest
+
+from headrace.core.errors import EmptySourceError
+from headrace.formats.read import ReadOptions
+from headrace.pipeline.items import Cursor
+from headrace.pipeline.plan import select_objects
+from headrace.pipeline.reader import Reader
+from headrace.pipeline.settings import FlowSettings
+from headrace.storage.resolve import Stores
+
+CUT = gzip.compress(b"".join(b"%d,1\n" % i for i in range(3000)))[:-900]
+
+
+def reader_over(
+    objects: dict[str, bytes], start: Cursor | None = None, *, appended=False, change=None
+) -> Reader:
+    stores = Stores()
+    store = stores.for_uri("memory://b/")
+    for name, data in objects.items():
+        store.put(f"memory://b/{name}", data)
+    plan = select_objects("memory://b/", stores)
+    for name, data in (change or {}).items():
+        store.put(f"memory://b/{name}", data) if data is not None else store.delete(f"memory://b/{name}")
+    return Reader(stores, plan, ReadOptions(), FlowSettings(), start or Cursor(), appended=appended)
+
+
+def read(reader: Reader) -> list[tuple[int, int, list[str]]]:
+    """Of every block: its object's index, how many records, and why what failed did."""
+    found = [(r.index, len(r.block), [f.why for f in r.block.failures]) for r in reader.blocks()]
+    reader.close()
+    return found
+
+
+def test_objects_are_read_one_after_the_other_and_counted():
+    reader = reader_over({"a.csv": b"1\n2\n", "b.csv": b"", "c.csv": b"3\n"})
+    assert read(reader) == [(0, 2, []), (2, 1, [])]
+    assert (reader.objects_read, reader.bytes_read) == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"b.csv": None}, "no such object"),
+        ({"b.csv": b"2\n3\n"}, "is another object now"),
+    ],
+)
+def test_an_object_that_is_gone_or_another_costs_itself(change, why):
+    found = read(reader_over({"a.csv": b"1\n", "b.csv": b"2\n", "c.csv": b"3\n"}, change=change))
+    assert [(index, rows) for index, rows, _ in found] == [(0, 1), (1, 0), (2, 1)]
+    (said,) = found[1][2]
+    assert why in said
+    assert said.endswith("the rest of memory://b/b.csv is not read")
+
+
+def test_an_object_that_breaks_gives_what_came_before_and_says_where():
+    reader = reader_over({"a.csv.gz": CUT, "b.csv": b"3\n"})
+    blocks = list(reader.blocks())
+    reader.close()
+    lost = blocks[-2].block.failures[0]
+    records = sum(len(r.block) for r in blocks[:-2])
+    assert records > 0
+    assert (lost.position.record, lost.position.line) == (records, records + 1)
+    assert blocks[-2].last
+    assert blocks[-1].block.first.object == "memory://b/b.csv"
+
+
+def test_a_resumed_object_that_gives_nothing_more_breaks_at_the_same_place():
+    whole = reader_over({"a.csv.gz": CUT})
+    *_, before, lost = whole.blocks()
+    whole.close()
+    position = lost.block.first
+    resumed = reader_over({"a.csv.gz": CUT}, Cursor(0, position))
+    (again,) = resumed.blocks()
+    resumed.close()
+    assert again.block.failures[0].position.record == position.record
+    assert before.block.first.record < position.record
+
+
+def test_an_empty_archive_is_an_error_when_it_is_the_whole_source_and_a_failure_among_others():
+    with pytest.raises(EmptySourceError):
+        read(reader_over({"a.tar": bytes(1024)}))
+    (only,) = read(reader_over({"a.tar": bytes(1024)}, appended=True))
+    assert "the archive holds no files" in only[2][0]
+    assert len(read(reader_over({"a.tar": bytes(1024), "b.csv": b"1\n"}))) == 2
+
+
+def test_an_object_whose_name_tells_nothing_costs_itself():
+    (first, second) = read(reader_over({"a": b"1\n", "b.csv": b"1\n"}))
+    assert "memory://b/a: its name does not tell what is in it; say so with --format" in first[2][0]
+    assert second == (1, 1, [])

@@ -1,0 +1,53 @@
+import pytest
+
+from headrace.batching.dynamic import CloseReason
+from headrace.core.predictor import PredictorStatistics
+from headrace.pipeline.ledger import Counts
+from headrace.pipeline.progress import Progress
+from headrace.pipeline.report import make_report
+
+TEN = Counts(10, 10)
+
+
+def report_of(total=TEN, *, status="complete", elapsed_s=2.0, progress=None):
+    return make_report(
+        status=status,
+        source="s",
+        output="o/",
+        model="m",
+        total=total,
+        parts=1,
+        progress=progress or Progress(records=10),
+        statistics=PredictorStatistics(calls=3, busy_s=1.0, starved_s=3.0),
+        elapsed_s=elapsed_s,
+        cpu_s=0.5,
+        resumed=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("total", "status", "code"),
+    [
+        (Counts(10, 10), "complete", 0),
+        (Counts(10, 9, 1), "complete", 3),
+        (Counts(10, 10, 0, 1), "complete", 1),
+        (Counts(10, 9, 1, 1), "complete", 1),
+        (Counts(10, 10), "drained", 1),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(total, status, code):
+    report = report_of(total, status=status)
+    assert report.exit_code == code
+    assert report.to_json()["exit_code"] == code
+
+
+def test_rates_are_of_this_process_and_counts_of_the_run():
+    progress = Progress(records=10, records_before=6, objects_read=1, objects_before=2)
+    progress.asked(CloseReason.ROWS)
+    report = report_of(progress=progress)
+    assert (report.rows_per_s, report.records_in, report.objects_read) == (2.0, 10, 3)
+    assert (report.instance_busy_share, report.batches_closed_by) == (0.25, {"rows": 1})
+
+
+def test_a_run_of_no_time_has_no_rate():
+    assert report_of(elapsed_s=0.0).rows_per_s == 0.0

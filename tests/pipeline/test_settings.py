@@ -1,0 +1,42 @@
+from dataclasses import replace
+
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.formats.read import ReadOptions
+from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_rows_max", "batch_bytes_max", "batch_delay_ms", "prefetch_bytes_max", "window_bytes_max"]
+)
+def test_bounds_of_the_flow_are_positive(name):
+    with pytest.raises(ConfigError, match=f"{name} must be more than 0, not 0"):
+        FlowSettings(**{name: 0})
+
+
+@pytest.mark.parametrize(("name", "bad"), [("part_bytes_max", 0), ("part_rows_max", 0), ("checkpoint_s", -1)])
+def test_bounds_of_the_output_are_positive_but_checkpoints_may_be_constant(name, bad):
+    with pytest.raises(ConfigError, match=f"{name} must be at least"):
+        OutputSettings(**{name: bad})
+    assert OutputSettings(checkpoint_s=0).checkpoint_s == 0
+
+
+def test_what_shapes_the_output_is_in_the_identity_and_what_does_not_is_not():
+    """Else a resumption would be refused for nothing, or mix two outputs."""
+    base = StreamSettings()
+    same = (
+        replace(base, flow=FlowSettings(prefetch_bytes_max=1, prefetch_threads=1, window_bytes_max=1)),
+        replace(base, output=OutputSettings(checkpoint_s=0)),
+    )
+    assert {str(s.identity()) for s in same} == {str(base.identity())}
+    others = (
+        replace(base, read=ReadOptions(header="names")),
+        replace(base, mapping=MappingOptions(columns=(1,))),
+        replace(base, flow=FlowSettings(batch_rows_max=1)),
+        replace(base, flow=FlowSettings(batch_bytes_max=1)),
+        replace(base, flow=FlowSettings(batch_delay_ms=1)),
+        replace(base, output=OutputSettings(part_bytes_max=1)),
+        replace(base, output=OutputSettings(join="input")),
+    )
+    assert len({str(s.identity()) for s in (base, *others)}) == 1 + len(others)

@@ -1,0 +1,96 @@
+import threading
+
+import pytest
+
+from headrace.pipeline.run import Run
+from headrace.pipeline.settings import StreamSettings
+from headrace.pipeline.watch import Watch
+from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import Stores
+from headrace.testing import ManualClock
+from pipeline.support import ScriptedPredictor
+
+
+class S3InMemory(Stores):
+    """s3:// whose objects are in memory: what appears there appears whole."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.store = MemoryStore()
+
+    def for_uri(self, uri):
+        return self.store if "://" in uri else super().for_uri(uri)
+
+
+def watch_over(source: str, stores: Stores, output="memory://out/", clock=None, **more) -> Watch:
+    run = Run(
+        source,
+        output,
+        stores=stores,
+        predictor=ScriptedPredictor(),
+        settings=StreamSettings(),
+        model_identity="m",
+        **more,
+    )
+    return Watch(run, stores, poll_s=7.0, clock=clock or ManualClock(auto=True))
+
+
+@pytest.fixture
+def stores() -> S3InMemory:
+    return S3InMemory()
+
+
+def test_each_poll_scores_what_is_new(stores):
+    watch = watch_over("memory://in/", stores)
+    assert watch.tick() is None  # a prefix without objects is no error here
+    stores.store.put("memory://in/a.csv", b"1,1\n")
+    assert watch.tick().records_in == 1
+    assert watch.tick() is None
+    stores.store.put("memory://in/b.csv", b"2,1\n3,1\n")
+    assert watch.tick().records_in == 3
+    # Written anew: another object, by its ETag.
+    stores.store.put("memory://in/a.csv", b"9,1\n")
+    assert watch.tick().records_in == 4
+
+
+def test_a_restart_goes_on_with_the_same_ledger(stores):
+    stores.store.put("memory://in/a.csv", b"1,1\n")
+    watch_over("memory://in/", stores).tick()
+    later = watch_over("memory://in/", stores, if_exists="resume")
+    assert later.tick() is None
+    stores.store.put("memory://in/b.csv", b"2,1\n")
+    assert later.tick().records_in == 2
+
+
+def test_a_local_file_is_taken_when_two_polls_see_it_unchanged(tmp_path):
+    folder, stores = tmp_path / "in", Stores()
+    folder.mkdir()
+    watch = watch_over(f"{folder}/", stores)
+    (folder / "a.csv").write_bytes(b"1,1\n")
+    assert watch.tick() is None
+    (folder / "a.csv").write_bytes(b"1,1\n2,1\n")  # still being written
+    assert watch.tick() is None
+    assert watch.tick().records_in == 2
+
+
+def test_serving_polls_until_stopped_and_reports_what_it_scored(stores):
+    clock = ManualClock()
+    watch = watch_over("memory://in/", stores, clock=clock)
+    reports = []
+    scored = threading.Event()
+
+    def report(done):
+        reports.append(done.records_in)
+        scored.set()
+
+    serving = threading.Thread(target=watch.serve, args=(report,))
+    serving.start()
+    clock.wait_for_sleepers()
+    stores.store.put("memory://in/a.csv", b"1,1\n")
+    clock.advance(7.0)
+    assert scored.wait(10)
+    watch.stop()
+    serving.join(10)
+    assert not serving.is_alive()
+    assert reports == [1]
+    assert set(clock.slept_s) == {7.0}

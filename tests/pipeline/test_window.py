@@ -1,0 +1,71 @@
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from headrace.core import InferResponse
+from headrace.pipeline.channel import ChannelClosedError, EndOfChannelError
+from headrace.pipeline.window import Window
+
+ANSWER = InferResponse((), "m")
+
+
+def in_thread(call):
+    """Run `call` in a thread; the thread, and the list that its result goes to."""
+    got = []
+    thread = threading.Thread(target=lambda: got.append(call()))
+    thread.start()
+    return thread, got
+
+
+def test_batches_come_in_the_order_of_sending_whatever_the_order_of_answering():
+    window, answers = Window(100), [Future() for _ in range(3)]
+    for name, answer in zip("abc", answers, strict=True):
+        window.send(name, answer, 1)
+    window.send("d", None, 1)
+    window.finish()
+    thread, got = in_thread(lambda: [window.receive() for _ in range(4)])
+    for index in (2, 1, 0):
+        answers[index].set_result(ANSWER)
+    thread.join(10)
+    assert got == [[("a", ANSWER), ("b", ANSWER), ("c", ANSWER), ("d", None)]]
+    with pytest.raises(EndOfChannelError):
+        window.receive()
+
+
+def test_what_failed_is_raised_after_what_came_before_it():
+    window, broken = Window(100), Future()
+    window.send("a", None, 1)
+    window.send("b", broken, 1)
+    window.fail(OSError("source"))
+    broken.set_exception(ValueError("model"))
+    assert window.receive() == ("a", None)
+    with pytest.raises(ValueError, match="model"):
+        window.receive()
+    with pytest.raises(OSError, match="source"):
+        window.receive()
+
+
+def test_sending_waits_for_room():
+    window = Window(10)
+    window.send("a", None, 10)
+    thread, _ = in_thread(lambda: window.send("b", None, 1))
+    thread.join(0.05)
+    assert thread.is_alive()
+    assert window.receive() == ("a", None)
+    thread.join(10)
+    assert window.receive() == ("b", None)
+
+
+def test_closing_frees_both_sides():
+    window = Window(1)
+    window.send("a", Future(), 1)
+    sender, _ = in_thread(lambda: pytest.raises(ChannelClosedError, window.send, "b", None, 1))
+    receiver, _ = in_thread(lambda: pytest.raises(EndOfChannelError, window.receive))
+    window.close()
+    sender.join(10)
+    receiver.join(10)
+    assert not sender.is_alive()
+    assert not receiver.is_alive()
+    with pytest.raises(ChannelClosedError):
+        window.send("c", None, 1)
