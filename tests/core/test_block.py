@@ -17,7 +17,9 @@ def test_a_record_is_its_bytes_without_the_terminator():
 
 
 def test_a_position_counts_lines_inside_quoted_records():
-    block = block_of(b'"a\nb",1', b"c,2", first=Position("o", "m", record=5, line=7, byte=100, member_byte=512))
+    block = block_of(
+        b'"a\nb",1', b"c,2", first=Position("o", "m", record=5, line=7, byte=100, member_byte=512)
+    )
     position = block.position(1)
     assert (position.record, position.line, position.byte) == (6, 9, 108)
     assert (position.object, position.member, position.member_byte) == ("o", "m", 512)
@@ -38,7 +40,13 @@ def test_a_failure_keeps_only_so_much_of_its_record():
 
 def test_records_count_failures_too():
     block = block_of(b"a")
-    failing = Block(block.first, block.data, block.starts, block.ends, failures=(block.failure(0, FailureKind.MODEL, "no"),))
+    failing = Block(
+        block.first,
+        block.data,
+        block.starts,
+        block.ends,
+        failures=(block.failure(0, FailureKind.MODEL, "no"),),
+    )
     assert (len(failing), failing.records) == (1, 2)
 
 

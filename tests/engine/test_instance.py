@@ -234,7 +234,8 @@ def test_an_async_model_is_awaited_on_one_loop():
 
 
 @pytest.mark.parametrize(
-    ("method", "error"), [("load", OSError("no file")), ("warm_up", ValueError("bad")), ("load", SystemExit(1))]
+    ("method", "error"),
+    [("load", OSError("no file")), ("warm_up", ValueError("bad")), ("load", SystemExit(1))],
 )
 def test_what_fails_before_it_is_ready_is_a_load_error(method, error):
     """With its cause."""

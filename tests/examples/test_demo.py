@@ -44,7 +44,9 @@ def demo(tmp_path_factory):
 def _write_predictions(folder: Path, probabilities) -> Path:
     """What `headrace stream` leaves, for these probabilities (rows, 2)."""
     (folder / "_headrace").mkdir(parents=True)
-    (folder / "_headrace" / "report.json").write_text(json.dumps({"rows_per_s": 1000.0, "peak_memory_mb": 120.0}))
+    (folder / "_headrace" / "report.json").write_text(
+        json.dumps({"rows_per_s": 1000.0, "peak_memory_mb": 120.0})
+    )
     half = len(probabilities) // 2
     for number, part in enumerate((probabilities[:half], probabilities[half:])):
         with (folder / f"part-{number:05}.csv").open("w", newline="") as lines:

@@ -60,12 +60,21 @@ def test_sending_waits_for_room():
 def test_closing_frees_both_sides():
     window = Window(1)
     window.send("a", Future(), 1)
-    sender, _ = in_thread(lambda: pytest.raises(ChannelClosedError, window.send, "b", None, 1))
-    receiver, _ = in_thread(lambda: pytest.raises(EndOfChannelError, window.receive))
+
+    def send():
+        with pytest.raises(ChannelClosedError):
+            window.send("b", None, 1)
+        return "closed"
+
+    def receive():
+        with pytest.raises(EndOfChannelError):
+            window.receive()
+        return "closed"
+
+    both = [in_thread(send), in_thread(receive)]
     window.close()
-    sender.join(10)
-    receiver.join(10)
-    assert not sender.is_alive()
-    assert not receiver.is_alive()
+    for thread, got in both:
+        thread.join(10)
+        assert got == ["closed"]
     with pytest.raises(ChannelClosedError):
         window.send("c", None, 1)

@@ -1,0 +1,158 @@
+import click
+import pytest
+from click.testing import CliRunner
+
+from headrace.cli.options import (
+    FLOW_OPTIONS,
+    OUTPUT_OPTIONS,
+    SOURCE_OPTIONS,
+    if_exists,
+    parse_bytes,
+    parse_columns,
+    parse_delimiter,
+    parse_size_px,
+    predictor_options,
+    stream_settings,
+)
+from headrace.formats.read import ReadOptions
+from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+
+CONTEXT = click.Context(click.Command("x"))
+PARAMETER = click.Option(["--x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1000", 1000),
+        ("64k", 65536),
+        ("16MiB", 16 << 20),
+        ("1.5g", 3 << 29),
+        ("2KB", 2048),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_bytes(CONTEXT, PARAMETER, text) == size
+    assert parse_bytes(CONTEXT, PARAMETER, None) is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "inf", "nan", "1e3", "k", "5x", "1.2.3"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(click.BadParameter, match="is no size: write 16MiB, 64k or 1000"):
+        parse_bytes(CONTEXT, PARAMETER, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        (None, ()),
+        ("a, b ,c", ("a", "b", "c")),
+        ("0,3,5-7", (0, 3, 5, 6, 7)),
+        ("4-4", (4,)),
+        ("a-b", ("a-b",)),
+        ("-1", ("-1",)),
+    ],
+)
+def test_columns(text, columns):
+    assert parse_columns(CONTEXT, PARAMETER, text) == columns
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a,1", "name all columns, or number all"),
+        ("5-3", "5-3 is no range"),
+        ("0-999999999", "at most 100000 columns"),
+        ("a,,b", "an empty name"),
+        (",", "an empty name"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(text, why):
+    with pytest.raises(click.BadParameter, match=why):
+        parse_columns(CONTEXT, PARAMETER, text)
+
+
+def test_a_tab_can_be_typed():
+    assert [parse_delimiter(CONTEXT, PARAMETER, t) for t in (None, ";", r"\t", "\t")] == [
+        None,
+        ";",
+        "\t",
+        "\t",
+    ]
+    with pytest.raises(click.BadParameter, match="is not one character"):
+        parse_delimiter(CONTEXT, PARAMETER, "||")
+
+
+def test_image_sizes():
+    assert parse_size_px(CONTEXT, PARAMETER, "224X112") == (224, 112)
+    assert parse_size_px(CONTEXT, PARAMETER, None) is None
+    for bad in ("224", "0x5", "axb", "1x2x3"):
+        with pytest.raises(click.BadParameter, match="HEIGHTxWIDTH"):
+            parse_size_px(CONTEXT, PARAMETER, bad)
+
+
+def given_by(*args: str) -> dict:
+    """What a command with all the options is given."""
+    found: dict = {}
+
+    @click.command()
+    @SOURCE_OPTIONS
+    @FLOW_OPTIONS
+    @OUTPUT_OPTIONS
+    def command(**given):
+        found.update(given)
+
+    result = CliRunner().invoke(command, args, catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return found
+
+
+def test_without_options_the_settings_are_the_librarys_own():
+    """Else the command would not be what ``headrace.run`` is."""
+    assert stream_settings(given_by()) == StreamSettings()
+    options = predictor_options(given_by())
+    assert options == type(options)()
+    assert if_exists(given_by()) == "refuse"
+
+
+def test_every_option_reaches_its_setting():
+    given = given_by(
+        "--members", "*.csv", "--members", "*.tsv", "--format", "csv", "--compression", "gzip",
+        "--delimiter", ";", "--header", "names", "--columns", "a,b", "--record-bytes-max", "1k",
+        "--image-size", "4x5", "--window-ms", "10", "--hop-ms", "5", "--sample-rate", "8000",
+        "--every-frames", "2", "--every-ms", "40", "--batch-rows", "7", "--batch-bytes", "2k",
+        "--batch-delay-ms", "3", "--prefetch-bytes", "3k", "--instances", "2", "--protocol", "oip",
+        "--endpoint-model", "m", "--in-flight", "9", "--timeout-s", "8", "--retry-s", "0",
+        "--output-format", "jsonl", "--join", "input", "--output-header", "--part-bytes", "4k",
+        "--checkpoint-s", "0", "--resume",
+    )  # fmt: skip
+    assert stream_settings(given) == StreamSettings(
+        read=ReadOptions(
+            compression="gzip",
+            format="csv",
+            members=("*.csv", "*.tsv"),
+            delimiter=";",
+            header="names",
+            record_bytes_max=1024,
+            size_px=(4, 5),
+            window_ms=10,
+            hop_ms=5,
+            sample_rate_hz=8000,
+            every_frames=2,
+            every_ms=40,
+        ),
+        mapping=MappingOptions(columns=("a", "b")),
+        flow=FlowSettings(batch_rows_max=7, batch_bytes_max=2048, batch_delay_ms=3, prefetch_bytes_max=3072),
+        output=OutputSettings(format="jsonl", join="input", header=True, part_bytes_max=4096, checkpoint_s=0),
+    )
+    options = predictor_options(given)
+    assert (options.instances, options.protocol, options.endpoint_model) == (2, "oip", "m")
+    assert (options.in_flight_max, options.timeout_s, options.retry_s) == (9, 8, 0)
+    assert if_exists(given) == "resume"
+    assert if_exists(given_by("--overwrite")) == "overwrite"
+
+
+def test_a_text_column_is_a_name_or_a_number():
+    assert stream_settings(given_by("--text-column", "note")).mapping.text_column == "note"
+    assert stream_settings(given_by("--text-column", "3")).mapping.text_column == 3

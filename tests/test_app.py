@@ -1,0 +1,225 @@
+"""The composition root: what is built from what a caller gives, and that everything is ended again."""
+
+import asyncio
+import functools
+import threading
+
+import pytest
+
+import headrace
+from headrace.app import OpenedRun, PredictorOptions, execute, open_predictor, open_run, open_watch
+from headrace.core.errors import ConfigError, ModelLoadError, NotFoundError, OutputExistsError
+from headrace.core.model import Model
+from headrace.core.tensor import TensorSpec
+from headrace.pipeline.settings import FlowSettings, MappingOptions, StreamSettings
+from headrace.storage.resolve import Stores
+from pipeline.support import ScriptedPredictor
+
+
+class Double(Model):
+    inputs = (TensorSpec("x", "FP32", (-1, 2)),)
+
+    def predict(self, x):
+        return x[:, 0] * 2
+
+
+class Half(Model):
+    inputs = Double.inputs
+
+    def predict(self, x):
+        return x[:, 0] / 2
+
+
+@pytest.fixture
+def stores() -> Stores:
+    made = Stores()
+    made.for_uri("memory://b/").put("memory://b/in/a.csv", b"1,0\n2,0\nx,0\n4,0\n")
+    return made
+
+
+def predictions(stores: Stores, output: str = "memory://b/out/") -> bytes:
+    store = stores.for_uri(output)
+    return b"".join(store.get(i.uri) for i in store.list(f"{output}part-") if i.uri.endswith(".csv"))
+
+
+def engine_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("headrace-Double")]
+
+
+# Predictors
+
+
+@pytest.mark.parametrize(("model", "endpoint"), [(None, None), (Double, "http://h")])
+def test_either_a_model_or_an_endpoint(model, endpoint):
+    with pytest.raises(ConfigError, match="not both and not neither"):
+        open_predictor(model, endpoint, PredictorOptions())
+
+
+def test_a_model_may_be_a_class_a_function_a_file_or_a_predictor(tmp_path):
+    file = tmp_path / "m.py"
+    file.write_text("from headrace import Model\nclass M(Model):\n    def predict(self, x): return x\n")
+    ready = ScriptedPredictor()
+    opened = [
+        open_predictor(model, None, PredictorOptions(instances=2))
+        for model in (Double, functools.partial(Double), str(file), ready)
+    ]
+    assert opened[3].predictor is ready
+    assert [type(o.predictor).__name__ for o in opened[:3]] == ["Engine"] * 3
+    assert opened[0].identity.startswith("Double sha256:")
+    assert opened[2].identity.startswith("m sha256:")
+
+
+def test_the_identity_changes_with_the_models_code(tmp_path):
+    """A resumed run must not mix the predictions of two models."""
+    file = tmp_path / "m.py"
+    identities = set()
+    for number in range(2):
+        file.write_text(
+            f"from headrace import Model\nclass M(Model):\n    def predict(self, x): return x + {number}\n"
+        )
+        identities.add(open_predictor(str(file), None, PredictorOptions()).identity)
+    identities |= {open_predictor(m, None, PredictorOptions()).identity for m in (Double, Half)}
+    assert len(identities) == 4
+
+
+def test_an_endpoint_is_known_by_its_address():
+    pytest.importorskip("aiohttp")
+    opened = open_predictor(None, "http://127.0.0.1:9/v2/models/m", PredictorOptions(protocol="oip"))
+    assert "127.0.0.1:9" in opened.identity
+
+
+# Streams
+
+
+def test_a_stream_hands_over_every_outcome(stores):
+    with headrace.stream("memory://b/in/", model=Double, stores=stores) as outcomes:
+        found = [float(o.outputs["output"]) if o.ok else None for o in outcomes]
+    assert found == [2, 4, None, 8]
+    assert engine_threads() == []
+
+
+def test_a_stream_takes_settings(stores):
+    settings = StreamSettings(mapping=MappingOptions(columns=(1, 0)), flow=FlowSettings(batch_rows_max=1))
+    batches = list(
+        headrace.stream("memory://b/in/", model=Double, settings=settings, stores=stores).batches()
+    )
+    assert [b.entries for b in batches] == [1, 1, 1, 1]
+    assert batches[0].outputs["output"].tolist() == [0.0]
+
+
+def test_a_stream_of_nothing_raises_where_it_is_asked(stores):
+    stream = headrace.stream("memory://b/gone/x.csv", model=Double, stores=stores)
+    with pytest.raises(NotFoundError):
+        list(stream)
+    assert engine_threads() == []
+
+
+# Runs
+
+
+def test_a_run_writes_and_reports(stores):
+    report = headrace.run_sync("memory://b/in/", model=Double, output="memory://b/out", stores=stores)
+    assert (report.records_in, report.rows_out, report.rows_failed, report.exit_code) == (4, 3, 1, 3)
+    assert predictions(stores) == b"2.0\n4.0\n8.0\n"
+    assert engine_threads() == []
+    with pytest.raises(OutputExistsError):
+        headrace.run_sync("memory://b/in/", model=Double, output="memory://b/out", stores=stores)
+    again = headrace.run_sync(
+        "memory://b/in/", model=Double, output="memory://b/out", stores=stores, if_exists="resume"
+    )
+    assert again == report
+
+
+def test_the_same_asynchronously(stores):
+    report = asyncio.run(headrace.run("memory://b/in/", model=Double, output="memory://b/out", stores=stores))
+    assert report.records_in == 4
+    assert predictions(stores) == b"2.0\n4.0\n8.0\n"
+
+
+def test_cancelling_a_run_drains_it_and_leaves_it_resumable(stores):
+    stores.for_uri("memory://b/").put("memory://b/in/a.csv", b"".join(b"%d,0\n" % i for i in range(50)))
+    entered, go = threading.Event(), threading.Event()
+
+    class Held(Double):
+        max_batch_rows = 5
+
+        def predict(self, x):
+            if 10 in x[:, 0]:
+                entered.set()
+                assert go.wait(10)
+            return super().predict(x)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(
+            headrace.run("memory://b/in/", model=Held, output="memory://b/out", stores=stores)
+        )
+        await asyncio.to_thread(entered.wait, 10)
+        task.cancel()
+        for _ in range(3):  # until the cancellation has reached the run
+            await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    report = headrace.run_sync(
+        "memory://b/in/", model=Held, output="memory://b/out", stores=stores, if_exists="resume"
+    )
+    assert (report.records_in, report.resumed) == (50, True)
+    assert 0 < report.model_calls < 10
+    assert predictions(stores) == b"".join(b"%.1f\n" % (2.0 * i) for i in range(50))
+
+
+def test_a_model_that_does_not_load_leaves_no_output(stores):
+    class Broken(Double):
+        def load(self):
+            raise OSError("no weights")
+
+    with pytest.raises(ModelLoadError, match="no weights"):
+        headrace.run_sync("memory://b/in/", model=Broken, output="memory://b/out", stores=stores)
+    assert not list(stores.for_uri("memory://b/").list("memory://b/out"))
+
+
+def test_an_opened_run_starts_its_predictor_and_stops_it_whatever_happens(stores):
+    opened = open_run("memory://b/in/", model=Double, output="memory://b/out", stores=stores)
+    assert isinstance(opened, OpenedRun)
+    assert engine_threads() == []
+    with opened as run:
+        assert run is opened.run
+        assert len(engine_threads()) == 1
+    assert engine_threads() == []
+    with pytest.raises(ZeroDivisionError):
+        _raise_within(opened)
+    assert engine_threads() == []
+
+
+def _raise_within(opened: OpenedRun) -> None:
+    with opened:
+        raise ZeroDivisionError
+
+
+def test_what_is_around_a_run_is_entered_and_left(stores):
+    seen = []
+
+    class Around:
+        def __enter__(self):
+            seen.append("in")
+
+        def __exit__(self, *_):
+            seen.append("out")
+
+    execute(open_run("memory://b/in/", model=Double, output="memory://b/out", stores=stores), Around())
+    assert seen == ["in", "out"]
+
+
+def test_a_watch_is_over_the_runs_source(stores):
+    opened = open_run("memory://b/in/", model=Double, output="memory://b/out", stores=stores)
+    watch = open_watch(opened, poll_s=1.0)
+    with opened:
+        assert watch.tick().records_in == 4
+        assert watch.tick() is None
+
+
+def test_a_model_without_source_code_has_an_identity_all_the_same():
+    made = type("Made", (Double,), {})
+    assert open_predictor(made, None, PredictorOptions()).identity.startswith("Made sha256:")
