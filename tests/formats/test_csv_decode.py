@@ -12,7 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_cells import Dialect
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
-from headrace.formats.matrix import plain_flat_numbers
+from headrace.formats.matrix import NumberParser, plain_flat_numbers
 
 ENGINES = {
     "simdjson, arrow": {},
@@ -314,3 +314,22 @@ def test_raw_records_are_bytes_or_text():
     assert [(f.kind, f.why) for f in got.failures] == [
         (FailureKind.DECODE, "not UTF-8 at byte 0 of the record")
     ]
+
+
+def test_some_columns_of_numbers_are_read_with_the_others_until_these_are_no_numbers(monkeypatch):
+    """Which way is taken shows in nothing but time."""
+    whole: list[int] = []
+    block = NumberParser.block
+    monkeypatch.setattr(
+        NumberParser,
+        "block",
+        lambda self, rows, width, **more: whole.append(width) or block(self, rows, width, **more),
+    )
+    decoder = CsvMatrixDecoder("x", columns=(2, 0), width=3)
+    texts = [b"1,2,3\n4,5,6", *[b"1,two,3\n4,5,6\n7,8"] * 4, b"1,2,3\n4,5,6"]
+    for text in texts:
+        decoded = decoder.decode(block_of(text))
+        assert decoded.tensors["x"].tolist() == [[3, 1], [6, 4]]
+        assert len(decoded.failures) == text.count(b"7")
+    assert whole.count(3) == 4
+    assert whole[-1] == 2

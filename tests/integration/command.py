@@ -1,6 +1,7 @@
 """The whole command for tests, in this process: what it exits with, says, and leaves behind."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,12 @@ class Done:
 
 def headrace(*args: str | Path, environ: Mapping[str, str] | None = None) -> Done:
     """``headrace ARGS``; what is no way to end a command (a traceback) is raised."""
-    ended = CliRunner().invoke(main, [str(a) for a in args], env=environ, catch_exceptions=False)
+    logger = logging.getLogger("headrace")
+    before = (logger.handlers, logger.level, logger.propagate)
+    try:
+        ended = CliRunner().invoke(main, [str(a) for a in args], env=environ, catch_exceptions=False)
+    finally:
+        logger.handlers, logger.level, logger.propagate = before
     return Done(ended.exit_code, ended.stdout, ended.stderr)
 
 

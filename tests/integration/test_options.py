@@ -169,6 +169,26 @@ def test_objects_are_selected_by_name_prefix_glob_or_manifest(sources, source, w
     assert done.report["objects_read"] == len(wanted)
 
 
+# Logs
+
+
+def test_v_tells_what_happens_in_lines_that_machines_read():
+    put("in/a.csv", "1,0\n")
+    put("in/b.csv.gz", "no gzip")
+    done = headrace("stream", "in/", "--model", "double.py", "--output", OUT, "-v")
+    assert done.code == 1
+    logged = [json.loads(line) for line in done.err.splitlines()]
+    assert [line["message"] for line in logged if not line["message"].startswith("object broken")] == [
+        "run begun",
+        "part published",
+        "run complete",
+    ]
+    (broken,) = [line for line in logged if line["message"].startswith("object broken: in/b.csv.gz: ")]
+    assert broken["at"].startswith("in/b.csv.gz, record 0")
+    assert {line["level"] for line in logged} == {"info"}
+    assert logged[-1]["records_in"] == 1
+
+
 # Watching
 
 

@@ -383,6 +383,30 @@ def test_figures_of_an_append_are_its_own_and_counts_are_the_runs(stores):
     assert (second.records_in, second.objects_read, second.elapsed_s) == (44, 2, 1.0)
 
 
+def test_the_hundredth_append_costs_no_more_than_the_tenth(stores):
+    """A watched prefix runs for months: what is read of the ledger must not grow with what is in it."""
+
+    class Counting(MemoryStore):
+        reads = 0
+
+        def get(self, uri):
+            self.reads += 1
+            return super().get(uri)
+
+    class CountingStores(Stores):
+        def for_uri(self, uri):
+            return store
+
+    store, reads = Counting(), []
+    run = run_over(CountingStores())
+    for number in range(100):
+        put(CountingStores(), f"{number:03d}.csv", rows(1))
+        before = store.reads
+        run.append([head(CountingStores(), f"{number:03d}.csv")])
+        reads.append(store.reads - before)
+    assert reads[99] == reads[10]
+
+
 # Resuming
 
 

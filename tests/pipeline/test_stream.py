@@ -130,3 +130,17 @@ def test_a_closed_stream_gives_nothing_and_closes_twice():
     stream.close()
     stream.close()
     assert list(stream) == []
+
+
+def test_closing_while_the_predictor_starts_leaves_nothing_running():
+    class Slow(Watched):
+        def start(self) -> None:
+            super().start()
+            stream.close()
+            super().start()  # what it had begun ends only now
+
+    predictor = Slow()
+    stream = stream_over(rows(3), predictor)
+    assert list(stream) == []
+    assert not predictor.running
+    assert flow_threads() == []

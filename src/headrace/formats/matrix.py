@@ -28,6 +28,7 @@ DelimitedNumbers = Callable[[bytes, int, int, bytes, bytes], NDArray[np.float64]
 _PARTS: Final = 16
 _ROWS_ONE_BY_ONE: Final = 8
 _INTEGER_ZERO_NEGATIVE: Final = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
+_GOES_ON: Final = np.frombuffer(b"0123456789.eE", np.uint8)
 _ZEROS_ONE_BY_ONE: Final = 256
 """So many zeros are looked up in their rows; more are searched for in the whole text."""
 _BOOLEANS: Final = {"0": False, "1": True, "false": False, "true": True}
@@ -165,7 +166,7 @@ class NumberParser:
             return numbers
         zeros = np.flatnonzero(numbers == 0)
         if len(zeros) > _ZEROS_ONE_BY_ONE:
-            if not _INTEGER_ZERO_NEGATIVE.search(text):
+            if not _may_have_negative_zeros(text):
                 return numbers
             again = self._flat_numbers(_INTEGER_ZERO_NEGATIVE.sub(b"-0.0", text), self._kind)
             assert again is not None, "the same numbers as before"
@@ -291,6 +292,16 @@ class NumberParser:
 def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
     bounds = np.iinfo(dtype)
     return int(bounds.min), int(bounds.max)
+
+
+def _may_have_negative_zeros(text: bytes) -> bool:
+    """Whether a JSON text has ``-0`` with neither digit, point nor exponent after it; the pattern itself is slow."""
+    if b"-" not in text:
+        return False
+    values = np.frombuffer(text, np.uint8)
+    at = np.flatnonzero(values[:-2] == ord("-"))
+    at = at[values[at + 1] == ord("0")]
+    return not bool(np.isin(values[at + 2], _GOES_ON).all())
 
 
 def _adjacent(rows: Rows) -> bool:

@@ -96,7 +96,6 @@ class Mark:
 class State:
     """What a ledger tells at a resumption."""
 
-    plan: list[ObjectInfo]
     last: Mark | None = None
     """The last part or checkpoint; None when none was committed."""
     checkpoints: list[Mark] = field(default_factory=list[Mark])
@@ -182,19 +181,17 @@ class Ledger:
         checkpoints = [self._mark(n) for n in under_way]
         report = self._store.get(self._uri("report.json")) if "report.json" in names else None
         return State(
-            plan=[info for plan in self.read_plans() for info in plan],
             last=checkpoints[-1] if checkpoints else last,
             checkpoints=checkpoints,
             finished=orjson.loads(report) if report else None,
         )
 
-    def count(self) -> Counts:
-        """Every published part's counts, and those of the part under way, added up."""
-        state = self.state()
+    def count(self, state: State, *, since: int = 0) -> Counts:
+        """The counts of every published part from number `since` on, and of the part under way, added up."""
         total = Counts()
-        for info in self._store.list(self._uri("part-")):
-            if info.uri.endswith(".json") and ".checkpoint-" not in info.uri:
-                total = total.plus(Mark.from_json(self._store.get(info.uri)).in_part)
+        published = state.last.part + (not state.checkpoints) if state.last else 0
+        for part in range(since, published):
+            total = total.plus(self._mark(f"part-{part:05d}.json").in_part)
         return total.plus(state.checkpoints[-1].in_part) if state.checkpoints else total
 
     def _mark(self, name: str) -> Mark:

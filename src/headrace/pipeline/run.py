@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from headrace.core.block import FailureKind
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     ConfigError,
@@ -73,6 +74,8 @@ class Run:
         self._plans = 0
         self._state: State | None = None
         self._done_objects = 0
+        self._counted = (0, Counts())
+        """How many parts were counted from their records, and what they come to."""
         self._resumed = False
         self._appending = False
         self._draining = False
@@ -143,15 +146,18 @@ class Run:
         self._refuse_loop(plan)
         self._ledger.begin(self._identity(), plan)
         self._plan, self._plans = list(plan), 1
+        _log.info("run begun", extra={"output": self.destination, "objects": len(plan)})
         return None
 
     def _resume(self) -> Report | None:
         self._ledger.check_identity(self._identity())
         self._resumed = True
-        self._plans = len(self._ledger.read_plans())
+        plans = self._ledger.read_plans()
+        self._plan, self._plans = [info for plan in plans for info in plan], len(plans)
         self._state = self._ledger.state()
-        self._plan = self._state.plan
         self._count_before(self._state)
+        at = {"output": self.destination, "objects": len(self._plan), "records": self.progress.records}
+        _log.info("run resumed", extra=at)
         if self._state.finished is None:
             return None
         self._done_objects = len(self._plan)
@@ -224,6 +230,9 @@ class Run:
                 if flow.mapper.learned != learned:
                     learned = dict(flow.mapper.learned)
                     self._ledger.learn(learned)
+                for failure in batch.failures if batch.broken else ():
+                    if failure.kind is FailureKind.OBJECT:
+                        _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
                 sink.write(batch)
                 progress.parts = sink.parts
             if flow.drained:
@@ -273,6 +282,12 @@ class Run:
             cpu_s=cpu_used_s,
             resumed=self._resumed,
         )
+        counts = {
+            "records_in": total.records_in,
+            "rows_out": total.rows_out,
+            "rows_failed": total.rows_failed,
+        }
+        _log.info("run %s", report.status, extra={"output": self.destination, "parts": sink.parts, **counts})
         if drained:
             return report
         if not (total.records_in or total.objects_broken or self._appending):
@@ -286,7 +301,11 @@ class Run:
         """Count the run from its ledger: the parts' records, added up, are what the last one and the sink say."""
         self._state = self._ledger.state()
         total = self._state.last.total if self._state.last else Counts()
-        counted = self._ledger.count()
+        # Only what is new since the last time: with ten thousand appends all of it would be too much to read.
+        parts, before = self._counted
+        counted = before.plus(self._ledger.count(self._state, since=parts))
+        if not self._state.checkpoints:
+            self._counted = (sink.parts, counted)
         lost = sink.committed != total and not sink.drops_open_part
         if lost or counted != total or total.records_in != total.rows_out + total.rows_failed:
             raise CountMismatchError(

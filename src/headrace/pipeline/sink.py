@@ -5,6 +5,7 @@ Arrives: `ScoredBatch`es in source order. Leaves: ``DEST/part-00000.csv`` and, w
 the settings alone, however often the run was killed. What a reader lists is always whole.
 """
 
+import logging
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,8 @@ from headrace.pipeline.items import Cursor, ScoredBatch
 from headrace.pipeline.ledger import Counts, Ledger, Mark, State
 from headrace.pipeline.settings import OutputSettings
 from headrace.storage.contract import Store
+
+_log = logging.getLogger("headrace.pipeline")
 
 EncoderFactory = Callable[[dict[str, Array]], Encoder]
 """Makes a part's encoder, given the outputs of its first batch (empty when none of it was predicted)."""
@@ -167,6 +170,8 @@ class Sink:
         if failed:
             self._store.put(f"{name}.failed.jsonl", b"".join(failed))
         self._ledger.commit_part(mark)
+        at = {"part": mark.part, "part_bytes": mark.part_bytes, "records": mark.total.records_in}
+        _log.info("part published", extra=at)
 
     def _wait_published(self) -> None:
         publishing, self._publishing = self._publishing, None

@@ -34,6 +34,10 @@ class Stream:
         if self._flow is None:
             self._predictor.start()
             self._flow = self._make_flow()
+            if self._closed:  # by another thread, while this one was waiting for the predictor
+                self._flow.close()
+                self._predictor.stop(drain=False)
+                return None
         return self._flow.next_batch()
 
     def batches(self) -> Iterator[ScoredBatch]:

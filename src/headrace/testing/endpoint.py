@@ -5,6 +5,7 @@ but the standard library.
 """
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -133,7 +134,7 @@ class ScriptedEndpoint:
         self._gate = asyncio.Event()
         self._gate.set()
         self._port = 0
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._conversations: set[asyncio.Task[None]] = set()
 
     # Life
 
@@ -210,35 +211,41 @@ class ScriptedEndpoint:
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(
-            self._accept, "127.0.0.1", self._port, limit=_HEAD_BYTES_MAX, backlog=1024
-        )
-        self._port = server.sockets[0].getsockname()[1]
-        ready.set()
-        await self._over.wait()
-        server.close()
-        # What was just accepted has tasks that make further ones.
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            for connection in self._connections:
-                connection.cancel()
-            await asyncio.wait(others)
+        # By hand, since asyncio's own server leaves a connection open that it accepts while it is closed.
+        with socket.create_server(("127.0.0.1", self._port), backlog=1024) as listener:
+            listener.setblocking(False)
+            self._port = listener.getsockname()[1]
+            self._loop.add_reader(listener, self._accept, listener)
+            ready.set()
+            await self._over.wait()
+            self._loop.remove_reader(listener)
+        for conversation in self._conversations:
+            conversation.cancel()
+        if self._conversations:
+            await asyncio.wait(self._conversations)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._converse(reader, writer))
-        self._connections[task] = writer
-        task.add_done_callback(self._disconnect)
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(BlockingIOError, ConnectionError):
+            connected, _ = listener.accept()
+            connected.setblocking(False)
+            conversation = asyncio.ensure_future(self._converse(connected))
+            self._conversations.add(conversation)
+            # Here and not in the conversation, which may be cancelled before it began.
+            conversation.add_done_callback(self._conversations.discard)
+            conversation.add_done_callback(lambda _: connected.close())
 
-    def _disconnect(self, task: asyncio.Task[None]) -> None:
-        """Here and not in the task, which may be cancelled before it ran."""
-        self._connections.pop(task).close()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, connected: socket.socket) -> None:
         """One connection: requests one after another, until either side closes it."""
         # The client hung up, or the endpoint stops.
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while (request := await _read_request(reader, writer)) is not None:
-                if not await self._respond(request, reader, writer):
-                    break
+            reader, writer = await asyncio.open_connection(sock=connected, limit=_HEAD_BYTES_MAX)
+            try:
+                while (request := await _read_request(reader, writer)) is not None:
+                    if not await self._respond(request, reader, writer):
+                        break
+            finally:
+                writer.close()
+                await writer.wait_closed()
 
     async def _respond(
         self, request: SeenRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
