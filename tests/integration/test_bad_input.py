@@ -2,6 +2,9 @@
 
 import gzip
 import io
+import json
+import subprocess
+import sys
 import tarfile
 from base64 import b64decode
 from pathlib import Path
@@ -195,6 +198,37 @@ def test_a_giant_line_is_bounded_and_fails_alone():
     assert (failure["record"], failure["line"], failure["byte"]) == (1, 2, 4)
     assert failure["raw"] == "7" * 65536
     assert failure["raw_truncated"] is True
+
+
+def test_a_giant_line_costs_no_memory():
+    """256 MiB without a line end, in a process of its own, whose peak is what it says of itself."""
+    with Path("a.csv").open("wb") as file:
+        file.writelines(b"7" * (1 << 20) for _ in range(256))
+        file.write(b"\n1,1\n")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "headrace",
+            "stream",
+            "a.csv",
+            "--model",
+            "double.py",
+            "--output",
+            "out",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    Path("a.csv").unlink()
+    assert done.returncode == 3, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert (report["rows_out"], report["rows_failed"]) == (1, 1)
+    assert report["peak_memory_mb"] < 200
+    (failure,) = failures(OUT)
+    assert failure["reason"] == "longer than record_bytes_max=16777216"
 
 
 # Where the model is wrong
