@@ -1,3 +1,4 @@
+import io
 import json
 import logging
 import sys
@@ -45,7 +46,7 @@ def test_an_exception_stays_in_its_line():
 
 
 @pytest.mark.parametrize(
-    ("verbosity", "levels"), [(0, ["warning"]), (1, ["info", "warning"]), (5, ["debug", "info", "warning"])]
+    ("verbosity", "levels"), [(1, ["info", "warning"]), (5, ["debug", "info", "warning"])]
 )
 def test_more_is_said_the_more_it_is_asked_for(verbosity, levels, capsys):
     configure_logs(verbosity)
@@ -54,3 +55,13 @@ def test_more_is_said_the_more_it_is_asked_for(verbosity, levels, capsys):
         getattr(logging.getLogger("headrace.pipeline"), level)("hello")
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["level"] for line in said] == levels
+
+
+def test_warnings_alone_are_plain_and_go_where_standard_error_is_now(monkeypatch):
+    configure_logs(0)
+    now = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", now)
+    log = logging.getLogger("headrace.client")
+    log.info("asking again")
+    log.warning("endpoint failed, %s", "retrying")
+    assert now.getvalue() == "warning: endpoint failed, retrying\n"

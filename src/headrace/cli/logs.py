@@ -1,4 +1,4 @@
-"""Structured logs for ``-v``: one JSON object a line, on standard error."""
+"""Logs on standard error: with ``-v`` one JSON object a line; warnings alone, and plain, without."""
 
 import json
 import logging
@@ -25,10 +25,25 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class PlainFormatter(logging.Formatter):
+    """For people who asked for no logs: what went wrong, in one line, without the trace."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        return f"{record.levelname.lower()}: {record.getMessage()}"
+
+
+class _StandardError(logging.Handler):
+    """Writes to whatever standard error is at that moment: a progress bar puts itself in its place, and makes room."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
+
+
 def configure_logs(verbosity: int) -> None:
-    """0: warnings; 1: info; 2 and more: debug. Only headrace's own loggers."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    """0: warnings, as plain text; 1: info; 2 and more: debug, as JSON. Only headrace's own loggers."""
+    handler = _StandardError()
+    handler.setFormatter(JsonFormatter() if verbosity else PlainFormatter())
     logger = logging.getLogger("headrace")
     logger.handlers = [handler]
     logger.setLevel([logging.WARNING, logging.INFO, logging.DEBUG][min(verbosity, 2)])
