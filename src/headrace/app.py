@@ -100,7 +100,33 @@ def stream(
     options: PredictorOptions | None = None,
     stores: Stores | None = None,
 ) -> Stream:
-    """See `headrace.stream`."""
+    """Predictions to the caller: iterate what comes with ``async for`` or ``for``, once.
+
+    ::
+
+        async for outcome in headrace.stream("s3://bucket/day.tar.gz", model="churn.onnx"):
+            if outcome.ok:
+                ...  # outcome.outputs by name, outcome.record (raw bytes), outcome.position
+            else:
+                ...  # outcome.position, outcome.why, outcome.raw
+
+    One outcome a record (`Prediction` or `Failure`), in source order. Nothing is read before the first is asked for,
+    and no more than the settings' bounds ahead of what was taken: a caller that stops asking stops the source. `Stream.batches`
+    gives whole batches with arrays, for callers who cannot afford an object a record.
+
+    Args:
+        source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
+        model: A file (``model.onnx``, ``file.py``, ``file.py:Class``), ``module:Class``, a Model class, or a Predictor.
+        endpoint: The URL of a model served elsewhere, instead of `model`.
+        settings: How records are read, mapped and batched; `StreamSettings.output` has no meaning here.
+        options: Instances, or how an endpoint is asked.
+        stores: Where objects are; by default everything that a URI can name, with credentials from the environment.
+
+    Raises:
+        ConfigError: At once, for what cannot be; MissingExtraError names the extra to install.
+        HeadraceError: While iterating, after all outcomes before: the model does not load or breaks its contract, the
+            source is empty, or cannot be reached any more.
+    """
     opened = open_predictor(model, endpoint, options or PredictorOptions())
     used, where = settings or StreamSettings(), stores or Stores()
 
@@ -176,7 +202,7 @@ def run_sync(
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
 ) -> Report:
-    """See `headrace.run_sync`."""
+    """What `run` does, for callers without an event loop; blocks until all is written."""
     opened = open_run(
         source,
         output=output,
@@ -207,7 +233,33 @@ async def run(
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
 ) -> Report:
-    """See `headrace.run`. Cancelling drains: the ledger is left resumable."""
+    """Score a source and write the predictions below `output`; returns when all of it is committed.
+
+    ::
+
+        report = await headrace.run("s3://bucket/in/", model="churn.onnx", output="s3://bucket/out/")
+
+    Written are parts (``part-00000.csv``, …) in source order, ``part-*.failed.jsonl`` where records failed, and a
+    ledger in ``_headrace/``. Every object appears whole or not at all. Records in = rows out + failed is counted from
+    the ledger before this returns; failed records do not raise, see `Report.exit_code`. Cancelling drains, as
+    Ctrl-C does the command: what was read is delivered, and ``if_exists="resume"`` goes on.
+
+    Args:
+        source: As for `stream`.
+        output: A folder or prefix; anything else in it is left alone.
+        model: As for `stream`.
+        endpoint: As for `stream`.
+        settings: How records are read, mapped, batched and written.
+        options: As for `stream`.
+        if_exists: What to do where a run was written before: "refuse"; "resume", which goes on where it stopped, to
+            the same bytes, or returns its report when it is finished; "overwrite", which deletes it first.
+        stores: As for `stream`.
+
+    Raises:
+        ConfigError: For what cannot be; OutputExistsError when the output is there.
+        ResumeRefusedError: The model, the source or the settings are not those of the run to resume.
+        HeadraceError: The run broke. What was committed stays, and can be resumed.
+    """
     opened = open_run(
         source,
         output=output,
