@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from headrace.core.errors import NotFoundError
-from headrace.pipeline.prefetch import Prefetch
+from headrace.pipeline.prefetch import LOCAL_RANGE_BYTES, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.memory import MemoryStore
@@ -73,7 +73,7 @@ def test_the_first_read_is_small_so_that_first_records_are_there_soon(stores):
     list(prefetch.chunks(0))
     prefetch.close()
     asked = sorted(stores.store.asked, key=lambda a: a[1])
-    assert [a[2] for a in asked][:2] == [256 * KIB, (1 << 20) - (1 << 16)]
+    assert [a[2] for a in asked][:3] == [256 * KIB, 1024 * KIB, LOCAL_RANGE_BYTES]
 
 
 def test_reading_begins_at_the_byte_that_is_asked_for_of_the_first_object_alone(stores):

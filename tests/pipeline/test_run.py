@@ -14,7 +14,7 @@ from headrace.core.errors import (
 )
 from headrace.formats.read import ReadOptions
 from headrace.pipeline.run import Run
-from headrace.pipeline.settings import MappingOptions, OutputSettings, StreamSettings
+from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
@@ -428,7 +428,9 @@ def test_a_resumed_run_judges_later_files_as_the_first_one_decided(stores, at):
     put(stores, "d.jsonl", b'[1, 2]\n{"x": 3}\n' + b"[7, 8]\n" * 4)
     put(stores, "e.jsonl", b'{"x": [1, 2]}\n[5, 6]\n' * 4)
     used = StreamSettings(
-        read=ReadOptions(header="names"), output=OutputSettings(part_bytes_max=30, join="input")
+        read=ReadOptions(header="names"),
+        output=OutputSettings(part_bytes_max=30, join="input"),
+        flow=FlowSettings(window_bytes_max=1),  # so that the feeder is not far ahead of what is committed
     )
     broken = run_over(stores, used=used, predictor=BreaksAt(at, rows_max=2))
     if at < 14:

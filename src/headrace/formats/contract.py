@@ -18,8 +18,9 @@ from headrace.core.tensor import Array
 Buffer = bytes | memoryview
 """A chunk of bytes. A memoryview is only valid until the next chunk is asked for, unless it views bytes."""
 
-BLOCK_BYTES_MAX = 1 << 20
-"""How much a block of text holds at most, unless one record is longer. About what stays in a core's cache."""
+BLOCK_BYTES_MAX = 3 << 19
+"""How much a block of text holds at most, unless one record is longer: enough to spread what a block costs, little
+enough for a core's cache."""
 RECORD_BYTES_MAX = 16 << 20
 """The longest record that is kept, by default; a longer one becomes a failure and is skipped."""
 

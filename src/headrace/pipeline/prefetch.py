@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from headrace.formats.contract import BLOCK_BYTES_MAX
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -16,7 +17,7 @@ from headrace.storage.resolve import Stores
 FIRST_RANGE_BYTES = 256 * 1024
 """The first read of a run is small, so that the first records are there soon; each next is four times larger."""
 READS_AHEAD_MAX = 64
-LOCAL_RANGE_BYTES = (1 << 20) - (1 << 16)
+LOCAL_RANGE_BYTES = BLOCK_BYTES_MAX - (1 << 16)
 """Local reads have little latency to hide: smaller ones, a few ahead, stay in the processor's cache. A read and what is
 left of the one before make one block of text."""
 LOCAL_RANGES_AHEAD_MAX = 3

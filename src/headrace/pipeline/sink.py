@@ -164,9 +164,10 @@ class Sink:
         """On the publisher's thread: the data, then the record that makes it count."""
         name = f"{self._destination}part-{mark.part:05d}"
         if out:
+            out.reverse()
             with self._store.writer(f"{name}.{self._settings.format}") as writer:
-                for data in out:
-                    writer.write(data)
+                while out:
+                    writer.write(out.pop())  # what is written need not be held
         if failed:
             self._store.put(f"{name}.failed.jsonl", b"".join(failed))
         self._ledger.commit_part(mark)
