@@ -28,7 +28,7 @@ SMALL_ARCHIVE_MB = 50
 ROW_BYTES = 255
 MODEL = FOLDER / "mlp.onnx"
 
-_console = Console()
+_console = Console(width=None if sys.stdout.isatty() else 132)
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,7 @@
+import subprocess
+import sys
+
+from headrace.pipeline import usage
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 
 
@@ -8,11 +12,27 @@ def test_work_costs_processor_time():
     assert cpu_s() > before
 
 
-def test_peak_memory_is_in_mebibytes_and_never_falls():
+def test_peak_memory_is_in_mebibytes_and_does_not_fall():
     before = peak_memory_mb()
     held = bytearray(64 << 20)
     held[:: 1 << 12] = bytes(len(held) >> 12)
     after = peak_memory_mb()
     del held
     assert after > 64
-    assert peak_memory_mb() >= after >= before
+    # Linux adds its processors' counts up late: a little may be missing.
+    assert peak_memory_mb() + 1 > after > before - 1
+
+
+def test_peak_memory_is_not_that_of_whoever_started_the_process():
+    """The maximum of `getrusage` is inherited: a small run that a large program starts would look large."""
+    held = bytearray(300 << 20)
+    held[:: 1 << 12] = bytes(len(held) >> 12)
+    script = "from headrace.pipeline.usage import peak_memory_mb; print(peak_memory_mb())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    del held
+    assert 5 < float(done.stdout) < 200
+
+
+def test_where_the_system_keeps_no_status_file_its_own_maximum_is_taken(monkeypatch, tmp_path):
+    monkeypatch.setattr(usage, "_STATUS", tmp_path / "none")
+    assert peak_memory_mb() > 5

@@ -58,7 +58,7 @@ class Display:
     def __enter__(self) -> Self:
         if self._style == "bar":
             self._bar = Progress(
-                BarColumn(bar_width=30),
+                BarColumn(bar_width=None),
                 TextColumn("{task.percentage:>3.0f}%"),
                 TextColumn("{task.fields[done]}"),
                 TextColumn("[bold]{task.fields[records]}[/] records"),
@@ -66,8 +66,9 @@ class Display:
                 TextColumn("busy {task.fields[busy]}"),
                 TextColumn("{task.fields[failed]}"),
                 TextColumn("ETA"),
-                TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+                TimeRemainingColumn(compact=True),
                 console=self._console,
+                expand=True,
             )
             self._bar.add_task("", total=None, done="", records="0", rate="0", busy="0%", failed="")
             self._bar.start()
