@@ -127,3 +127,16 @@ def test_a_plan_with_an_object_that_cannot_be_read_is_refused(stores):
 )
 def test_a_source_covers_what_it_would_select(source, uri, covered):
     assert selects(source, uri) is covered
+
+
+def test_a_name_with_wildcards_in_it_is_found_when_nothing_matches(stores):
+    stores.for_uri("memory://m/").put("memory://m/a[1].csv", b"1\n")
+    assert selected("memory://m/a[1].csv", stores) == ["a[1].csv"]
+
+
+def test_the_query_of_a_web_address_is_no_wildcard(http_files):
+    http_files.objects["/rows.csv"] = b"1\n2\n"
+    url = f"{http_files.url}/rows.csv?X-Amz-Signature=abc"
+    (found,) = select_objects(url, Stores())
+    assert (found.uri, found.size_bytes) == (url, 4)
+    assert selects(url, url)

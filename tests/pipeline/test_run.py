@@ -105,9 +105,12 @@ def test_an_output_that_is_there_is_refused_then_overwritten(stores):
 
 def test_overwriting_deletes_only_what_runs_write(stores):
     put(stores, "a.csv", rows(1))
-    stores.for_uri(OUT).put(OUT + "notes.txt", b"mine")
+    names = ("notes.txt", "part-list.csv", "part-00000.csv.bak")
+    for name in names:
+        stores.for_uri(OUT).put(OUT + name, b"mine")
+    run_over(stores).execute()
     run_over(stores, if_exists="overwrite").execute()
-    assert stores.for_uri(OUT).get(OUT + "notes.txt") == b"mine"
+    assert [stores.for_uri(OUT).get(OUT + name) for name in names] == [b"mine"] * 3
 
 
 def test_a_finished_run_resumes_to_its_own_report_without_a_call(stores):
@@ -495,3 +498,32 @@ def test_reading_what_it_writes_is_refused_however_the_path_is_written(tmp_path,
     (tmp_path / "out" / "x.csv").write_bytes(rows(1))
     with pytest.raises(ConfigError, match="must not read what it writes"):
         run.execute()
+
+
+@pytest.mark.parametrize("failing", [1, 2, 4])
+def test_nothing_behind_a_part_that_could_not_be_published_is_kept(stores, failing):
+    """Not even as a checkpoint: a resumption makes that part again, and what comes after it."""
+
+    class Fails(MemoryStore):
+        writers = 0
+
+        def writer(self, uri):
+            self.writers += 1
+            if self.writers == failing:
+                raise UnavailableError(uri, "away")
+            return super().writer(uri)
+
+    class FailingStores(Stores):
+        def for_uri(self, uri):
+            return store if uri.startswith(OUT) else super().for_uri(uri)
+
+    store, failing_stores = Fails(), FailingStores()
+    for place in (stores, failing_stores):
+        put(place, "a.csv", rows(60))
+    run_over(stores).execute()
+    used = settings(checkpoint_s=0.0)
+    with pytest.raises(UnavailableError, match="away"):
+        run_over(failing_stores, used=used).execute()
+    assert not list(store.list(f"{OUT}_headrace/part-0000{failing}.checkpoint"))
+    assert run_over(failing_stores, used=used, if_exists="resume").execute().rows_out == 60
+    assert output(failing_stores) == output(stores)

@@ -155,3 +155,15 @@ def test_an_end_with_nothing_under_way_publishes_nothing(place):
     sink = place.sink()
     sink.settle(end=True)
     assert place.parts() == {}
+
+
+def test_a_resumption_leaves_nothing_of_a_part_that_was_written_but_did_not_count(place):
+    """With batches that close by delay, the part that is made again may hold other records."""
+    for name in ("part-00000.csv", "part-00000.failed.jsonl", "part-00001.csv"):
+        place.store.put(OUT + name, b"left behind")
+    sink = place.sink()
+    sink.write(batch(0, rows=0, failed=1))
+    sink.end_part()
+    sink.write(batch(1, rows=0, failed=1))
+    sink.settle(end=True)
+    assert sorted(place.parts()) == ["part-00000.failed.jsonl", "part-00001.csv", "part-00001.failed.jsonl"]

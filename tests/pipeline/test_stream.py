@@ -144,3 +144,26 @@ def test_closing_while_the_predictor_starts_leaves_nothing_running():
     assert list(stream) == []
     assert not predictor.running
     assert flow_threads() == []
+
+
+def test_leaving_does_not_wait_for_room_in_the_predictor():
+    """One request is answered, and the next would wait for ever."""
+
+    class Full(Watched):
+        def __init__(self) -> None:
+            super().__init__(rows_max=2)
+            self.stopped = threading.Event()
+
+        def submit(self, request):
+            if self.requests:
+                assert self.stopped.wait(10), "nobody stopped the predictor"
+                raise StoppedError("stopped")
+            return super().submit(request)
+
+        def stop(self, *, drain=True) -> None:
+            self.stopped.set()
+            super().stop(drain=drain)
+
+    with stream_over(rows(100), Full()) as stream:
+        next(iter(stream))
+    assert flow_threads() == []

@@ -111,12 +111,19 @@ class Flow:
         """Read no more: what is under way is delivered, then the flow ends. Its rest is for a resumption."""
         self._draining.set()
 
-    def close(self) -> None:
-        """Stop at once and wait for the threads; what is under way is dropped. Closing twice does nothing."""
+    def cancel(self) -> None:
+        """Begin to close: nothing more is read or delivered. Returns at once."""
         if self._blocks is not None:
             self._blocks.close()
         self._window.close()
         self._reader.close()
+
+    def close(self) -> None:
+        """Stop, and wait for the threads; what is under way is dropped. Closing twice does nothing.
+
+        A thread that waits for room in the predictor is waited for: stop that first, after `cancel`, to end at once.
+        """
+        self.cancel()
         if self._started:
             for thread in self._threads:
                 thread.join()

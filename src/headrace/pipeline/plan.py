@@ -30,7 +30,7 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
     if source.startswith(MANIFEST_SCHEME):
         return _from_manifest(source.removeprefix(MANIFEST_SCHEME), stores)
     store = stores.for_uri(source)
-    if _GLOB_CHARACTERS & set(source):
+    if _is_glob(source):
         return _from_glob(source, stores)
     if source.endswith("/"):
         return _from_prefix(source, stores)
@@ -59,9 +59,14 @@ def selects(source: str | Sequence[str], uri: str) -> bool:
         return any(selects(one, uri) for one in source)
     if source.startswith(MANIFEST_SCHEME):
         return False
-    if _GLOB_CHARACTERS & set(source):
+    if _is_glob(source):
         return fnmatch.fnmatchcase(uri, source)
     return uri == source or uri.startswith(source.rstrip("/") + "/")
+
+
+def _is_glob(source: str) -> bool:
+    """Web addresses are none: they cannot be listed, and what follows a question mark there is a query."""
+    return not source.startswith(("http://", "https://")) and bool(_GLOB_CHARACTERS & set(source))
 
 
 def _wanted(info: ObjectInfo) -> bool:
@@ -84,9 +89,12 @@ def _from_glob(pattern: str, stores: Stores) -> list[ObjectInfo]:
         prefix = ""
     listed = stores.for_uri(pattern).list(prefix or "./")
     found = [i for i in listed if _wanted(i) and fnmatch.fnmatchcase(i.uri.removeprefix("./"), pattern)]
-    if not found:
-        raise EmptySourceError(pattern, "no object matches this pattern")
-    return found
+    if found:
+        return found
+    try:
+        return [stores.for_uri(pattern).head(pattern)]  # a name may have such characters
+    except NotFoundError:
+        raise EmptySourceError(pattern, "no object matches this pattern") from None
 
 
 def _from_manifest(uri: str, stores: Stores) -> list[ObjectInfo]:

@@ -4,7 +4,7 @@ Arrives: a source, a destination, a started predictor. Leaves: parts, failures, 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from headrace.core.block import FailureKind
@@ -26,7 +26,7 @@ from headrace.pipeline.plan import plan_objects, selects
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.report import Report, make_report
 from headrace.pipeline.settings import StreamSettings
-from headrace.pipeline.sink import Sink
+from headrace.pipeline.sink import PART_NAME, Sink
 from headrace.pipeline.usage import cpu_s
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -140,7 +140,7 @@ class Run:
             self._delete_output()
         elif begun and self._if_exists == "resume":
             return self._resume()
-        elif begun or next(self._store.list(self.destination + "part-"), None):
+        elif begun or next(self._parts(), None):
             raise OutputExistsError(self.destination)
         plan = select()
         self._refuse_loop(plan)
@@ -187,9 +187,15 @@ class Run:
 
     def _delete_output(self) -> None:
         """Remove what a run wrote here, and nothing else."""
-        for prefix in (f"{LEDGER_FOLDER}/", "part-"):
-            for info in list(self._store.list(self.destination + prefix)):
-                self._store.delete(info.uri)
+        ledger = self._store.list(f"{self.destination}{LEDGER_FOLDER}/")
+        for info in [*ledger, *self._parts()]:
+            self._store.delete(info.uri)
+
+    def _parts(self) -> Iterator[ObjectInfo]:
+        """What stands here under a part's name."""
+        for info in self._store.list(f"{self.destination}part-"):
+            if PART_NAME.fullmatch(info.uri.removeprefix(self.destination)):
+                yield info
 
     def _score(self) -> Report:
         """Stream everything from the cursor on into parts."""

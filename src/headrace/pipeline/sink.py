@@ -6,6 +6,7 @@ the settings alone, however often the run was killed. What a reader lists is alw
 """
 
 import logging
+import re
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,9 @@ from headrace.pipeline.settings import OutputSettings
 from headrace.storage.contract import Store
 
 _log = logging.getLogger("headrace.pipeline")
+
+PART_NAME = re.compile(r"part-\d{5,}\.(failed\.jsonl|csv|jsonl|parquet)")
+"""What is published."""
 
 EncoderFactory = Callable[[dict[str, Array]], Encoder]
 """Makes a part's encoder, given the outputs of its first batch (empty when none of it was predicted)."""
@@ -54,6 +58,8 @@ class Sink:
         self._attempt = uuid.uuid4().hex
         self._publisher = ThreadPoolExecutor(1, "headrace-publisher")
         self._publishing: Future[None] | None = None
+        self._clears_leftovers = state is not None
+        """The first part of a resumption may have been written before, with other records when batches close by delay."""
         self.parts = 0
         self.total = Counts()
         """Of the parts that have ended."""
@@ -168,16 +174,22 @@ class Sink:
             with self._store.writer(f"{name}.{self._settings.format}") as writer:
                 while out:
                     writer.write(out.pop())  # what is written need not be held
+        elif self._clears_leftovers:
+            self._store.delete(f"{name}.{self._settings.format}")
         if failed:
             self._store.put(f"{name}.failed.jsonl", b"".join(failed))
+        elif self._clears_leftovers:
+            self._store.delete(f"{name}.failed.jsonl")
+        self._clears_leftovers = False
         self._ledger.commit_part(mark)
         at = {"part": mark.part, "part_bytes": mark.part_bytes, "records": mark.total.records_in}
         _log.info("part published", extra=at)
 
     def _wait_published(self) -> None:
-        publishing, self._publishing = self._publishing, None
-        if publishing is not None:
-            publishing.result()
+        if self._publishing is not None:
+            # Raises every time that it is asked for: nothing after a part that failed may be kept, not even as a checkpoint.
+            self._publishing.result()
+            self._publishing = None
 
     def settle(self, *, end: bool) -> None:
         """Wait until everything is committed; with `end` the last part is published as it is."""

@@ -69,8 +69,10 @@ class Stream:
             return
         self._closed = True
         if self._flow is not None:
-            self._flow.close()
+            self._flow.cancel()
         self._predictor.stop(drain=False)
+        if self._flow is not None:
+            self._flow.close()
 
     def __enter__(self) -> Self:
         return self
