@@ -11,7 +11,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 SETUP := .venv/setup.stamp
 # The demo installs less, unless everything is there already.
 DEMO_SETUP := $(if $(wildcard $(SETUP)),$(SETUP),.venv/demo.stamp)
-DEMO_REPEAT := 200
+DEMO_REPEAT := 800
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo fmt lint quick test check bench docs-test clean

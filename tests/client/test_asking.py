@@ -162,6 +162,22 @@ def test_a_cancelled_probe_leaves_its_place():
     run(scenario())
 
 
+def test_a_cancellation_while_it_stops_waiting_is_not_lost():
+    async def scenario():
+        asker = asker_over(ScriptedConnection(LOST))
+        for rounds in range(1, 8):
+            waiting = asyncio.ensure_future(asker._wait_for_change(1e6))
+            await asyncio.sleep(0)
+            asker._notify()
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            if waiting.cancel():
+                await asyncio.wait((waiting,))
+                assert waiting.cancelled(), f"lost after {rounds} rounds"
+
+    run(scenario())
+
+
 def test_429_and_507_do_not_open_the_circuit():
     asker = asker_over(ScriptedConnection(*[status(429)] * 10, status(200)), failures_max=2, retry_s=1e3)
     ask(asker)

@@ -86,7 +86,7 @@ def test_an_answer_that_is_too_long_is_no_answer(endpoint):
         send(endpoint.torchserve_url, fault=fault, endpoint=endpoint, answer_bytes_max=100)
 
 
-@pytest.mark.parametrize("url", ["http://", "http://host:port/x", "mailto:x"])
+@pytest.mark.parametrize("url", ["http://", "http://host:port/x", "mailto:x", "http://a..b/x"])
 def test_no_url_is_an_error_that_does_not_pass(url):
     with pytest.raises(EndpointError, match="not a URL"):
         send(url)

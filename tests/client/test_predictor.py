@@ -135,6 +135,8 @@ def test_a_request_without_rows_to_speak_of_fails_its_future(endpoint):
         uneven = InferRequest((Tensor("x", np.zeros(2)), Tensor("z", np.zeros(3))))
         with pytest.raises(ModelInputError, match="disagree on the number of rows"):
             predictor.submit(uneven).result(10)
+        with pytest.raises(ModelInputError, match="model model: input 'x' has no axis of rows"):
+            predictor.submit(InferRequest((Tensor("x", np.array(1.0)),))).result(10)
 
 
 def test_a_deadline_ends_the_wait(endpoint):
@@ -209,6 +211,33 @@ def test_a_defect_of_ours_fails_the_request_and_nothing_else(endpoint):
         predictor._life.dialect._check = None
         with pytest.raises(EndpointError, match="asking it raised TypeError"):
             predictor.submit(request_of(1)).result(10)
+
+
+def test_a_callback_that_would_end_a_thread_harms_no_other_request(endpoint):
+    def rude(_: object) -> None:
+        raise SystemExit(3)
+
+    with predicting(endpoint.oip_url, in_flight_max=2) as predictor:
+        endpoint.hold()
+        first = predictor.submit(request_of(1))
+        first.add_done_callback(rude)
+        endpoint.release()
+        assert first.result(10)
+        assert [predictor.submit(request_of(i)).result(10).outputs[0].rows for i in range(3)] == [1, 1, 1]
+
+
+def test_a_predictor_that_got_no_thread_can_be_started_again(endpoint, monkeypatch):
+    predictor = endpoint_predictor(endpoint.oip_url, environ={})
+
+    def scarce(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", scarce)
+        with pytest.raises(RuntimeError, match="new thread"):
+            predictor.start()
+    predictor.start()
+    predictor.stop()
 
 
 def test_its_repr_holds_no_token(endpoint):

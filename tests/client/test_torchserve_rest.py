@@ -119,6 +119,8 @@ def test_objects_become_columns_which_may_be_asked_for():
     assert {t.name: t.data.tolist() for t in response.outputs} == {"cat": [0.5, 0.5], "dog": [0.25, 0.25]}
     response = run(dialect.answer(asker, InferRequest(request.inputs, outputs=("dog",)), 2))
     assert [t.name for t in response.outputs] == ["dog"]
+    with pytest.raises(ModelContractError, match=r"without output 'cow' \(it has cat, dog\)"):
+        run(dialect.answer(asker, InferRequest(request.inputs, outputs=("dog", "cow")), 2))
 
 
 def test_answers_of_another_form_than_the_first_name_the_batch():

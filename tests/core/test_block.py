@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 
 from headrace.core import Block, FailureKind, Position
@@ -52,3 +54,19 @@ def test_records_count_failures_too():
 
 def test_a_position_reads_like_a_place():
     assert str(Position("s3://b/k.tar", "m.csv", 3, 4, 50)) == "s3://b/k.tar!m.csv, record 3, line 4, byte 50"
+
+
+def test_many_positions_cost_one_scan_of_the_block():
+    """Where lines must be counted, they are so once for all records: a block of failures is not quadratic."""
+
+    class Watched(bytes):
+        scans = 0
+
+        def count(self, *where):
+            Watched.scans += 1
+            return super().count(*where)
+
+    plain = block_of(*(b'"a\nb",%d' % i for i in range(100)))
+    block = replace(plain, data=Watched(plain.data))
+    assert [block.position(i).line for i in range(100)] == [1 + 2 * i for i in range(100)]
+    assert Watched.scans <= 1

@@ -387,6 +387,49 @@ def test_what_would_end_a_thread_fails_the_request_only(error):
         assert answer(engine).outputs[0].rows == 1
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_callback_that_would_end_a_thread_harms_no_other_request(stops):
+    """Neither the thread of an instance, nor the one that stops."""
+
+    def rude(_: object) -> None:
+        raise SystemExit(3)
+
+    model = HeldModel()
+    with running(model) as engine:
+        futures = [engine.submit(request()) for _ in range(3)]
+        for future in futures:
+            future.add_done_callback(rude)
+        model.wait_for_calls(1)
+        stopping = _spawn(lambda: engine.stop(drain=False)) if stops else None
+        if stopping is not None:
+            futures[-1].exception(WAIT_S)
+        model.release(3)
+        wait(futures, WAIT_S)
+        assert all(future.done() for future in futures)
+        if stopping is not None:
+            stopping.join(WAIT_S)
+            assert not stopping.is_alive()
+
+
+def test_an_engine_that_got_no_thread_can_be_started_again(monkeypatch):
+    """No thread to be had is told, and nothing is left that would wait for it."""
+    engine = Engine(EchoModel, name="m", instances=2)
+    start, tries = threading.Thread.start, itertools.count(1)
+
+    def scarce(thread):
+        if next(tries) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", scarce)
+        with pytest.raises(RuntimeError, match="new thread"):
+            engine.start()
+    engine.start()
+    assert answer(engine).outputs[0].rows == 1
+    engine.stop()
+
+
 def test_a_failing_request_does_not_harm_the_next():
     """A broken contract is told to the one who asked."""
 

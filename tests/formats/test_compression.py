@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import itertools
 import struct
 import sys
 import zlib
@@ -13,6 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats.chunks import cut, reused
 from headrace.core.errors import CorruptError, MissingExtraError, TruncatedError
 from headrace.formats.compression import MAGIC, PIECE_BYTES_MAX, WINDOW_BYTES, decompress
 
@@ -48,21 +48,6 @@ def received(kind, chunks, *, fast=True):
     except CorruptError as caught:
         error = caught
     return b"".join(pieces), error
-
-
-def cut(data, edges):
-    edges = [0, *sorted(edges), len(data)]
-    return [data[a:b] for a, b in itertools.pairwise(edges)]
-
-
-def reused(data, size):
-    """Chunks as views of one buffer that is overwritten each time."""
-    buffer = bytearray(size)
-    for at in range(0, len(data), size):
-        part = data[at : at + size]
-        buffer[: len(part)] = part
-        yield memoryview(buffer)[: len(part)]
-        buffer[:] = b"\xaa" * size
 
 
 SMALL = {k: compress(k, b"one,1\n") + compress(k, b"") + compress(k, numbers(120)) for k in KINDS}

@@ -82,3 +82,15 @@ def test_a_failure_names_the_column_of_the_source(bad, kind, why):
 def test_a_width_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="width must be at least 1"):
         ColumnFinder(None, 0, COMMA)
+
+
+def test_what_each_record_of_a_wide_file_is_told_stays_short():
+    """A failure a record, each with all the names of a wide header, would be far longer than the file."""
+    finder = ColumnFinder(["x"], None, COMMA)
+    finder.bind(("x", "y"))
+    wide = tuple(f"a rather long name of a column, {i}" for i in range(5000))
+    for names in (wide, wide[:2], ("y" * 5000, "z")):
+        why = finder.of(block_of(b"1", names))
+        assert isinstance(why, str)
+        assert len(why) < 1200
+    assert "… (5000 in all)" in finder.of(block_of(b"1", wide))

@@ -1,105 +1,28 @@
-"""What the encoders share: which blocks are taken as one text, and lines woven with records."""
+"""What the encoders share: the columns of an output, and its values as text."""
+
+import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.core.tensor import TensorSpec
 from headrace.formats.contract import Piece
-from headrace.formats.csv import CsvFormat
 from headrace.formats.encode import (
-    Weave,
     checked_outputs,
+    json_text,
     number_text,
-    one_text,
     output_columns,
-    plain_text,
-    raw_records,
     row_width,
+    text_bytes,
 )
 
 
-def block_of(records, line_ends):
-    """A block of these records, each followed by its own line end."""
-    starts, ends, data = [], [], b""
-    for record, line_end in zip(records, line_ends, strict=True):
-        starts.append(len(data))
-        ends.append(len(data) + len(record))
-        data += record + line_end
-    return Block(Position(), data, np.array(starts, np.int64), np.array(ends, np.int64))
-
-
-lines = st.tuples(
-    st.binary(min_size=1, max_size=6).map(lambda raw: raw.replace(b"\x00", b"%")),
-    st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\n\n", b"|", b""]),
-)
-
-
-@settings(deadline=None)
-@given(st.lists(lines, min_size=1, max_size=6), st.data())
-def test_a_piece_taken_as_one_text_gives_the_lines_that_its_records_give(rows, data):
-    """Whichever way is taken, the bytes are the same: and one text is only taken where it can be."""
-    block = block_of([r for r, _ in rows], [e for _, e in rows])
-    start = data.draw(st.integers(0, len(rows) - 1))
-    piece = Piece(block, start, data.draw(st.integers(start + 1, len(rows))))
-    records = raw_records(piece)
-    predictions = [b"p%d" % i for i in range(len(piece))]
-    weave = Weave(b"<%", b"|%|", b">\n")
-    expected = b"".join(b"<%" + r + b"|%|" + p + b">\n" for r, p in zip(records, predictions, strict=True))
-    assert weave.into_records(records, predictions) == expected
-    plain = one_text(piece)
-    if plain is not None:
-        assert weave.into_text(plain, predictions) == expected
-        assert Weave(b"", b"|%|", b">\n").into_text(plain, predictions) == expected.replace(b"<%", b"")
-
-
-@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
-def test_plain_lines_are_one_text(line_end):
-    """The quick way is really taken, also without a line end at the very end."""
-    block = block_of([b"a,1", b"b,2", b"c,3"], [line_end, line_end, b""])
-    assert one_text(Piece(block, 0, 3)) == b"a,1\nb,2\nc,3\n"
-    assert one_text(Piece(block, 0, 2)) == b"a,1\nb,2\n"
-    assert one_text(Piece(block, 1, 2)) == b"b,2\n"
-
-
-@pytest.mark.parametrize(
-    ("records", "line_ends"),
-    [
-        ([b'"a\nb"', b"c"], [b"\n", b"\n"]),
-        ([b"a", b"b"], [b"\n\n", b"\n"]),
-        ([b"a", b"b", b"c"], [b"\n", b"\r\n", b"\n"]),
-        ([b"a", b"b"], [b"|", b"|"]),
-        ([b"a", b"b"], [b"|\n", b"|\n"]),
-        ([b'"a\nb"', b"c"], [b"|", b"\n"]),
-        ([b'"a\nb"'], [b"\n"]),
-        ([b"a\rb", b"c"], [b"\r\n", b"\r\n"]),
-        ([b"a\rb", b"c"], [b"|\n", b"\r\n"]),
-    ],
-    ids=[
-        "quoted newline",
-        "blank line",
-        "mixed line ends",
-        "no line end",
-        "no CRLF",
-        "newline elsewhere",
-        "one record",
-        "returns",
-        "returns elsewhere",
-    ],
-)
-def test_what_is_not_plain_is_not_one_text(records, line_ends):
-    """A text split anywhere but between records would give wrong lines."""
-    assert one_text(Piece(block_of(records, line_ends), 0, len(records))) is None
-
-
-def test_chosen_rows_are_taken_one_by_one():
-    """Records that failed stand in the block's text, so it cannot be taken whole."""
-    piece = Piece(block_of([b"a", b"b", b"c"], [b"\n"] * 3), 0, 3, np.array([0, 2]))
-    assert one_text(piece) is None
-    assert raw_records(piece) == [b"a", b"c"]
+def piece_of(rows):
+    """As many records, whatever they are."""
+    none = np.zeros(rows, np.int64)
+    return Piece(Block(Position(), starts=none, ends=none), 0, rows)
 
 
 def test_columns_come_from_the_first_outputs():
@@ -136,7 +59,7 @@ def test_a_dtype_that_cannot_be_written_is_refused():
 def test_outputs_that_change_within_a_part_are_refused(outputs, message):
     """A row too few would shift every prediction after it to the wrong record."""
     columns = output_columns({"y": np.zeros(2, np.float32)})
-    piece = Piece(block_of([b"a", b"b"], [b"\n"] * 2), 0, 2)
+    piece = piece_of(2)
     with pytest.raises(ModelContractError, match=message):
         checked_outputs(columns, [piece], outputs, datatypes=True)
 
@@ -144,7 +67,7 @@ def test_outputs_that_change_within_a_part_are_refused(outputs, message):
 FLOATS = [0.1, 1 / 3, -0.0, 1e-7, 65504.0, 5.5]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_numbers_are_short_and_read_back_the_same(dtype):
     """The digits are the dtype's own: 0.1 stays 0.1, and parsing gives the very same bits."""
     numbers = np.array(FLOATS).astype(dtype)
@@ -161,21 +84,33 @@ def test_what_is_not_finite():
     assert number_text(numbers[:, ::2], nonfinite_names=True) == b"[[nan,inf],[2.0,3.0]]"
 
 
+def numbers_only(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
 @pytest.mark.parametrize(
-    ("text", "plain"),
+    ("value", "means"),
     [
-        (b"1,2\n3,4\n", True),
-        (b"1,2\n3,4", True),
-        (b'"1",2\n3,4\n', True),
-        (b'"1\n",2\n3,4\n', False),
-        (b"1,2\r\n3,4\r\n", False),
-        (b"1,2\n\n3,4\n", False),
+        (2**70, 2**70),
+        ([2**70, float("nan"), -float("inf")], [2**70, None, None]),
+        ({1: "a", None: 2**70, (1, "b"): 0.5}, {"1": "a", "null": 2**70, '[1,"b"]': 0.5}),
+        (["\ud800", b"a", b"\xff"], ["\ud800", "a", {"base64": "/w=="}]),
+        ([2**70, np.float32("nan"), np.arange(2), np.array([np.nan])], [2**70, None, [0, 1], [None]]),
+        ({"\ud800": (1, {2})}, {"\ud800": [1, "{2}"]}),
     ],
 )
-def test_plain_text_is_the_records_each_with_a_newline_or_none(text, plain):
-    blocks = list(CsvFormat().blocks([text], Position()))
-    assert all(block.line_end == b"\n" for block in blocks) == plain
-    pieces = [piece for b in blocks for piece in (Piece(b, 0, 1), Piece(b, 1, 1), Piece(b, 1, len(b)))]
-    records = b"".join(b.record(i) + b"\n" for b in blocks for i in range(len(b)))
-    assert plain_text(pieces) == (records if plain else None)
-    assert plain_text([Piece(blocks[0], 0, 1, np.array([0]))]) is None
+def test_any_object_is_valid_json_in_every_format(value, means):
+    """What the quick way refuses the slow one writes: never NaN, never an error in the middle of a part."""
+    for text in (json_text(value), text_bytes(value)):
+        assert json.loads(text, parse_constant=numbers_only) == means
+
+
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", ">i4"])
+def test_outputs_are_in_the_machines_byte_order(dtype):
+    """Arrow takes no other, and digits are told by the type itself."""
+    data = np.array([0.1, 2], dtype)
+    _, (array,) = checked_outputs(output_columns({"y": data}), [piece_of(2)], {"y": data})
+    assert array.dtype.isnative
+    assert number_text(array, nonfinite_names=False) == number_text(
+        data.astype(dtype[1:]), nonfinite_names=False
+    )

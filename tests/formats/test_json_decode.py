@@ -191,3 +191,16 @@ def test_settings_that_cannot_be_are_refused():
         JsonDecoder({})
     with pytest.raises(ConfigError):
         JsonDecoder({"x": JsonField(dtype="datetime64[s]")})
+
+
+@pytest.mark.parametrize("depth", [70, 300, 1000])
+@pytest.mark.parametrize("leaf", ["1", '"a"', "{}"])
+@pytest.mark.parametrize("path", [None, "x", "x.y"])
+def test_a_record_nested_without_end_costs_itself_alone(path, leaf, depth):
+    """Deeper than arrays have axes, than an error message can show, or than JSON is read."""
+    deep = "[" * depth + leaf + "]" * depth
+    block = block_of(deep if path is None else f'{{"x":{deep}}}', "7" if path is None else '{"x":7}')
+    got = JsonDecoder({"x": JsonField(None if path is None else "x", shape=())}).decode(block)
+    assert (kept(got, block), got.tensors["x"].tolist()) == ([1], [7])
+    inner = JsonDecoder({"x": JsonField("x.y", shape=())}).decode(block)
+    assert [len(f.why) < 200 for f in inner.failures] == [True, True]

@@ -73,7 +73,7 @@ def test_text_elements_of_any_kind():
 def test_json_records_are_spliced_in_untouched():
     """Spacing, key order, digits and duplicate keys stay as they came."""
     text = b'{"b": 1.50,  "a":"%"}\n[1, 2]\r\n"x"\n'
-    out = encoded(pieces_of(text), {"y": np.array([1, 2, 3])}, join="input", input_is_json=True)
+    out = encoded(pieces_of(text), {"y": np.array([1, 2, 3])}, join="input", input_is_json=lambda _: True)
     assert out == b'{"input":{"b": 1.50,  "a":"%"},"y":1}\n{"input":[1, 2],"y":2}\n{"input":"x","y":3}\n'
 
 
@@ -102,8 +102,19 @@ def test_pieces_of_several_blocks_and_with_rows_left_out():
     """Row i of the outputs goes to the i-th record of all pieces together."""
     (piece,) = pieces_of(b"1\n2\n3\n")
     pieces = [Piece(piece.block, 0, 3, np.array([0, 2])), Piece(piece.block, 1, 2)]
-    out = encoded(pieces, {"y": np.arange(3)}, join="input", input_is_json=True)
+    out = encoded(pieces, {"y": np.arange(3)}, join="input", input_is_json=lambda _: True)
     assert out == b'{"input":1,"y":0}\n{"input":3,"y":1}\n{"input":2,"y":2}\n'
+
+
+def test_each_block_says_for_itself_whether_it_is_json():
+    """Records of a source that mixes formats: what is no JSON is a string, so that every line is valid."""
+    pieces = [*pieces_of(b'{"a": 1}\n'), *pieces_of(b"1,x\n2,y\n"), *pieces_of(b"[7]\n")]
+    starts = (b"{", b"[")
+    out = encoded(
+        pieces, {"y": np.arange(4)}, join="input", input_is_json=lambda block: block.data.startswith(starts)
+    )
+    inputs = [json.loads(line)["input"] for line in out.splitlines()]
+    assert inputs == [{"a": 1}, "1,x", "2,y", [7]]
 
 
 def test_nothing_to_predict():

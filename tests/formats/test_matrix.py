@@ -127,3 +127,15 @@ def test_no_rows_are_a_matrix_of_that_width():
 def test_dtypes_that_no_text_becomes_are_refused(dtype):
     with pytest.raises(ConfigError, match="use a boolean, integer or float dtype"):
         number_dtype(dtype)
+
+
+def test_where_all_rows_are_bad_the_other_engine_is_not_asked_for_each():
+    """Asking it costs a hundred times what a row does: many failures would else be that much slower."""
+    asked = []
+
+    def refuses(text, rows, *_):
+        asked.append(rows)
+
+    parsed = parse(["a,b"] * 5000, "float32", None, lambda: refuses)
+    assert len(parsed.bad) == 5000
+    assert len(asked) < 5000 / 20

@@ -1,7 +1,6 @@
 """Tar as a stream: what Python's tarfile reads, wherever chunks are cut; and damage told with its offset."""
 
 import io
-import itertools
 import struct
 import tarfile
 
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats.chunks import cut, reused
 from headrace.core.errors import CorruptError, TruncatedError
 from headrace.formats.tar import EXTENDED_HEADER_BYTES_MAX, members
 
@@ -16,21 +16,6 @@ SIZES = [1, 7, 511, 512, 513, 4096, 1 << 20]
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "folder/" * 30 + "a-name-longer-than-any-header-holds-" * 3 + ".csv"
 LENGTHS = [0, 1, 511, 512, 513, 1024, 3000]
-
-
-def reused(data, size):
-    """Chunks as views of one buffer that is overwritten each time."""
-    buffer = bytearray(size)
-    for at in range(0, len(data), size):
-        part = data[at : at + size]
-        buffer[: len(part)] = part
-        yield memoryview(buffer)[: len(part)]
-        buffer[:] = b"\xaa" * size
-
-
-def cut(data, edges):
-    edges = [0, *sorted(edges), len(data)]
-    return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def walk(chunks, **options):

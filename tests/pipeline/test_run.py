@@ -432,7 +432,7 @@ def test_a_resumed_run_judges_later_files_as_the_first_one_decided(stores, at):
     put(stores, "e.jsonl", b'{"x": [1, 2]}\n[5, 6]\n' * 4)
     used = StreamSettings(
         read=ReadOptions(header="names"),
-        output=OutputSettings(part_bytes_max=30, join="input"),
+        output=OutputSettings(format="jsonl", part_bytes_max=30, join="input"),
         flow=FlowSettings(window_bytes_max=1),  # so that the feeder is not far ahead of what is committed
     )
     broken = run_over(stores, used=used, predictor=BreaksAt(at, rows_max=2))

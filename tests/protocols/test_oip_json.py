@@ -258,6 +258,7 @@ def test_metadata_is_taken_as_servers_write_it():
         (b"", ""),
         (b"\xff\xfe", "\ufffd\ufffd"),
         (b"x" * 9000, "x" * 2000),
+        (b'{"error":' * 500 + b"1" + b"}" * 500, '{"error":' * 222 + '{"'),
     ],
 )
 def test_an_error_is_read_in_any_form(body, said):

@@ -143,6 +143,7 @@ def test_null_is_nan_both_ways():
         ("FP32", (1,), ["1.0"], "cannot be str"),
         ("FP32", (1,), [1e39], "too large for FP32"),
         ("FP16", (1,), [1e6], "too large for FP16"),
+        ("FP64", (1,), [10**400], "too large for FP64"),
         ("INT8", (1,), [128], "out of the range of INT8"),
         ("UINT8", (1,), [-1], "out of the range of UINT8"),
         ("INT32", (1,), [1.5], "cannot have fractions"),

@@ -12,14 +12,14 @@ from headrace.core.tensor import Tensor
 from headrace.protocols.torchserve import (
     OUTPUT,
     AnswerForm,
-    decode_batch,
     decode_body,
     decode_error_body,
-    encode_batch,
     encode_error_body,
     encode_row,
     gather_answers,
 )
+
+NESTED = orjson.loads(b"[" * 100 + b"1" + b"]" * 100)
 
 
 def objects(*values):
@@ -46,8 +46,6 @@ def test_rows_of_one_input_are_their_json_and_answers_the_same_array(array):
     answers = [decode_body(b.body) for b in bodies]
     assert answers == array.tolist()
     np.testing.assert_array_equal(gathered(*answers)[OUTPUT], array)
-    batch = encode_batch((Tensor("x", array),))
-    assert orjson.loads(batch.body) == {"instances": array.tolist()}
 
 
 def test_text_and_bytes_travel_as_they_are():
@@ -66,9 +64,11 @@ def test_several_inputs_are_an_object_by_name():
     assert orjson.loads(encode_row(inputs, 1).body) == {"age": None, "name": "b", "tags": ["r", "s"]}
 
 
-def test_an_infinite_value_cannot_travel():
+def test_what_json_and_text_cannot_hold_cannot_travel():
     with pytest.raises(DataError, match=r"'x'.*infinite"):
         encode_row((Tensor("x", np.array([np.inf])),), 0)
+    with pytest.raises(DataError, match=r"'x'.*surrogate"):
+        encode_row((Tensor("x", objects("\ud800")),), 0)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,9 @@ def test_answers_of_one_kind_are_an_array_of_it(answers, dtype, shape):
         ([{"a": 1}, {"b": 2}], ['{"a":1}', '{"b":2}']),
         ([{"a": 1}, 2], ['{"a":1}', "2"]),
         ([True, 1], ["true", "1"]),
+        ([-1, 2**63], ["-1", "9223372036854775808"]),
+        ([{"a": 1}, b"\xff"], ['{"a":1}', b"\xff"]),
+        ([NESTED], [orjson.dumps(NESTED).decode()]),
     ],
 )
 def test_answers_that_differ_are_json_text(answers, texts):
@@ -134,6 +137,11 @@ def test_an_answer_without_the_keys_that_were_decided_is_a_broken_contract(answe
         gather_answers([{"a": 1, "b": 2}, answer], form)
 
 
+def test_an_answer_that_no_json_can_hold_is_a_broken_contract():
+    with pytest.raises(ModelContractError, match="cannot be written"):
+        gathered(orjson.loads(b"[" * 500 + b"]" * 500))
+
+
 def test_a_field_that_is_called_output_is_a_column_like_others():
     assert gathered({"output": 1}, {"output": 2})["output"].tolist() == [1, 2]
 
@@ -149,20 +157,6 @@ JSON = st.recursive(
 @given(st.lists(JSON, min_size=1, max_size=5))
 def test_whatever_the_answers_every_output_has_a_row_for_each(answers):
     assert all(len(data) == len(answers) for data in gathered(*answers).values())
-
-
-@pytest.mark.parametrize("body", [b"[1,2]", b'{"predictions":[1,2]}'])
-def test_a_batchs_answers_are_a_list(body):
-    assert decode_batch(body, 2) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [(b"3", "JSON list"), (b'{"x":1}', "JSON list"), (b"[1]", "2 instances were sent, but 1")],
-)
-def test_a_batchs_answers_are_counted(body, why):
-    with pytest.raises(DataError, match=why):
-        decode_batch(body, 2)
 
 
 def test_errors_are_read_in_any_form():

@@ -157,5 +157,27 @@ def test_a_file_that_is_no_configuration_is_named(bare, tmp_path):
         bare(AWS_CONFIG_FILE=str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("aws_secret_access_key = hush\n", 1), ("[default]\naws_secret_access_key hush\n", 2)],
+)
+def test_a_broken_file_names_the_line_and_keeps_its_secret(bare, tmp_path, text, line):
+    path = tmp_path / "broken"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"line {line} is") as raised:
+        bare(AWS_SHARED_CREDENTIALS_FILE=str(path))
+    assert "hush" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_files_as_other_tools_write_them(bare, tmp_path):
+    path = tmp_path / "config"
+    path.write_text(
+        "\ufeff[default]\nregion = a\n[profile 'my work']\nregion = b\n[profile \"mine\"]\nregion = c\n"
+    )
+    for profile, region in (("default", "a"), ("my work", "b"), ("mine", "c")):
+        assert bare(AWS_CONFIG_FILE=str(path), AWS_PROFILE=profile).region == region
+
+
 def test_secrets_are_not_shown(settings):
     assert "secret" not in repr(settings(**KEYS, AWS_SESSION_TOKEN="also-secret"))

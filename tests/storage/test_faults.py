@@ -50,11 +50,19 @@ def _answer(status: int, code: str = "") -> str:
         ("GenericError", _answer(503, "SlowDown"), TransientFault),
         ("GenericError", "HTTP error: error sending request", TransientFault),
         ("GenericError", "HTTP error: request or response body error", TransientFault),
+        ("GenericError", _answer(501, "NotImplemented"), StorageError),
         ("JoinError", "task panicked", TransientFault),
     ],
 )
 def test_translate(kind, text, becomes):
     assert type(translate("s3://b", "s3://b/k", kind, text)) is becomes
+
+
+@pytest.mark.parametrize("key", ["LOCATION", "NotPartial", "MissingValues", "169.254.169.254"])
+def test_a_key_may_spell_any_word(key):
+    lost = f"Error performing GET http://h/b/{key} in 1ms - HTTP error: error sending request\n\nuri: http://h/b/{key},"
+    for text in (lost, _answer(503, "SlowDown").replace("/k ", f"/{key} ")):
+        assert type(translate("s3://b", f"s3://b/{key}", "GenericError", text)) is TransientFault
 
 
 def test_a_missing_bucket_is_the_buckets_error():

@@ -60,6 +60,49 @@ def test_an_object_that_changes_while_the_connection_is_lost_is_noticed(http_fil
         list(stream)
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_object_that_is_shorter_now_has_changed_also_without_an_etag(http_files, store, uri, ranges):
+    http_files.ranges, http_files.etags = ranges, False
+    http_files.faults = [Fault(cut_at=1_000_000)]
+    stream = store.stream(uri)
+    next(stream)
+    http_files.objects["/k"] = DATA[:100]
+    with pytest.raises(ChangedError, match="now has 100"):
+        list(stream)
+
+
+def test_a_server_that_sends_less_than_the_range_is_asked_for_the_rest(http_files, store, uri, clock):
+    def capped(start: int, stop: int) -> Fault:
+        headers = {"Content-Range": f"bytes {start}-{stop - 1}/{len(DATA)}"}
+        return Fault(status=206, headers=headers, body=DATA[start:stop])
+
+    http_files.faults = [capped(10, 1000), capped(1000, 50_000)]
+    assert b"".join(store.stream(uri, start=10)) == DATA[10:]
+    http_files.faults = [capped(10, 20)]
+    assert store.get_range(uri, 10, 30) == DATA[10:40]
+
+
+def test_a_server_that_does_not_know_head_is_asked_otherwise(http_files, store, uri, clock):
+    http_files.faults = [Fault(status=501)]
+    assert store.head(uri).size_bytes == len(DATA)
+    assert clock.slept_s == ()
+
+
+@pytest.mark.parametrize("status", [202, 204])
+def test_an_answer_without_the_object_is_no_empty_object(http_files, store, uri, status):
+    http_files.faults = [Fault(status=status)]
+    with pytest.raises(StorageError, match=f"HTTP {status}, without the object"):
+        store.get(uri)
+
+
+@pytest.mark.parametrize("location", ["http://[bad", "http://a..b/", f"http://{'h' * 70}/"])
+def test_what_no_resolver_takes_is_no_address(http_files, store, uri, clock, location):
+    http_files.faults = [Fault(status=302, headers={"Location": location})]
+    with pytest.raises(StorageError, match="is no address"):
+        store.get(uri)
+    assert clock.slept_s == ()
+
+
 def test_passing_trouble_is_retried_and_retry_after_waited(http_files, store, uri, clock):
     http_files.faults = [Fault(status=s) for s in (500, 502, 503, 504, 408)] + [
         Fault(status=429, headers={"Retry-After": "17"}),

@@ -89,6 +89,12 @@ def test_links_to_files_are_read_written_through_and_listed(tmp_path):
     assert [i.uri for i in store.list(f"{tmp_path}/")] == [f"{tmp_path}/link", f"{tmp_path}/real/file"]
 
 
+def test_a_name_that_is_not_utf_8_is_told_by_the_listing(tmp_path):
+    (tmp_path / os.fsdecode(b"\xff.csv")).write_bytes(b"")
+    with pytest.raises(ConfigError, match="not UTF-8; rename it"):
+        list(LocalStore().list(f"{tmp_path}/"))
+
+
 def test_a_folder_is_no_object(tmp_path):
     for act in (store.head, store.get, lambda u: list(store.stream(u)), lambda u: store.get_range(u, 0, 1)):
         with pytest.raises(NotFoundError, match="is a folder"):

@@ -1,5 +1,6 @@
 """Cloud objects over a server that fails as it is told, and over a bucket that we play ourselves."""
 
+import contextlib
 import hashlib
 import itertools
 
@@ -80,6 +81,15 @@ def test_an_object_that_changes_in_mid_read_is_noticed(http_files, store, ranges
     next(stream)
     http_files.objects["/box/in/k"] = DATA[::-1]
     with pytest.raises(ChangedError, match=URI):
+        list(stream)
+
+
+def test_an_object_that_is_shorter_now_has_changed_also_without_an_etag(http_files, store):
+    http_files.etags = False
+    stream = store.stream(URI)
+    next(stream)
+    http_files.objects["/box/in/k"] = DATA[:100]
+    with pytest.raises(ChangedError, match="had 5120000 bytes"):
         list(stream)
 
 
@@ -230,6 +240,49 @@ def test_folder_markers_are_left_out_and_empty_objects_kept(sorts_keys):
     bucket.objects |= {"in/empty": b"", "in/folder": b""}
     bucket.markers = {"in/folder"}
     assert _listed(_store(bucket), "in/") == ["in/empty", "in/folder/k"]
+
+
+def test_a_folder_marker_may_come_where_its_slash_puts_it():
+    bucket = _Bucket()
+    bucket.objects = {"in/a": b"x", "in/a-b": b"x", "in/empty": b""}
+    bucket.markers = {"in/a", "in/b"}
+    listed = ["in/a", "in/a-b", "in/a/", "in/a/x", "in/b/", "in/b/x", "in/empty"]
+    entries = [Entry(k.rstrip("/"), 0 if k[-1] in "/y" else 1, "", 0.0) for k in listed]
+    bucket.list = lambda folder, after="": iter([entries])
+    assert _listed(_store(bucket), "in/") == ["in/a", "in/a-b", "in/a/x", "in/b/x", "in/empty"]
+
+
+class _Uploads:
+    """A bucket that knows no upload when it is to be completed; `stands` is the object that is there then."""
+
+    uri = "s3://box"
+
+    def __init__(self, stands: bytes | None, parts_taken: int | None = None) -> None:
+        self.stands = stands
+        self.parts_taken = parts_taken
+
+    def put_parts(self, key: str, parts, *, part_bytes: int, parts_at_once: int) -> None:
+        b"".join(itertools.islice(parts, self.parts_taken))
+        raise NotFoundError(f"s3://box/{key}", "no such object")
+
+    def get_range(self, key: str, start: int, length: int, etag: str = "") -> Piece:
+        if self.stands is None:
+            raise NotFoundError(f"s3://box/{key}", "no such object")
+        return Piece(self.stands[start : start + length], len(self.stands), etag)
+
+
+@pytest.mark.parametrize("stands", ["ours", "another as long", "nothing", "our beginning"])
+def test_an_upload_is_complete_when_only_its_answer_was_lost(monkeypatch, stands):
+    monkeypatch.setattr("headrace.storage.objects.PART_BYTES", 100_000)
+    objects = {"ours": DATA, "another as long": DATA[::-1], "nothing": None, "our beginning": DATA[:100_000]}
+    bucket = _Uploads(objects[stands], parts_taken=1 if stands == "our beginning" else None)
+    writer = _store(bucket).writer(URI)
+    # The upload may end as soon as it has begun, and then it is `write` that hears of it.
+    with (
+        contextlib.nullcontext() if stands == "ours" else pytest.raises(StorageError, match="no longer knows")
+    ):
+        writer.write(DATA)
+        writer.close()
 
 
 def test_a_claim_whose_answer_was_lost_is_ours():

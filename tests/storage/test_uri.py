@@ -47,10 +47,12 @@ def test_parse_takes_apart(uri, scheme, bucket, key):
         ("file://other-host/x", "file:///absolute/path"),
         ("file://relative", "file:///absolute/path"),
         ("a\0b", "NUL"),
+        ("in/\udcff.csv", "'in/.udcff.csv': a name that is not UTF-8"),
         ("http://", "not an address"),
         ("http://h:port/", "not an address"),
         ("http://h/a b", "percent-encoded"),
         ("http://h\\evil/x", "percent-encoded"),
+        ("http://h/\xfc", "percent-encoded"),
         ("http://h\r\nX: y/", "control character"),
     ],
 )

@@ -1,57 +1,113 @@
-"""The store that fails on purpose."""
+"""The suite for stores goes red for stores that break a promise, each in its own way."""
 
 import pytest
 
-from headrace.core.errors import UnavailableError
+from headrace.core.errors import HeadraceError, UnavailableError
 from headrace.storage.memory import MemoryStore
-from headrace.testing import STORE_CHECKS, FlakyStore
+from headrace.testing import STORE_CHECKS, check_reading
 
-URI = "memory://a/k"
-
-
-@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
-def test_told_to_fail_never_it_is_a_good_store(check):
-    check(FlakyStore(MemoryStore()), "memory://a/")
+PREFIX = "memory://a/"
 
 
-def test_every_kth_call_fails():
-    store = FlakyStore(MemoryStore(), fail_every=3)
-    outcomes = []
-    for _ in range(9):
+class LongRanges(MemoryStore):
+    def get_range(self, uri, start, length, *, etag=""):
+        return super().get_range(uri, start, length + 1, etag=etag)
+
+
+class DeletesNothing(MemoryStore):
+    def delete(self, uri):
+        """It stays."""
+
+
+class ListsBackwards(MemoryStore):
+    def list(self, prefix):
+        return reversed(list(super().list(prefix)))
+
+
+class MissesEtags(MemoryStore):
+    def stream(self, uri, *, start=0, etag=""):
+        return super().stream(uri, start=start)
+
+
+class LastClaimWins(MemoryStore):
+    def put_if_absent(self, uri, data):
+        self.put(uri, data)
+
+
+class MissingIsEmpty(MemoryStore):
+    def get(self, uri):
         try:
-            store.put(URI, b"1")
-            outcomes.append(True)
-        except UnavailableError:
-            outcomes.append(False)
-    assert outcomes == [True, True, False] * 3
-    assert (store.calls, store.failures) == (9, 3)
+            return super().get(uri)
+        except HeadraceError:
+            return b""
 
 
-def _lost_writes(seed: int) -> list[bool]:
-    inner = MemoryStore()
-    store = FlakyStore(inner, fail_every=1, seed=seed)
-    for number in range(20):
-        with pytest.raises(UnavailableError):
-            store.put(f"{URI}{number:02}", b"")
-    stored = {i.uri for i in inner.list("memory://")}
-    return [f"{URI}{number:02}" in stored for number in range(20)]
+class ForgetsItsStart(MemoryStore):
+    def stream(self, uri, *, start=0, etag=""):
+        return super().stream(uri, etag=etag)
 
 
-def test_some_failed_writes_were_done_and_the_seed_decides_which():
-    assert _lost_writes(1) == _lost_writes(1) != _lost_writes(2)
-    assert {True, False} == set(_lost_writes(1))
+class WritesAtOnce(MemoryStore):
+    def writer(self, uri):
+        self.put(uri, b"")
+        return super().writer(uri)
 
 
-@pytest.mark.parametrize("cut_at", [0, 1, 1 << 20, (1 << 20) + 5])
-def test_reads_are_cut_at_their_byte(cut_at):
-    inner = MemoryStore()
-    inner.put(URI, bytes(3 << 20))
-    received = bytearray()
+def failing_checks(make):
+    """Names of the checks that go red."""
+    return {check.__name__ for check in STORE_CHECKS if _is_red(check, make())}
 
-    def read():
-        for chunk in FlakyStore(inner, cut_reads_at=cut_at).stream(URI):
-            received.extend(chunk)
 
-    with pytest.raises(UnavailableError, match="cut off"):
-        read()
-    assert len(received) == cut_at
+def _is_red(check, store):
+    try:
+        check(store, PREFIX)
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("make", "red"),
+    [
+        (MemoryStore, set()),
+        (LongRanges, {"check_ranges", "check_etags", "check_large_objects"}),
+        (
+            DeletesNothing,
+            {"check_delete", "check_awkward_names"},
+        ),
+        (ListsBackwards, {"check_list_by_string_prefix", "check_awkward_names"}),
+        (MissesEtags, {"check_etags"}),
+        (LastClaimWins, {"check_put_if_absent", "check_put_if_absent_race"}),
+        (MissingIsEmpty, {"check_missing_objects", "check_delete", "check_writer"}),
+        (ForgetsItsStart, {"check_ranges", "check_large_objects"}),
+        (
+            WritesAtOnce,
+            {"check_writer", "check_writer_replaces", "check_writer_aborts", "check_large_objects"},
+        ),
+    ],
+)
+def test_each_broken_promise_is_found(make, red):
+    assert failing_checks(make) == red
+
+
+@pytest.mark.parametrize("make", [LongRanges, MissesEtags, MissingIsEmpty, ForgetsItsStart])
+def test_a_store_that_only_reads_is_checked_too(make):
+    data = bytes(range(200))
+    good = MemoryStore()
+    good.put(f"{PREFIX}k", data)
+    check_reading(good, f"{PREFIX}k", data)
+    broken = make()
+    broken.put(f"{PREFIX}k", data)
+    with pytest.raises(AssertionError):
+        check_reading(broken, f"{PREFIX}k", data)
+
+
+def test_what_is_no_broken_promise_comes_through():
+    """A store that is away is no store that lies."""
+
+    class Away(MemoryStore):
+        def put(self, uri, data):
+            raise UnavailableError(uri, "away")
+
+    with pytest.raises(UnavailableError):
+        STORE_CHECKS[0](Away(), PREFIX)

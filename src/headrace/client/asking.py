@@ -9,7 +9,6 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from headrace.client.circuit import Circuit, CircuitState
@@ -218,10 +217,9 @@ class Asker:
         try:
             await asyncio.wait((changed, slept), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for waiting in (changed, slept):
-                waiting.cancel()
-                with suppress(asyncio.CancelledError):
-                    await waiting
+            # Not awaited: a cancellation that came meanwhile could not be told from theirs.
+            changed.cancel()
+            slept.cancel()
 
     def _unavailable(self, request: _Request) -> EndpointUnavailableError:
         state, now_s = self._circuit.state, self._clock.now()

@@ -78,18 +78,15 @@ class Connection:
             raise TransientFault(f"no answer within {timeout_s:g} s") from error
         except aiohttp.ClientSSLError as error:
             raise EndpointError(call.url, f"no trusted TLS connection: {error}") from error
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        except (ValueError, aiohttp.NonHttpUrlClientError) as error:
             raise EndpointError(call.url, "this is not a URL that can be asked") from error
         except (aiohttp.ClientError, OSError) as error:
             raise TransientFault(str(error) or type(error).__name__) from error
 
     async def _exchange(self, session: aiohttp.ClientSession, call: HttpCall) -> HttpAnswer:
         # Names in URLs are quoted already: requoting would ask for another model.
-        try:
-            url = URL(call.url, encoded=True)
-            _ = url.explicit_port  # parsed only when it is asked for
-        except ValueError as error:
-            raise aiohttp.InvalidURL(call.url) from error
+        url = URL(call.url, encoded=True)
+        _ = url.explicit_port  # parsed only when it is asked for
         async with session.request(
             call.method,
             url,

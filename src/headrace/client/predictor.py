@@ -5,6 +5,7 @@ Arrives: requests, from any thread. Leaves: futures. What goes over the wire is 
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -26,6 +27,8 @@ from headrace.core.errors import (
 )
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
+
+_log = logging.getLogger("headrace.client")
 
 FAILURES_MIN = 8
 """Failures in a row that open the circuit, or two for each request in flight where that is more."""
@@ -132,12 +135,12 @@ class EndpointPredictor:
             self._changed.wait_for(lambda: self._state in (_State.STOPPED, _State.RUNNING))
             if self._state is _State.RUNNING:
                 return
-            self._state = _State.STARTING
-            life = self._life = _Life(self._make_dialect())
+            life = _Life(self._make_dialect())
             thread = life.thread = threading.Thread(
                 target=self._run, args=(life,), name=f"headrace-endpoint-{self._model}", daemon=True
             )
             thread.start()
+            self._state, self._life = _State.STARTING, life
         try:
             with self._changed:
                 self._changed.wait_for(lambda: life.over or life.metadata is not None)
@@ -297,12 +300,11 @@ class EndpointPredictor:
             self._release(life)
             return
         if life.dropped:
-            future.set_exception(self._stopped("before this request began"))
-            self._release(life)
+            self._settle(life, future, self._stopped("before this request began"))
             return
         task = asyncio.ensure_future(self._answer(life, request, rows))
         life.tasks.add(task)
-        task.add_done_callback(lambda done: self._settle(life, rows, done, future))
+        task.add_done_callback(lambda done: self._answered(life, rows, done, future))
 
     async def _answer(self, life: _Life, request: InferRequest, rows: int) -> InferResponse:
         """The dialect's answer, within the request's deadline."""
@@ -320,7 +322,7 @@ class EndpointPredictor:
         except TimeoutError as error:
             raise late from error
 
-    def _settle(
+    def _answered(
         self,
         life: _Life,
         rows: int,
@@ -330,14 +332,26 @@ class EndpointPredictor:
         """Whatever became of a request, its future gets it; also when its task never ran."""
         life.tasks.discard(task)
         if task.cancelled():
-            future.set_exception(self._stopped("while this request ran"))
+            self._settle(life, future, self._stopped("while this request ran"))
         elif (error := task.exception()) is not None:
-            future.set_exception(error if isinstance(error, HeadraceError) else self._unexpected(error))
+            self._settle(life, future, error if isinstance(error, HeadraceError) else self._unexpected(error))
         else:
             response = task.result()
             life.rows += rows - len(response.failures)
             life.failed_rows += len(response.failures)
-            future.set_result(response)
+            self._settle(life, future, response)
+
+    def _settle(
+        self, life: _Life, future: "Future[InferResponse]", answer: InferResponse | BaseException
+    ) -> None:
+        """Hand the answer over. What its callbacks raise must not end the loop that has others to answer."""
+        try:
+            if isinstance(answer, InferResponse):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+        except BaseException:  # noqa: BLE001 - futures themselves let SystemExit and the like through
+            _log.exception("%s: a callback raised", self.url)
         self._release(life)
 
     def _release(self, life: _Life) -> None:

@@ -13,7 +13,7 @@ from headrace.client.connection import HttpCall
 from headrace.client.refusals import RefusalGuard
 from headrace.client.retry import HttpAnswer, Verdict, judge
 from headrace.core.errors import DataError, ModelContractError
-from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, RowFailure
+from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, RowFailure, Tensor
 from headrace.protocols.torchserve import (
     AnswerForm,
     decode_body,
@@ -63,10 +63,8 @@ class TorchServeRest:
             outputs = gather_answers(good, self._answer_form(good)) if good else ()
         except ModelContractError as error:
             raise ModelContractError(model, f"request {request.id}: {error.why}") from error
-        if request.outputs:
-            outputs = tuple(t for t in outputs if t.name in request.outputs)
         return InferResponse(
-            outputs,
+            _wanted(outputs, request, model) if request.outputs and good else outputs,
             model,
             self._address.version,
             id=request.id,
@@ -104,6 +102,17 @@ class TorchServeRest:
     def _refuse(self, failure: RowFailure, failures: dict[int, RowFailure], status: int | None) -> None:
         failures[failure.row] = failure
         self._guard.refused(failure.why, status)
+
+
+def _wanted(outputs: tuple[Tensor, ...], request: InferRequest, model: str) -> tuple[Tensor, ...]:
+    """The outputs that the request asks for, in its order."""
+    found = {t.name: t for t in outputs}
+    missing = [n for n in request.outputs if n not in found]
+    if missing:
+        name = f"request {request.id}: " if request.id else ""
+        why = f"{name}the endpoint answered without output {', '.join(map(repr, missing))} (it has {', '.join(found)})"
+        raise ModelContractError(model, why)
+    return tuple(found[n] for n in request.outputs)
 
 
 def judge_torchserve(answer: HttpAnswer) -> Verdict:

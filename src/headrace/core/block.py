@@ -68,6 +68,10 @@ def _no_offsets() -> NDArray[np.int64]:
     return np.empty(0, np.int64)
 
 
+def _nothing_found() -> list[NDArray[np.int64]]:
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Consecutive records of one object or member: one buffer, two offset arrays, the first's position.
@@ -89,6 +93,10 @@ class Block:
     failures: tuple[Failure, ...] = ()
     column_names: tuple[str, ...] | None = None
     line_end: bytes = b""
+    _newlines: list[NDArray[np.int64]] = field(
+        default_factory=_nothing_found, init=False, repr=False, compare=False
+    )
+    """Their offsets in `data`, once they were asked for."""
 
     def __len__(self) -> int:
         """Records, failures not counted."""
@@ -104,12 +112,12 @@ class Block:
         return self.data[int(self.starts[index]) : int(self.ends[index])]
 
     def position(self, index: int) -> Position:
-        """Where record `index` starts. Where `line_end` does not tell, lines are counted: that costs a scan."""
+        """Where record `index` starts. Where `line_end` does not tell, lines are counted: one scan for the block."""
         first = self.first
         if not self.data:
             return replace(first, record=first.record + index)
         start, origin = int(self.starts[index]), int(self.starts[0])
-        lines = index if self.line_end else self.data.count(b"\n", origin, start)
+        lines = index if self.line_end else self._lines(origin, start)
         return Position(
             first.object,
             first.member,
@@ -118,6 +126,14 @@ class Block:
             first.byte + start - origin,
             first.member_byte,
         )
+
+    def _lines(self, start: int, stop: int) -> int:
+        """How many newlines there are in ``data[start:stop]``."""
+        if not self._newlines:
+            # Looked up from then on: counting anew for each of many failures would be quadratic.
+            self._newlines.append(np.flatnonzero(np.frombuffer(self.data, np.uint8) == 0x0A))
+        low, high = self._newlines[0].searchsorted((start, stop)).tolist()
+        return high - low
 
     def failure(self, index: int, kind: FailureKind, why: str, attempts: int = 1) -> Failure:
         """Record `index` as a failure."""

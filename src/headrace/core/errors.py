@@ -23,7 +23,6 @@
     │   └── PredictError            it raised on a batch
     ├── PredictorError              whatever answers requests
     │   ├── DeadlineError           no answer in time
-    │   ├── OverloadedError         no room now; come back later
     │   ├── StoppedError            not started, draining or stopped
     │   └── EndpointError           an endpoint elsewhere
     │       ├── EndpointRefusedError      it says that the request is wrong: never retried
@@ -170,14 +169,6 @@ class PredictorError(HeadraceError):
 
 class DeadlineError(PredictorError):
     """No answer before the request's deadline."""
-
-
-class OverloadedError(PredictorError):
-    """No room now. `retry_after_s` says when to come back, where that is known."""
-
-    def __init__(self, why: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(why)
-        self.retry_after_s = retry_after_s
 
 
 class StoppedError(PredictorError):

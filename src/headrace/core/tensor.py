@@ -115,9 +115,11 @@ class InferRequest:
 
     @property
     def rows(self) -> int:
-        """How many rows; raises ModelInputError when the tensors disagree or there are none."""
+        """How many rows; raises ModelInputError when the tensors disagree, have no rows' axis, or there are none."""
         if not self.inputs:
             raise ModelInputError("?", "a request needs at least one input tensor")
+        if scalars := ", ".join(repr(t.name) for t in self.inputs if not t.data.ndim):
+            raise ModelInputError("?", f"input {scalars} has no axis of rows: the first axis must be rows")
         rows = self.inputs[0].rows
         if any(t.rows != rows for t in self.inputs):
             sizes = ", ".join(f"{t.name}: {t.rows}" for t in self.inputs)

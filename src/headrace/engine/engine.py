@@ -4,6 +4,7 @@ A request goes to an idle instance at once; while all are busy it waits in one q
 without an answer: a request ends with a response, an error, or its own cancellation.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +26,8 @@ from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.channel import Channel, Ticket
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.instance import Instance, reason
+
+_log = logging.getLogger("headrace.engine")
 
 
 class _State(Enum):
@@ -72,13 +75,15 @@ class _Life:
         self.inputs: ModelInputs | None = None
 
     def begin(self, serve: "Callable[[_Life, _Tally], None]", name: str) -> None:
-        """Start a thread for each instance."""
-        self.threads = [
-            threading.Thread(target=serve, args=(self, tally), name=f"{name}-{i}", daemon=True)
-            for i, tally in enumerate(self.tallies)
-        ]
-        for thread in self.threads:
-            thread.start()
+        """Start a thread for each instance; when one cannot be had, the others end by themselves."""
+        try:
+            for i, tally in enumerate(self.tallies):
+                thread = threading.Thread(target=serve, args=(self, tally), name=f"{name}-{i}", daemon=True)
+                thread.start()
+                self.threads.append(thread)
+        except BaseException:
+            self.channel.close()
+            raise
 
     def end(self) -> None:
         """Wait for the threads, but not for the one that asks."""
@@ -166,9 +171,9 @@ class Engine:
             self._changed.wait_for(lambda: self._state in (_State.STOPPED, _State.RUNNING))
             if self._state is _State.RUNNING:
                 return
-            self._state = _State.LOADING
-            life = self._life = _Life(self._in_flight_max, self._instances)
+            life = _Life(self._in_flight_max, self._instances)
             life.begin(self._serve, f"headrace-{self.name}")
+            self._state, self._life = _State.LOADING, life
         try:
             self._wait_until_loaded(life)
         except BaseException:
@@ -208,7 +213,7 @@ class Engine:
 
     def _fail_waiting(self, ticket: Ticket) -> None:
         if ticket.future.set_running_or_notify_cancel():
-            ticket.future.set_exception(self._stopped("before this request began"))
+            self._settle(ticket, self._stopped("before this request began"))
 
     def _become_stopped(self, life: _Life) -> None:
         with self._changed:
@@ -294,12 +299,20 @@ class Engine:
         tally.ended_s = self._clock.now()
         tally.busy_s += tally.ended_s - began_s
         tally.calls, tally.retries = instance.calls, instance.retries
-        if isinstance(answer, BaseException):
-            ticket.future.set_exception(answer)
-            return
-        tally.rows += ticket.rows - len(answer.failures)
-        tally.failed_rows += len(answer.failures)
-        ticket.future.set_result(answer)
+        if isinstance(answer, InferResponse):
+            tally.rows += ticket.rows - len(answer.failures)
+            tally.failed_rows += len(answer.failures)
+        self._settle(ticket, answer)
+
+    def _settle(self, ticket: Ticket, answer: InferResponse | BaseException) -> None:
+        """Hand the answer over. What its callbacks raise must not end the thread that has others to answer."""
+        try:
+            if isinstance(answer, InferResponse):
+                ticket.future.set_result(answer)
+            else:
+                ticket.future.set_exception(answer)
+        except BaseException:  # noqa: BLE001 - futures themselves let SystemExit and the like through
+            _log.exception("a callback raised", extra={"model": self.name})
 
     def _go_on(self, life: _Life, ticket: Ticket) -> None:
         """Raise when the request need not be answered any more."""

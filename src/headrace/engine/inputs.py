@@ -97,9 +97,6 @@ class ModelInputs:
         )
 
     def _rows(self, request: InferRequest) -> int:
-        scalars = [t.name for t in request.inputs if not t.data.ndim]
-        if scalars:
-            raise self._error(f"input {_listed(scalars)} has no axis of rows: the first axis must be rows")
         try:
             return request.rows
         except ModelInputError as error:

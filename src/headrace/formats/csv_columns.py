@@ -14,6 +14,9 @@ Column = str | int
 Whys = dict[int, tuple[FailureKind, str]]
 """By record of a block, why it fails."""
 
+_NAMES_SHOWN = 20
+_NAME_CHARACTERS_MAX = 50
+
 
 @dataclass(frozen=True, slots=True)
 class BoundColumns:
@@ -104,7 +107,7 @@ class ColumnFinder:
                 return "records without a header: how many columns they have is not known yet"
             width = len(names)
         if names is not None and len(names) != width:
-            return f"the header has {len(names)} columns, {width} expected: {', '.join(names)}"
+            return f"the header has {len(names)} columns, {width} expected: {_listed(names)}"
         if self._wanted is None:
             return BoundColumns(tuple(range(width)), width, names)
         indices: list[int] = []
@@ -127,6 +130,15 @@ def _index(column: Column, width: int, names: tuple[str, ...] | None) -> int | s
         case 1:
             return names.index(column)
         case 0:
-            return f'there is no column "{column}"; there are: {", ".join(names)}'
+            return f'there is no column "{column}"; there are: {_listed(names)}'
         case _:
             return f'more than one column is called "{column}": use column numbers'
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names for people: this is told of every record below a header that does not fit, so it is kept short."""
+    shown = [
+        n if len(n) <= _NAME_CHARACTERS_MAX else n[:_NAME_CHARACTERS_MAX] + "…" for n in names[:_NAMES_SHOWN]
+    ]
+    more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(shown) + more

@@ -11,18 +11,14 @@ from headrace.formats.csv_cells import Dialect
 from headrace.formats.encode import (
     INPUT,
     Join,
-    Weave,
     check_join,
     checked_outputs,
     is_text,
     number_text,
-    one_text,
-    plain_text,
-    raw_records,
     row_width,
     text_bytes,
-    woven,
 )
+from headrace.formats.weave import Weave, one_text, plain_text, raw_records, woven
 
 
 class CsvEncoder:

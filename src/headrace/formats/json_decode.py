@@ -19,6 +19,8 @@ from headrace.formats.matrix import FlatNumbers, NumberParser, number_dtype
 _INTEGERS: Final = frozenset({int, bool})
 _TYPES: Final = {"f": _INTEGERS | {float}, "i": _INTEGERS, "u": _INTEGERS, "b": frozenset({bool})}
 """The types of JSON values that a dtype is made of, by its kind."""
+_AXES_MAX: Final = 64
+"""The most that numpy's arrays have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,8 @@ class _FieldReader:
             lengths = set(map(len, values)) if len(types) == 1 else set[int]()
             if len(lengths) != 1:
                 raise ValueError(f"{self._label} is not an array of the same shape everywhere")
+            if len(shape) == _AXES_MAX:
+                raise ValueError(f"{self._label} is nested deeper than the {_AXES_MAX} axes of an array")
             shape.append(lengths.pop())
             values = list(chain.from_iterable(values))
             types = set(map(type, values))
@@ -212,7 +216,7 @@ class _FieldReader:
         where = f'field "{".".join(self.keys[:depth])}"' if depth else "the record"
         if not isinstance(inner, dict):
             return f'{where} is not an object with "{self.keys[depth]}" in it, but {_excerpt(inner)}'
-        names = ", ".join(f'"{name}"' for name in list(inner)[:20])  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  # parsed JSON
+        names = ", ".join(f'"{name[:50]}"' for name in list(inner)[:20])  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  # parsed JSON
         return f"{self._label} is missing: {where} has {names or 'nothing'}"
 
 
@@ -242,5 +246,8 @@ def _words(shape: tuple[int, ...]) -> str:
 
 
 def _excerpt(value: Any) -> str:
-    text = orjson.dumps(value).decode()
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # nested deeper than it writes, though not than it reads
+        return "nested too deeply to show"
     return text if len(text) <= 80 else text[:80] + "…"

@@ -1,28 +1,18 @@
 """Predictions as JSON Lines: one object a record, its outputs by name, and its input where asked for."""
 
-import json
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import orjson
 
+from headrace.core.block import Block
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import Piece
-from headrace.formats.encode import (
-    INPUT,
-    Join,
-    Weave,
-    check_join,
-    checked_outputs,
-    is_text,
-    number_text,
-    one_text,
-    raw_records,
-    woven,
-)
+from headrace.formats.encode import INPUT, Join, check_join, checked_outputs, is_text, json_text, number_text
+from headrace.formats.weave import Weave, one_text, raw_records, woven
 
 INPUT_BASE64 = "input_base64"
 """What a joined record is called that is not UTF-8, and so stands in base64."""
@@ -35,8 +25,9 @@ class JsonLinesEncoder:
     infinities: they are null. Strings stand as such; bytes as strings where they are UTF-8, else as
     ``{"base64": "..."}``.
 
-    With ``join="input"`` a first key ``input`` holds the record: as a string, or, when `input_is_json` says that
-    records are JSON, spliced in byte for byte. One that is not UTF-8 is ``input_base64`` instead, and loses nothing.
+    With ``join="input"`` a first key ``input`` holds the record: as a string, or, where `input_is_json` says that
+    a block's records are JSON, spliced in byte for byte. One that is not UTF-8 is ``input_base64`` instead, and loses
+    nothing.
 
     Raises ConfigError when an output has the name of the joined record; `encode` raises ModelContractError when
     outputs change their names or shapes within a part.
@@ -45,13 +36,17 @@ class JsonLinesEncoder:
     suffix: ClassVar[str] = ".jsonl"
 
     def __init__(
-        self, columns: Sequence[TensorSpec], *, join: Join = "none", input_is_json: bool = False
+        self,
+        columns: Sequence[TensorSpec],
+        *,
+        join: Join = "none",
+        input_is_json: Callable[[Block], bool] = lambda _: False,
     ) -> None:
         check_join(join)
         self._columns = tuple(columns)
         self._joined = join == "input"
         self._input_is_json = input_is_json
-        self._keys = [_string(column.name) + b":" for column in self._columns]
+        self._keys = [json_text(column.name) + b":" for column in self._columns]
         taken = {INPUT, INPUT_BASE64} & {column.name for column in self._columns}
         if self._joined and taken:
             raise ConfigError(
@@ -73,12 +68,17 @@ class JsonLinesEncoder:
         if not self._joined:
             return Weave(b"{" + opening, b"", closing).lines(fields)
         middle = b"," + opening if self._columns else b""
-        if self._input_is_json:
-            weave = Weave(b'{"input":', middle, closing)
-            return woven(pieces, fields, lambda piece, share: _join_json(weave, piece, share))
+        spliced = Weave(b'{"input":', middle, closing)
         inside = Weave(b'{"input":"', b'"' + middle, closing)
         outside = Weave(b"{", middle, closing)
-        return woven(pieces, fields, lambda piece, share: _join_text(inside, outside, piece, share))
+
+        def joined(piece: Piece, share: Sequence[bytes]) -> bytes:
+            # Each piece by its own block: a source may hold JSON and other text in turns.
+            if self._input_is_json(piece.block):
+                return _join_json(spliced, piece, share)
+            return _join_text(inside, outside, piece, share)
+
+        return woven(pieces, fields, joined)
 
     def finish(self) -> bytes:
         """Nothing."""
@@ -133,7 +133,7 @@ def _input_field(record: bytes) -> bytes:
 def _values(data: Array) -> tuple[bytes, Sequence[bytes], bytes]:
     """Every row as JSON, less the brackets that all of them start and end with."""
     if is_text(data):
-        return b"", [_json(row) for row in data.tolist()], b""
+        return b"", [json_text(row) for row in data.tolist()], b""
     if not data.size:
         return b"", [orjson.dumps(data[0].tolist())] * len(data), b""
     text = number_text(data, nonfinite_names=False)
@@ -142,27 +142,3 @@ def _values(data: Array) -> tuple[bytes, Sequence[bytes], bytes]:
     # Brackets as deep as this close and open again between rows only.
     values = text[depth + 1 : len(text) - depth - 1].split(closing + b"," + opening)
     return opening, values, closing
-
-
-def _json(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value, default=_unknown, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:
-        # A lone surrogate, an integer beyond 64 bits: the slow way knows how.
-        return json.dumps(value, default=_unknown, separators=(",", ":")).encode()
-
-
-def _string(text: str) -> bytes:
-    return _json(text)
-
-
-def _unknown(value: Any) -> Any:
-    as_list: Any = getattr(value, "tolist", None)
-    if as_list is not None:
-        return as_list()
-    if not isinstance(value, bytes):
-        return str(value)
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": b64encode(value).decode()}

@@ -15,11 +15,11 @@ from headrace.formats.encode import (
     check_join,
     checked_outputs,
     is_text,
-    raw_records,
     row_shape,
     row_width,
     text_bytes,
 )
+from headrace.formats.weave import raw_records
 
 INPUT_BYTES: Final = "input_bytes"
 """The column of those joined records that are not UTF-8."""

@@ -66,21 +66,21 @@ class Mapper:
         """The block's records as tensors. Raises ConfigError or ModelInputError when nothing could ever fit."""
         if not len(block):
             return Decoded({})
-        kind = self._kind(block)
-        delimiter = (
-            delimiter_of(block.first.member or block.first.object, self._read) if kind == "csv" else ""
-        )
+        kind, delimiter = self.layout_of(block)
         decoder = self._decoders.get((kind, delimiter))
         if decoder is None:
             self.learned.setdefault("format", kind)
             decoder = self._decoders[kind, delimiter] = self._choose(kind, delimiter, block)
         return decoder.decode(block)
 
-    def _kind(self, block: Block) -> str:
+    def layout_of(self, block: Block) -> tuple[str, str]:
+        """The format of a block's records and, for CSV, their delimiter (else it is empty)."""
         for column in _MEDIA_COLUMNS:
             if column in block.columns:
-                return column
-        return format_name(block.first.member or block.first.object, self._read) or "whole"
+                return column, ""
+        name = block.first.member or block.first.object
+        kind = format_name(name, self._read) or "whole"
+        return kind, delimiter_of(name, self._read) if kind == "csv" else ""
 
     def _choose(self, kind: str, delimiter: str, block: Block) -> Decoder:
         if kind in _MEDIA_COLUMNS:

@@ -243,7 +243,10 @@ def decode_error(body: bytes) -> str:
     if isinstance(found, dict):
         document = cast("_Json", found)
         found = next((document[k] for k in ("error", "detail", "message") if document.get(k)), document)
-    return _one_line(found if isinstance(found, str) else orjson.dumps(found).decode())
+    try:
+        return _one_line(found if isinstance(found, str) else orjson.dumps(found).decode())
+    except TypeError:  # nested deeper than can be written
+        return _one_line(body[: 4 * ERROR_CHARS_MAX].decode(errors="replace"))
 
 
 def _one_line(text: str) -> str:

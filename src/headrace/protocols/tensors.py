@@ -138,7 +138,10 @@ def _booleans(name: str, values: list[Any], types: set[type]) -> Array:
 
 def _floats(name: str, datatype: str, values: list[Any], types: set[type]) -> Array:
     _check_types(name, datatype, types, {*_NUMBERS, type(None)})
-    wide = np.array(values, np.float64)
+    try:
+        wide = np.array(values, np.float64)
+    except OverflowError:  # an integer of hundreds of digits
+        raise DataError(f"tensor {name!r}: a value is too large for {datatype}") from None
     with np.errstate(over="ignore"):
         made = wide.astype(dtype_of(datatype))
     if (np.isinf(made) & np.isfinite(wide)).any():

@@ -1,10 +1,10 @@
-"""TorchServe's ``POST /predictions/NAME``: one row a request as JSON or raw bytes, or a whole batch as JSON.
+"""TorchServe's ``POST /predictions/NAME``: one row a request, as JSON or raw bytes.
 
 TorchServe has no tensors on this path: a handler takes what it takes and answers what it likes. Here rows become the
 plainest JSON there is, and answers become output arrays where their form allows it (`gather_answers`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -14,11 +14,10 @@ import orjson
 from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import Array, Tensor
 from headrace.protocols.oip_json import decode_error
-from headrace.protocols.tensors import array_from_json, json_values
+from headrace.protocols.tensors import DIMENSIONS_MAX, array_from_json, json_values
 
 OUTPUT: Final = "output"
 """What an answer is called that has no names of its own."""
-INSTANCES: Final = "instances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +38,11 @@ def encode_row(inputs: Sequence[Tensor], row: int) -> RowBody:
         value = inputs[0].data[row]
         if isinstance(value, bytes):
             return RowBody(value, "application/octet-stream")
-        return RowBody(str(value).encode(errors="replace"), "text/plain; charset=utf-8")
+        try:
+            return RowBody(str(value).encode(), "text/plain; charset=utf-8")
+        except UnicodeEncodeError:
+            raise DataError(f"tensor {inputs[0].name!r}: it has a lone surrogate, which is no text") from None
     return RowBody(_dumps(_row_value(inputs, row)), "application/json")
-
-
-def encode_batch(inputs: Sequence[Tensor]) -> RowBody:
-    """A whole request, for handlers that take a batch: ``{"instances": [row, ...]}``, rows as in `encode_row`."""
-    rows = inputs[0].rows
-    return RowBody(_dumps({INSTANCES: [_row_value(inputs, row) for row in range(rows)]}), "application/json")
 
 
 def _row_value(inputs: Sequence[Tensor], row: int) -> Any:
@@ -83,24 +79,6 @@ def decode_body(body: bytes) -> Any:
         return body
 
 
-def decode_batch(body: bytes, rows: int) -> list[Any]:
-    """The answers of a handler that was sent a whole batch: a list, or one under ``predictions``.
-
-    Raises DataError when it is no list, or has not one answer for each of the `rows`.
-    """
-    found = decode_body(body)
-    if isinstance(found, Mapping):
-        found = cast("Mapping[str, Any]", found).get("predictions", cast("Any", found))
-    if not isinstance(found, list):
-        raise DataError(
-            f"the answer to {rows} instances must be a JSON list, or an object with 'predictions'"
-        )
-    answers = cast("list[Any]", found)
-    if len(answers) != rows:
-        raise DataError(f"{rows} instances were sent, but {len(answers)} answers came back")
-    return answers
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """What the answers of one model look like, decided once: columns by these names, or whole as JSON text."""
@@ -122,17 +100,17 @@ def gather_answers(answers: Sequence[Any], form: AnswerForm) -> tuple[Tensor, ..
     """Answers, one a row, as output arrays.
 
     Numbers are int64 or float64, booleans BOOL, lists of the same shape arrays of it, text BYTES; whatever differs
-    from row to row is JSON text. Raises ModelContractError when objects have not the keys that `form` says.
+    from row to row is JSON text. Raises ModelContractError when objects have not the keys that `form` says, or are nested too deeply.
     """
     if form.names is None:
-        return (Tensor(OUTPUT, _texts([_dumps(a).decode() for a in answers])),)
+        return (Tensor(OUTPUT, _texts([_json_text(a) for a in answers])),)
     if form.names == (OUTPUT,) and not any(isinstance(a, dict) and OUTPUT in a for a in answers):
         return (Tensor(OUTPUT, _column(answers)),)
     for answer in answers:
         if not isinstance(answer, dict) or set(cast("dict[str, Any]", answer)) != set(form.names):
             raise ModelContractError(
                 "?",
-                f"an answer is {_dumps(answer).decode()[:200]}, but earlier ones had the keys "
+                f"an answer is {_json_text(answer)[:200]}, but earlier ones had the keys "
                 f"{', '.join(form.names)}: answers that differ can be had whole, as JSON text",
             )
     return tuple(Tensor(name, _column([answer[name] for answer in answers])) for name in form.names)
@@ -145,18 +123,30 @@ def _column(values: Sequence[Any]) -> Array:
     if shape is not None:
         if types == {bool}:
             return np.array(flat, bool).reshape(shape)
-        if types == {int}:
-            return _integers(flat).reshape(shape)
+        if types == {int} and (integers := _integers(flat)) is not None:
+            return integers.reshape(shape)
         if types and types <= {int, float, type(None)} and float in types:
             return array_from_json(OUTPUT, "FP64", shape, flat)
         if types in ({str}, {bytes}):
             return _texts(flat).reshape(shape)
-    return _texts([v if isinstance(v, str | bytes) else _dumps(v).decode() for v in values])
+    return _texts([v if isinstance(v, str | bytes) else _json_text(v) for v in values])
 
 
-def _integers(values: list[int]) -> Array:
-    """Int64, or uint64 where one is too large for that; orjson reads none larger."""
-    return np.array(values, np.uint64 if max(values) > 2**63 - 1 and min(values) >= 0 else np.int64)
+def _json_text(answer: Any) -> str | bytes:
+    """An answer as JSON text; bytes, which are no JSON, as they are."""
+    if isinstance(answer, bytes):
+        return answer
+    try:
+        return orjson.dumps(answer).decode()
+    except TypeError as error:
+        raise ModelContractError("?", f"an answer cannot be written as JSON: {error}") from error
+
+
+def _integers(values: list[int]) -> Array | None:
+    """Int64, or uint64 where one is too large for that (orjson reads none larger); None where neither has room for all."""
+    if max(values) < 2**63:
+        return np.array(values, np.int64)
+    return np.array(values, np.uint64) if min(values) >= 0 else None
 
 
 def _shape_and_values(values: Sequence[Any]) -> tuple[tuple[int, ...] | None, list[Any]]:
@@ -164,7 +154,7 @@ def _shape_and_values(values: Sequence[Any]) -> tuple[tuple[int, ...] | None, li
     sizes: list[int] = [len(values)]
     flat = list(values)
     while flat and isinstance(flat[0], list):
-        if set(map(type, flat)) != {list}:
+        if set(map(type, flat)) != {list} or len(sizes) == DIMENSIONS_MAX:
             return None, []
         lengths = set(map(len, flat))
         if len(lengths) > 1:

@@ -178,7 +178,9 @@ class _Files:
 
     def profile(self, name: str) -> _Section | None:
         """The settings of a profile, from both files; None when neither has it."""
-        titles = (name, f"profile {name}") if name == "default" else (f"profile {name}",)
+        titles = [f"profile {name}", f'profile "{name}"', f"profile '{name}'"]
+        if name == "default":
+            titles.insert(0, name)
         sections = [self.config[t] for t in titles if self.config.has_section(t)]
         if self.credentials.has_section(name):
             sections.append(self.credentials[name])
@@ -199,9 +201,20 @@ def _parsed(path: Path) -> configparser.RawConfigParser:
     # No default section: [default] is a profile like any other.
     parser = configparser.RawConfigParser(default_section="\0", strict=False)
     try:
-        parser.read_string(path.read_text("utf-8"), str(path))
+        parser.read_string(path.read_text("utf-8-sig"), str(path))
     except OSError:
         pass  # no such file, or not for us: as if it were empty
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not an AWS configuration file: {error}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not an AWS configuration file: it is not text in UTF-8") from None
+    except configparser.Error as error:
+        # The error itself shows the line, which may hold a secret.
+        raise ConfigError(f"{path} is not an AWS configuration file: {_what_is_wrong(error)}") from None
     return parser
+
+
+def _what_is_wrong(error: configparser.Error) -> str:
+    if isinstance(error, configparser.MissingSectionHeaderError):
+        return f"line {error.lineno} is in no section, such as [default]"
+    if isinstance(error, configparser.ParsingError):
+        return f"line {error.errors[0][0]} is no setting, such as name = value"
+    return type(error).__name__

@@ -1,4 +1,4 @@
-"""What an object store is: eight verbs, blocking, called from any thread.
+"""What an object store is: nine verbs, blocking, called from any thread.
 
 Blocking on purpose: the cloud library's asynchronous API was measured to abort the interpreter at exit.
 """

@@ -3,6 +3,7 @@
 The client tells status and code only in its message, and a listing's faults only as generic ones; so this reads text.
 """
 
+import http
 import re
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from headrace.storage.retry import TransientFault
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_PATH = re.compile(r"(?<=://)([^/\s]+)\S*")
+"""What follows a host: it holds the key, which may spell any of the words that are looked for."""
 _MESSAGE_CHARACTERS_MAX = 400
 _METADATA_ADDRESSES = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
 _DENIED_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
@@ -39,7 +42,10 @@ class EmptyRangeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A fault taken apart: the exception's name, the HTTP status (0: none), the service's code, the text."""
+    """A fault taken apart: the exception's name, the HTTP status (0: the client's own words), the service's code, the text.
+
+    `text` is without the paths of addresses; `why` is for people.
+    """
 
     kind: str
     status: int
@@ -75,11 +81,12 @@ def _taken_apart(kind: str, text: str) -> _Said:
     # Without the XML, which says in thirty words what its code says in one, and without the client's internals.
     head = text.split("\n\nDebug source", 1)[0].split("<?xml", 1)[0].strip().rstrip(":")
     why = f"{head[:_MESSAGE_CHARACTERS_MAX]} ({code[1]})" if code else head[:_MESSAGE_CHARACTERS_MAX]
-    return _Said(kind, int(status[1]) if status else 0, code[1] if code else "", text, why)
+    bare = _PATH.sub(r"\1", text)
+    return _Said(kind, int(status[1]) if status else 0, code[1] if code else "", bare, why)
 
 
 def _about_access(uri: str, said: _Said) -> Exception | None:
-    if said.code in _REGION_CODES or "LOCATION" in said.text or 300 <= said.status < 400:
+    if said.code in _REGION_CODES or "without LOCATION" in said.text or 300 <= said.status < 400:
         return StorageError(uri, f"the bucket is in another region: set AWS_REGION ({said.why})")
     denied = said.kind in {"PermissionDeniedError", "UnauthenticatedError"} or said.status in {401, 403}
     if denied or said.code in _DENIED_CODES:
@@ -96,7 +103,7 @@ def _about_conditions(uri: str, said: _Said) -> Exception | None:
         return ChangedError(uri, "is another object now (its ETag differs)")
     if said.status == 416:
         return EmptyRangeError()
-    if said.kind == "NotSupportedError" or "NotPartial" in said.text:
+    if not said.status and (said.kind == "NotSupportedError" or "NotPartial" in said.text):
         return RangeIgnoredError()
     return None
 
@@ -111,6 +118,7 @@ def _about_use(uri: str, said: _Said) -> Exception | None:
         return ConfigError(f"{uri}: {said.why}")
     if not said.status and re.search(r"\bMissing[A-Z]|must be specified", said.text):
         return ConfigError(f"{uri}: {said.why}")
-    if 400 <= said.status < 500 and said.status not in _PASSING_STATUSES and said.code not in _PASSING_CODES:
+    wrong = 400 <= said.status < 500 or said.status == http.HTTPStatus.NOT_IMPLEMENTED
+    if wrong and said.status not in _PASSING_STATUSES and said.code not in _PASSING_CODES:
         return StorageError(uri, f"the server refused: {said.why}")
     return None

@@ -26,6 +26,8 @@ from headrace.storage.uri import parse
 
 CHUNK_BYTES = 1 << 20
 FIRST_CHUNK_BYTES = 64 << 10
+_FOR_GOOD = frozenset({501, 505})
+"""What servers answer that do not know HEAD, or our HTTP."""
 _Response = http.client.HTTPResponse
 
 
@@ -55,11 +57,14 @@ class HttpStore:
     def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
         """See `Store.stream`. Where a server knows no ranges, resuming reads again and drops what is known."""
         attempts = self._retrier.begin(uri, "reading")
-        at = start
+        at, size_bytes = start, None
         while True:
             try:
                 with self._open(uri, at, etag) as response:
-                    etag = etag or _etag(response)
+                    etag, now_bytes = etag or _etag(response), _size_bytes(response)
+                    if None not in (size_bytes, now_bytes) and size_bytes != now_bytes:
+                        raise ChangedError(uri, f"had {size_bytes} bytes, and now has {now_bytes}")
+                    size_bytes = now_bytes if size_bytes is None else size_bytes
                     for chunk in _body(response, at):
                         yield chunk
                         at += len(chunk)
@@ -82,7 +87,7 @@ class HttpStore:
             pieces: list[bytes] = []
             missing = length
             with self._open(uri, start, etag, length) as response:
-                for chunk in _body(response, start):
+                for chunk in _body(response, start, length):
                     pieces.append(chunk[:missing])
                     missing -= len(pieces[-1])
                     if missing == 0:
@@ -141,11 +146,7 @@ class HttpStore:
     ) -> Generator[_Response]:
         """A response with status 200 or 206, of the object that `etag` names."""
         parse(uri)
-        headers = {"Accept-Encoding": "identity", "User-Agent": "headrace"}
-        if start or length is not None:
-            headers["Range"] = f"bytes={start}-{'' if length is None else start + length - 1}"
-        if etag.startswith('"'):
-            headers["If-Match"] = etag
+        headers = _headers(start, etag, length)
         request = urllib.request.Request(uri, headers=headers, method=method)  # noqa: S310 - parse checked it
         try:
             response: Any = self._opener.open(request, timeout=self._timeout_s)
@@ -162,15 +163,31 @@ class HttpStore:
             raise TransientFault(f"no connection: {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
             raise TransientFault(f"no answer: {error!r}") from error
+        except ValueError as error:
+            raise StorageError(uri, f"it, or what it redirects to, is no address: {error}") from error
         with response:
+            if response.status not in {http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT}:
+                raise StorageError(uri, f"the server answered HTTP {response.status}, without the object")
             now = _etag(response)
             if etag and now and now != etag:
                 raise ChangedError(uri, f"is another object now (ETag {now}, expected {etag})")
             yield response
 
 
-def _body(response: _Response, start: int) -> Iterator[bytes]:
-    """The object's bytes from `start`, whatever the server chose to send. Raises TransientFault when cut short."""
+def _headers(start: int, etag: str, length: int | None) -> dict[str, str]:
+    headers = {"Accept-Encoding": "identity", "User-Agent": "headrace"}
+    if start or length is not None:
+        headers["Range"] = f"bytes={start}-{'' if length is None else start + length - 1}"
+    if etag.startswith('"'):
+        headers["If-Match"] = etag
+    return headers
+
+
+def _body(response: _Response, start: int, length: int | None = None) -> Iterator[bytes]:
+    """The object's bytes from `start`, whatever the server chose to send. Raises TransientFault when cut short.
+
+    A server may send less than the range that it was asked for, `length` bytes or all: that is cut short too.
+    """
     if response.status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return
     partial = response.status == http.HTTPStatus.PARTIAL_CONTENT
@@ -178,6 +195,8 @@ def _body(response: _Response, start: int) -> Iterator[bytes]:
     if partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         raise TransientFault(f"asked from byte {start}, answered {response.headers.get('Content-Range')!r}")
     expected, received, ask = _length(response), 0, FIRST_CHUNK_BYTES
+    if partial and (size_bytes := _size_bytes(response)) is not None:
+        expected = size_bytes - start if length is None else min(length, size_bytes - start)
     while True:
         try:
             chunk = response.read(ask)
@@ -195,8 +214,21 @@ def _body(response: _Response, start: int) -> Iterator[bytes]:
 
 
 def _length(response: _Response) -> int | None:
-    text = response.headers.get("Content-Length", "")
-    return int(text) if text.isdecimal() else None
+    return _number(response.headers.get("Content-Length", ""))
+
+
+def _size_bytes(response: _Response) -> int | None:
+    """The whole object's, as far as this answer tells it."""
+    if response.status == http.HTTPStatus.OK:
+        return _length(response)
+    return _number(response.headers.get("Content-Range", "").rpartition("/")[2])
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text) if text.isdecimal() else None
+    except ValueError:  # thousands of digits
+        return None
 
 
 def _etag(response: _Response) -> str:
@@ -212,8 +244,7 @@ def _modified_s(response: _Response) -> float:
 
 
 def _retry_after_s(error: HTTPError) -> float | None:
-    text = (error.headers.get("Retry-After") or "").strip()
-    return float(text) if text.isdecimal() else None
+    return _number((error.headers.get("Retry-After") or "").strip())
 
 
 def _raise_status(uri: str, error: HTTPError) -> NoReturn:
@@ -225,7 +256,7 @@ def _raise_status(uri: str, error: HTTPError) -> NoReturn:
         raise AccessDeniedError(uri, f"the server does not let us (HTTP {status} {error.reason})") from error
     if status == http.HTTPStatus.PRECONDITION_FAILED:
         raise ChangedError(uri, "is another object now (its ETag differs)") from error
-    if status in {408, 425, 429} or status >= 500:
+    if status in {408, 425, 429} or (status >= 500 and status not in _FOR_GOOD):
         why = f"HTTP {status} {error.reason}"
         raise TransientFault(why, retry_after_s=_retry_after_s(error)) from error
     raise StorageError(uri, f"the server answered HTTP {status} {error.reason}") from error

@@ -25,7 +25,7 @@ from headrace.core.errors import (
     StorageError,
 )
 from headrace.storage.contract import ObjectInfo, Writer
-from headrace.storage.uri import parse
+from headrace.storage.uri import parse, require_text
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY_PREFIX = ".headrace-"
@@ -195,6 +195,7 @@ def _walk(folder: str, written: str, start_of_name: str) -> Iterator[ObjectInfo]
     except (FileNotFoundError, NotADirectoryError):
         return
     for name in names:
+        require_text(written + name)
         path = os.path.join(folder, name)  # keeps the slash
         if name.endswith("/"):
             yield from _walk(path, written + name, "")

@@ -1,9 +1,18 @@
-"""Objects in the cloud: the eight verbs over one attempt each, with retries, resuming and order added."""
+"""Objects in the cloud: the nine verbs over one attempt each, with retries, resuming and order added."""
 
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 
-from headrace.core.errors import AlreadyExistsError, NotFoundError, StorageError, UnavailableError
+from headrace.core.errors import (
+    AlreadyExistsError,
+    ChangedError,
+    NotFoundError,
+    StorageError,
+    UnavailableError,
+)
 from headrace.storage.cloud import Bucket, Entry
 from headrace.storage.contract import ObjectInfo, Writer
 from headrace.storage.faults import RangeIgnoredError
@@ -50,6 +59,9 @@ class CloudStore:
             except TransientFault as fault:
                 attempts.failed(fault)
                 continue
+            if size_bytes not in (None, piece.size_bytes):
+                # Where there is no ETag to tell, or the server does not look at it first.
+                raise ChangedError(uri, f"had {size_bytes} bytes, and now has {piece.size_bytes}")
             attempts.progressed()
             etag, size_bytes = piece.etag, piece.size_bytes
             at, length = at + len(piece.data), min(length * 4, RANGE_BYTES_MAX)
@@ -106,11 +118,18 @@ class CloudStore:
             self._retrier.run(uri, "writing", lambda: bucket.put(key, data))
 
         def upload(parts: Iterator[bytes]) -> None:
+            sent = _Sum()
             try:
-                bucket.put_parts(key, parts, part_bytes=PART_BYTES, parts_at_once=PARTS_AT_ONCE)
+                bucket.put_parts(key, sent.of(parts), part_bytes=PART_BYTES, parts_at_once=PARTS_AT_ONCE)
             except TransientFault as fault:
                 # The client has retried every part already; the parts before are gone, so we cannot.
                 raise UnavailableError(uri, f"a part still fails after every retry: {fault}") from fault
+            except NotFoundError as error:
+                if error.uri == bucket.uri:
+                    raise
+                if not self._stands(uri, sent):
+                    why = "the server no longer knows this upload (was it aborted there?): write it again"
+                    raise StorageError(uri, why) from error
 
         return PartWriter(uri, PART_BYTES, whole, upload)
 
@@ -120,7 +139,7 @@ class CloudStore:
         bucket = self._bucket(location)
         if bucket.sorts_keys:
             return self._list_sorted(bucket, location)
-        return self._without_markers(bucket, sorted_by_uri(self._list_unsorted(bucket, location)))
+        return self._without_markers(sorted_by_uri(self._list_unsorted(bucket, location)))
 
     def head(self, uri: str) -> ObjectInfo:
         """See `Store.head`."""
@@ -160,6 +179,19 @@ class CloudStore:
             else:
                 return
 
+    def _stands(self, uri: str, sent: "_Sum") -> bool:
+        """Whether an upload that the server knows no more is complete: only the answer to its completion was lost.
+
+        Otherwise somebody has aborted it. Another object of the same length may stand there, so this reads it.
+        """
+        standing = _Sum()
+        try:
+            for _ in standing.of(self.stream(uri)):
+                pass
+        except NotFoundError:
+            return False
+        return standing == sent
+
     def _require_same(self, bucket: Bucket, key: str, data: bytes) -> None:
         uri = f"{bucket.uri}/{key}"
         try:
@@ -182,13 +214,14 @@ class CloudStore:
             try:
                 for page in bucket.list(folder, after):
                     for entry in page:
+                        if entry.key <= last and not entry.size_bytes:
+                            continue  # a folder marker, whose place is that of its key with the slash
                         if entry.key <= last:
                             raise StorageError(location.uri, f"the listing is out of order at {entry.key!r}")
                         last = after = entry.key
                         if entry.key.startswith(location.key):
-                            yield from self._without_markers(
-                                bucket, [_info(f"{bucket.uri}/{entry.key}", entry)]
-                            )
+                            info = _info(f"{bucket.uri}/{entry.key}", entry)
+                            yield from self._without_markers([info])
                         elif entry.key > location.key:
                             return
                     attempts.progressed()
@@ -212,19 +245,31 @@ class CloudStore:
             else:
                 return
 
-    def _without_markers(self, bucket: Bucket, infos: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
+    def _without_markers(self, infos: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
         """The client cuts the slash off a folder marker's key, so an empty object is asked for by its name."""
         for info in infos:
-            if info.size_bytes or self._exists(bucket, info.uri):
+            if info.size_bytes:
                 yield info
+                continue
+            with suppress(NotFoundError):
+                yield self.head(info.uri)
 
-    def _exists(self, bucket: Bucket, uri: str) -> bool:
-        key = uri.removeprefix(f"{bucket.uri}/")
-        try:
-            self._retrier.run(uri, "asking for", lambda: bucket.head(key))
-        except NotFoundError:
-            return False
-        return True
+
+@dataclass(slots=True)
+class _Sum:
+    """What bytes come to: their number and a checksum, and whether they have come to their end."""
+
+    length: int = 0
+    crc: int = 0
+    ended: bool = False
+
+    def of(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The same chunks, summed up as they pass."""
+        for chunk in chunks:
+            self.length += len(chunk)
+            self.crc = zlib.crc32(chunk, self.crc)
+            yield chunk
+        self.ended = True
 
 
 def _info(uri: str, entry: Entry) -> ObjectInfo:

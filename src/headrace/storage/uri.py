@@ -40,8 +40,10 @@ class Location:
 def parse(uri: str) -> Location:
     """Take a URI or plain path apart; a plain path has the scheme ``file``.
 
-    Raises ConfigError for an unknown scheme, a missing or impossible bucket or host, and control characters.
+    Raises ConfigError for an unknown scheme, a missing or impossible bucket or host, control characters, and a file's
+    name that is not UTF-8.
     """
+    require_text(uri)
     match = _SCHEME.match(uri)
     if match is None:
         return _plain_path(uri)
@@ -60,6 +62,14 @@ def parse(uri: str) -> Location:
         what = f"{bucket!r} cannot be a bucket's name" if bucket else "no bucket is named"
         raise ConfigError(f"{uri}: {what}; write {scheme}://BUCKET/KEY")
     return Location(uri, scheme, bucket, key)
+
+
+def require_text(uri: str) -> None:
+    """Raise ConfigError for what came from a file's name that is not UTF-8: no ledger or report could hold it."""
+    try:
+        uri.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{uri!r}: a name that is not UTF-8; rename it") from None
 
 
 def _plain_path(path: str) -> Location:
@@ -85,7 +95,7 @@ def _http(uri: str, scheme: str) -> Location:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigError(f"{uri}: not an address: {error}") from error
-    if not host or " " in uri or "\\" in parts.netloc:
+    if not host or " " in uri or not uri.isascii() or "\\" in parts.netloc:
         raise ConfigError(f"{uri}: not an address; write {scheme}://HOST/PATH, percent-encoded")
     if "@" in parts.netloc:
         raise ConfigError(f"{scheme}://***@{host}{parts.path}: credentials do not belong in a URI")
@@ -106,7 +116,7 @@ def object_location(uri: str) -> Location:
         raise ConfigError(
             f"{uri}: the key has an empty, '.' or '..' segment, which is not supported; rename it"
         )
-    if len(location.key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
+    if len(location.key.encode()) > KEY_BYTES_MAX:
         raise ConfigError(f"{uri[:80]}…: the key is longer than {KEY_BYTES_MAX} bytes")
     return location
 

@@ -6,10 +6,11 @@ own implementations go through the same doors.
 
 from headrace.testing.clock import ManualClock
 from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenRequest
+from headrace.testing.flaky_store import FlakyStore
 from headrace.testing.formats import FORMAT_CHECKS, FormatSample, check_format
 from headrace.testing.models import EchoModel, HeldModel, PickyModel
 from headrace.testing.service import check_predictor, check_service
-from headrace.testing.storage import STORE_CHECKS, FlakyStore, check_reading, check_store
+from headrace.testing.storage import STORE_CHECKS, check_reading, check_store
 
 __all__ = [
     "FORMAT_CHECKS",

@@ -22,6 +22,7 @@ import numpy as np
 from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import CorruptError
 from headrace.formats.contract import BLOCK_BYTES_MAX, Buffer, Decoded, Decoder, Format
+from headrace.testing.expect import equal, shown, true
 
 _FIRST = Position("memory://bucket/sample", "member", member_byte=1536)
 _ROUNDS = 12
@@ -76,8 +77,8 @@ def check_format(sample: FormatSample) -> None:
 def check_entries(sample: FormatSample) -> None:
     """All records and failures come, once each, numbered without a gap, in blocks that are none of them empty."""
     entries = _entries(sample.blocks([sample.data]))
-    _equal(len(entries), sample.entries, "the number of records and failures")
-    _equal(sum(e.failure is not None for e in entries), sample.failures, "the number of failures")
+    equal(len(entries), sample.entries, "the number of records and failures")
+    equal(sum(e.failure is not None for e in entries), sample.failures, "the number of failures")
     before = None
     for entry in entries:
         _follows(before, entry.position, sample.first)
@@ -110,12 +111,12 @@ def check_slices(sample: FormatSample) -> None:
     for entry in entries:
         start = entry.position.byte - begin
         line = sample.first.line + data.count(b"\n", 0, start)
-        _equal(entry.position.line, line, f"the line of {entry.position}")
-        _equal(entry.raw, data[start : start + len(entry.raw)], f"the bytes of {entry.position}")
+        equal(entry.position.line, line, f"the line of {entry.position}")
+        equal(entry.raw, data[start : start + len(entry.raw)], f"the bytes of {entry.position}")
         ended = entry.raw[-1:] in tuple(sample.separators[i : i + 1] for i in range(len(sample.separators)))
-        _true(entry.failure is not None or not ended, f"{entry.position} holds what ends it")
+        true(entry.failure is not None or not ended, f"{entry.position} holds what ends it")
         if stop is not None:
-            _true(
+            true(
                 start >= stop,
                 f"{entry.position} begins before byte {begin + stop}, where the last record ends",
             )
@@ -128,7 +129,7 @@ def check_slices(sample: FormatSample) -> None:
 
 def _lost_nothing(sample: FormatSample, start: int, stop: int) -> None:
     gap = sample.data[start:stop]
-    _true(not gap.strip(sample.separators), f"no record holds the bytes {_short(gap)} from {start} on")
+    true(not gap.strip(sample.separators), f"no record holds the bytes {shown(gap)} from {start} on")
 
 
 def check_blocks(sample: FormatSample) -> None:
@@ -136,17 +137,17 @@ def check_blocks(sample: FormatSample) -> None:
     for chunks in ([sample.data], _cut(sample.data, range(_CHUNK_BYTES, len(sample.data), _CHUNK_BYTES))):
         for block in sample.blocks(chunks):
             starts, ends = block.starts, block.ends
-            _true(block.records > 0, f"the block at {block.first} is empty")
-            _equal((starts.dtype, ends.dtype, len(ends)), (np.int64, np.int64, len(starts)), "offset arrays")
+            true(block.records > 0, f"the block at {block.first} is empty")
+            equal((starts.dtype, ends.dtype, len(ends)), (np.int64, np.int64, len(starts)), "offset arrays")
             edges = np.stack([starts, ends], axis=1).ravel() if sample.slices else np.empty(0, np.int64)
-            _true(
+            true(
                 bool((np.diff(edges, prepend=0) >= 0).all()), f"offsets go back in the block at {block.first}"
             )
-            _true(not len(edges) or int(edges[-1]) <= len(block.data), "an offset behind the block's text")
+            true(not len(edges) or int(edges[-1]) <= len(block.data), "an offset behind the block's text")
             held = int(ends[-1] - starts[0]) if len(block) > 1 else 0
-            _true(held <= sample.block_bytes_max, f"the block at {block.first} holds {held} bytes")
+            true(held <= sample.block_bytes_max, f"the block at {block.first} holds {held} bytes")
             for name, column in block.columns.items():
-                _equal(len(column), len(block), f"rows of column {name!r} in the block at {block.first}")
+                equal(len(column), len(block), f"rows of column {name!r} in the block at {block.first}")
 
 
 def check_nothing_is_held_back(sample: FormatSample) -> None:
@@ -168,7 +169,7 @@ def check_nothing_is_held_back(sample: FormatSample) -> None:
             longest = max(longest, start - reached, len(entry.raw))
             reached = start + len(entry.raw)
     bound = sample.block_bytes_max + longest + _PROBE_BYTES
-    _true(worst <= bound, f"{worst} bytes were held, more than a block and the longest record ({bound})")
+    true(worst <= bound, f"{worst} bytes were held, more than a block and the longest record ({bound})")
 
 
 def check_damage(sample: FormatSample) -> None:
@@ -179,13 +180,13 @@ def check_damage(sample: FormatSample) -> None:
     for at in sorted({0, 1, size // 3, size // 2, size - 1, size, *starts[1:4]}):
         came: list[_Entry] = []
         error = _taken(sample.blocks(_broken(sample.data[:at])), came)
-        _true(
+        true(
             isinstance(error, CorruptError), f"chunks that break at byte {at} gave {error!r}, no CorruptError"
         )
         if not sample.slices or sample.failures:
             continue
         complete = sum(start <= at for start in starts[1:])
-        _true(len(came) >= complete, f"{len(came)} records came of {complete} before the damage at byte {at}")
+        true(len(came) >= complete, f"{len(came)} records came of {complete} before the damage at byte {at}")
         _same(came, whole[: len(came)], f"records before the damage at byte {at}")
 
 
@@ -193,7 +194,7 @@ def check_source_is_read_to_its_end(sample: FormatSample) -> None:
     """Damage behind the last record, such as a wrong checksum, is noticed by whoever makes the chunks."""
     came: list[_Entry] = []
     error = _taken(sample.blocks(_broken(sample.data)), came)
-    _true(error is not None, "the chunks were not asked for their end")
+    true(error is not None, "the chunks were not asked for their end")
 
 
 def check_closing(sample: FormatSample) -> None:
@@ -209,13 +210,13 @@ def check_closing(sample: FormatSample) -> None:
     blocks = sample.blocks(chunks())
     next(iter(blocks), None)
     close = getattr(blocks, "close", None)
-    _true(close is not None, "blocks cannot be closed: give a generator")
+    true(close is not None, "blocks cannot be closed: give a generator")
     if close is not None:
         close()
     del blocks
     if not closed:
         gc.collect()
-    _true(bool(closed), "closing the blocks did not let the chunks go")
+    true(bool(closed), "closing the blocks did not let the chunks go")
 
 
 def check_repeating(sample: FormatSample) -> None:
@@ -251,17 +252,17 @@ def check_decoding(sample: FormatSample) -> None:
         decoded = decoder.decode(block)
         rows = list(range(len(block))) if decoded.rows is None else decoded.rows.tolist()
         failed = [f.position.record - block.first.record for f in decoded.failures]
-        _equal(sorted([*rows, *failed]), list(range(len(block))), f"rows and failures at {block.first}")
-        _equal((rows, failed), (sorted(rows), sorted(failed)), f"the order of rows at {block.first}")
+        equal(sorted([*rows, *failed]), list(range(len(block))), f"rows and failures at {block.first}")
+        equal((rows, failed), (sorted(rows), sorted(failed)), f"the order of rows at {block.first}")
         for name, tensor in decoded.tensors.items():
-            _equal(len(tensor), len(rows), f"rows of {name!r} at {block.first}")
+            equal(len(tensor), len(rows), f"rows of {name!r} at {block.first}")
         for index, failure in zip(failed, decoded.failures, strict=True):
-            _equal(failure.position, block.position(index), "where a record failed")
-            _true(
+            equal(failure.position, block.position(index), "where a record failed")
+            true(
                 failure.kind in (FailureKind.DECODE, FailureKind.FORMAT),
                 f"a {failure.kind} failure of decoding",
             )
-        _true(
+        true(
             _plain(decoder.decode(block)) == _plain(decoded),
             f"decoding {block.first} again gives something else",
         )
@@ -314,18 +315,18 @@ def _taken(blocks: Iterator[Block], came: list[_Entry]) -> Exception | None:
 
 def _follows(before: Position | None, here: Position, first: Position) -> None:
     """A position must be the next of its member, or the first of a later one."""
-    _equal(here.object, first.object, "the object of a position")
+    equal(here.object, first.object, "the object of a position")
     if before is None:
-        _equal(
+        equal(
             (here.record, here.member_byte), (first.record, first.member_byte), "the first position's record"
         )
     elif here.member_byte > before.member_byte:
-        _equal(here.record, 0, f"the first record of member {here.member!r}")
+        equal(here.record, 0, f"the first record of member {here.member!r}")
     else:
-        _equal(
+        equal(
             (here.member, here.member_byte), (before.member, before.member_byte), "the member of a position"
         )
-        _equal(here.record, before.record + 1, f"the record behind {before}")
+        equal(here.record, before.record + 1, f"the record behind {before}")
 
 
 def _cut(data: bytes, edges: Iterable[int]) -> Iterator[bytes]:
@@ -354,20 +355,5 @@ def _plain(decoded: Decoded) -> tuple[Any, ...]:
 
 def _same(have: list[_Entry], want: list[_Entry], what: str) -> None:
     for index, (one, other) in enumerate(zip(have, want, strict=False)):
-        _equal(one, other, f"{what}: entry {index}")
-    _equal(len(have), len(want), f"{what}: the number of records")
-
-
-def _equal(have: object, want: object, what: str) -> None:
-    if have != want:
-        raise AssertionError(f"{what}: {_short(have)} instead of {_short(want)}")
-
-
-def _true(condition: bool, why: str) -> None:
-    if not condition:
-        raise AssertionError(why)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 300 else f"{text[:300]}…"
+        equal(one, other, f"{what}: entry {index}")
+    equal(len(have), len(want), f"{what}: the number of records")

@@ -1,4 +1,4 @@
-"""What every store must do, as checks that any store can be put through; and a store that fails on purpose.
+"""What every store must do, as checks that any store can be put through.
 
 Each check takes a store and a prefix that nobody else uses, and raises AssertionError saying which promise broke::
 
@@ -9,19 +9,18 @@ Each check takes a store and a prefix that nobody else uses, and raises Assertio
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from headrace.core.errors import (
     AlreadyExistsError,
     ChangedError,
-    HeadraceError,
     NotFoundError,
-    UnavailableError,
 )
-from headrace.storage.contract import ObjectInfo, Store, Writer
+from headrace.storage.contract import Store
 from headrace.storage.uri import join
+from headrace.testing.expect import equal, raises, true
 
 StoreCheck = Callable[[Store, str], None]
 WRITERS = 8
@@ -54,9 +53,9 @@ def check_put_and_get(store: Store, prefix: str) -> None:
     uri = join(prefix, "object")
     for data in (b"first", _bytes(300_000), b""):
         store.put(uri, data)
-        _equal(store.get(uri), data, "get after put")
-        _equal(b"".join(store.stream(uri)), data, "stream after put")
-        _equal(store.head(uri).size_bytes, len(data), "head's size")
+        equal(store.get(uri), data, "get after put")
+        equal(b"".join(store.stream(uri)), data, "stream after put")
+        equal(store.head(uri).size_bytes, len(data), "head's size")
 
 
 def check_ranges(store: Store, prefix: str) -> None:
@@ -71,22 +70,22 @@ def check_ranges(store: Store, prefix: str) -> None:
         (len(data) - 3, 10),
         (len(data), 5),
     ):
-        _equal(store.get_range(uri, start, length), data[start : start + length], f"range {start}+{length}")
-    _equal(store.get_range(uri, len(data) + 5, 5), b"", "a range after the end")
+        equal(store.get_range(uri, start, length), data[start : start + length], f"range {start}+{length}")
+    equal(store.get_range(uri, len(data) + 5, 5), b"", "a range after the end")
     for start in (1, 262_144, 1_048_577, len(data) - 1, len(data), len(data) + 7):
-        _equal(b"".join(store.stream(uri, start=start)), data[start:], f"stream from {start}")
+        equal(b"".join(store.stream(uri, start=start)), data[start:], f"stream from {start}")
 
 
 def check_missing_objects(store: Store, prefix: str) -> None:
     """Reading or asking for what is not there is NotFoundError; deleting it is nothing; listing it is empty."""
     uri = join(prefix, "nothing")
-    _raises(NotFoundError, lambda: store.get(uri), "get")
-    _raises(NotFoundError, lambda: store.get_range(uri, 0, 1), "get_range")
-    _raises(NotFoundError, lambda: b"".join(store.stream(uri)), "stream")
-    error = _raises(NotFoundError, lambda: store.head(uri), "head")
-    _true(uri in str(error), "the error does not name the object")
+    raises(NotFoundError, lambda: store.get(uri), "get")
+    raises(NotFoundError, lambda: store.get_range(uri, 0, 1), "get_range")
+    raises(NotFoundError, lambda: b"".join(store.stream(uri)), "stream")
+    error = raises(NotFoundError, lambda: store.head(uri), "head")
+    true(uri in str(error), "the error does not name the object")
     store.delete(uri)
-    _equal(list(store.list(prefix)), [], "a listing of nothing")
+    equal(list(store.list(prefix)), [], "a listing of nothing")
 
 
 def check_delete(store: Store, prefix: str) -> None:
@@ -96,8 +95,8 @@ def check_delete(store: Store, prefix: str) -> None:
     store.put(stays, b"2")
     store.delete(gone)
     store.delete(gone)
-    _raises(NotFoundError, lambda: store.get(gone), "get after delete")
-    _equal(_listed(store, prefix), [stays], "a listing after delete")
+    raises(NotFoundError, lambda: store.get(gone), "get after delete")
+    equal(_listed(store, prefix), [stays], "a listing after delete")
 
 
 def check_list_by_string_prefix(store: Store, prefix: str) -> None:
@@ -122,11 +121,11 @@ def check_list_by_string_prefix(store: Store, prefix: str) -> None:
         store.put(uri, b"x" * (index + 1))
     for start in ("", "a", "a/", "a/b/", "a-", "pre/num", "pre", "pre/num-1", "pre/nun", "b/"):
         wanted = sorted(u for u in uris if u.startswith(prefix + start))
-        _equal(_listed(store, prefix + start), wanted, f"a listing of {start!r}")
+        equal(_listed(store, prefix + start), wanted, f"a listing of {start!r}")
     for info in store.list(prefix):
         # Times may be told in finer grain by one call than by the other.
         head = store.head(info.uri)
-        _equal(
+        equal(
             (head.uri, head.size_bytes, head.etag), (info.uri, info.size_bytes, info.etag), "head and listing"
         )
 
@@ -136,14 +135,14 @@ def check_etags(store: Store, prefix: str) -> None:
     uri = join(prefix, "object")
     store.put(uri, b"one")
     old = store.head(uri).etag
-    _true(bool(old), "head gives no ETag")
-    _equal(store.head(uri).etag, old, "the ETag of an unchanged object")
-    _equal(store.get_range(uri, 0, 2, etag=old), b"on", "a range with the right ETag")
-    _equal(b"".join(store.stream(uri, etag=old)), b"one", "a stream with the right ETag")
+    true(bool(old), "head gives no ETag")
+    equal(store.head(uri).etag, old, "the ETag of an unchanged object")
+    equal(store.get_range(uri, 0, 2, etag=old), b"on", "a range with the right ETag")
+    equal(b"".join(store.stream(uri, etag=old)), b"one", "a stream with the right ETag")
     store.put(uri, b"two!")
-    _true(store.head(uri).etag != old, "the ETag did not change with the bytes")
-    _raises(ChangedError, lambda: store.get_range(uri, 0, 2, etag=old), "a range of a changed object")
-    _raises(ChangedError, lambda: b"".join(store.stream(uri, etag=old)), "a stream of a changed object")
+    true(store.head(uri).etag != old, "the ETag did not change with the bytes")
+    raises(ChangedError, lambda: store.get_range(uri, 0, 2, etag=old), "a range of a changed object")
+    raises(ChangedError, lambda: b"".join(store.stream(uri, etag=old)), "a stream of a changed object")
 
 
 def check_change_in_mid_read(store: Store, prefix: str) -> None:
@@ -157,9 +156,9 @@ def check_change_in_mid_read(store: Store, prefix: str) -> None:
     try:
         received.extend(stream)
     except ChangedError:
-        _true(old.startswith(b"".join(received)), "bytes of two versions were mixed")
+        true(old.startswith(b"".join(received)), "bytes of two versions were mixed")
     else:
-        _equal(b"".join(received), old, "a stream of an object that was replaced")
+        equal(b"".join(received), old, "a stream of an object that was replaced")
 
 
 def check_put_if_absent(store: Store, prefix: str) -> None:
@@ -168,9 +167,9 @@ def check_put_if_absent(store: Store, prefix: str) -> None:
     store.put_if_absent(uri, b"mine")
     store.put_if_absent(uri, b"mine")
     for other in (b"yours", b"mine and more", b"min", b""):
-        error = _raises(AlreadyExistsError, lambda data=other: store.put_if_absent(uri, data), "other bytes")
-        _true(uri in str(error), "the error does not name the object")
-    _equal(store.get(uri), b"mine", "the claim")
+        error = raises(AlreadyExistsError, lambda data=other: store.put_if_absent(uri, data), "other bytes")
+        true(uri in str(error), "the error does not name the object")
+    equal(store.get(uri), b"mine", "the claim")
 
 
 def check_put_if_absent_race(store: Store, prefix: str) -> None:
@@ -189,8 +188,8 @@ def check_put_if_absent_race(store: Store, prefix: str) -> None:
 
         with ThreadPoolExecutor(WRITERS) as pool:
             won = [n for n, wins in enumerate(pool.map(claim, range(WRITERS))) if wins]
-        _equal(len(won), 1, "the number of winners")
-        _equal(store.get(uri), b"writer %d" % won[0], "the winner's bytes")
+        equal(len(won), 1, "the number of winners")
+        equal(store.get(uri), b"writer %d" % won[0], "the winner's bytes")
 
 
 def check_writer(store: Store, prefix: str) -> None:
@@ -199,14 +198,14 @@ def check_writer(store: Store, prefix: str) -> None:
     with store.writer(uri) as writer:
         for number in range(100):
             writer.write(b"%d\n" % number)
-        _equal(_listed(store, prefix), [], "a listing before close")
-        _raises(NotFoundError, lambda: store.get(uri), "get before close")
+        equal(_listed(store, prefix), [], "a listing before close")
+        raises(NotFoundError, lambda: store.get(uri), "get before close")
     writer.close()
     writer.abort()
-    _equal(store.get(uri), b"".join(b"%d\n" % n for n in range(100)), "what was written")
+    equal(store.get(uri), b"".join(b"%d\n" % n for n in range(100)), "what was written")
     with store.writer(join(prefix, "empty")):
         pass
-    _equal(store.get(join(prefix, "empty")), b"", "an object of no bytes")
+    equal(store.get(join(prefix, "empty")), b"", "an object of no bytes")
 
 
 def check_writer_replaces(store: Store, prefix: str) -> None:
@@ -215,8 +214,8 @@ def check_writer_replaces(store: Store, prefix: str) -> None:
     store.put(uri, b"before")
     with store.writer(uri) as writer:
         writer.write(b"after")
-        _equal(store.get(uri), b"before", "the object while a writer is open")
-    _equal(store.get(uri), b"after", "the object after close")
+        equal(store.get(uri), b"before", "the object while a writer is open")
+    equal(store.get(uri), b"after", "the object after close")
 
 
 def check_writer_aborts(store: Store, prefix: str) -> None:
@@ -233,7 +232,7 @@ def check_writer_aborts(store: Store, prefix: str) -> None:
         writer.abort()
         writer.abort()
         writer.close()
-    _equal(_listed(store, prefix), [], "a listing after aborting")
+    equal(_listed(store, prefix), [], "a listing after aborting")
 
 
 def check_large_objects(store: Store, prefix: str) -> None:
@@ -245,11 +244,11 @@ def check_large_objects(store: Store, prefix: str) -> None:
             size = sizes.choice((1, 1000, 65_536, 3_000_001, 9_000_000))
             writer.write(bytes(view[at : at + size]))
             at += size
-        _equal(_listed(store, prefix), [], "a listing before close")
-    _equal(store.head(uri).size_bytes, len(data), "head's size")
-    _true(b"".join(store.stream(uri)) == data, "a large object differs after a round trip")
-    _true(b"".join(store.stream(uri, start=9_999_999)) == data[9_999_999:], "a stream from within differs")
-    _true(store.get_range(uri, 8_388_600, 100) == data[8_388_600:8_388_700], "a range across parts differs")
+        equal(_listed(store, prefix), [], "a listing before close")
+    equal(store.head(uri).size_bytes, len(data), "head's size")
+    true(b"".join(store.stream(uri)) == data, "a large object differs after a round trip")
+    true(b"".join(store.stream(uri, start=9_999_999)) == data[9_999_999:], "a stream from within differs")
+    true(store.get_range(uri, 8_388_600, 100) == data[8_388_600:8_388_700], "a range across parts differs")
 
 
 def check_awkward_names(store: Store, prefix: str) -> None:
@@ -258,12 +257,12 @@ def check_awkward_names(store: Store, prefix: str) -> None:
     for uri in uris:
         store.put(uri, uri.encode())
     for uri in uris:
-        _equal(store.get(uri), uri.encode(), f"the object {uri}")
-        _equal(store.head(uri).uri, uri, "head's URI")
-    _equal(_listed(store, prefix), sorted(uris), "a listing of awkward names")
+        equal(store.get(uri), uri.encode(), f"the object {uri}")
+        equal(store.head(uri).uri, uri, "head's URI")
+    equal(_listed(store, prefix), sorted(uris), "a listing of awkward names")
     for uri in uris:
         store.delete(uri)
-    _equal(_listed(store, prefix), [], "a listing after deleting them")
+    equal(_listed(store, prefix), [], "a listing after deleting them")
 
 
 def check_threads(store: Store, prefix: str) -> None:
@@ -275,8 +274,8 @@ def check_threads(store: Store, prefix: str) -> None:
         return store.get(uri) == data and b"".join(store.stream(uri)) == data
 
     with ThreadPoolExecutor(WRITERS) as pool:
-        _true(all(pool.map(work, range(4 * WRITERS))), "a thread read something else than it wrote")
-    _equal(len(_listed(store, prefix)), 4 * WRITERS, "the number of objects")
+        true(all(pool.map(work, range(4 * WRITERS))), "a thread read something else than it wrote")
+    equal(len(_listed(store, prefix)), 4 * WRITERS, "the number of objects")
 
 
 STORE_CHECKS: tuple[StoreCheck, ...] = (
@@ -301,111 +300,25 @@ STORE_CHECKS: tuple[StoreCheck, ...] = (
 
 def check_reading(store: Store, uri: str, data: bytes) -> None:
     """What a store that only reads must do: `uri` names an object of the bytes `data` (at least 100), and stays so."""
-    _equal(store.get(uri), data, "get")
-    _equal(b"".join(store.stream(uri)), data, "stream")
+    equal(store.get(uri), data, "get")
+    equal(b"".join(store.stream(uri)), data, "stream")
     for start in (1, len(data) // 2, len(data) - 1, len(data)):
-        _equal(b"".join(store.stream(uri, start=start)), data[start:], f"stream from {start}")
+        equal(b"".join(store.stream(uri, start=start)), data[start:], f"stream from {start}")
     for start, length in ((0, 1), (10, 0), (5, 50), (len(data) - 3, 10), (len(data), 5), (len(data) + 5, 5)):
-        _equal(store.get_range(uri, start, length), data[start : start + length], f"range {start}+{length}")
+        equal(store.get_range(uri, start, length), data[start : start + length], f"range {start}+{length}")
     info = store.head(uri)
-    _equal(info.uri, uri, "head's URI")
-    _true(info.size_bytes in {None, len(data)}, "head's size is wrong")
-    _equal(b"".join(store.stream(uri, etag=info.etag)), data, "stream with the right ETag")
+    equal(info.uri, uri, "head's URI")
+    true(info.size_bytes in {None, len(data)}, "head's size is wrong")
+    equal(b"".join(store.stream(uri, etag=info.etag)), data, "stream with the right ETag")
     if info.etag:
-        _raises(
+        raises(
             ChangedError, lambda: b"".join(store.stream(uri, etag='"another"')), "stream with another ETag"
         )
     missing = uri + "-missing"
-    _raises(NotFoundError, lambda: store.get(missing), "get of what is missing")
-    _raises(NotFoundError, lambda: store.head(missing), "head of what is missing")
-    _raises(NotFoundError, lambda: b"".join(store.stream(missing)), "stream of what is missing")
-    _raises(NotFoundError, lambda: store.get_range(missing, 0, 1), "range of what is missing")
-
-
-class FlakyStore:
-    """A store that fails on purpose, for tests of what stands on a store. Same seed and calls, same failures.
-
-    Real stores raise UnavailableError only after all their retries; this one does it whenever it likes.
-
-    Args:
-        inner: Does the work.
-        fail_every: Every so many calls of a verb one raises UnavailableError; 0 for none.
-        cut_reads_at: Every stream raises UnavailableError after that many bytes; None for never.
-        seed: Decides whether a failing write was done before its answer was lost (as happens), or not at all.
-    """
-
-    def __init__(
-        self, inner: Store, *, fail_every: int = 0, cut_reads_at: int | None = None, seed: int = 0
-    ) -> None:
-        self._inner = inner
-        self._fail_every = fail_every
-        self._cut_reads_at = cut_reads_at
-        self._random = random.Random(seed)  # noqa: S311 - reproducible on purpose
-        self._lock = threading.Lock()
-        self.calls = 0
-        self.failures = 0
-
-    def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
-        """See `Store.stream`; cut after `cut_reads_at` bytes."""
-        self._maybe_fail(uri)
-        left = self._cut_reads_at
-        for chunk in self._inner.stream(uri, start=start, etag=etag):
-            if left is not None and len(chunk) >= left:
-                yield chunk[:left]
-                raise UnavailableError(uri, "cut off on purpose")
-            left = None if left is None else left - len(chunk)
-            yield chunk
-
-    def get(self, uri: str) -> bytes:
-        """See `Store.get`."""
-        self._maybe_fail(uri)
-        return self._inner.get(uri)
-
-    def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
-        """See `Store.get_range`."""
-        self._maybe_fail(uri)
-        return self._inner.get_range(uri, start, length, etag=etag)
-
-    def put(self, uri: str, data: bytes) -> None:
-        """See `Store.put`."""
-        self._maybe_fail(uri, lambda: self._inner.put(uri, data))
-        self._inner.put(uri, data)
-
-    def put_if_absent(self, uri: str, data: bytes) -> None:
-        """See `Store.put_if_absent`."""
-        self._maybe_fail(uri, lambda: self._inner.put_if_absent(uri, data))
-        self._inner.put_if_absent(uri, data)
-
-    def writer(self, uri: str) -> Writer:
-        """See `Store.writer`; fails when it is opened, never later."""
-        self._maybe_fail(uri)
-        return self._inner.writer(uri)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
-        self._maybe_fail(prefix)
-        return self._inner.list(prefix)
-
-    def head(self, uri: str) -> ObjectInfo:
-        """See `Store.head`."""
-        self._maybe_fail(uri)
-        return self._inner.head(uri)
-
-    def delete(self, uri: str) -> None:
-        """See `Store.delete`."""
-        self._maybe_fail(uri, lambda: self._inner.delete(uri))
-        self._inner.delete(uri)
-
-    def _maybe_fail(self, uri: str, write: Callable[[], None] | None = None) -> None:
-        with self._lock:
-            self.calls += 1
-            if not self._fail_every or self.calls % self._fail_every:
-                return
-            self.failures += 1
-            done = write is not None and self._random.random() < 0.5
-        if done and write is not None:
-            write()
-        raise UnavailableError(uri, "fails on purpose" + (" after it was done" if done else ""))
+    raises(NotFoundError, lambda: store.get(missing), "get of what is missing")
+    raises(NotFoundError, lambda: store.head(missing), "head of what is missing")
+    raises(NotFoundError, lambda: b"".join(store.stream(missing)), "stream of what is missing")
+    raises(NotFoundError, lambda: store.get_range(missing, 0, 1), "range of what is missing")
 
 
 def _interrupt() -> None:
@@ -418,26 +331,3 @@ def _bytes(count: int, *, seed: int = 1) -> bytes:
 
 def _listed(store: Store, prefix: str) -> list[str]:
     return [info.uri for info in store.list(prefix)]
-
-
-def _equal(found: object, wanted: object, what: str) -> None:
-    if found != wanted:
-        raise AssertionError(f"{what}: got {_shown(found)}, wanted {_shown(wanted)}")
-
-
-def _true(holds: bool, what: str) -> None:
-    if not holds:
-        raise AssertionError(what)
-
-
-def _raises(kind: type[HeadraceError], act: Callable[[], object], what: str) -> HeadraceError:
-    try:
-        answer = act()
-    except kind as error:
-        return error
-    raise AssertionError(f"{what}: got {_shown(answer)}, wanted {kind.__name__}")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 400 else f"{text[:300]}… ({len(text)} characters)"
