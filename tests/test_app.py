@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import os
 import threading
 
 import pytest
@@ -223,3 +224,13 @@ def test_a_watch_is_over_the_runs_source(stores):
 def test_a_model_without_source_code_has_an_identity_all_the_same():
     made = type("Made", (Double,), {})
     assert open_predictor(made, None, PredictorOptions()).identity.startswith("Made sha256:")
+
+
+def test_what_killed_runs_left_on_a_disk_goes_once_it_is_old(tmp_path):
+    left = [tmp_path / "out" / name for name in (".headrace-1-x.tmp", "_headrace/.headrace-2-x.tmp")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+        os.utime(path, (0, 0))
+    with open_run(f"{tmp_path}/in/", model=Double, output=f"{tmp_path}/out"):
+        assert not [path for path in left if path.exists()]

@@ -15,6 +15,7 @@ from headrace.core.model import Model
 from headrace.core.predictor import Predictor
 from headrace.engine.engine import Engine
 from headrace.pipeline.flow import Flow
+from headrace.pipeline.ledger import LEDGER_FOLDER
 from headrace.pipeline.plan import plan_objects
 from headrace.pipeline.report import Report
 from headrace.pipeline.run import IfExists, Run
@@ -22,6 +23,7 @@ from headrace.pipeline.settings import StreamSettings
 from headrace.pipeline.stream import Stream
 from headrace.pipeline.watch import Watch
 from headrace.runtimes.load import model_factory
+from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
 ModelLike = str | type[Model] | Callable[[], Model] | Predictor
@@ -152,8 +154,17 @@ class OpenedRun:
     stores: Stores
 
     def __enter__(self) -> Run:
+        self._tidy()
         self.predictor.start()
         return self.run
+
+    def _tidy(self) -> None:
+        """On a disk, killed runs leave temporary files, which nobody lists; old ones go."""
+        output = self.run.destination
+        store = self.stores.for_uri(output)
+        if isinstance(store, LocalStore):
+            for folder in (output, f"{output}{LEDGER_FOLDER}/"):
+                store.clean(folder)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from headrace.core.errors import NotFoundError
+from headrace.core.errors import ChangedError, NotFoundError
 from headrace.pipeline.prefetch import LOCAL_RANGE_BYTES, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
@@ -122,4 +122,15 @@ def test_an_object_of_unknown_size_is_streamed(stores):
     prefetch = Prefetch(stores, [ObjectInfo(infos[0].uri, None)], FlowSettings())
     assert b"".join(prefetch.chunks(0)) == data[0]
     assert stores.store.asked == []
+    prefetch.close()
+
+
+@pytest.mark.parametrize("now_bytes", [0, 900, 1500])
+def test_an_object_that_shrank_is_never_taken_for_whole(stores, now_bytes):
+    """Where no ETag tells; what came before the missing bytes may have been given."""
+    infos, data = plan(stores, 2000)
+    stores.store.put(infos[0].uri, data[0][:now_bytes])
+    prefetch = Prefetch(stores, [ObjectInfo(infos[0].uri, 2000)], FlowSettings(range_bytes=1000))
+    with pytest.raises(ChangedError, match=f"2000 bytes when it was listed, and ends at {now_bytes} now"):
+        list(prefetch.chunks(0))
     prefetch.close()

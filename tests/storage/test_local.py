@@ -58,15 +58,18 @@ def test_failed_and_refused_writes_leave_no_temporary_file(tmp_path):
 
 def test_clean_removes_what_killed_writers_left_once_it_is_old(tmp_path):
     (tmp_path / "deep").mkdir()
-    left = [tmp_path / ".headrace-1-old.tmp", tmp_path / "deep" / ".headrace-2-old.tmp"]
+    deep = tmp_path / "deep" / ".headrace-2-old.tmp"
+    left = [tmp_path / ".headrace-1-old.tmp", deep]
     for path in left:
         path.write_bytes(b"half")
         os.utime(path, (0, 0))
     (tmp_path / ".headrace-3-young.tmp").write_bytes(b"half")
     (tmp_path / "kept.tmp").write_bytes(b"ours to keep")
     os.utime(tmp_path / "kept.tmp", (0, 0))
-    assert store.clean(f"{tmp_path}/") == 2
+    assert store.clean(f"{tmp_path}/") == 1
     assert _names(tmp_path) == [".headrace-3-young.tmp", "deep", "kept.tmp"]
+    assert deep.exists()
+    assert store.clean(f"{tmp_path}/none/") == 0
 
 
 def test_new_files_have_the_usual_rights(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from headrace.core.errors import ChangedError
 from headrace.formats.contract import BLOCK_BYTES_MAX
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
@@ -88,8 +89,12 @@ class Prefetch:
     def _fetch(self, read: _Read) -> bytes:
         if read.length is None:
             return b""
-        store = self._stores.for_uri(read.info.uri)
-        return store.get_range(read.info.uri, read.start, read.length, etag=read.info.etag)
+        uri = read.info.uri
+        data = self._stores.for_uri(uri).get_range(uri, read.start, read.length, etag=read.info.etag)
+        if len(data) != read.length:
+            why = f"had {read.info.size_bytes} bytes when it was listed, and ends at {read.start + len(data)} now"
+            raise ChangedError(uri, why)
+        return data
 
     def chunks(self, index: int) -> Iterator[bytes]:
         """The bytes of object `index`; what is left of earlier objects is dropped.

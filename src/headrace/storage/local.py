@@ -118,20 +118,19 @@ class LocalStore:
         with _errors(uri), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(parse(uri).key)  # as in head
 
-    def clean(self, prefix: str, *, older_than_s: float = STALE_S) -> int:
-        """Remove what killed writers left below a folder, when it is older than `older_than_s`; how many.
+    def clean(self, folder: str, *, older_than_s: float = STALE_S) -> int:
+        """Remove what killed writers left in a folder (not below it), when it is older than `older_than_s`; how many.
 
         A temporary file that young may belong to a writer that lives, perhaps on another machine.
         """
         removed = 0
-        with _errors(prefix):
-            for folder, _, names in os.walk(parse(prefix).key or "."):
-                for name in filter(_is_temporary, names):
-                    path = os.path.join(folder, name)  # one style in this function
-                    with contextlib.suppress(FileNotFoundError):
-                        if time.time() - os.lstat(path).st_mtime >= older_than_s:
-                            os.unlink(path)
-                            removed += 1
+        with _errors(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for entry in os.scandir(parse(folder).key or "."):
+                with contextlib.suppress(FileNotFoundError):
+                    old = _is_temporary(entry.name) and time.time() - entry.stat().st_mtime >= older_than_s
+                    if old:
+                        os.unlink(entry.path)
+                        removed += 1
         return removed
 
 
