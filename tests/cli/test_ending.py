@@ -3,7 +3,9 @@ import json
 import pytest
 
 from headrace.cli.ending import exit_status, say_error, say_report
+from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
+from headrace.pipeline.progress import Progress
 from headrace.pipeline.report import Report
 
 
@@ -49,6 +51,25 @@ def test_people_are_told_what_matters_a_line_each(capsys):
     assert said["failures"].endswith("part-*.failed.jsonl")
     assert said["status"] == "complete"
     assert "broken objects" not in said
+
+
+@pytest.mark.parametrize("why", ["it ends early", "b.csv: it ends early"])
+def test_people_are_told_what_failed_first(why, capsys):
+    progress = Progress(
+        first_failure=Failure(
+            Position("a.csv", record=1, line=2, byte=9), FailureKind.DECODE, '"n/a" is\nno number'
+        ),
+        first_broken=Failure(Position("a.tar", "b.csv"), FailureKind.OBJECT, why),
+    )
+    say_report(report_of(rows_failed=1, rows_out=1199, objects_broken=1), progress, json_lines=False)
+    out = capsys.readouterr().out
+    assert 'first failure   a.csv, record 1, line 2, byte 9: "n/a" is no number\n' in out
+    assert "first broken    b.csv: it ends early\n" in out
+
+
+def test_one_call_is_one_call(capsys):
+    say_report(report_of(model_calls=1), json_lines=False)
+    assert ", 1 call\n" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_says_how_to_go_on(capsys):

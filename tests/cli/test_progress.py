@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import threading
 
 import pytest
@@ -73,6 +74,40 @@ def test_lines_go_to_standard_error_in_plain_text(capsys):
     assert "1.0 MB of 2.0 MB, 1,500 records, " in err
     assert "2 failed, instances busy 75%" in err
     assert "\x1b" not in err
+
+
+def test_a_line_stays_one_wherever_it_goes(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    Display("lines", counters(), statistics)._show()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("instances busy 75%")
+
+
+def test_before_the_source_is_listed_nothing_is_said_of_its_size(capsys):
+    Display("lines", Progress(), statistics)._show()
+    assert capsys.readouterr().err.startswith("listing the source, 0 records, ")
+
+
+@pytest.mark.parametrize(
+    ("style", "read"), [("lines", "1.0 MB, 1,500 records"), ("bar", " 1.0 MB 1,500 records")]
+)
+def test_a_source_of_unknown_size_has_no_share(style, read, monkeypatch):
+    """Not every web server tells how long what it serves is."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    progress = counters()
+    progress.bytes_total = 0
+    display = Display(style, progress, statistics)
+    with display:
+        display._show()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert read in shown
+    assert " of " not in shown
+    assert "1.0 MB/" not in shown
+    assert "ETA" not in shown
 
 
 def test_a_bar_shows_its_last_state_at_the_end(monkeypatch):

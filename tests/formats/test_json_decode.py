@@ -135,7 +135,7 @@ def test_failures_say_what_and_where():
         'field "u" is not an object with "v" in it, but 5',
         'the record is not an object with "u" in it, but [1]',
         'field "u.v" is not a number, but "abc"',
-        'field "u.v" has shape 3, 2 expected',
+        'field "u.v" has 3 values, 2 values expected',
         'field "u.v" is not an array of the same shape everywhere',
         'field "u.v" is not a number, but [1,"2"]',
     ]

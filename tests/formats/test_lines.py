@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from headrace.core.block import FailureKind, Position
 from headrace.core.errors import ConfigError, TruncatedError
-from headrace.formats.lines import PROBE_BYTES, NewlineScanner, RecordCutter, cut_text, newline_offsets
+from headrace.formats.csv import CsvFormat
+from headrace.formats.lines import (
+    PROBE_BYTES,
+    RECORDS_MAX,
+    NewlineScanner,
+    RecordCutter,
+    cut_text,
+    newline_offsets,
+)
 
 FIRST = Position("memory://b/a.txt")
 
@@ -140,3 +148,11 @@ def test_bounds_that_cannot_be_are_refused():
 
 def test_newline_offsets():
     assert newline_offsets(b"\na\n\n").tolist() == [0, 2, 3]
+
+
+def test_a_block_has_so_many_records_at_most():
+    text = b"1\n" * (RECORDS_MAX + 10)
+    blocks = list(CsvFormat().blocks([text], Position()))
+    assert [len(b) for b in blocks] == [RECORDS_MAX, 10]
+    assert [b.first.record for b in blocks] == [0, RECORDS_MAX]
+    assert b"".join(b.record(i) + b"\n" for b in blocks for i in range(len(b))) == text

@@ -109,3 +109,14 @@ def test_plain_text_is_the_records_each_with_a_newline_or_none(text, plain):
     records = b"".join(b.record(i) + b"\n" for b in blocks for i in range(len(b)))
     assert plain_text(pieces) == (records if plain else None)
     assert plain_text([Piece(blocks[0], 0, 1, np.array([0]))]) is None
+
+
+def test_of_media_the_record_is_where_it_comes_from():
+    """Their bytes are not kept: without this a joined prediction would not tell whose it is."""
+    at = np.zeros(3, np.int64)
+    image = Block(Position("a.tar", "cat \udcff.png"), b"", at[:1], at[:1], {"image": at[:1]})
+    assert raw_records(Piece(image, 0, 1)) == [b"a.tar!cat \xff.png"]
+    times = {"audio": at, "time_ms": np.array([0.0, 1000 / 3, 500.0])}
+    sound = Block(Position("talk.wav"), b"", at, at, times)
+    assert raw_records(Piece(sound, 1, 3)) == [b"talk.wav#t=0.333333", b"talk.wav#t=0.5"]
+    assert raw_records(Piece(sound, 0, 3, np.array([0, 2]))) == [b"talk.wav#t=0.0", b"talk.wav#t=0.5"]

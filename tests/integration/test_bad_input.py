@@ -351,6 +351,22 @@ def test_an_output_that_cannot_be_written_is_named():
         (["a.csv", "--output", "out", "--model", "double.py", "--poll-s", "0"], "--poll-s"),
         (["a.csv", "--output", "out", "--model", "double.py", "--instances", "0"], "--instances"),
         (["a.csv", "--output", "out", "--model", "double.py", "--resume", "--overwrite"], "contradict"),
+        (["", "--output", "out", "--model", "double.py"], "SOURCE is empty"),
+        (
+            ["a.csv", "--output", "out", "--model", "double.py", "--in-flight", "9"],
+            "--in-flight has no meaning without --endpoint",
+        ),
+        (["a.csv", "--output", "out", "--model", "double.py", "--poll-s", "9"], "without --watch"),
+        (
+            ["a.csv", "--output", "out", "--endpoint", "http://h/v2/models/m", "--instances", "2"],
+            "without --model",
+        ),
+        (["a.csv", "manifest:", "--output", "out", "--model", "double.py"], "SOURCE is empty"),
+        (["a.csv", "--output", "", "--model", "double.py"], "--output is empty"),
+        (
+            ["a.mp4", "--output", "out", "--model", "double.py", "--every-ms", "2", "--every-frames", "2"],
+            "contradict",
+        ),
     ],
 )
 def test_wrong_usage_exits_with_2_and_touches_nothing(args, why):

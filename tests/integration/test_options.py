@@ -44,6 +44,13 @@ def score(*args: str, model: str = "double.py") -> Done:
     return done
 
 
+def test_a_module_of_the_current_folder_is_a_model(monkeypatch):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    Path("here_alone.py").write_text(DOUBLE)
+    score(put("a.csv", "1,1\n"), model="here_alone:Double")
+    assert predictions(OUT) == b"2.0\n"
+
+
 NAMED = 'id,a,b,note\nr1,1,10,"x, y"\nr2,2,20,z\n'
 
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from headrace.batching.dynamic import CloseReason
 from headrace.core.block import Block, Failure, FailureKind, Position
+from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.read import ReadOptions
 from headrace.pipeline.feed import Feed
@@ -114,3 +115,16 @@ def _rows(piece):
     from headrace.pipeline.items import piece_rows
 
     return piece_rows(piece)
+
+
+def test_images_of_several_sizes_make_no_batch_and_the_error_says_what_to_do():
+    def images(height: int) -> ReadBlock:
+        pixels = np.zeros((1, height, 2, 3), np.uint8)
+        at = np.zeros(1, np.int64)
+        return ReadBlock(Block(Position(f"memory://b/{height}.png"), b"", at, at, {"image": pixels}), 0)
+
+    metadata = ModelMetadata("m", max_batch_rows=2)
+    feed = Feed(Mapper(metadata, MappingOptions(), ReadOptions()), metadata, FlowSettings())
+    assert feed.add(images(5), 0.0) == []
+    with pytest.raises(ModelInputError, match=r"differ in shape, \[5, 2, 3\] and \[6, 2, 3\].*--image-size"):
+        feed.add(images(6), 0.0)

@@ -13,6 +13,7 @@ from headrace.pipeline.items import Cursor
 from headrace.pipeline.plan import select_objects
 from headrace.pipeline.reader import Reader
 from headrace.pipeline.settings import FlowSettings, StreamSettings
+from headrace.pipeline.window import Window
 from headrace.storage.resolve import Stores
 from pipeline.support import ScriptedPredictor
 
@@ -252,3 +253,18 @@ def test_what_is_under_way_is_bounded():
             released += 1
         reader.join(0.001)
     assert len(predictor.requests) == 5000
+
+
+def test_failed_records_take_room_under_way_too(monkeypatch):
+    """A million of them in a few bytes each would fill the memory."""
+    weights, send = [], Window.send
+
+    def weighed(self, batch, answer, weight):
+        weights.append(weight)
+        send(self, batch, answer, weight)
+
+    monkeypatch.setattr(Window, "send", weighed)
+    settings = StreamSettings(flow=FlowSettings(window_bytes_max=256))
+    list(flow_over(ScriptedPredictor(rows_max=4), settings, a=b"x,1\n" * 8))
+    assert len(weights) == 2
+    assert min(weights) > 4 * 500

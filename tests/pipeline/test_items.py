@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from headrace.core.block import Block, FailureKind, Position
+from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.formats.contract import Decoded, Piece
 from headrace.pipeline.items import Cursor, FedBlock, ReadBlock, ScoredBatch, ScoredSpan, piece_rows
 
@@ -95,3 +95,24 @@ def test_rows_of_a_piece_are_all_or_those_that_it_names():
     block = block_of(5)
     assert piece_rows(Piece(block, 1, 4)).tolist() == [1, 2, 3]
     assert piece_rows(Piece(block, 1, 4, np.array([3]))).tolist() == [3]
+
+
+def test_a_spans_failures_are_found_without_looking_at_all_of_them():
+    """A block may have tens of thousands; its batches are cut one after the other."""
+    looked: list[int] = []
+
+    class Counted(tuple):
+        __slots__ = ()
+
+        def __getitem__(self, index):
+            if isinstance(index, int):
+                looked.append(index)
+            return super().__getitem__(index)
+
+    failures = tuple(Failure(Position("o", record=n), FailureKind.DECODE, "no") for n in range(1000))
+    block = Block(Position("o"), b"", np.zeros(1000, np.int64), np.zeros(1000, np.int64))
+    fed = FedBlock(ReadBlock(block, 0), Decoded({}, np.empty(0, np.int64), failures))
+    object.__setattr__(fed, "failures", Counted(fed.failures))
+    span = fed.span(300, 310)
+    assert [f.position.record for f in span.failures] == list(range(300, 310))
+    assert len(looked) < 50

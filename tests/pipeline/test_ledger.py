@@ -114,6 +114,14 @@ def test_a_run_that_differs_is_not_resumed_and_says_in_what(ledger):
         ledger.check_identity(IDENTITY | {"model": "n"})
 
 
+def test_of_settings_that_differ_only_those_are_named(ledger):
+    settings = {"read": {"header": "none", "format": "csv"}, "batch": [None, 1]}
+    ledger.begin(IDENTITY | {"settings": settings}, PLAN)
+    others = settings | {"read": {"header": "names", "format": "csv"}}
+    with pytest.raises(ResumeRefusedError, match=r"\(settings.read.header was 'none', is 'names'\)"):
+        ledger.check_identity(IDENTITY | {"settings": others})
+
+
 def test_a_ledger_of_another_version_is_refused(store, ledger):
     ledger.begin(IDENTITY | {"v": 1}, PLAN)
     store.put(f"{OUT}_headrace/run.json", b'{"v": 99}')

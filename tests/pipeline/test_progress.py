@@ -17,6 +17,22 @@ def test_counters_follow_what_was_delivered():
     assert (progress.objects_broken, progress.batches) == (2, 2)
 
 
+def test_the_first_failures_are_kept_until_it_begins_anew():
+    def batch(number, kind):
+        at = Position("memory://b/a.csv", record=number)
+        failures = (Failure(at, kind, f"{kind} {number}"),)
+        return ScoredBatch((ScoredSpan(Piece(Block(at), 0, 0), failures),), {}, 1, Cursor())
+
+    progress = Progress()
+    for number in range(4):
+        progress.delivered(batch(number, FailureKind.OBJECT if number % 2 else FailureKind.MODEL))
+    assert progress.first_failure
+    assert progress.first_broken
+    assert (progress.first_failure.why, progress.first_broken.why) == ("model 0", "object 1")
+    progress.begin(objects_before=0, bytes_before=0)
+    assert (progress.first_failure, progress.first_broken) == (None, None)
+
+
 def test_what_was_done_before_is_no_part_of_the_rate():
     progress = Progress(records=7, bytes_read=100, objects_read=3)
     progress.begin(objects_before=3, bytes_before=90)

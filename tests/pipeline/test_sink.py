@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -79,6 +81,20 @@ def test_a_part_ends_at_its_rows_too(place):
         sink.write(batch(number))
     sink.settle(end=True)
     assert len(place.parts()) == 2
+
+
+def test_failed_records_take_no_more_memory_than_their_lines(place):
+    """Each line alone would take 4 KiB, which is what orjson makes it in."""
+    sink = place.sink(part_bytes_max=1 << 20)
+    many = batch(0, rows=0, failed=1000)
+    sink.write(many)
+    tracemalloc.start()
+    try:
+        sink.write(many)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+        sink.abandon()
 
 
 def test_failures_lie_beside_their_part_and_may_be_all_of_it(place):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from headrace.app import PredictorOptions
 from headrace.formats.read import ReadOptions
@@ -22,6 +23,16 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", re.IGNORECASE)
 _SCALES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _COLUMNS_MAX = 100_000
+_NEEDS = {
+    "instances": "model",
+    "protocol": "endpoint",
+    "endpoint_model": "endpoint",
+    "in_flight": "endpoint",
+    "timeout_s": "endpoint",
+    "retry_s": "endpoint",
+    "poll_s": "watch",
+}
+"""Options that would be passed over in silence without another."""
 
 
 def parse_bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -224,11 +235,23 @@ def if_exists(given: Mapping[str, Any]) -> IfExists:
     return "resume" if given["resume"] else "overwrite" if given["overwrite"] else "refuse"
 
 
-def check_usage(given: Mapping[str, Any]) -> None:
+def check_usage(context: click.Context) -> None:
     """Refuse options that contradict each other, or miss each other."""
+    given, source = context.params, context.params["source"]
+    # As a shell makes them of a variable that is not set; the empty path would be the whole disk.
+    if not all(s.removeprefix("manifest:") for s in source):
+        raise click.UsageError("SOURCE is empty")
+    if not given["output"]:
+        raise click.UsageError("--output is empty")
     if (given["model"] is None) == (given["endpoint"] is None):
         raise click.UsageError("give either --model or --endpoint, not both and not neither")
     if given["resume"] and given["overwrite"]:
         raise click.UsageError("--resume and --overwrite contradict each other")
     if given["columns"] and given["text_column"] is not None:
         raise click.UsageError("--columns and --text-column contradict each other")
+    if given["every_frames"] and given["every_ms"]:
+        raise click.UsageError("--every-frames and --every-ms contradict each other")
+    for name, needed in _NEEDS.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and not given[needed]:
+            option, wanted = (f"--{n.replace('_', '-')}" for n in (name, needed))
+            raise click.UsageError(f"{option} has no meaning without {wanted}")

@@ -21,6 +21,7 @@ from headrace.pipeline.progress import Progress as Counters
 Style = Literal["bar", "lines", "json", "none"]
 
 _INTERVAL_S: dict[Style, float] = {"bar": 0.2, "lines": 5.0, "json": 1.0, "none": 3600.0}
+_LISTING = "listing the source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +60,16 @@ class Display:
         if self._style == "bar":
             self._bar = Progress(
                 BarColumn(bar_width=None),
-                TextColumn("{task.percentage:>3.0f}%"),
                 TextColumn("{task.fields[done]}"),
-                TextColumn("[bold]{task.fields[records]}[/] records"),
+                TextColumn("[bold]{task.fields[records]}[/] records{task.fields[failed]}"),
                 TextColumn("{task.fields[rate]} rows/s"),
-                TextColumn("busy {task.fields[busy]}"),
-                TextColumn("{task.fields[failed]}"),
-                TextColumn("ETA"),
+                TextColumn("busy {task.fields[busy]}{task.fields[eta]}"),
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 expand=True,
             )
-            self._bar.add_task("", total=None, done="", records="0", rate="0", busy="0%", failed="")
+            nothing = {"records": "0", "failed": "", "rate": "0", "busy": "0%", "eta": ""}
+            self._bar.add_task("", total=None, done=_LISTING, **nothing)
             self._bar.start()
         self._thread.start()
         return self
@@ -113,19 +112,32 @@ class Display:
                 self._bar.task_ids[0],
                 total=look.bytes_total or None,
                 completed=look.bytes_read,
-                done=f"{decimal(look.bytes_read)}/{decimal(look.bytes_total)}",
+                done=_done(look, "/", percent=True),
                 records=f"{look.records:,}",
                 rate=f"{look.rows_per_s:,.0f}",
                 busy=f"{look.instance_busy_share:.0%}",
-                failed=f"[red]{look.rows_failed:,} failed[/]" if look.rows_failed else "",
+                failed=f" [red]{look.rows_failed:,} failed[/]" if look.rows_failed else "",
+                eta=" ETA" if look.bytes_total else "",
             )
         elif self._style == "lines":
             self._console.print(
-                f"{decimal(look.bytes_read)} of {decimal(look.bytes_total)}, {look.records:,} records, "
+                f"{_done(look, ' of ')}, {look.records:,} records, "
                 f"{look.rows_per_s:,.0f} rows/s, {look.rows_failed:,} failed, "
                 f"instances busy {look.instance_busy_share:.0%}",
                 highlight=False,
+                soft_wrap=True,  # a line is a line, wherever it is read
             )
+
+
+def _done(look: Look, of: str, *, percent: bool = False) -> str:
+    """How much has been read; of how much where that is known, which not every web server tells."""
+    if not look.objects_total:
+        return _LISTING
+    read, total = decimal(look.bytes_read), look.bytes_total
+    if not total:
+        return read
+    share = f"{look.bytes_read / total:>4.0%} " if percent else ""
+    return f"{share}{read}{of}{decimal(total)}"
 
 
 def choose_style(*, json_lines: bool, quiet: bool) -> Style:

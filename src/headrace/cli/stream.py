@@ -64,7 +64,7 @@ def stream_command(source: tuple[str, ...], **given: Any) -> None:
     SOURCE is an object, a prefix that ends with /, a glob, or manifest:URI, on s3://, gs://, az://,
     http(s)://, file://, or a plain path. Objects are never downloaded whole.
     """
-    check_usage(given)
+    check_usage(click.get_current_context())
     configure_logs(given["verbose"])
     try:
         code = _stream(source[0] if len(source) == 1 else list(source), given)
@@ -75,7 +75,14 @@ def stream_command(source: tuple[str, ...], **given: Any) -> None:
     raise SystemExit(code)
 
 
+def _see_modules_here() -> None:
+    """For ``--model module:Class``: as ``python -m`` has it, but behind what is installed."""
+    if "" not in sys.path:
+        sys.path.append("")
+
+
 def _stream(source: str | list[str], given: dict[str, Any]) -> int:
+    _see_modules_here()
     opened = open_run(
         source,
         output=given["output"],
@@ -92,7 +99,7 @@ def _stream(source: str | list[str], given: dict[str, Any]) -> int:
         return _watch(opened, display, poll_s=given["poll_s"], json_lines=json_lines)
     with Interrupts(opened.run.drain):
         report = execute(opened, display)
-    return say_report(report, json_lines=json_lines)
+    return say_report(report, opened.run.progress, json_lines=json_lines)
 
 
 def _watch(opened: OpenedRun, display: Display, *, poll_s: float, json_lines: bool) -> int:
@@ -103,7 +110,7 @@ def _watch(opened: OpenedRun, display: Display, *, poll_s: float, json_lines: bo
     def say(report: Report) -> None:
         nonlocal code
         code = exit_status(report)
-        say_report(report, json_lines=json_lines)
+        say_report(report, opened.run.progress, json_lines=json_lines)
 
     with Interrupts(watch.stop), opened, display:
         watch.serve(say)

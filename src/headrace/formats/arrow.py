@@ -43,6 +43,8 @@ def delimited_numbers(
             convert_options=_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, _pa.float64()), null_values=[]
             ),
+            # Arrow's own pool was seen to keep hundreds of megabytes after thousands of small texts.
+            memory_pool=_pa.system_memory_pool(),
         )
     except _pa.ArrowInvalid:
         return None

@@ -125,7 +125,7 @@ def _index(column: Column, width: int, names: tuple[str, ...] | None) -> int | s
             return column % width
         return f"there is no column {column}: records have {width} columns, counted from 0"
     if names is None:
-        return f'column "{column}" is wanted by name, but no header was read: use column numbers, or header="names"'
+        return f'column "{column}" is wanted by name, but no header was read: use column numbers, or --header names'
     match names.count(column):
         case 1:
             return names.index(column)

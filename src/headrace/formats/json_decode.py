@@ -168,9 +168,7 @@ class _FieldReader:
             return self.nothing()
         array = self._text(values) if self.dtype is None else self._numbers(values, self.dtype)
         if self.shape is not None and array.shape[1:] != self.shape:
-            raise ValueError(
-                f"{self._label} has shape {_words(array.shape[1:])}, {_words(self.shape)} expected"
-            )
+            raise ValueError(f"{self._label} has {_words(array.shape[1:])}, {_words(self.shape)} expected")
         return array
 
     def _numbers(self, values: list[Any], dtype: np.dtype[Any]) -> Array:
@@ -242,7 +240,7 @@ def _wanted(dtype: np.dtype[Any]) -> str:
 
 
 def _words(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "()"
+    return f"{' x '.join(map(str, shape))} values" if shape else "one value"
 
 
 def _excerpt(value: Any) -> str:

@@ -28,6 +28,9 @@ LITERAL: Final = 1
 INSIDE: Final = 2
 """Inside quotes: newlines are data."""
 
+RECORDS_MAX: Final = 1 << 16
+"""In one block."""
+
 PROBE_BYTES: Final = 4096
 """How much of a member's start decides whether it is text; a fixed number, so chunk edges cannot matter."""
 
@@ -156,6 +159,8 @@ class RecordCutter:
             self._hold(piece, state)
             return len(piece), None
         found = len(ends)
+        # Should all of them fail, each becomes an object of its own.
+        ends = ends[:RECORDS_MAX]
         if held + len(piece) > self._block_bytes_max:
             # A record longer than a block is a block of its own.
             fits = int(np.searchsorted(ends, self._block_bytes_max - held, "right"))

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from headrace.core.block import Block
 from headrace.formats.contract import Piece
 
 _NEWLINE: Final = 0x0A
@@ -128,9 +129,20 @@ def _count(text: bytes, value: int) -> int:
 
 
 def raw_records(piece: Piece) -> list[bytes]:
-    """The piece's records one by one: a copy of each."""
+    """The piece's records one by one: a copy of each. Of media, whose bytes are not kept, where each comes from."""
     block = piece.block
     chosen: Any = slice(piece.start, piece.stop) if piece.rows is None else piece.rows
+    if block.columns and not block.data:
+        return _places(block, np.arange(len(block))[chosen].tolist())
     data = block.data
     bounds = zip(block.starts[chosen].tolist(), block.ends[chosen].tolist(), strict=True)
     return [data[start:end] for start, end in bounds]
+
+
+def _places(block: Block, indices: Sequence[int]) -> list[bytes]:
+    """``photos.tar!cat.png``; of windows and frames with the time where they begin, ``talk.wav#t=0.5``."""
+    at, times_ms = block.first, block.columns.get("time_ms")
+    name = f"{at.object}!{at.member}" if at.member else at.object
+    if times_ms is None:
+        return [name.encode(errors="surrogateescape")] * len(indices)
+    return [f"{name}#t={round(times_ms[i] / 1000, 6)}".encode(errors="surrogateescape") for i in indices]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.batching.dynamic import Closed, CloseReason, DynamicBatcher
 from headrace.core.block import Block
+from headrace.core.errors import ModelInputError
 from headrace.core.tensor import Array, InferRequest, ModelMetadata, Tensor
 from headrace.pipeline.items import Cursor, FedBlock, ReadBlock, Span
 from headrace.pipeline.mapping import Mapper
@@ -41,6 +42,7 @@ class Feed:
             bytes_max=settings.batch_bytes_max,
             delay_s=None if delay_ms is None else delay_ms / 1000,
         )
+        self._model = metadata.name
         self._number = 0
 
     def add(self, read: ReadBlock, now: float) -> list[Batch]:
@@ -76,24 +78,33 @@ class Feed:
             nbytes=closed.nbytes,
             reason=closed.reason,
             end=last.item.cursor_after(last.stop),
-            request=_request(number, spans),
+            request=_request(self._model, number, spans),
         )
 
 
-def _request(number: int, spans: tuple[Span, ...]) -> InferRequest | None:
+def _request(model: str, number: int, spans: tuple[Span, ...]) -> InferRequest | None:
     with_rows = [s.tensors for s in spans if len(s.piece)]
     if not with_rows:
         return None
     return InferRequest(
-        inputs=tuple(Tensor(name, _joined(name, with_rows)) for name in with_rows[0]),
+        inputs=tuple(Tensor(name, _joined(model, name, with_rows)) for name in with_rows[0]),
         id=f"batch-{number}",
     )
 
 
-def _joined(name: str, tensors: list[Mapping[str, Array]]) -> Array:
+def _joined(model: str, name: str, tensors: list[Mapping[str, Array]]) -> Array:
     if len(tensors) == 1:
         return tensors[0][name]
-    return np.concatenate([t[name] for t in tensors])
+    arrays = [t[name] for t in tensors]
+    shapes = dict.fromkeys(a.shape[1:] for a in arrays)
+    if len(shapes) > 1:
+        one, other = [list(shape) for shape in shapes][:2]
+        raise ModelInputError(
+            model,
+            f"records of one batch differ in shape, {one} and {other}, so they make no array for input {name!r}: "
+            "bring images to one size with --image-size, or predict record by record with --batch-rows 1",
+        )
+    return np.concatenate(arrays)
 
 
 def _entry_bytes(block: Block) -> int | NDArray[np.int64]:

@@ -35,6 +35,9 @@ from headrace.pipeline.window import Window
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
+_FAILURE_BYTES = 1024
+"""What a failed record takes beside its bytes, about: it is an object, and its line will be as long."""
+
 
 class Flow:
     """An iterator of scored batches, in source order.
@@ -207,7 +210,8 @@ class Flow:
         answer = self._predictor.submit(batch.request) if batch.request else None
         self._progress.asked(batch.reason)
         # Even a batch of no bytes takes room, so that the window is bounded in batches too.
-        weight = max(batch.nbytes, self._settings.flow.window_bytes_max // 256)
+        failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES
+        weight = max(batch.nbytes + failures, self._settings.flow.window_bytes_max // 256)
         self._window.send(batch, answer, weight)
 
 

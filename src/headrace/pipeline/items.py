@@ -1,7 +1,8 @@
 """What travels between the stages of a stream."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,11 @@ class FedBlock:
 
     read: ReadBlock
     decoded: Decoded
+    failures: tuple[Failure, ...] = field(init=False)
+    """All of the block's entries that failed, in order."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "failures", (*self.decoded.failures, *self.read.block.failures))
 
     def cursor_after(self, entries: int) -> Cursor:
         """Where a stream goes on after the first `entries` of this block."""
@@ -100,10 +106,14 @@ class FedBlock:
             low, high = (int(i) for i in np.searchsorted(decoded.rows, [start_record, stop_record]))
             piece = Piece(block, start_record, stop_record, decoded.rows[low:high])
         first = block.first.record
-        all_failures = (*decoded.failures, *block.failures) if decoded.failures else block.failures
-        failures = tuple(f for f in all_failures if start <= f.position.record - first < stop)
+        begin, end = (bisect_left(self.failures, first + entry, key=_record_of) for entry in (start, stop))
+        failures = self.failures[begin:end]
         tensors = {name: data[low:high] for name, data in decoded.tensors.items()}
         return Span(piece, tensors, failures)
+
+
+def _record_of(failure: Failure) -> int:
+    return failure.position.record
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ A part's record is written after the part itself, so a kill in between costs a r
 process that works on the same destination writes other records and is stopped by the store (put-if-absent).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -138,12 +138,11 @@ class Ledger:
         """Raise ResumeRefusedError, naming what differs, unless this is the run that was begun here."""
         begun = self.identity() or {}
         wanted: dict[str, Any] = orjson.loads(_dump(dict(identity)))
-        differing = [key for key in wanted if begun.get(key) != wanted[key]]
-        if not differing:
+        changes = list(_changes(begun, wanted))
+        if not changes:
             return
-        changes = "; ".join(f"{k} was {begun.get(k)!r}, is {wanted[k]!r}" for k in differing)
         raise ResumeRefusedError(
-            f"{self._base}run.json: this is another run ({changes}). Resume with what it was begun with, or "
+            f"{self._base}run.json: this is another run ({'; '.join(changes)}). Resume with what it was begun with, or "
             "start anew with --overwrite"
         )
 
@@ -249,3 +248,13 @@ def _checkpoint_name(part: int, number: int) -> str:
 
 def _dump(data: Mapping[str, Any]) -> bytes:
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """What `now` has that `before` has not, by its whole name: ``settings.read.header was 'none', is 'names'``."""
+    for key, value in now.items():
+        was, name = before.get(key), within + key
+        if isinstance(was, dict) and isinstance(value, dict):
+            yield from _changes(cast("dict[str, Any]", was), cast("dict[str, Any]", value), f"{name}.")
+        elif was != value:
+            yield f"{name} was {was!r}, is {value!r}"

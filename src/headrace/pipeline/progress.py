@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from headrace.batching.dynamic import CloseReason
+from headrace.core.block import Failure, FailureKind
 from headrace.pipeline.items import ScoredBatch
 
 
@@ -31,12 +32,17 @@ class Progress:
     """Their bytes."""
     records_before: int = 0
     """Records that had been delivered before: not part of this rate."""
+    first_failure: Failure | None = None
+    """The first record of this process, or append, that failed."""
+    first_broken: Failure | None = None
+    """The first object or member that could not be read to its end."""
 
     def begin(self, *, objects_before: int, bytes_before: int) -> None:
         """By the run: what comes from here on is new."""
         self.objects_before, self.bytes_before = objects_before, bytes_before
         self.records_before = self.records
         self.objects_read = self.bytes_read = 0
+        self.first_failure = self.first_broken = None
 
     def read(self, bytes_read: int, objects_read: int) -> None:
         """By the reader: how far it has come."""
@@ -49,9 +55,13 @@ class Progress:
 
     def delivered(self, batch: ScoredBatch) -> None:
         """By the iterating thread: a batch came back, in order."""
-        broken = batch.broken
+        broken, failures = batch.broken, batch.failures
         self.batches += 1
         self.records += batch.entries - broken
         self.rows_out += batch.rows
-        self.rows_failed += len(batch.failures) - broken
+        self.rows_failed += len(failures) - broken
         self.objects_broken += broken
+        if failures and self.first_failure is None:
+            self.first_failure = next((f for f in failures if f.kind is not FailureKind.OBJECT), None)
+        if broken and self.first_broken is None:
+            self.first_broken = next(f for f in failures if f.kind is FailureKind.OBJECT)

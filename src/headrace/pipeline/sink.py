@@ -99,10 +99,11 @@ class Sink:
         """Take a batch; publishes the part when this fills it."""
         if batch.rows:
             self._append_rows(batch)
-        for failure in batch.failures:
-            line = failure_line(failure)
-            self._failed.append(line)
-            self._out_bytes += len(line)
+        if batch.failures:
+            # Copied together: each line alone takes 4 KiB, as orjson makes it.
+            lines = b"".join(map(failure_line, batch.failures))
+            self._failed.append(lines)
+            self._out_bytes += len(lines)
         broken = batch.broken
         self._in_part = self._in_part.plus(
             Counts(batch.entries - broken, batch.rows, len(batch.failures) - broken, broken)
