@@ -68,8 +68,9 @@ class Display:
                 console=self._console,
                 expand=True,
             )
-            nothing = {"records": "0", "failed": "", "rate": "0", "busy": "0%", "eta": ""}
-            self._bar.add_task("", total=None, done=_LISTING, **nothing)
+            self._bar.add_task(
+                "", total=None, done=_LISTING, records="0", failed="", rate="0", busy="0%", eta=""
+            )
             self._bar.start()
         self._thread.start()
         return self
