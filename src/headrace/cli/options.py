@@ -162,7 +162,7 @@ OUTPUT_OPTIONS = _options(
     ),
     click.option(
         "--join", default="none", show_default=True, type=click.Choice(["none", "input"]),
-        help="Keep the input line beside its prediction.",
+        help="Keep the input line beside its prediction; of media, where it comes from.",
     ),
     click.option("--output-header/--no-output-header", default=None, help="A header in CSV parts."),
     click.option("--part-bytes", default="16MiB", show_default=True, callback=parse_bytes, help="A part's size, about."),
