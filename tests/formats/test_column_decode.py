@@ -51,6 +51,7 @@ def test_an_image_three_pixels_high_is_not_turned():
 def test_grey_images():
     assert decode("image", GREY, shape=(-1, 1, 6, 8)).shape == (5, 1, 6, 8)
     assert decode("image", GREY, shape=(-1, 6, 8, 1)).shape == (5, 6, 8, 1)
+    assert (decode("image", GREY, shape=(-1, 6, 8)) == GREY[..., 0]).all()
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,7 @@ def test_models_of_whole_numbers_get_pixels_as_they_are(datatype, dtype):
 def test_sound_is_never_scaled_or_turned():
     tensor = decode("audio", SOUND, "FP64", shape=(-1, 160), scale=1 / 255)
     assert (tensor == SOUND).all()
+    assert (decode("audio", SOUND, shape=(-1, 1, -1)) == SOUND[:, np.newaxis]).all()
     stereo = RNG.uniform(-1, 1, (5, 3, 160, 2)).astype(np.float32)
     assert decode("audio", stereo, shape=(-1, 3, 160, 2)).shape == stereo.shape
 
@@ -84,6 +86,7 @@ def test_sound_is_never_scaled_or_turned():
         ("image", IMAGES, (-1, 224, 224, 3)),
         ("image", GREY, (-1, 3, 6, 8)),
         ("image", IMAGES, (-1, 144)),
+        ("image", IMAGES, (-1, 6, 8)),
         ("audio", SOUND, (-1, 400)),
         ("audio", SOUND, (-1, 160, 1)),
     ],
@@ -94,7 +97,10 @@ def test_what_does_not_fit_is_told_with_both_sizes(column, data, shape):
     message = str(caught.value)
     assert f"model m: input 'x' takes {list(shape)}, but the {column} at o!m.png, record 7" in message
     have = data.transpose(0, 3, 1, 2) if shape[1:2] == (3,) else data
-    assert f"is {[-1, *have.shape[1:]]}; choose the size (--image-size), or the window" in message
+    have = data[:, np.newaxis] if shape == (-1, 160, 1) else have
+    assert (
+        f"is {[-1, *have.shape[1:]]}; choose the size (--image-size, --image-mode), or the window" in message
+    )
 
 
 def test_a_block_without_records_fits_anything():

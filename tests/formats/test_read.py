@@ -168,13 +168,20 @@ def test_formats_are_made_as_the_options_say():
 
 def test_media_formats_are_made_as_the_options_say():
     options = ReadOptions(
-        size_px=(4, 6), window_ms=20, hop_ms=10, sample_rate_hz=8000, every_frames=3, every_ms=None
+        size_px=(4, 6),
+        image_mode="L",
+        window_ms=20,
+        hop_ms=10,
+        sample_rate_hz=8000,
+        audio_channels="keep",
+        every_frames=3,
     )
-    assert make_format("a.png", "image", options).size_px == (4, 6)
+    image = make_format("a.png", "image", options)
+    assert (image.size_px, image.mode) == ((4, 6), "L")
     audio = make_format("a.wav", "audio", options)
-    assert (audio.window_ms, audio.hop_ms, audio.sample_rate_hz) == (20, 10, 8000)
+    assert (audio.window_ms, audio.hop_ms, audio.sample_rate_hz, audio.channels) == (20, 10, 8000, "keep")
     video = make_format("a.mp4", "video", options)
-    assert (video.every_frames, video.size_px) == (3, (4, 6))
+    assert (video.every_frames, video.size_px, video.mode) == (3, (4, 6), "L")
     with pytest.raises(ConfigError, match=r"a\.wav is audio: .*--window-ms"):
         make_format("a.wav", "audio", ReadOptions())
 

@@ -7,6 +7,7 @@ import av
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from formats import video_files
 from headrace.core.block import Position
@@ -111,6 +112,17 @@ def test_resizing_is_height_by_width():
     blocks = blocks_of(video_files.encoded("matroska"), size_px=(20, 10))
     assert column(blocks, "image").shape == (30, 20, 10, 3)
     assert np.abs(column(blocks, "image").mean(axis=(1, 2, 3)) - greys(range(30))).max() < 3
+
+
+@pytest.mark.parametrize("size_px", [None, (20, 10)])
+def test_grey_frames_have_one_channel(size_px):
+    """The grey of the same picture in colour, as Pillow sees it."""
+    data = video_files.encoded("matroska", frames=4)
+    grey = column(blocks_of(data, mode="L", size_px=size_px), "image")
+    colour = column(blocks_of(data, size_px=size_px), "image")
+    assert (grey.shape, grey.dtype) == ((*colour.shape[:3], 1), np.uint8)
+    luma = np.stack([np.asarray(Image.fromarray(picture).convert("L")) for picture in colour])
+    assert np.abs(grey[..., 0].astype(int) - luma).max() <= 2
 
 
 @pytest.mark.parametrize(
@@ -279,6 +291,7 @@ def test_sound_alone_is_not_video():
         {"every_ms": 0},
         {"every_ms": float("inf")},
         {"size_px": (0, 1)},
+        {"mode": "CMYK"},
         {"size_px": (10_000, 10_000)},
     ],
 )

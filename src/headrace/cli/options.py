@@ -127,9 +127,21 @@ SOURCE_OPTIONS = _options(
         help="A longer record fails instead of filling the memory.",
     ),
     click.option("--image-size", callback=parse_size_px, metavar="HxW", help="Images and frames are brought to this size."),
+    click.option(
+        "--image-mode", default="RGB", show_default=True, type=click.Choice(["RGB", "L"]),
+        help="Their channels: three, or L for one of grey.",
+    ),
+    click.option(
+        "--image-scale", type=_POSITIVE, default=1 / 255, show_default="1/255",
+        help="What their 0-255 is multiplied by for a model that takes floats.",
+    ),
     click.option("--window-ms", type=_POSITIVE, help="Audio: the length of a window."),
     click.option("--hop-ms", type=_POSITIVE, help="Audio: from one window's start to the next.  [default: --window-ms]"),
     click.option("--sample-rate", "sample_rate_hz", type=_COUNT, help="Audio: resample to this rate in Hz."),
+    click.option(
+        "--audio-channels", default="mono", show_default=True, type=click.Choice(["mono", "keep"]),
+        help="Audio: the mean of the channels, or each of them.",
+    ),
     click.option("--every-frames", type=_COUNT, help="Video: every n-th frame."),
     click.option("--every-ms", type=_POSITIVE, help="Video: a frame every t ms."),
 )  # fmt: skip
@@ -192,15 +204,18 @@ def stream_settings(given: Mapping[str, Any]) -> StreamSettings:
             header=given["header"],
             record_bytes_max=given["record_bytes_max"],
             size_px=given["image_size"],
+            image_mode=given["image_mode"],
             window_ms=given["window_ms"],
             hop_ms=given["hop_ms"],
             sample_rate_hz=given["sample_rate_hz"],
+            audio_channels=given["audio_channels"],
             every_frames=given["every_frames"],
             every_ms=given["every_ms"],
         ),
         mapping=MappingOptions(
             columns=given["columns"],
             text_column=int(text) if text and text.isdecimal() else text,
+            image_scale=given["image_scale"],
         ),
         flow=FlowSettings(
             batch_rows_max=given["batch_rows"],

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -14,7 +13,7 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, CorruptError, MissingExtraError, TruncatedError
 from headrace.formats import wav
 from headrace.formats.chunkfile import ChunkFile
-from headrace.formats.contract import BLOCK_BYTES_MAX, Buffer
+from headrace.formats.contract import BLOCK_BYTES_MAX, AudioChannels, Buffer
 
 WINDOWS_MAX = 64
 """How many windows a block holds at most; fewer when they would pass BLOCK_BYTES_MAX, but at least one."""
@@ -53,7 +52,7 @@ class AudioFormat:
     window_ms: float
     hop_ms: float | None = None
     sample_rate_hz: int | None = None
-    channels: Literal["mono", "keep"] = "mono"
+    channels: AudioChannels = "mono"
     pad_last: bool = True
 
     def __post_init__(self) -> None:

@@ -17,9 +17,10 @@ class ColumnDecoder:
     """Feeds column `column` to the input `spec`.
 
     Images are [n, H, W, C] uint8: they are turned to [n, C, H, W] when the model's second axis is 1 or 3 and its last is
-    not, multiplied by `scale` when the model wants floats, and cast. An image whose size does not fit is a
-    ModelInputError naming both sizes, since all images of a stream are brought to one size; so is an input that takes
-    text.
+    not, multiplied by `scale` when the model wants floats, and cast. Grey ones, [n, H, W, 1], come as [n, H, W], and
+    sound of one channel, [n, samples], as [n, 1, samples], to a model of so many axes. An image whose size does not
+    fit is a ModelInputError naming both sizes, since all images of a stream are brought to one size; so is an input
+    that takes text.
     """
 
     def __init__(self, model: str, spec: TensorSpec, column: str, *, scale: float = 1.0) -> None:
@@ -34,17 +35,27 @@ class ColumnDecoder:
                 "they stand choose --format whole",
             )
         self._scale = scale if column == "image" and self._dtype.kind == "f" else 1.0
-        self._channels_first = column == "image" and _is_channels_first(spec.shape)
+        self._is_image = column == "image"
+        self._channels_first = self._is_image and _is_channels_first(spec.shape)
 
     def decode(self, block: Block) -> Decoded:
         """The block's column as the model's input; every record decodes."""
-        data: Array = block.columns[self._column]
-        if self._channels_first:
-            data = np.moveaxis(data, -1, 1)
+        data = self._arranged(block.columns[self._column])
         self._check(data, block)
         if self._scale != 1.0:
             data = data * np.asarray(self._scale, self._dtype)
         return Decoded({self._spec.name: np.ascontiguousarray(data, self._dtype)})
+
+    def _arranged(self, data: Array) -> Array:
+        """With the axis of channels where the model has it; its data are not copied."""
+        axes = 0 if self._spec.shape is None else len(self._spec.shape)
+        if self._channels_first:
+            return np.moveaxis(data, -1, 1)
+        if self._is_image and axes == 3 and data.shape[-1] == 1:
+            return data[..., 0]
+        if not self._is_image and axes == 3 and data.ndim == 2:
+            return data[:, np.newaxis]
+        return data
 
     def _check(self, data: Array, block: Block) -> None:
         shape = self._spec.shape
@@ -53,8 +64,8 @@ class ColumnDecoder:
         raise ModelInputError(
             self._model,
             f"input {self._spec.name!r} takes {list(shape)}, but the {self._column} at {block.first} is "
-            f"{[-1, *data.shape[1:]]}; choose the size (--image-size), or the window (--window-ms, "
-            "--sample-rate), that the model takes",
+            f"{[-1, *data.shape[1:]]}; choose the size (--image-size, --image-mode), or the window "
+            "(--window-ms, --sample-rate, --audio-channels), that the model takes",
         )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from headrace.core.errors import CorruptError, TruncatedError
 from headrace.formats.boxes import Scanner
 from headrace.formats.chunkfile import ChunkFile
+from headrace.formats.contract import ImageMode
 
 Samples = NDArray[np.float32]
 
@@ -26,6 +27,7 @@ _STRICT = {"err_detect": "crccheck+explode"}
 _PYAV = int(av.__version__.split(".")[0])
 # A title that is not UTF-8 must not cost the video. From PyAV 19 on that needs no telling, and cannot be told.
 _ANY_METADATA: dict[str, str] = {"metadata_errors": "replace"} if _PYAV < 19 else {}
+_PIXELS: dict[ImageMode, str] = {"RGB": "rgb24", "L": "gray"}
 # Scaling in several threads came, and became the default, with PyAV 17.
 _ONE_THREAD: dict[str, int] = {"threads": 1} if _PYAV >= 17 else {}
 
@@ -235,8 +237,8 @@ class Picture:
     frame: Any
     scaler: VideoReformatter
 
-    def rgb(self, size_px: tuple[int, int] | None) -> NDArray[np.uint8]:
-        """Pixels as uint8 [height, width, 3], upright; of `size_px` (height, width) when given.
+    def pixels(self, size_px: tuple[int, int] | None, mode: ImageMode) -> NDArray[np.uint8]:
+        """As uint8 [height, width, 3 or 1], upright; of `size_px` (height, width) when given.
 
         Raises `CorruptError` for a pixel format that cannot be converted.
         """
@@ -246,12 +248,13 @@ class Picture:
             height, width = width, height
         try:
             scaled = self.scaler.reformat(
-                self.frame, width, height, "rgb24", interpolation="BILINEAR", **cast("Any", _ONE_THREAD)
+                self.frame, width, height, _PIXELS[mode], interpolation="BILINEAR", **cast("Any", _ONE_THREAD)
             )
         except (FFmpegError, ValueError) as error:
-            why = f"frame {self.number} ({self.frame.format.name}) cannot become RGB: {error}"
+            why = f"frame {self.number} ({self.frame.format.name}) cannot become {mode}: {error}"
             raise CorruptError(why, byte=self.byte) from error
-        return np.rot90(cast("NDArray[np.uint8]", scaled.to_ndarray()), turns)
+        upright = np.rot90(cast("NDArray[np.uint8]", scaled.to_ndarray()), turns)
+        return upright if upright.ndim == 3 else upright[:, :, np.newaxis]
 
 
 def pictures(file: ChunkFile, demuxer: str, scanner: Scanner, pixels_max: int) -> Iterator[Picture]:

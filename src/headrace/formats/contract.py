@@ -7,7 +7,7 @@ and one block.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from headrace.core.block import Block, Failure, Position
 from headrace.core.tensor import Array
 
 Buffer = bytes | memoryview
+ImageMode = Literal["RGB", "L"]
+"""Of images and frames: three channels, or one of grey."""
+AudioChannels = Literal["mono", "keep"]
+"""Of sound: the mean of its channels, or all of them."""
 """A chunk of bytes. A memoryview is only valid until the next chunk is asked for, unless it views bytes."""
 
 BLOCK_BYTES_MAX = 3 << 19

@@ -8,7 +8,7 @@ not opened at all; some of Pillow's plugins start programs.
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.formats.chunkfile import ChunkFile
-from headrace.formats.contract import Buffer
+from headrace.formats.contract import Buffer, ImageMode
 
 try:
     from PIL import Image, ImageFile
@@ -74,7 +74,7 @@ class ImageFormat:
     """
 
     size_px: tuple[int, int] | None = None
-    mode: Literal["RGB", "L"] = "RGB"
+    mode: ImageMode = "RGB"
     pixels_max: int = PIXELS_MAX
     held_bytes_max: int = HELD_BYTES_MAX
 

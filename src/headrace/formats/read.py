@@ -15,7 +15,7 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, DataError, EmptySourceError
 from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
-from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
+from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format, ImageMode
 from headrace.formats.csv import CsvFormat
 from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.whole import WholeFormat
@@ -42,7 +42,7 @@ class ReadOptions:
 
     `members` are globs: with a slash they match the whole member name, without one its last part. `header` is that
     of CSV files. `delimiter` None is a comma, or a tab for ``.tsv``. `size_px` is (height, width) of images and
-    frames; the rest is for audio (windows) and video (which frames). Raises ConfigError for a compression, archive or
+    frames, `image_mode` their channels; the rest is for audio (windows) and video (which frames). Raises ConfigError for a compression, archive or
     format that is not known.
     """
 
@@ -54,9 +54,11 @@ class ReadOptions:
     header: Literal["none", "drop", "names"] = "none"
     record_bytes_max: int = RECORD_BYTES_MAX
     size_px: tuple[int, int] | None = None
+    image_mode: ImageMode = "RGB"
     window_ms: float | None = None
     hop_ms: float | None = None
     sample_rate_hz: int | None = None
+    audio_channels: AudioChannels = "mono"
     every_frames: int | None = None
     every_ms: float | None = None
 
@@ -175,18 +177,26 @@ def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
     if kind == "image":
         from headrace.formats.image import ImageFormat  # noqa: PLC0415 - an extra
 
-        return ImageFormat(size_px=options.size_px)
+        return ImageFormat(size_px=options.size_px, mode=options.image_mode)
     if kind == "audio":
         from headrace.formats.audio import AudioFormat  # noqa: PLC0415 - an extra
 
         if options.window_ms is None:
             raise ConfigError(f"{name} is audio: say how long a window is with --window-ms")
         return AudioFormat(
-            window_ms=options.window_ms, hop_ms=options.hop_ms, sample_rate_hz=options.sample_rate_hz
+            window_ms=options.window_ms,
+            hop_ms=options.hop_ms,
+            sample_rate_hz=options.sample_rate_hz,
+            channels=options.audio_channels,
         )
     from headrace.formats.video import VideoFormat  # noqa: PLC0415 - an extra
 
-    return VideoFormat(every_frames=options.every_frames, every_ms=options.every_ms, size_px=options.size_px)
+    return VideoFormat(
+        every_frames=options.every_frames,
+        every_ms=options.every_ms,
+        size_px=options.size_px,
+        mode=options.image_mode,
+    )
 
 
 class _Archive:

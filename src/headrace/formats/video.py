@@ -13,7 +13,7 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, CorruptError, MissingExtraError, TruncatedError
 from headrace.formats.boxes import MatroskaElements, Mp4Boxes, Scanner
 from headrace.formats.chunkfile import ChunkFile
-from headrace.formats.contract import Buffer
+from headrace.formats.contract import Buffer, ImageMode
 
 FRAMES_MAX = 16
 """How many frames a block holds at most; fewer when they would pass BLOCK_PIXEL_BYTES_MAX, but at least one."""
@@ -34,8 +34,8 @@ class VideoFormat:
 
     Columns of a block of n frames:
 
-    - `image`: uint8 [n, H, W, 3], RGB, upright (the file's rotation in quarter turns is applied); of `size_px`
-      (height, width) when given, bilinear, without keeping the aspect ratio.
+    - `image`: uint8 [n, H, W, C], C = 3 (`mode` RGB) or 1 (`mode` L, grey), upright (the file's rotation in quarter turns
+      is applied); of `size_px` (height, width) when given, bilinear, without keeping the aspect ratio.
     - `time_ms`: float64 [n], presentation time as the file says it; NaN where it says none.
     - `frame`: int64 [n], the frame's number among all frames in presentation order, from 0.
 
@@ -60,8 +60,11 @@ class VideoFormat:
     every_frames: int | None = None
     every_ms: float | None = None
     size_px: tuple[int, int] | None = None
+    mode: ImageMode = "RGB"
 
     def __post_init__(self) -> None:
+        if self.mode not in ("RGB", "L"):
+            raise ConfigError(f"image mode {self.mode!r}: choose RGB or L")
         if self.every_frames is not None and self.every_ms is not None:
             raise ConfigError("every_frames and every_ms contradict each other: give one")
         if self.every_frames is not None and self.every_frames < 1:
@@ -102,7 +105,7 @@ class VideoFormat:
             if not wanted(picture.number, picture.time_s):
                 continue
             time_ms = math.nan if picture.time_s is None else float(picture.time_s * 1000)
-            yield picture.rgb(self.size_px), time_ms, picture.number
+            yield picture.pixels(self.size_px, self.mode), time_ms, picture.number
 
     def _rule(self, file: ChunkFile) -> _Wanted:
         """Which frames are wanted; called once for every frame, in order."""
