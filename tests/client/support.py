@@ -4,7 +4,8 @@ import asyncio
 
 from headrace.client.asking import Asker
 from headrace.client.circuit import Circuit
-from headrace.client.retry import HttpAnswer, RetryPolicy
+from headrace.client.retry import HttpAnswer
+from headrace.core.retry import RetryPolicy
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.client.retry import HttpAnswer, RetryPolicy, Verdict, explain, judge, retry_after_s
+from headrace.client.retry import HttpAnswer, Verdict, explain, judge, retry_after_s
 
 
 @pytest.mark.parametrize(
@@ -53,23 +53,3 @@ def test_a_refusal_says_what_to_do(status, advice):
 )
 def test_retry_after_is_seconds_or_a_date(value, seconds):
     assert retry_after_s(value, 1795248000.0) in (seconds, 0.0 if value and "0001" in value else seconds)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 10_000), st.floats(1e-6, 1e6), st.floats(0, 1), st.none() | st.floats(0, 1e6))
-def test_a_delay_stays_within_the_budget_and_waits_as_long_as_was_asked(attempt, left_s, share, asked_s):
-    policy = RetryPolicy(first_delay_s=0.1, delay_max_s=5.0)
-    delay_s = policy.delay_s(attempt, left_s, share, retry_after_s=asked_s)
-    assert 0 <= delay_s <= left_s
-    assert delay_s <= max(5.0, asked_s or 0)
-    assert delay_s >= min(left_s, asked_s or 0)
-
-
-def test_delays_double_from_the_first_to_the_longest():
-    policy = RetryPolicy(first_delay_s=0.1, delay_max_s=1.0)
-    delays = [policy.delay_s(n, 100, 1.0) for n in range(1, 7)]
-    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
-
-
-def test_a_spent_budget_has_no_delay():
-    assert RetryPolicy().delay_s(1, 0.0, 0.5) is None

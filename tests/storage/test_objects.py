@@ -14,10 +14,11 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
+from headrace.core.retry import RetryPolicy
 from headrace.storage import Stores
 from headrace.storage.cloud import Entry, Piece
 from headrace.storage.objects import FIRST_RANGE_BYTES, RANGE_BYTES_MAX, CloudStore
-from headrace.storage.retry import Retrier, RetryPolicy, TransientFault
+from headrace.storage.retry import Retrier, TransientFault
 from headrace.testing import ManualClock
 from servers.http_files import Fault
 

@@ -1,40 +1,14 @@
-"""When to try again: the pure decision, and the loop on a manual clock."""
+"""Trying again, on a manual clock."""
 
 import logging
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.core.errors import NotFoundError, UnavailableError
-from headrace.storage.retry import Retrier, RetryPolicy, TransientFault
+from headrace.core.retry import RetryPolicy
+from headrace.storage.retry import Retrier, TransientFault
 from headrace.testing import ManualClock
-
-_seconds = st.floats(0, 1e6)
-
-
-@given(st.integers(1, 10_000), _seconds, st.floats(0, 1), st.none() | _seconds, st.floats(0.1, 1e4))
-def test_delays_stay_within_what_is_left_and_end_with_it(attempt, elapsed_s, share, retry_after_s, retry_s):
-    delay_s = RetryPolicy(retry_s=retry_s).delay_s(attempt, elapsed_s, share, retry_after_s=retry_after_s)
-    if elapsed_s >= retry_s:
-        assert delay_s is None
-    else:
-        assert 0 <= delay_s <= retry_s - elapsed_s
-
-
-def test_delays_double_up_to_their_longest():
-    policy = RetryPolicy(retry_s=1e9, first_delay_s=0.1, delay_max_s=5)
-    assert [policy.delay_s(n, 0, 1.0) for n in range(1, 9)] == pytest.approx(
-        [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]
-    )
-    assert policy.delay_s(5, 0, 0.25) == pytest.approx(0.4)
-
-
-def test_what_the_server_asks_for_is_waited_within_the_budget():
-    policy = RetryPolicy(retry_s=60)
-    assert policy.delay_s(1, 0, 0.5, retry_after_s=20) == 20
-    assert policy.delay_s(1, 55, 0.5, retry_after_s=20) == 5
 
 
 def _failing(times: int, error: Exception | None = None):

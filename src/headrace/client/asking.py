@@ -16,7 +16,6 @@ from headrace.client.connection import Connection, HttpCall
 from headrace.client.retry import (
     BRIEF_ATTEMPTS_MAX,
     HttpAnswer,
-    RetryPolicy,
     TransientFault,
     Verdict,
     explain,
@@ -25,6 +24,7 @@ from headrace.client.retry import (
 )
 from headrace.core.clock import Clock
 from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError
+from headrace.core.retry import RetryPolicy
 from headrace.protocols.oip_json import decode_error
 
 _log = logging.getLogger("headrace.client")

@@ -16,7 +16,6 @@ from typing import Protocol
 from headrace.client.asking import Asker
 from headrace.client.circuit import Circuit
 from headrace.client.connection import Connection
-from headrace.client.retry import RetryPolicy
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     DeadlineError,
@@ -26,6 +25,7 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.predictor import PredictorStatistics
+from headrace.core.retry import RetryPolicy
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 
 _log = logging.getLogger("headrace.client")

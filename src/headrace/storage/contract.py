@@ -41,11 +41,16 @@ class Writer(Protocol):
         """Forget all of it. Closing or aborting twice does nothing."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()
 
 
 class Store(Protocol):

@@ -13,7 +13,6 @@ import stat
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import NoReturn, Self
 
 from headrace.core.errors import (
@@ -258,7 +257,7 @@ def _flush_folder(path: str) -> None:
         os.close(folder)
 
 
-class _LocalWriter:
+class _LocalWriter(Writer):
     def __init__(self, uri: str, path: str) -> None:
         self._uri = uri
         self._path = path
@@ -281,17 +280,6 @@ class _LocalWriter:
         if self._temporary is not None:
             self._temporary.remove()
             self._temporary = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.abort()
 
 
 @contextmanager

@@ -4,8 +4,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from headrace.core.errors import AlreadyExistsError, ChangedError, NotFoundError
 from headrace.storage.contract import ObjectInfo, Writer
@@ -104,7 +102,7 @@ def _info(uri: str, held: _Held) -> ObjectInfo:
     return ObjectInfo(uri, len(held.data), held.etag, held.modified_s)
 
 
-class _MemoryWriter:
+class _MemoryWriter(Writer):
     def __init__(self, store: MemoryStore, uri: str) -> None:
         self._store = store
         self._uri = uri
@@ -123,14 +121,3 @@ class _MemoryWriter:
 
     def abort(self) -> None:
         self._parts = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.abort()

@@ -3,8 +3,8 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self
+
+from headrace.storage.contract import Writer
 
 PARTS_WAITING_MAX = 1
 """Parts that wait for the uploader, beside those that it has in flight."""
@@ -14,7 +14,7 @@ class UploadAbortedError(Exception):
     """Travels through the client to make it abort; never leaves the room."""
 
 
-class PartWriter:
+class PartWriter(Writer):
     """A `Writer` that keeps up to one part and then uploads in the background.
 
     Holds at most the part being filled, `PARTS_WAITING_MAX` waiting and those in flight. Not for several threads at
@@ -101,17 +101,6 @@ class PartWriter:
         if self._error is not None:
             self._open = False
             raise self._error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.abort()
 
 
 class _Parts:

@@ -7,11 +7,12 @@ from types import TracebackType
 from typing import Self
 
 from headrace.core.clock import Clock, SystemClock
+from headrace.core.retry import RetryPolicy
 from headrace.storage.contract import Store
 from headrace.storage.http import HttpStore
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
-from headrace.storage.retry import Retrier, RetryPolicy
+from headrace.storage.retry import Retrier
 from headrace.storage.uri import CLOUD_SCHEMES, HTTP_SCHEMES, parse
 
 RETRY_S = 120.0

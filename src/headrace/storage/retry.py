@@ -1,4 +1,4 @@
-"""When to try again: a pure decision about the wait, and the thin loop that does the waiting.
+"""Trying again, on a clock.
 
 What arrives here is a `TransientFault`: something that may pass (a refused connection, 503, a body cut short).
 What leaves is an answer, or `UnavailableError` once a verb has failed for `retry_s` without any progress.
@@ -8,11 +8,11 @@ import logging
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from headrace.core.clock import Clock
 from headrace.core.errors import UnavailableError
+from headrace.core.retry import RetryPolicy
 
 Answer = TypeVar("Answer")
 _log = logging.getLogger("headrace.storage")
@@ -24,33 +24,6 @@ class TransientFault(Exception):  # noqa: N818 - it never leaves the room; what 
     def __init__(self, why: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(why)
         self.retry_after_s = retry_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Exponential backoff with full jitter, bounded in total by `retry_s`."""
-
-    retry_s: float = 120.0
-    first_delay_s: float = 0.1
-    delay_max_s: float = 5.0
-
-    def delay_s(
-        self, attempt: int, elapsed_s: float, share: float, *, retry_after_s: float | None = None
-    ) -> float | None:
-        """Seconds to wait before the next attempt, or None when the budget is spent. Pure.
-
-        Args:
-            attempt: Failures so far without progress, from 1.
-            elapsed_s: Time since the first of them.
-            share: Where in the jitter's range, 0 to 1; the caller draws it.
-            retry_after_s: What the server asked for; waited at least, within the budget.
-        """
-        left_s = self.retry_s - elapsed_s
-        if left_s <= 0:
-            return None
-        # The exponent is bounded, so that a long outage does not compute 2 ** 1000.
-        longest_s = min(self.delay_max_s, self.first_delay_s * 2 ** min(attempt - 1, 30))
-        return min(max(longest_s * share, retry_after_s or 0.0), left_s)
 
 
 class Retrier:
@@ -116,8 +89,12 @@ class Attempts:
             self._since_s = now_s
         self._count += 1
         elapsed_s = now_s - self._since_s
-        delay_s = self._retrier.policy.delay_s(
-            self._count, elapsed_s, self._retrier.share(), retry_after_s=fault.retry_after_s
+        policy = self._retrier.policy
+        delay_s = policy.delay_s(
+            self._count,
+            policy.retry_s - elapsed_s,
+            self._retrier.share(),
+            retry_after_s=fault.retry_after_s,
         )
         tries = f"{self._count} attempts over {elapsed_s:.1f} s"
         if delay_s is None:

@@ -1,0 +1,29 @@
+"""How long to wait before the next attempt."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.core.retry import RetryPolicy
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10_000), st.floats(1e-6, 1e6), st.floats(0, 1), st.none() | st.floats(0, 1e6))
+def test_a_delay_stays_within_the_budget_and_waits_as_long_as_was_asked(attempt, left_s, share, asked_s):
+    policy = RetryPolicy(first_delay_s=0.1, delay_max_s=5.0)
+    delay_s = policy.delay_s(attempt, left_s, share, retry_after_s=asked_s)
+    assert 0 <= delay_s <= left_s
+    assert delay_s <= max(5.0, asked_s or 0)
+    assert delay_s >= min(left_s, asked_s or 0)
+
+
+def test_delays_double_from_the_first_to_the_longest():
+    policy = RetryPolicy(first_delay_s=0.1, delay_max_s=1.0)
+    delays = [policy.delay_s(n, 100, 1.0) for n in range(1, 7)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    assert policy.delay_s(3, 100, 0.0) == pytest.approx(0.2)  # half of the longest at least
+
+
+def test_a_spent_budget_has_no_delay():
+    assert RetryPolicy().delay_s(1, 0.0, 0.5) is None
+    assert RetryPolicy().delay_s(1, -1.0, 0.5, retry_after_s=9) is None
