@@ -10,13 +10,14 @@ a promise is not kept.
 import argparse
 import json
 import os
-import statistics
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
@@ -58,7 +59,7 @@ def python(script: str, *arguments: object) -> dict:
 def headrace(source: Path, *options: object, model: object = MODEL) -> dict:
     """The report of one `headrace stream`."""
     output = FOLDER / "scored"
-    subprocess.run(["rm", "-rf", str(output)], check=True)
+    shutil.rmtree(output, ignore_errors=True)
     command = [
         sys.executable,
         "-m",
@@ -84,10 +85,6 @@ def made(name: str, rows: int, *options: str) -> Path:
         FOLDER.mkdir(exist_ok=True)
         python("make_data.py", rows, path, "--model", MODEL, *options)
     return path
-
-
-def median(values: list[float]) -> float:
-    return statistics.median(values)
 
 
 def spread(values: list[float]) -> str:

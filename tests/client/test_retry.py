@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.client.retry import HttpAnswer, Verdict, explain, judge, retry_after_s
+from headrace.client.retry import HttpAnswer, Verdict, explain, judge
 
 
 @pytest.mark.parametrize(
@@ -35,21 +35,3 @@ def test_a_refusal_says_what_to_do(status, advice):
     said = explain(HttpAnswer(status, headers={"location": "http://there"}), "the server's words")
     assert said.startswith(f"HTTP {status}: the server's words")
     assert advice in said
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        (None, None),
-        ("7", 7.0),
-        (" 1.5 ", 1.5),
-        ("Sat, 21 Nov 2026 08:00:30 GMT", 30.0),
-        ("Sat, 21 Nov 2026 07:00:00 GMT", 0.0),
-        ("-3", None),
-        ("soon", None),
-        ("9" * 400, None),
-        ("Mon, 01 Jan 0001 00:00:00 -0000", None),
-    ],
-)
-def test_retry_after_is_seconds_or_a_date(value, seconds):
-    assert retry_after_s(value, 1795248000.0) in (seconds, 0.0 if value and "0001" in value else seconds)

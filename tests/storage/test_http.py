@@ -1,5 +1,8 @@
 """Reading from plain HTTP servers, good and bad ones."""
 
+import time
+from email.utils import formatdate
+
 import pytest
 
 from headrace.core.errors import (
@@ -112,6 +115,16 @@ def test_passing_trouble_is_retried_and_retry_after_waited(http_files, store, ur
     assert store.get_range(uri, 5, 5) == DATA[5:10]
     assert len(clock.slept_s) == 8
     assert 17 in clock.slept_s
+
+
+def test_retry_after_may_be_a_date(http_files, store, uri, clock):
+    """One long past is no reason to wait, but no reason to give up either."""
+    past = {"Retry-After": "Sat, 21 Nov 2015 08:00:30 GMT"}
+    soon = {"Retry-After": formatdate(time.time() + 30, usegmt=True)}
+    http_files.faults = [Fault(status=503, headers=past), Fault(status=503, headers=soon)]
+    assert store.get_range(uri, 5, 5) == DATA[5:10]
+    assert clock.slept_s[0] < 1
+    assert 20 < clock.slept_s[1] <= 30
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])

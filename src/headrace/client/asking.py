@@ -20,11 +20,10 @@ from headrace.client.retry import (
     Verdict,
     explain,
     judge,
-    retry_after_s,
 )
 from headrace.core.clock import Clock
 from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError
-from headrace.core.retry import RetryPolicy
+from headrace.core.retry import RetryPolicy, retry_after_s
 from headrace.protocols.oip_json import decode_error
 
 _log = logging.getLogger("headrace.client")

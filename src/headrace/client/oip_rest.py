@@ -17,6 +17,7 @@ from headrace.batching.bisect import Bisection
 from headrace.client.address import Address
 from headrace.client.asking import Asker, RowsRefusedError
 from headrace.client.connection import HttpCall
+from headrace.client.outputs import called, require_outputs
 from headrace.client.refusals import RefusalGuard
 from headrace.client.retry import HttpAnswer, Verdict, judge
 from headrace.core.errors import (
@@ -202,7 +203,7 @@ class OipRest:
     def _check(self, outputs: Sequence[Tensor], rows: int, request: InferRequest) -> None:
         """Hold the endpoint to a row for each row."""
         found = {t.name: t.rows for t in outputs}
-        name = f"request {request.id}: " if request.id else ""
+        name = called(request)
         if not found:
             raise ModelContractError(
                 self._metadata.name, f"{name}the endpoint answered {rows} rows without any output"
@@ -211,10 +212,7 @@ class OipRest:
             if got != rows:
                 why = f"{name}output {output!r} has {got} rows for {rows} rows: the endpoint must answer every row"
                 raise ModelContractError(self._metadata.name, why)
-        missing = [n for n in request.outputs if n not in found]
-        if missing:
-            why = f"{name}the endpoint answered without output {', '.join(map(repr, missing))} (it has {', '.join(found)})"
-            raise ModelContractError(self._metadata.name, why)
+        require_outputs(request, found, self._metadata.name)
 
 
 def _judge_undecided(answer: HttpAnswer) -> Verdict:

@@ -24,7 +24,7 @@ from headrace.core.errors import (
     ModelInputError,
     StoppedError,
 )
-from headrace.core.predictor import PredictorStatistics
+from headrace.core.predictor import PredictorStatistics, settle
 from headrace.core.retry import RetryPolicy
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 
@@ -344,14 +344,8 @@ class EndpointPredictor:
     def _settle(
         self, life: _Life, future: "Future[InferResponse]", answer: InferResponse | BaseException
     ) -> None:
-        """Hand the answer over. What its callbacks raise must not end the loop that has others to answer."""
-        try:
-            if isinstance(answer, InferResponse):
-                future.set_result(answer)
-            else:
-                future.set_exception(answer)
-        except BaseException:  # noqa: BLE001 - futures themselves let SystemExit and the like through
-            _log.exception("%s: a callback raised", self.url)
+        if (raised := settle(future, answer)) is not None:
+            _log.error("%s: a callback raised", self.url, exc_info=raised)
         self._release(life)
 
     def _release(self, life: _Life) -> None:

@@ -1,12 +1,10 @@
-"""What an answer means for its request, and when to ask again. Pure: the caller waits.
+"""What an answer means for its request. Pure: the caller waits.
 
 A `TransientFault` is an attempt that may do better later; everything else is decided by the status (`judge`).
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 
 BRIEF_ATTEMPTS_MAX = 3
@@ -80,15 +78,3 @@ def explain(answer: HttpAnswer, text: str) -> str:
     else:
         advice = ""
     return f"HTTP {status}{said}{advice}"
-
-
-def retry_after_s(value: str | None, wall_s: float) -> float | None:
-    """The Retry-After header, seconds or a date; `wall_s` is now, since the epoch. None when absent or senseless."""
-    if value is None:
-        return None
-    if re.fullmatch(r"\d{1,9}(\.\d*)?", value.strip(), re.ASCII):
-        return float(value)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - wall_s)
-    except (ValueError, OverflowError):
-        return None

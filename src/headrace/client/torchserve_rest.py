@@ -10,6 +10,7 @@ from typing import Any
 from headrace.client.address import Address
 from headrace.client.asking import Asker, RowsRefusedError
 from headrace.client.connection import HttpCall
+from headrace.client.outputs import require_outputs
 from headrace.client.refusals import RefusalGuard
 from headrace.client.retry import HttpAnswer, Verdict, judge
 from headrace.core.errors import DataError, ModelContractError
@@ -107,11 +108,7 @@ class TorchServeRest:
 def _wanted(outputs: tuple[Tensor, ...], request: InferRequest, model: str) -> tuple[Tensor, ...]:
     """The outputs that the request asks for, in its order."""
     found = {t.name: t for t in outputs}
-    missing = [n for n in request.outputs if n not in found]
-    if missing:
-        name = f"request {request.id}: " if request.id else ""
-        why = f"{name}the endpoint answered without output {', '.join(map(repr, missing))} (it has {', '.join(found)})"
-        raise ModelContractError(model, why)
+    require_outputs(request, found, model)
     return tuple(found[n] for n in request.outputs)
 
 

@@ -28,6 +28,21 @@ class PredictorStatistics:
         return self.busy_s / total if total else 0.0
 
 
+def settle(future: "Future[InferResponse]", answer: InferResponse | BaseException) -> BaseException | None:
+    """Hand an answer to its future; what a callback raised, which must not end the thread that has others to answer.
+
+    Futures themselves log what callbacks raise, but let SystemExit and the like through.
+    """
+    try:
+        if isinstance(answer, InferResponse):
+            future.set_result(answer)
+        else:
+            future.set_exception(answer)
+    except BaseException as error:  # noqa: BLE001 - see above
+        return error
+    return None
+
+
 class Predictor(Service, Protocol):
     """Answers requests. Stages and modes are handed one and never know which.
 

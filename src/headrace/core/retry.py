@@ -1,6 +1,8 @@
-"""How long to wait before something that failed is tried again."""
+"""How long to wait before something that failed is tried again: by our own count, and by the server's word."""
 
+import re
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +29,15 @@ class RetryPolicy:
         # The exponent is bounded, so that a long outage does not compute 2 ** 1000.
         longest_s = min(self.delay_max_s, self.first_delay_s * 2 ** min(attempt - 1, 30))
         return min(max(longest_s * (0.5 + share / 2), retry_after_s or 0.0), left_s)
+
+
+def retry_after_s(value: str | None, wall_s: float) -> float | None:
+    """The Retry-After header, seconds or a date; `wall_s` is now, since the epoch. None when absent or senseless."""
+    if value is None:
+        return None
+    if re.fullmatch(r"\d{1,9}(\.\d*)?", value.strip(), re.ASCII):
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - wall_s)
+    except (ValueError, OverflowError):
+        return None

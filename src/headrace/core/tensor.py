@@ -1,6 +1,6 @@
 """Requests and responses as every protocol and every model sees them: named tensors, rows first."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,13 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     except KeyError:
         known = ", ".join(_DTYPES)
         raise TypeError(f"unknown datatype {datatype!r}; known are {known}") from None
+
+
+def text_array(values: Sequence[object]) -> Array:
+    """Strings and bytes as a flat array of objects; numpy by itself would pad them all to the longest."""
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
 
 
 @dataclass(frozen=True, slots=True)

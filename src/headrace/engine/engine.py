@@ -21,7 +21,7 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.model import Model
-from headrace.core.predictor import PredictorStatistics
+from headrace.core.predictor import PredictorStatistics, settle
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.channel import Channel, Ticket
 from headrace.engine.inputs import ModelInputs
@@ -305,14 +305,8 @@ class Engine:
         self._settle(ticket, answer)
 
     def _settle(self, ticket: Ticket, answer: InferResponse | BaseException) -> None:
-        """Hand the answer over. What its callbacks raise must not end the thread that has others to answer."""
-        try:
-            if isinstance(answer, InferResponse):
-                ticket.future.set_result(answer)
-            else:
-                ticket.future.set_exception(answer)
-        except BaseException:  # noqa: BLE001 - futures themselves let SystemExit and the like through
-            _log.exception("a callback raised", extra={"model": self.name})
+        if (raised := settle(ticket.future, answer)) is not None:
+            _log.error("a callback raised", extra={"model": self.name}, exc_info=raised)
 
     def _go_on(self, life: _Life, ticket: Ticket) -> None:
         """Raise when the request need not be answered any more."""

@@ -45,8 +45,8 @@ _NOT_ABOUT_ROWS = (ModelContractError, ModelInputError, DeadlineError, StoppedEr
 class Instance:
     """A model that was made, loaded and warmed up. Make it in the thread that calls it.
 
-    `predict` is given arrays of its own (C-contiguous, and it may write into them unless its `writes_inputs` is false); the arrays that it returns are
-    handed on without a copy, so they must not be written to by the next call.
+    `predict` is given arrays of its own (C-contiguous, and it may write into them unless its `writes_inputs` is
+    false); the arrays that it returns are handed on without a copy, so they must not be written to by the next call.
     """
 
     def __init__(self, make_model: Callable[[], Model], name: str, *, warm_up: bool = True) -> None:

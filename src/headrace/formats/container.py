@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headrace.core.errors import CorruptError, TruncatedError
 from headrace.formats.boxes import Scanner
 from headrace.formats.chunkfile import ChunkFile
-from headrace.formats.contract import ImageMode
+from headrace.formats.pixels import ImageMode
 
 Samples = NDArray[np.float32]
 

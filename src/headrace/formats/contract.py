@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from headrace.core.block import Block, Failure, Position
 from headrace.core.tensor import Array
 
-Buffer = bytes | memoryview
-ImageMode = Literal["RGB", "L"]
-"""Of images and frames: three channels, or one of grey."""
 AudioChannels = Literal["mono", "keep"]
 """Of sound: the mean of its channels, or all of them."""
+Buffer = bytes | memoryview
 """A chunk of bytes. A memoryview is only valid until the next chunk is asked for, unless it views bytes."""
 
 BLOCK_BYTES_MAX = 3 << 19

@@ -8,7 +8,7 @@ from numpy.typing import DTypeLike
 
 from headrace.core.block import Block, Failure, FailureKind
 from headrace.core.errors import ConfigError
-from headrace.core.tensor import Array
+from headrace.core.tensor import Array, text_array
 from headrace.formats.contract import Decoded
 from headrace.formats.csv_cells import CellGrid, Dialect, Offsets, Rows, cell_grid, column_texts, narrowed
 from headrace.formats.csv_columns import BoundColumns, Column, ColumnFinder, Whys
@@ -233,9 +233,7 @@ class RawDecoder:
                 values.append(record.decode() if self._text else record)
             except UnicodeDecodeError as error:
                 whys[index] = (FailureKind.DECODE, f"not UTF-8 at byte {error.start} of the record")
-        array = np.empty(len(values), object)
-        array[:] = values
-        return _decoded(block, {self._name: array}, whys)
+        return _decoded(block, {self._name: text_array(values)}, whys)
 
 
 def _all_fail(block: Block, why: str) -> Whys:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.formats.chunkfile import ChunkFile
-from headrace.formats.contract import Buffer, ImageMode
+from headrace.formats.contract import Buffer
+from headrace.formats.pixels import ImageMode, check_pixels
 
 try:
     from PIL import Image, ImageFile
@@ -79,18 +80,9 @@ class ImageFormat:
     held_bytes_max: int = HELD_BYTES_MAX
 
     def __post_init__(self) -> None:
-        if self.mode not in ("RGB", "L"):
-            raise ConfigError(f"image mode {self.mode!r}: choose RGB or L")
         if self.pixels_max < 1 or self.held_bytes_max < _HELD_BYTES_MIN:
             raise ConfigError(f"pixels_max must be at least 1 and held_bytes_max at least {_HELD_BYTES_MIN}")
-        if self.size_px is None:
-            return
-        height, width = self.size_px
-        if height < 1 or width < 1 or height * width > self.pixels_max:
-            raise ConfigError(
-                f"size_px {self.size_px}: (height, width) must be positive, and their product at most "
-                f"pixels_max = {self.pixels_max}"
-            )
+        check_pixels(self.mode, self.size_px, self.pixels_max)
 
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
         """One block with the image, or with the failure in its place.
@@ -101,9 +93,8 @@ class ImageFormat:
         head = file.peek(RAW_HEAD_BYTES)
         try:
             image = self._decode(file, head)
-        except (
-            Exception
-        ) as error:  # Pillow's plugins raise nearly anything for bytes that are not as they expect
+        # Pillow's plugins raise nearly anything for bytes that are not as they expect.
+        except Exception as error:
             file.check()
             if isinstance(error, MemoryError):
                 raise

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from headrace.core.block import Block, Failure, FailureKind
 from headrace.core.errors import ConfigError
-from headrace.core.tensor import Array
+from headrace.core.tensor import Array, text_array
 from headrace.formats.contract import Decoded
 from headrace.formats.csv_cells import Dialect, Rows
 from headrace.formats.matrix import FlatNumbers, NumberParser, number_dtype
@@ -188,9 +188,7 @@ class _FieldReader:
         flat, shape, types = self._leaves(values)
         if not types <= {str}:
             raise ValueError(f"{self._label} is not text, but {_excerpt(values[0])}")
-        array = np.empty(len(flat), object)
-        array[:] = flat
-        return array.reshape(shape)
+        return text_array(flat).reshape(shape)
 
     def _leaves(self, values: list[Any]) -> tuple[list[Any], tuple[int, ...], set[type]]:
         """What nested lists hold, their shape, and the types of what they hold; ValueError when they are uneven.

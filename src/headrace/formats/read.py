@@ -15,9 +15,10 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, DataError, EmptySourceError
 from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
-from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format, ImageMode
+from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format
 from headrace.formats.csv import CsvFormat
 from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.pixels import ImageMode
 from headrace.formats.whole import WholeFormat
 
 FormatName = Literal["csv", "jsonl", "whole", "image", "audio", "video"]
@@ -42,8 +43,8 @@ class ReadOptions:
 
     `members` are globs: with a slash they match the whole member name, without one its last part. `header` is that
     of CSV files. `delimiter` None is a comma, or a tab for ``.tsv``. `size_px` is (height, width) of images and
-    frames, `image_mode` their channels; the rest is for audio (windows) and video (which frames). Raises ConfigError for a compression, archive or
-    format that is not known.
+    frames, `image_mode` their channels; the rest is for audio (windows) and video (which frames). Raises
+    ConfigError for a compression, archive or format that is not known.
     """
 
     compression: str = AUTO

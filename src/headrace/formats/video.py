@@ -13,7 +13,8 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, CorruptError, MissingExtraError, TruncatedError
 from headrace.formats.boxes import MatroskaElements, Mp4Boxes, Scanner
 from headrace.formats.chunkfile import ChunkFile
-from headrace.formats.contract import Buffer, ImageMode
+from headrace.formats.contract import Buffer
+from headrace.formats.pixels import ImageMode, check_pixels
 
 FRAMES_MAX = 16
 """How many frames a block holds at most; fewer when they would pass BLOCK_PIXEL_BYTES_MAX, but at least one."""
@@ -63,18 +64,13 @@ class VideoFormat:
     mode: ImageMode = "RGB"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("RGB", "L"):
-            raise ConfigError(f"image mode {self.mode!r}: choose RGB or L")
         if self.every_frames is not None and self.every_ms is not None:
             raise ConfigError("every_frames and every_ms contradict each other: give one")
         if self.every_frames is not None and self.every_frames < 1:
             raise ConfigError(f"every_frames = {self.every_frames}: it must be at least 1")
         if self.every_ms is not None and not 0 < self.every_ms < math.inf:
             raise ConfigError(f"every_ms = {self.every_ms}: it must be positive")
-        if self.size_px is not None and (min(self.size_px) < 1 or math.prod(self.size_px) > PIXELS_MAX):
-            raise ConfigError(
-                f"size_px {self.size_px}: (height, width) must be positive, their product at most {PIXELS_MAX}"
-            )
+        check_pixels(self.mode, self.size_px, PIXELS_MAX)
         _container()
 
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:

@@ -301,7 +301,7 @@ def _document(text: bytes | memoryview, *, lenient: bool = False) -> _Json:
     try:
         found: Any = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        found = _lenient(text, error) if lenient else None
+        found = _lenient(text) if lenient else None
         if found is None:
             raise DataError(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -309,12 +309,11 @@ def _document(text: bytes | memoryview, *, lenient: bool = False) -> _Json:
     return cast("_Json", found)
 
 
-def _lenient(text: bytes | memoryview, error: orjson.JSONDecodeError) -> Any:
+def _lenient(text: bytes | memoryview) -> Any:
     """JSON with the literals NaN and Infinity, as Python's own encoder writes them; None when it is not that."""
     try:
         return json.loads(bytes(text))
     except (ValueError, RecursionError):
-        del error
         return None
 
 

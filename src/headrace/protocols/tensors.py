@@ -5,7 +5,6 @@ Arrives: what a body says of a tensor (datatype, shape, values). Leaves: a numpy
 """
 
 import struct
-from collections.abc import Sequence
 from itertools import chain
 from math import prod
 from typing import Any, Literal, cast
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError, DataError
-from headrace.core.tensor import Array, dtype_of
+from headrace.core.tensor import Array, dtype_of, text_array
 
 Bf16 = Literal["bits", "float32"]
 """How BF16 becomes numpy, which has no such type: uint16 bit patterns, or widened to float32 (exact)."""
@@ -80,7 +79,7 @@ def array_from_json(name: str, datatype: str, shape: tuple[int, ...], data: obje
     types = set(map(type, values))
     if datatype == "BYTES":
         _check_types(name, datatype, types, {str})
-        return _objects(values).reshape(shape)
+        return text_array(values).reshape(shape)
     if datatype == "BOOL":
         return _booleans(name, values, types).reshape(shape)
     dtype = dtype_of(datatype)
@@ -121,12 +120,6 @@ def _check_types(name: str, datatype: str, found: set[type], taken: set[type]) -
     if wrong:
         names = ", ".join(sorted("null" if t is type(None) else t.__name__ for t in wrong))
         raise DataError(f"tensor {name!r}: {datatype} values cannot be {names}")
-
-
-def _objects(values: Sequence[object]) -> Array:
-    made = np.empty(len(values), object)
-    made[:] = values
-    return made
 
 
 def _booleans(name: str, values: list[Any], types: set[type]) -> Array:

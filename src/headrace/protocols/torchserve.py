@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from headrace.core.errors import DataError, ModelContractError
-from headrace.core.tensor import Array, Tensor
+from headrace.core.tensor import Array, Tensor, text_array
 from headrace.protocols.oip_json import decode_error
 from headrace.protocols.tensors import DIMENSIONS_MAX, array_from_json, json_values
 
@@ -100,10 +100,11 @@ def gather_answers(answers: Sequence[Any], form: AnswerForm) -> tuple[Tensor, ..
     """Answers, one a row, as output arrays.
 
     Numbers are int64 or float64, booleans BOOL, lists of the same shape arrays of it, text BYTES; whatever differs
-    from row to row is JSON text. Raises ModelContractError when objects have not the keys that `form` says, or are nested too deeply.
+    from row to row is JSON text. Raises ModelContractError when objects have not the keys that `form` says, or are
+    nested too deeply.
     """
     if form.names is None:
-        return (Tensor(OUTPUT, _texts([_json_text(a) for a in answers])),)
+        return (Tensor(OUTPUT, text_array([_json_text(a) for a in answers])),)
     if form.names == (OUTPUT,) and not any(isinstance(a, dict) and OUTPUT in a for a in answers):
         return (Tensor(OUTPUT, _column(answers)),)
     for answer in answers:
@@ -128,8 +129,8 @@ def _column(values: Sequence[Any]) -> Array:
         if types and types <= {int, float, type(None)} and float in types:
             return array_from_json(OUTPUT, "FP64", shape, flat)
         if types in ({str}, {bytes}):
-            return _texts(flat).reshape(shape)
-    return _texts([v if isinstance(v, str | bytes) else _json_text(v) for v in values])
+            return text_array(flat).reshape(shape)
+    return text_array([v if isinstance(v, str | bytes) else _json_text(v) for v in values])
 
 
 def _json_text(answer: Any) -> str | bytes:
@@ -162,12 +163,6 @@ def _shape_and_values(values: Sequence[Any]) -> tuple[tuple[int, ...] | None, li
         sizes.append(lengths.pop())
         flat = [value for nested in flat for value in nested]
     return tuple(sizes), flat
-
-
-def _texts(values: Sequence[object]) -> Array:
-    made = np.empty(len(values), object)
-    made[:] = values
-    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ servers and pre-signed addresses do not give. Addresses go out exactly as they w
 
 import http.client
 import ssl
+import time
 import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from headrace.core.errors import (
     NotFoundError,
     StorageError,
 )
+from headrace.core.retry import retry_after_s
 from headrace.storage.contract import ObjectInfo, Writer
 from headrace.storage.retry import Retrier, TransientFault
 from headrace.storage.uri import parse
@@ -243,10 +245,6 @@ def _modified_s(response: _Response) -> float:
         return 0.0
 
 
-def _retry_after_s(error: HTTPError) -> float | None:
-    return _number((error.headers.get("Retry-After") or "").strip())
-
-
 def _raise_status(uri: str, error: HTTPError) -> NoReturn:
     """A status as one of ours."""
     status = error.code
@@ -258,7 +256,8 @@ def _raise_status(uri: str, error: HTTPError) -> NoReturn:
         raise ChangedError(uri, "is another object now (its ETag differs)") from error
     if status in {408, 425, 429} or (status >= 500 and status not in _FOR_GOOD):
         why = f"HTTP {status} {error.reason}"
-        raise TransientFault(why, retry_after_s=_retry_after_s(error)) from error
+        wait_s = retry_after_s(error.headers.get("Retry-After"), time.time())
+        raise TransientFault(why, retry_after_s=wait_s) from error
     raise StorageError(uri, f"the server answered HTTP {status} {error.reason}") from error
 
 

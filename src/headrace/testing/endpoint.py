@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.model import RowError
-from headrace.core.tensor import Array, InferResponse, ModelMetadata, Tensor, TensorSpec, dtype_of
+from headrace.core.tensor import Array, InferResponse, ModelMetadata, Tensor, TensorSpec, dtype_of, text_array
 from headrace.protocols.oip_json import (
     HEADER_LENGTH,
     decode_request,
@@ -355,9 +355,7 @@ class ScriptedEndpoint:
 
 def _one_row(value: Any, datatype: str | None) -> Array:
     if isinstance(value, str | bytes):
-        made = np.empty(1, object)
-        made[0] = value
-        return made
+        return text_array([value])
     return np.array([value], dtype_of(datatype or "FP32"))
 
 
