@@ -22,6 +22,7 @@ from headrace.core import (
     RowError,
     Tensor,
     TensorSpec,
+    current_call,
 )
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ __all__ = [
     "StreamSettings",
     "Tensor",
     "TensorSpec",
+    "current_call",
     "open_run",
     "run",
     "run_sync",

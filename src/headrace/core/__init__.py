@@ -4,6 +4,7 @@ Nothing here reads a clock, waits, or opens anything (`core.clock` is the one se
 """
 
 from headrace.core.block import Block, Failure, FailureKind, Position
+from headrace.core.call import current_call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.core.model import Model, RowError
@@ -39,4 +40,5 @@ __all__ = [
     "SystemClock",
     "Tensor",
     "TensorSpec",
+    "current_call",
 ]

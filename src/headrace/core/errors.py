@@ -16,13 +16,23 @@
     │   ├── AlreadyExistsError      put-if-absent found something there
     │   ├── ChangedError            the object is no longer the one that was listed
     │   └── UnavailableError        still failing after every retry
+    ├── LimitError                  a bound on size or number, named in the message
+    ├── UnsupportedError            a part of a protocol that is not offered here
+    ├── AccessError                 who is asking
+    │   ├── UnauthenticatedError    no key, or an unknown one
+    │   └── ForbiddenError          a known key without the role that this needs
     ├── ModelError                  the model
+    │   ├── ModelNotFoundError      no model of that name, or no such version
+    │   ├── ModelNotReadyError      it is loading, unloading, or failed to load
+    │   ├── InstanceLostError       the process that ran it died
     │   ├── ModelLoadError          it did not load or warm up
     │   ├── ModelInputError         what it was given does not fit its inputs
     │   ├── ModelContractError      what it returned does not fit its inputs
     │   └── PredictError            it raised on a batch
     ├── PredictorError              whatever answers requests
     │   ├── DeadlineError           no answer in time
+    │   ├── OverloadedError         its queue is full: ask again later
+    │   ├── CancelledRequestError   whoever asked has gone, or cancelled it
     │   ├── StoppedError            not started, draining or stopped
     │   └── EndpointError           an endpoint elsewhere
     │       ├── EndpointRefusedError      it says that the request is wrong: never retried
@@ -138,6 +148,26 @@ class UnavailableError(StorageError):
     """The store still failed after every retry."""
 
 
+class LimitError(HeadraceError):
+    """Something is larger, or more, than is taken here; the message names the bound and how to move it."""
+
+
+class UnsupportedError(HeadraceError):
+    """A part of a protocol that is not offered here; the message says what is instead."""
+
+
+class AccessError(HeadraceError):
+    """Who is asking, and what they may."""
+
+
+class UnauthenticatedError(AccessError):
+    """No API key came with the request, or one that is not known."""
+
+
+class ForbiddenError(AccessError):
+    """The API key is known, but lacks the role that this needs."""
+
+
 class ModelError(HeadraceError):
     """The model; `model` is its name."""
 
@@ -145,6 +175,18 @@ class ModelError(HeadraceError):
         super().__init__(f"model {model}: {why}")
         self.model = model
         self.why = why
+
+
+class ModelNotFoundError(ModelError):
+    """There is no model of that name, or no such version of it."""
+
+
+class ModelNotReadyError(ModelError):
+    """The model is known, but cannot answer now: it is loading, unloading, or failed to load."""
+
+
+class InstanceLostError(ModelError):
+    """The process that ran the model died while it had this request, and asking it again was no use or not safe."""
 
 
 class ModelLoadError(ModelError):
@@ -169,6 +211,18 @@ class PredictorError(HeadraceError):
 
 class DeadlineError(PredictorError):
     """No answer before the request's deadline."""
+
+
+class OverloadedError(PredictorError):
+    """The queue is full. Nothing was begun: ask again in `retry_after_s` seconds."""
+
+    def __init__(self, why: str, *, retry_after_s: float) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class CancelledRequestError(PredictorError):
+    """Whoever asked has gone or cancelled; nobody reads the answer."""
 
 
 class StoppedError(PredictorError):

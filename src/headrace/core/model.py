@@ -1,9 +1,15 @@
 """The contract a user writes: one class, numpy in, numpy out."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Literal
 
-from headrace.core.tensor import Array, TensorSpec
+from headrace.core.tensor import Array, InferResponse, TensorSpec
+
+Isolation = Literal["auto", "inline", "thread", "process"]
+"""Where an instance runs when it is served; see `Model.isolation`."""
+
+StreamItem = InferResponse | Array | Mapping[str, Any]
+"""What `predict_stream` yields: a response, one array, or a mapping by output name."""
 
 
 class RowError(Exception):
@@ -42,6 +48,10 @@ class Model:
     """The most rows that one call of `predict` is given."""
     max_batch_delay_ms: float = 2.0
     """How long a row may wait for company."""
+    isolation: Isolation = "auto"
+    """Where an instance runs when it is served: ``inline`` on the server's event loop (models of some microseconds),
+    ``thread``, or ``process`` (its crash, and its hold on Python's lock, touch nobody else). ``auto`` is inline where
+    the warm-up measured a call short enough, else thread."""
     writes_inputs: bool = True
     """Whether `predict` may write into the arrays that it is given. One that never does is spared a copy of them."""
     inputs: tuple[TensorSpec, ...] = ()
@@ -64,5 +74,31 @@ class Model:
         """
         raise NotImplementedError(f"{type(self).__name__} has no predict method")
 
+    def predict_stream(self, requests: Any, /) -> AsyncIterator[StreamItem] | Iterator[StreamItem]:
+        """Answer a stream of requests by a stream of responses, in any combination of one and many.
+
+        An ``async def`` generator is given an async iterator of `InferRequest` (one, for a caller who does not
+        stream), a plain generator a plain one. Each item that it yields goes to its caller at once. Many streams of one
+        instance run in turns: async ones change at every ``await``, plain ones at every ``yield`` and wherever they
+        wait for a request; plain ones run in threads of their own. Batches run in between. A caller who goes closes
+        the generator (GeneratorExit, CancelledError). ::
+
+            async def predict_stream(self, requests):
+                async for request in requests:
+                    for word in request["text"][0].split():
+                        yield {"word": [word]}
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no predict_stream method")
+
     def close(self) -> None:
         """Called once when the instance goes; free what `load` took."""
+
+
+def predicts(model: Model) -> bool:
+    """Whether the model answers batches: it has a `predict` of its own."""
+    return getattr(model.predict, "__func__", None) is not Model.predict
+
+
+def streams(model: Model) -> bool:
+    """Whether the model answers streams: it has a `predict_stream` of its own."""
+    return getattr(model.predict_stream, "__func__", None) is not Model.predict_stream

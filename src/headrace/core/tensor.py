@@ -11,6 +11,9 @@ from headrace.core.errors import ModelInputError
 
 Array = NDArray[Any]
 
+DEFAULT_PRIORITY = 10
+"""Of requests that name none: more urgent ones are below, less urgent ones above."""
+
 # Datatype names of the Open Inference Protocol. BF16 has no numpy type: it travels as uint16 bit patterns.
 _DATATYPES: dict[str, str] = {
     "bool": "BOOL",
@@ -95,6 +98,7 @@ class ModelMetadata:
 
     `fingerprint` changes when the model's file or code changes: a resumed run refuses another one.
     `max_batch_rows` is the most rows for one call, `max_batch_delay_ms` how long a row may wait for company.
+    `predicts` and `streams` say which of `predict` and `predict_stream` the model has.
     """
 
     name: str
@@ -105,13 +109,16 @@ class ModelMetadata:
     max_batch_rows: int = 1024
     max_batch_delay_ms: float = 2.0
     fingerprint: str = ""
+    predicts: bool = True
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
     """Rows for one model, in tensors that agree on their first axis.
 
-    `deadline` is in the clock's monotonic seconds; None waits as long as it takes.
+    `deadline` is in the clock's monotonic seconds; None waits as long as it takes. `priority` is 1 for the most
+    urgent; of requests that wait, lower numbers go first.
     """
 
     inputs: tuple[Tensor, ...]
@@ -119,6 +126,16 @@ class InferRequest:
     outputs: tuple[str, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     deadline: float | None = None
+    priority: int = DEFAULT_PRIORITY
+
+    def __getitem__(self, name: str) -> Array:
+        """An input's values by its name; KeyError names what there is."""
+        for tensor in self.inputs:
+            if tensor.name == name:
+                return tensor.data
+        raise KeyError(
+            f"no input {name!r}; there are {', '.join(repr(t.name) for t in self.inputs) or 'none'}"
+        )
 
     @property
     def rows(self) -> int:
@@ -157,3 +174,12 @@ class InferResponse:
     id: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     failures: tuple[RowFailure, ...] = ()
+
+    def __getitem__(self, name: str) -> Array:
+        """An output's values by its name; KeyError names what there is."""
+        for tensor in self.outputs:
+            if tensor.name == name:
+                return tensor.data
+        raise KeyError(
+            f"no output {name!r}; there are {', '.join(repr(t.name) for t in self.outputs) or 'none'}"
+        )
