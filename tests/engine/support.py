@@ -1,6 +1,7 @@
 """Requests for engine tests, and engines that are always stopped."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from headrace.core import InferRequest, Model, Tensor
 from headrace.engine import Engine
+from headrace.engine.ticket import FutureReply, Ticket
 
 WAIT_S = 30.0
 
@@ -21,6 +23,11 @@ def request(x: Any = None, **settings: Any) -> InferRequest:
     """A request for input `x`; one row by default."""
     data = rows(1.0) if x is None else np.asarray(x)
     return InferRequest((Tensor("x", data),), **settings)
+
+
+def ticket(asked: InferRequest, **settings: Any) -> Ticket:
+    """A ticket whose answer goes to a future."""
+    return Ticket(asked, asked.rows, 0.0, FutureReply(Future()), **settings)
 
 
 @contextmanager

@@ -5,15 +5,43 @@ from concurrent.futures import Future
 
 import pytest
 
+from headrace.batching.adaptive import AdaptiveBatcher
 from headrace.core import InferRequest
 from headrace.core.errors import StoppedError
-from headrace.engine.channel import Channel, Ticket
+from headrace.engine.channel import Channel as EngineChannel
+from headrace.engine.channel import ThreadTaker
+from headrace.engine.ticket import FutureReply, Ticket
+from headrace.testing import ManualClock
 
 WAIT_S = 30.0
 
 
-def _ticket() -> Ticket:
-    return Ticket(InferRequest(()), 1, 0.0, Future())
+def _ticket(rows: int = 1) -> Ticket:
+    return Ticket(InferRequest(()), rows, 0.0, FutureReply(Future()))
+
+
+class Channel:
+    """A channel that joins nothing, with one taker for each taking thread."""
+
+    def __init__(self, in_flight_max: int) -> None:
+        batcher = AdaptiveBatcher(rows_max=1, delay_s=0.0, merge=False)
+        self.channel = EngineChannel(batcher, ManualClock(), in_flight_max=in_flight_max, queue_rows_max=8)
+        self.close, self.drop = self.channel.close, self.channel.drop
+
+    @property
+    def dropped(self) -> bool:
+        return self.channel.dropped
+
+    def put(self, ticket: Ticket) -> None:
+        self.channel.put(ticket, ticket.reply.future)
+
+    def take(self) -> Ticket | None:
+        work = self.channel.take(ThreadTaker())
+        if work is None:
+            return None
+        self.channel.ended(work)
+        (ticket,) = work.items
+        return ticket
 
 
 def test_tickets_leave_in_order():
@@ -33,7 +61,7 @@ def test_taking_a_ticket_makes_no_room_but_answering_it_does():
     putter = threading.Thread(target=lambda: (channel.put(second), through.set()), daemon=True)
     putter.start()
     assert not through.wait(0.02)
-    first.future.set_result(None)
+    first.reply.future.set_result(None)
     assert through.wait(WAIT_S)
     assert channel.take() is second
 
@@ -69,8 +97,8 @@ def test_dropping_gives_back_what_waits():
     assert channel.drop() == [ticket]
     assert channel.dropped
     assert channel.take() is None
-    ticket.future.cancel()
-    assert not ticket.future.set_running_or_notify_cancel()
+    ticket.reply.future.cancel()
+    assert not ticket.reply.future.set_running_or_notify_cancel()
 
 
 def test_a_cancelled_ticket_that_was_taken_is_left_to_its_taker():
@@ -78,6 +106,6 @@ def test_a_cancelled_ticket_that_was_taken_is_left_to_its_taker():
     channel, ticket = Channel(1), _ticket()
     channel.put(ticket)
     assert channel.take() is ticket
-    ticket.future.cancel()
-    assert not ticket.future.set_running_or_notify_cancel()
+    ticket.reply.future.cancel()
+    assert not ticket.reply.future.set_running_or_notify_cancel()
     channel.put(_ticket())

@@ -8,22 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.support import request, rows
-from headrace.core import Model, RowError, TensorSpec
-from headrace.core.errors import ModelContractError, ModelInputError, ModelLoadError, StoppedError
-from headrace.engine.instance import WHY_CHARS_MAX, Instance
-from headrace.testing import EchoModel, PickyModel
+from engine.support import request, rows, ticket
+from headrace.core import Model, RowError
+from headrace.core.errors import ModelContractError, ModelInputError, StoppedError
+from headrace.engine.backend import LocalBackend
+from headrace.engine.instance import Instance
+from headrace.engine.reason import WHY_CHARS_MAX
+from headrace.testing import ManualClock, PickyModel
 
-X_SPEC = (TensorSpec("x", "FP32", (-1, 3)),)
 
-
-def _instance(model: Model, **settings) -> Instance:
-    return Instance(lambda: model, "m", **settings)
+def _instance(model: Model) -> Instance:
+    return Instance(LocalBackend(lambda: model, "m"), "m", ManualClock())
 
 
 def _answer(model: Model, x, **settings):
-    asked = request(x, **settings)
-    return _instance(model).answer(asked, asked.rows, lambda: None)
+    return _instance(model).answer(ticket(request(x, **settings)), lambda _: None)
 
 
 def _values(response) -> list[float]:
@@ -144,15 +143,15 @@ def test_what_before_call_raises_ends_the_search_for_guilty_rows():
     """A stop or a deadline must not wait for two calls a row."""
     model, calls = PickyModel(set(map(float, range(64)))), []
 
-    def before_call():
+    def before_call(_):
         calls.append(1)
         if len(calls) > 3:
             raise StoppedError("now")
 
     asked = request(rows(*range(64)))
     with pytest.raises(StoppedError):
-        _instance(model).answer(asked, 64, before_call)
-    assert len(model.batch_rows) == 3
+        _instance(model).answer(ticket(asked), before_call)
+    assert len(model.batch_rows) == 4
 
 
 def test_reasons_are_cut_and_survive_a_broken_exception():
@@ -221,119 +220,13 @@ def test_an_async_model_is_awaited_on_one_loop():
             self.closed = True
 
     model = Async()
-    instance = _instance(model)
-    asked = request(rows(1, -2, 3))
-    response = instance.answer(asked, 3, lambda: None)
+    backend = LocalBackend(lambda: model, "m")
+    instance = Instance(backend, "m", ManualClock())
+    response = instance.answer(ticket(request(rows(1, -2, 3))), lambda _: None)
     assert _values(response) == [1, 3]
-    instance.close()
+    backend.close()
     assert model.closed
     assert model.loop.is_closed()
-
-
-# Loading
-
-
-@pytest.mark.parametrize(
-    ("method", "error"),
-    [("load", OSError("no file")), ("warm_up", ValueError("bad")), ("load", SystemExit(1))],
-)
-def test_what_fails_before_it_is_ready_is_a_load_error(method, error):
-    """With its cause."""
-
-    def fail(self):
-        raise error
-
-    model = type("Failing", (EchoModel,), {method: fail})()
-    with pytest.raises(ModelLoadError, match=type(error).__name__) as caught:
-        _instance(model)
-    assert caught.value.__cause__ is error
-
-
-def test_a_model_that_loaded_is_closed_when_its_warm_up_fails():
-    """And one that did not load is not."""
-    closed = []
-
-    class Cold(EchoModel):
-        def __init__(self, failing):
-            self.failing = failing
-
-        def load(self):
-            if self.failing == "load":
-                raise ValueError
-
-        def warm_up(self):
-            raise ValueError
-
-        def close(self):
-            closed.append(self.failing)
-
-    for failing in ("load", "warm_up"):
-        with pytest.raises(ModelLoadError):
-            _instance(Cold(failing))
-    assert closed == ["warm_up"]
-
-
-class _Seen(EchoModel):
-    def __init__(self, inputs, fails=False):
-        self.inputs = inputs
-        self.fails = fails
-        self.seen = []
-
-    def predict(self, x):
-        self.seen.append((x.shape, x.dtype.name, float(x.sum())))
-        if self.fails:
-            raise ValueError
-        return x
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_sizes_that_are_known_are_warmed_up_with_zeros(fails):
-    """One row; a model that does not take zeros is ready all the same. It is not counted as a call."""
-    model = _Seen(X_SPEC, fails)
-    instance = _instance(model)
-    assert model.seen == [((1, 3), "float32", 0.0)]
-    assert instance.calls == 0
-
-
-@pytest.mark.parametrize(
-    "spec", [TensorSpec("x", "FP32"), TensorSpec("x", "FP32", (-1, -1)), TensorSpec("x", "BYTES", (-1, 3))]
-)
-def test_sizes_that_are_not_known_are_not_guessed(spec):
-    """A wrong guess would be an error in somebody's log."""
-    model = _Seen((spec,))
-    _instance(model)
-    assert model.seen == []
-
-
-def test_a_models_own_warm_up_replaces_zeros():
-    """It knows better."""
-
-    class Own(_Seen):
-        def warm_up(self):
-            self.seen.append("own")
-
-    model = Own(X_SPEC)
-    _instance(model)
-    assert model.seen == ["own"]
-
-
-def test_max_batch_rows_must_leave_room():
-    """Or no row could ever be called."""
-    model = EchoModel()
-    model.max_batch_rows = 0
-    with pytest.raises(ModelLoadError, match="max_batch_rows must be 1 or more"):
-        _instance(model)
-
-
-def test_a_close_that_fails_is_logged(caplog):
-    """Nothing can be done about it any more."""
-
-    class Stuck(EchoModel):
-        def close(self):
-            raise OSError("stuck")
-
-    _instance(Stuck()).close()
-    assert "model failed to close" in caplog.text
 
 
 def test_a_model_that_does_not_write_into_its_inputs_is_spared_the_copy():

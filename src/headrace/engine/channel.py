@@ -1,105 +1,236 @@
-"""Hand-over of requests from callers to instances: one queue, bounded by the requests that are unanswered.
+"""Hand-over of requests from callers to instances: one bounded queue, whose batches close by a pure rule.
 
-Arrives: requests, from any thread. Leaves: tickets, to whichever instance is idle first.
+Arrives: tickets, from any thread. Leaves: batches of tickets, to whichever instance is idle.
 """
 
 import threading
-from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
+from typing import Any, Protocol
 
+from headrace.batching.adaptive import AdaptiveBatch, AdaptiveBatcher, LookAgain
+from headrace.core.clock import Clock
 from headrace.core.errors import StoppedError
-from headrace.core.tensor import InferRequest, InferResponse
+from headrace.engine.ticket import Ticket
+
+Work = AdaptiveBatch[Ticket]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ticket:
-    """A request with its number of rows, when it was asked (the engine's clock), and its caller's future.
+class Taker(Protocol):
+    """An instance that takes work; `wake` is called, from any thread, when it should `poll` again."""
 
-    Apart from the future, so that a caller who keeps that does not keep the request's arrays alive.
-    """
+    def wake(self) -> None:
+        """Poll soon."""
+        ...
 
-    request: InferRequest
-    rows: int
-    asked_s: float
-    future: Future[InferResponse]
+
+class ThreadTaker:
+    """A taker that blocks its own thread."""
+
+    def __init__(self) -> None:
+        # A bare lock: what threading.Event is made of, without the layers around it.
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        self._guard = threading.Lock()
+        self._set = False
+
+    def wake(self) -> None:
+        """See `Taker`; several wakings before a `wait` are one."""
+        with self._guard:
+            if not self._set:
+                self._set = True
+                self._asleep.release()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Until woken, or the time is over."""
+        self._asleep.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
+        with self._guard:
+            if self._set:
+                self._set = False
+                # Woken between the time-out and here: the lock is free once too often.
+                self._asleep.acquire(blocking=False)
 
 
 class Channel:
-    """Takes tickets in order. At most `in_flight_max` of them are unanswered; `put` blocks beyond.
+    """Takes tickets, gives batches. Bounded in two ways, by who puts.
 
-    A ticket counts until its future is done, however it ends. One that is cancelled while it waits leaves the
-    queue at once. Two conditions on one lock, so that a hand-over wakes one thread and not all.
+    `put` blocks while `in_flight_max` of its tickets are unanswered: back-pressure for a caller that has more where
+    that came from. `offer` never blocks and says no when `queue_rows_max` rows wait: for callers who can be told.
+    A ticket that is withdrawn while it waits leaves the queue at once.
     """
 
-    def __init__(self, in_flight_max: int) -> None:
+    def __init__(
+        self, batcher: AdaptiveBatcher[Ticket], clock: Clock, *, in_flight_max: int, queue_rows_max: int
+    ) -> None:
+        self._batcher = batcher
+        self._clock = clock
         self._in_flight_max = in_flight_max
+        self._queue_rows_max = queue_rows_max
         self._lock = threading.Lock()
-        self._asked = threading.Condition(self._lock)
         self._answered = threading.Condition(self._lock)
-        self._queue: deque[Ticket] = deque()
-        self._in_flight = 0
+        # Apart from the ticket's reply, so that a caller who keeps its future does not keep the request's arrays.
+        self._put: dict[Future[Any], Ticket] = {}
+        self._running_rows = 0
+        self._running = 0
+        self._idle: dict[Taker, float] = {}
+        """Takers that wait, with when they began to, the latest last."""
+        self._sleeping: list[Taker] = []
+        """Those of them that were not woken since."""
+        self._armed: Taker | None = None
+        """The one that waits for company, for at most so long."""
+        self._wanted_rows = 1
         self._closed = False
         self._dropped = False
+
+    def resize(self, *, rows_max: int, delay_s: float) -> None:
+        """What a batch may hold and how long it may wait for company, once the model is loaded."""
+        with self._lock:
+            self._batcher.resize(rows_max=rows_max, delay_s=delay_s)
 
     @property
     def dropped(self) -> bool:
         """Whether `drop` was called: nothing further is to be begun."""
         return self._dropped
 
-    def put(self, ticket: Ticket) -> None:
-        """Queue a ticket, blocking while there is no room. Raises StoppedError once closed."""
-        ticket.future.add_done_callback(self._done)
+    # Callers
+
+    def put(self, ticket: Ticket, future: Future[Any]) -> None:
+        """Queue a ticket, blocking while there is no room; `future` tells when it is answered. StoppedError once closed."""
         with self._lock:
-            while self._in_flight >= self._in_flight_max and not self._closed:
+            while len(self._put) >= self._in_flight_max and not self._closed:
                 self._answered.wait()
             if self._closed:
                 raise StoppedError("it was stopped while this request waited for room")
-            self._in_flight += 1
-            self._queue.append(ticket)
-            self._asked.notify()
+            self._put[future] = ticket
+            self._add(ticket)
+        future.add_done_callback(self._done)
 
-    def take(self) -> Ticket | None:
-        """The next ticket, however long it takes; None when closed and nothing waits."""
+    def offer(self, ticket: Ticket) -> bool:
+        """Queue a ticket if there is room; whether there was. Raises StoppedError once closed."""
         with self._lock:
-            while not self._queue:
-                if self._closed:
-                    return None
-                self._asked.wait()
-            return self._queue.popleft()
+            if self._closed:
+                raise StoppedError("it is stopping")
+            if self._batcher.rows + ticket.rows > self._queue_rows_max:
+                return False
+            self._add(ticket)
+            return True
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Nobody waits for this ticket any more; whether it had not been begun."""
+        with self._lock:
+            ticket.cancelled = True
+            return self._batcher.remove(ticket)
+
+    def again(self, tickets: list[Ticket]) -> None:
+        """Queue tickets once more, before their equals: what had them died. Taken also while closing."""
+        with self._lock:
+            for ticket in reversed(tickets):
+                self._batcher.add(ticket, first=True)
+            self._wake_one()
+
+    # Instances
+
+    def take(self, taker: ThreadTaker) -> Work | None:
+        """The next batch, however long it takes; None when closed and nothing waits."""
+        while isinstance(found := self.poll(taker), LookAgain):
+            taker.wait(None if found.at_s is None else found.at_s - self._clock.now())
+        return found
+
+    def poll(self, taker: Taker) -> Work | LookAgain | None:
+        """The next batch, or when to ask again unless woken before; None when closed and nothing waits."""
+        with self._lock:
+            now = self._clock.now()
+            idle_since_s = self._idle.setdefault(taker, now)
+            if self._armed is taker:
+                self._armed = None
+            found = self._batcher.next(
+                running_rows=self._running_rows, idle_since_s=idle_since_s, now=now, flush=self._closed
+            )
+            if isinstance(found, AdaptiveBatch):
+                self._leave(taker)
+                self._running_rows += found.rows
+                self._running += len(found.items)
+                self._wake_one()
+                return found
+            if self._closed:
+                self._leave(taker)
+                return None
+            if taker not in self._sleeping:
+                self._sleeping.append(taker)
+            if found.at_s is not None and self._armed is None:
+                self._armed, self._wanted_rows = taker, found.rows
+                return found
+            # Somebody else waits for company already; this one is woken when there is too much for one.
+            return LookAgain()
+
+    def _leave(self, taker: Taker) -> None:
+        self._idle.pop(taker, None)
+        if taker in self._sleeping:
+            self._sleeping.remove(taker)
+
+    def ended(self, work: Work) -> None:
+        """A batch that was taken has come to its end."""
+        with self._lock:
+            self._running_rows -= work.rows
+            self._running -= len(work.items)
+            self._batcher.ended(self._clock.now())
+
+    # Life
 
     def close(self) -> None:
         """Take no more; what waits can still be taken."""
         with self._lock:
             self._closed = True
-            self._asked.notify_all()
             self._answered.notify_all()
+            sleeping, self._sleeping = self._sleeping, []
+            self._armed = None
+        for taker in sleeping:
+            taker.wake()
 
     def drop(self) -> list[Ticket]:
         """Close, and give back what waits, for its caller to fail."""
         with self._lock:
             self._dropped = True
-            waiting = list(self._queue)
-            self._queue.clear()
+            waiting = self._batcher.drain()
         self.close()
         return waiting
 
-    def _done(self, future: Future[InferResponse]) -> None:
-        """A ticket is answered or cancelled; called once for each that was queued, from any thread."""
+    def waiting(self) -> tuple[int, int, float, int]:
+        """Requests and rows that wait, how long the oldest has, in seconds, and requests in calls."""
+        with self._lock:
+            oldest_s = self._batcher.oldest_s()
+            age_s = 0.0 if oldest_s is None else max(0.0, self._clock.now() - oldest_s)
+            return len(self._batcher), self._batcher.rows, age_s, self._running
+
+    # Under the lock
+
+    def _add(self, ticket: Ticket) -> None:
+        self._batcher.add(ticket)
+        if self._armed is not None:
+            if self._batcher.rows >= self._wanted_rows:
+                self._wake(self._armed)
+                self._armed = None
+        elif len(self._sleeping) == len(self._idle):
+            # Nobody who was woken is still on the way to look.
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        if len(self._batcher) and self._sleeping:
+            self._wake(self._sleeping[-1])
+
+    def _wake(self, taker: Taker) -> None:
+        if taker in self._sleeping:
+            self._sleeping.remove(taker)
+        taker.wake()
+
+    def _done(self, future: Future[Any]) -> None:
+        """A ticket that was put is answered or cancelled; called once for each, from any thread."""
         left = False
         with self._lock:
-            self._in_flight -= 1
+            ticket = self._put.pop(future)
             self._answered.notify()
             if future.cancelled():
-                left = self._leave_queue(future)
+                ticket.cancelled = True
+                left = self._batcher.remove(ticket)
         if left:
             # Whoever waits for several futures hears of a cancelled one only like this.
             future.set_running_or_notify_cancel()
-
-    def _leave_queue(self, future: Future[InferResponse]) -> bool:
-        """Take a cancelled ticket out; False when an instance, or `drop`, has it already."""
-        for index, ticket in enumerate(self._queue):
-            if ticket.future is future:
-                del self._queue[index]
-                return True
-        return False

@@ -1,33 +1,45 @@
-"""The engine: a Predictor around a Model, with instances in threads.
+"""The engine: a Predictor around a Model, for callers in threads and in event loops.
 
 A request goes to an idle instance at once; while all are busy it waits in one queue. Nothing is ever dropped
 without an answer: a request ends with a response, an error, or its own cancellation.
 """
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from enum import Enum, auto
 
+from headrace.batching.adaptive import AdaptiveBatcher
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
+    CancelledRequestError,
     ConfigError,
     DeadlineError,
-    HeadraceError,
+    InstanceLostError,
+    LimitError,
     ModelInputError,
-    PredictError,
+    OverloadedError,
     StoppedError,
+    UnsupportedError,
 )
 from headrace.core.model import Model
-from headrace.core.predictor import PredictorStatistics, settle
+from headrace.core.predictor import PredictorStatistics
+from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.engine.channel import Channel, Ticket
-from headrace.engine.inputs import ModelInputs
-from headrace.engine.instance import Instance, reason
+from headrace.engine.backend import Backend
+from headrace.engine.channel import Channel, ThreadTaker, Work
+from headrace.engine.instance import Instance
+from headrace.engine.isolation import Placement
+from headrace.engine.settings import ServeSettings
+from headrace.engine.streams import AnswerStream, StreamCall
+from headrace.engine.tally import Tally, total
+from headrace.engine.ticket import Answer, FutureReply, LoopReply, Ticket, deliver, gone, merge_key
 
 _log = logging.getLogger("headrace.engine")
+
+RETRY_AFTER_MAX_S = 30.0
 
 
 class _State(Enum):
@@ -37,48 +49,44 @@ class _State(Enum):
     STOPPING = auto()
 
 
-@dataclass(slots=True)
-class _Tally:
-    """One instance's figures so far; written by its own thread, read by any."""
+class _Slot:
+    """One instance of a life: its backend once it is loaded, and its figures."""
 
-    calls: int = 0
-    rows: int = 0
-    failed_rows: int = 0
-    retries: int = 0
-    busy_s: float = 0.0
-    starved_s: float = 0.0
-    ended_s: float | None = None
-    """When its last request ended."""
-
-    def snapshot(self) -> PredictorStatistics:
-        return PredictorStatistics(
-            instances=1,
-            calls=self.calls,
-            rows=self.rows,
-            failed_rows=self.failed_rows,
-            retries=self.retries,
-            busy_s=self.busy_s,
-            starved_s=self.starved_s,
-        )
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.backend: Backend | None = None
+        self.instance: Instance | None = None
+        self.streams: set[StreamCall] = set()
+        self.alive = False
 
 
 class _Life:
     """What one start makes and its stop ends: threads around a channel, and how their loading went."""
 
-    def __init__(self, in_flight_max: int, instances: int) -> None:
-        self.channel = Channel(in_flight_max)
-        self.tallies = [_Tally() for _ in range(instances)]
+    def __init__(self, channel: Channel, instances: int) -> None:
+        self.channel = channel
+        self.slots = [_Slot() for _ in range(instances)]
         self.threads: list[threading.Thread] = []
         self.loaded = 0
         self.load_error: BaseException | None = None
-        self.metadata: ModelMetadata | None = None
-        self.inputs: ModelInputs | None = None
+        self.inline: Instance | None = None
+        self.lock = threading.Lock()
+        """Held by the caller of an inline instance."""
+        self.began_s = 0.0
+        self.began_ns = 0
+        self.cancelled = 0
+        self.expired = 0
+        self.refused = 0
 
-    def begin(self, serve: "Callable[[_Life, _Tally], None]", name: str) -> None:
+    @property
+    def backend(self) -> Backend | None:
+        return self.slots[0].backend if self.slots else None
+
+    def begin(self, serve: "Callable[[_Life, _Slot], None]", name: str) -> None:
         """Start a thread for each instance; when one cannot be had, the others end by themselves."""
         try:
-            for i, tally in enumerate(self.tallies):
-                thread = threading.Thread(target=serve, args=(self, tally), name=f"{name}-{i}", daemon=True)
+            for i, slot in enumerate(self.slots):
+                thread = threading.Thread(target=serve, args=(self, slot), name=f"{name}-{i}", daemon=True)
                 thread.start()
                 self.threads.append(thread)
         except BaseException:
@@ -93,7 +101,7 @@ class _Life:
 
 
 class Engine:
-    """Implements `headrace.core.Predictor`; see there for what is guaranteed.
+    """Implements `headrace.core.Predictor`; see there for what is guaranteed. `ask` and `stream` are for event loops.
 
     `make_model` is called once per instance, in the instance's own thread, where the model is loaded, warmed up
     (with a row of zeros, where it leaves that to us and its inputs' sizes are known), called and closed. May be
@@ -105,7 +113,10 @@ class Engine:
     model's inputs fail with ModelInputError, without a call.
 
     Deadlines are looked at before every call of the model and when the request is answered: one that has
-    passed is never begun, and fails with DeadlineError no later than the call in progress ends.
+    passed is never begun, and fails with DeadlineError no later than the call in progress ends; `ask` raises it at once.
+
+    With `serving`, requests that can share a call of the model do; without, each is called by itself, so that what a
+    model is given depends on the caller alone.
 
     Futures are set, and their callbacks run, in instances' threads: a callback must be short, and must not
     `submit` (it might wait for room that only its own thread can make).
@@ -113,11 +124,13 @@ class Engine:
     Args:
         make_model: A Model subclass, or a function that makes one.
         name: The model's name in responses, errors and logs.
-        instances: How many copies of the model, each with a thread.
-        in_flight_max: The most requests unanswered at once; by default 2 per instance and one more.
+        version: Its version in responses.
+        instances: How many copies of the model, each with a thread; `serving` has its own.
+        in_flight_max: The most `submit` requests unanswered at once; by default 2 per instance and one more.
         fingerprint: What changes with the model's file or code, for `metadata`.
         clock: Tells deadlines, busy and starved time.
         warm_up: Whether to call `Model.warm_up`, or a row of zeros, before the instance is ready.
+        serving: How requests of many callers are queued, joined and placed.
     """
 
     def __init__(
@@ -125,41 +138,72 @@ class Engine:
         make_model: Callable[[], Model],
         *,
         name: str,
+        version: str | None = None,
         instances: int = 1,
         in_flight_max: int | None = None,
         fingerprint: str = "",
         clock: Clock | None = None,
         warm_up: bool = True,
+        serving: ServeSettings | None = None,
     ) -> None:
+        if instances < 1:
+            raise ConfigError(f"model {name}: instances must be 1 or more, not {instances}")
+        settings = serving or ServeSettings(instances=instances, isolation="thread", warm_up=warm_up)
         # One running and one waiting for each instance, and one for whichever instance is free first.
-        most = 2 * instances + 1 if in_flight_max is None else in_flight_max
-        if instances < 1 or most < 1:
-            raise ConfigError(
-                f"model {name}: instances and in_flight_max must be 1 or more, not {instances} and {most}"
-            )
+        most = 2 * settings.instances + 1 if in_flight_max is None else in_flight_max
+        if most < 1:
+            raise ConfigError(f"model {name}: in_flight_max must be 1 or more, not {most}")
         self.name = name
-        self._make_model = make_model
-        self._instances = instances
+        self.version = version
+        self.settings = settings
+        self._merge = serving is not None
         self._in_flight_max = most
-        self._fingerprint = fingerprint
         self._clock = clock or SystemClock()
-        self._warm_up = warm_up
+        self._placement = Placement(
+            make_model,
+            name,
+            version=version,
+            fingerprint=fingerprint,
+            settings=settings,
+            clock=self._clock,
+        )
         self._changed = threading.Condition()
         self._state = _State.STOPPED
-        self._life = _Life(most, 0)
+        self._life = _Life(self._channel(1, 0.0), 0)
+
+    def _channel(self, rows_max: int, delay_ms: float) -> Channel:
+        batcher = AdaptiveBatcher[Ticket](rows_max=rows_max, delay_s=delay_ms / 1000, merge=self._merge)
+        return Channel(
+            batcher,
+            self._clock,
+            in_flight_max=self._in_flight_max,
+            queue_rows_max=self.settings.queue_rows_max,
+        )
 
     @property
     def metadata(self) -> ModelMetadata:
         """The model's; StoppedError before the first `start`."""
-        metadata = self._life.metadata
-        if metadata is None:
+        backend = self._life.backend
+        if backend is None:
             raise StoppedError(f"model {self.name} is not loaded: start the engine first")
-        return metadata
+        return backend.metadata
 
     @property
     def in_flight_max(self) -> int:
-        """The most requests unanswered at once; `submit` blocks beyond."""
+        """The most requests of `submit` that are unanswered at once; it blocks beyond."""
         return self._in_flight_max
+
+    @property
+    def running(self) -> bool:
+        """Whether it takes requests."""
+        return self._state is _State.RUNNING
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests and every instance is there to answer them."""
+        return self.running and all(slot.alive for slot in self._life.slots)
+
+    # Life
 
     def start(self) -> None:
         """Make, load and warm up all instances; returns when every one is ready.
@@ -171,7 +215,7 @@ class Engine:
             self._changed.wait_for(lambda: self._state in (_State.STOPPED, _State.RUNNING))
             if self._state is _State.RUNNING:
                 return
-            life = _Life(self._in_flight_max, self._instances)
+            life = _Life(self._channel(1, 0.0), self.settings.instances)
             life.begin(self._serve, f"headrace-{self.name}")
             self._state, self._life = _State.LOADING, life
         try:
@@ -183,9 +227,10 @@ class Engine:
 
     def _wait_until_loaded(self, life: _Life) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: life.loaded == self._instances)
+            self._changed.wait_for(lambda: life.loaded == len(life.slots))
             stopped = self._life is not life or self._state is not _State.LOADING
             if life.load_error is None and not stopped:
+                life.began_s = self._clock.now()
                 self._state = _State.RUNNING
                 self._changed.notify_all()
                 return
@@ -197,23 +242,27 @@ class Engine:
         """Finish what was accepted, or fail it with StoppedError; then close the instances.
 
         Returns when their threads have ended, so it waits for a call in progress either way. Stopping without
-        `drain` cuts short a stop that drains.
+        `drain` cuts short a stop that drains. Open streams are finished, or cancelled, alike.
         """
         with self._changed:
             life = self._life
             if self._state is _State.STOPPED:
                 return
             self._state = _State.STOPPING
+        if drain:
+            self._finish_streams(life)
         life.channel.close()
         if not drain:
-            for ticket in life.channel.drop():
-                self._fail_waiting(ticket)
+            deliver([(t, self._stopped("before this request began")) for t in life.channel.drop()])
+            for slot in life.slots:
+                for stream in list(slot.streams):
+                    stream.cancel()
         life.end()
         self._become_stopped(life)
 
-    def _fail_waiting(self, ticket: Ticket) -> None:
-        if ticket.future.set_running_or_notify_cancel():
-            self._settle(ticket, self._stopped("before this request began"))
+    def _finish_streams(self, life: _Life) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: life.channel.dropped or not any(s.streams for s in life.slots))
 
     def _become_stopped(self, life: _Life) -> None:
         with self._changed:
@@ -222,19 +271,144 @@ class Engine:
                 self._state = _State.STOPPED
             self._changed.notify_all()
 
+    # Callers in threads
+
     def submit(self, request: InferRequest) -> Future[InferResponse]:
         """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError when not running."""
-        life = self._life
-        if self._state is not _State.RUNNING or life.inputs is None:
-            raise self._stopped("it must be started before it is asked")
+        life, backend = self._running_life("it must be started before it is asked")
         future: Future[InferResponse] = Future()
         try:
-            rows = life.inputs.check(request)
+            rows = self._checked(backend, request)
         except ModelInputError as error:
             future.set_exception(error)
             return future
-        life.channel.put(Ticket(request, rows, self._clock.now(), future))
+        reply = FutureReply(future)
+        key = merge_key(request) if self._merge else None
+        ticket = Ticket(request, rows, self._clock.now(), reply, key=key)
+        if life.inline is None:
+            life.channel.put(ticket, future)
+        else:
+            reply.give(self._answer_inline(life, life.inline, ticket))
         return future
+
+    # Callers in event loops
+
+    async def ask(self, request: InferRequest) -> InferResponse:
+        """Ask, from an event loop; never blocks, never waits for room. One bad row fails the request.
+
+        Cancelling takes a waiting request out of the queue. Raises ModelInputError for what does not fit the model,
+        OverloadedError when too many rows wait, LimitError for more rows than may ever wait, DeadlineError as soon as the
+        deadline has passed, PredictError for what the model raised, StoppedError.
+        """
+        life, backend = self._running_life("it is starting or stopping")
+        rows = self._checked(backend, request)
+        now = self._clock.now()
+        if life.inline is not None:
+            ticket = Ticket(request, rows, now, _NOWHERE, strict=True)
+            answer = self._answer_inline(life, life.inline, ticket)
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+        loop = asyncio.get_running_loop()
+        reply = LoopReply(loop)
+        ticket = Ticket(request, rows, now, reply, key=merge_key(request), strict=True)
+        self._admit(life, ticket)
+        try:
+            if request.deadline is None:
+                return await reply.future
+            async with asyncio.timeout_at(loop.time() + request.deadline - now):
+                return await reply.future
+        except asyncio.CancelledError:
+            life.cancelled += 1
+            self._withdraw(life, ticket)
+            raise
+        except TimeoutError:
+            life.expired += 1
+            self._withdraw(life, ticket)
+            raise self._late(request) from None
+
+    def _admit(self, life: _Life, ticket: Ticket) -> None:
+        most = self.settings.queue_rows_max
+        if ticket.rows > most:
+            raise LimitError(
+                f"model {self.name}: a request of {ticket.rows} rows is larger than its whole queue (queue_rows_max "
+                f"{most}): send it in parts"
+            )
+        if life.channel.offer(ticket):
+            return
+        life.refused += 1
+        _, rows, _, _ = life.channel.waiting()
+        raise OverloadedError(
+            f"model {self.name}: {rows} rows wait already, and at most {most} may (queue_rows_max): ask again later",
+            retry_after_s=self._retry_after_s(life, rows),
+        )
+
+    def _retry_after_s(self, life: _Life, rows: int) -> float:
+        """How long the rows that wait will take, by how long rows took so far."""
+        done = sum(s.tally.rows + s.tally.failed_rows for s in life.slots)
+        busy_s = sum(s.tally.busy_s for s in life.slots)
+        row_s = busy_s / done if done else 0.01
+        return min(max(rows * row_s / len(life.slots), 0.1), RETRY_AFTER_MAX_S)
+
+    def _withdraw(self, life: _Life, ticket: Ticket) -> None:
+        if not life.channel.withdraw(ticket):
+            for slot in life.slots:
+                if slot.instance is not None:
+                    slot.instance.gone()
+
+    def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> AnswerStream:
+        """Open a stream, from an event loop: `first`, then what `more` gives, go to the model as they come.
+
+        Raises UnsupportedError for a model that has no `predict_stream`, OverloadedError when `streams_max` are open,
+        StoppedError. What is wrong with a later request, and what its source raises, ends the stream with that error.
+        """
+        life, backend = self._running_life("it is starting or stopping")
+        if not backend.metadata.streams:
+            raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
+        slot = min(life.slots, key=lambda s: (not s.alive, len(s.streams)))
+        most = self.settings.streams_max
+        if sum(len(s.streams) for s in life.slots) >= most:
+            life.refused += 1
+            raise OverloadedError(
+                f"model {self.name} has {most} open streams, and no more may be (streams_max): ask again later",
+                retry_after_s=1.0,
+            )
+        call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
+        call.requests.offer(first)
+        slot.streams.add(call)
+        slot.tally.streams += 1
+        assert slot.backend is not None
+        try:
+            slot.backend.open_stream(call)
+        except BaseException:
+            slot.streams.discard(call)
+            raise
+        feeding: asyncio.Task[None] | None = None
+        if more is None:
+            call.requests.close()
+        else:
+            feeding = asyncio.get_running_loop().create_task(_feed(more, call))
+        return AnswerStream(call, feeding, lambda call: self._stream_over(slot, call))
+
+    def _stream_over(self, slot: _Slot, call: StreamCall) -> None:
+        slot.tally.stream_items += call.items
+        with self._changed:
+            slot.streams.discard(call)
+            self._changed.notify_all()
+
+    # Both
+
+    def _running_life(self, why: str) -> tuple[_Life, Backend]:
+        life = self._life
+        backend = life.backend
+        if self._state is not _State.RUNNING or backend is None:
+            raise self._stopped(why)
+        return life, backend
+
+    def _checked(self, backend: Backend, request: InferRequest) -> int:
+        if not backend.metadata.predicts:
+            raise ModelInputError(self.name, "it only streams: it has a predict_stream, but no predict")
+        return backend.inputs.check(request)
 
     def statistics(self) -> PredictorStatistics:
         """Sums over the instances since `start`; a request counts once it has ended.
@@ -255,25 +429,52 @@ class Engine:
 
     def instance_statistics(self) -> tuple[PredictorStatistics, ...]:
         """Each instance's own figures, in a fixed order."""
-        return tuple(t.snapshot() for t in self._life.tallies)
+        return tuple(s.tally.snapshot() for s in self._life.slots)
+
+    def model_statistics(self) -> ModelStatistics:
+        """All that is counted, since `start`, and how things stand; safe from any thread."""
+        life = self._life
+        requests, rows, oldest_s, running = life.channel.waiting()
+        base = ModelStatistics(
+            self.name,
+            self.version or "",
+            instances=len(life.slots),
+            cancelled=life.cancelled,
+            expired=life.expired,
+            refused=life.refused,
+            uptime_s=self._clock.now() - life.began_s if self.running else 0.0,
+            waiting_requests=requests,
+            waiting_rows=rows,
+            oldest_waiting_s=oldest_s,
+            in_flight=requests + running,
+            open_streams=sum(len(s.streams) for s in life.slots),
+        )
+        return total([s.tally for s in life.slots], base)
 
     # Instances' threads
 
-    def _serve(self, life: _Life, tally: _Tally) -> None:
+    def _serve(self, life: _Life, slot: _Slot) -> None:
         """An instance's thread: load, then answer until stopped."""
         try:
-            instance = Instance(self._make_model, self.name, warm_up=self._warm_up)
-            metadata = instance.metadata(self._fingerprint)
+            backend = self._placement.load()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that starts
             self._report_loaded(life, error)
             return
-        life.metadata, life.inputs = metadata, instance.inputs
+        slot.backend = backend
+        slot.instance = Instance(backend, self.name, self._clock, slot.tally)
+        slot.alive = True
+        if self._placement.inline(backend):
+            life.inline = slot.instance
+        metadata = backend.metadata
+        life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         self._report_loaded(life, None)
+        taker = ThreadTaker()
         try:
-            while (ticket := life.channel.take()) is not None:
-                self._answer(life, instance, ticket, tally)
+            while (work := life.channel.take(taker)) is not None:
+                self._answer(life, slot, work)
         finally:
-            instance.close()
+            slot.alive = False
+            backend.close()
 
     def _report_loaded(self, life: _Life, error: BaseException | None) -> None:
         with self._changed:
@@ -281,41 +482,136 @@ class Engine:
             life.loaded += 1
             self._changed.notify_all()
 
-    def _answer(self, life: _Life, instance: Instance, ticket: Ticket, tally: _Tally) -> None:
-        if not ticket.future.set_running_or_notify_cancel():
-            return
+    def _answer(self, life: _Life, slot: _Slot, work: Work) -> None:
+        tickets = [t for t in work.items if t.reply.begin()]
+        try:
+            if tickets:
+                deliver(self._answered(life, slot, tickets, work.reason))
+        except InstanceLostError as lost:
+            self._recover(life, slot, tickets, lost)
+        finally:
+            life.channel.ended(work)
+
+    def _answered(
+        self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], why: str
+    ) -> list[tuple[Ticket, Answer]]:
+        assert slot.instance is not None
+        tally = slot.tally
         began_s = self._clock.now()
         if tally.ended_s is not None:
-            tally.starved_s += max(0.0, ticket.asked_s - tally.ended_s)
-        answer: InferResponse | BaseException
+            tally.starved_s += max(0.0, tickets[0].asked_s - tally.ended_s)
         try:
-            answer = instance.answer(ticket.request, ticket.rows, lambda: self._go_on(life, ticket))
-            self._go_on(life, ticket)
-        except HeadraceError as error:
-            answer = error
-        except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
-            answer = PredictError(self.name, reason(error))
-            answer.__cause__ = error
-        tally.ended_s = self._clock.now()
-        tally.busy_s += tally.ended_s - began_s
-        tally.calls, tally.retries = instance.calls, instance.retries
-        if isinstance(answer, InferResponse):
-            tally.rows += ticket.rows - len(answer.failures)
-            tally.failed_rows += len(answer.failures)
-        self._settle(ticket, answer)
+            answered = slot.instance.answer_all(tickets, lambda t: self._go_on(life, t))
+        finally:
+            tally.ended_s = ended_s = self._clock.now()
+            tally.busy_s += ended_s - began_s
+        tally.closed[why] = tally.closed.get(why, 0) + 1
+        for ticket, answer in answered:
+            self._count(tally, ticket, answer, began_s, ended_s)
+        return answered
 
-    def _settle(self, ticket: Ticket, answer: InferResponse | BaseException) -> None:
-        if (raised := settle(ticket.future, answer)) is not None:
-            _log.error("a callback raised", extra={"model": self.name}, exc_info=raised)
+    def _count(self, tally: Tally, ticket: Ticket, answer: Answer, began_s: float, ended_s: float) -> None:
+        tally.waited(began_s - ticket.asked_s)
+        if isinstance(answer, InferResponse):
+            failed_rows = len(answer.failures)
+            tally.answered(ended_s - ticket.asked_s, rows=ticket.rows - failed_rows, failed_rows=failed_rows)
+        elif ticket.cancelled:
+            return  # counted when it was withdrawn
+        elif isinstance(answer, DeadlineError):
+            tally.expired += 1
+        elif isinstance(answer, CancelledRequestError):
+            tally.cancelled += 1
+        else:
+            tally.failed(ended_s - ticket.asked_s)
+
+    def _recover(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
+        """The instance died: what it had is asked once more, each request by itself, and it is started again."""
+        again: list[Ticket] = []
+        over: list[tuple[Ticket, Answer]] = []
+        for ticket in tickets:
+            ticket.deaths += 1
+            if ticket.deaths < 2:
+                ticket.key = ticket  # shares a call with nobody: one of these may be what killed it
+                again.append(ticket)
+            else:
+                over.append((ticket, lost))
+                self._count(slot.tally, ticket, lost, self._clock.now(), self._clock.now())
+        deliver(over)
+        slot.alive = False
+        life.channel.again(again)
+        backend = slot.backend
+        assert backend is not None
+        try:
+            backend.restart()
+        except BaseException as error:  # noqa: BLE001 - it is given up; what waits has other instances, or hears of it
+            self._give_up(life, error)
+            return
+        slot.tally.restarts += 1
+        slot.alive = True
+
+    def _give_up(self, life: _Life, error: BaseException) -> None:
+        _log.error("an instance could not be started again", extra={"model": self.name}, exc_info=error)
+        if any(s.alive for s in life.slots):
+            return
+        lost = InstanceLostError(self.name, f"its process died and could not be started again: {error}")
+        deliver([(t, lost) for t in life.channel.drop()])
+
+    def _answer_inline(self, life: _Life, instance: Instance, ticket: Ticket) -> Answer:
+        """Call the model at once, on the caller's thread."""
+        slot = life.slots[0]
+        tally = slot.tally
+        with life.lock:
+            began_s = self._clock.now()
+            ((_, answer),) = instance.answer_all((ticket,), lambda t: self._go_on(life, t))
+            ended_s = self._clock.now()
+            tally.busy_s += ended_s - began_s
+            self._count(tally, ticket, answer, began_s, ended_s)
+        return answer
 
     def _go_on(self, life: _Life, ticket: Ticket) -> None:
         """Raise when the request need not be answered any more."""
         if life.channel.dropped:
             raise self._stopped("while this request ran")
+        if ticket.cancelled:
+            raise gone(ticket)
         deadline = ticket.request.deadline
         if deadline is not None and self._clock.now() >= deadline:
-            name = f"request {ticket.request.id}" if ticket.request.id else "a request"
-            raise DeadlineError(f"model {self.name} did not answer {name} before its deadline")
+            raise self._late(ticket.request)
+
+    def _late(self, request: InferRequest) -> DeadlineError:
+        name = f"request {request.id}" if request.id else "a request"
+        return DeadlineError(f"model {self.name} did not answer {name} before its deadline")
 
     def _stopped(self, when: str) -> StoppedError:
         return StoppedError(f"model {self.name} is not running: {when}")
+
+
+class _Nowhere:
+    """The reply of a request whose caller is handed the answer."""
+
+    loop = None
+
+    def begin(self) -> bool:
+        return True
+
+    def give(self, answer: Answer) -> None:
+        del answer
+
+
+_NOWHERE = _Nowhere()
+
+
+async def _feed(requests: AsyncIterator[InferRequest], call: StreamCall) -> None:
+    """Requests of a stream, on their way to its model."""
+    error: BaseException | None = None
+    try:
+        async for request in requests:
+            await call.requests.aput(request)
+    except CancelledRequestError:
+        return
+    except asyncio.CancelledError:
+        raise
+    except BaseException as raised:  # noqa: BLE001 - the model's generator meets it where it waits for a request
+        error = raised
+    finally:
+        call.requests.close(error)

@@ -1,168 +1,243 @@
-"""One loaded copy of a model: calls it, checks what it returns, and finds the guilty rows of what it refuses.
+"""One instance: makes calls of the model out of requests, and answers out of what it returns.
 
-Arrives: an `InferRequest`. Leaves: an `InferResponse`. Everything here runs in the instance's own thread.
+Arrives: a batch of tickets. Leaves: an answer for each. A failing batch is bisected, first by request, then by row, so that
+only the guilty ones fail. Everything here runs in the instance's own thread.
 """
 
-import asyncio
-import inspect
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
 
 from headrace.batching.bisect import Bisection
+from headrace.core.clock import Clock
 from headrace.core.errors import (
-    ConfigError,
+    CancelledRequestError,
     DeadlineError,
+    HeadraceError,
+    InstanceLostError,
     ModelContractError,
     ModelInputError,
-    ModelLoadError,
+    PredictError,
     StoppedError,
 )
-from headrace.core.model import Model, RowError
-from headrace.core.tensor import (
-    Array,
-    InferRequest,
-    InferResponse,
-    ModelMetadata,
-    RowFailure,
-    Tensor,
-    dtype_of,
-)
-from headrace.engine.inputs import ModelInputs
-from headrace.engine.outputs import OutputCheck, Outputs
+from headrace.core.model import RowError
+from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
+from headrace.engine.backend import Backend
+from headrace.engine.outputs import Outputs
+from headrace.engine.reason import WHY_CHARS_MAX, reason
+from headrace.engine.tally import Tally
+from headrace.engine.ticket import Answer, Ticket
 
 _log = logging.getLogger("headrace.engine")
 
-WHY_CHARS_MAX = 2000
-"""How much of an exception's text is kept for each row that it failed."""
-
-_NOT_ABOUT_ROWS = (ModelContractError, ModelInputError, DeadlineError, StoppedError)
+_NOT_ABOUT_ROWS = (
+    ModelContractError,
+    ModelInputError,
+    DeadlineError,
+    StoppedError,
+    CancelledRequestError,
+    InstanceLostError,
+)
 """Errors that no bisection can cure: they end the request."""
+
+BeforeCall = Callable[[Ticket], None]
+"""Raises what ends this request, when it need not be answered any more."""
+
+
+class _RunningCall:
+    """What a model can ask about the call that it is in (`headrace.core.call.Call`)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.tickets: Sequence[Ticket] = ()
+
+    @property
+    def deadline_s(self) -> float | None:
+        deadlines = [t.request.deadline for t in self.tickets]
+        latest = max((d for d in deadlines if d is not None), default=None)
+        return None if latest is None or None in deadlines else latest - self._clock.now()
+
+    @property
+    def cancelled(self) -> bool:
+        tickets = self.tickets
+        now = self._clock.now()
+        return bool(tickets) and not any(t.alive(now) for t in tickets)
 
 
 class Instance:
-    """A model that was made, loaded and warmed up. Make it in the thread that calls it.
+    """Answers batches of tickets with one backend; the tally counts its calls."""
 
-    `predict` is given arrays of its own (C-contiguous, and it may write into them unless its `writes_inputs` is
-    false); the arrays that it returns are handed on without a copy, so they must not be written to by the next call.
-    """
-
-    def __init__(self, make_model: Callable[[], Model], name: str, *, warm_up: bool = True) -> None:
+    def __init__(self, backend: Backend, name: str, clock: Clock, tally: Tally | None = None) -> None:
+        self._backend = backend
         self._name = name
-        self._runner: asyncio.Runner | None = None
-        self._model: Model | None = None
-        self.calls = 0
-        """How often `predict` was called for requests."""
-        self.retries = 0
-        """How many of these calls were made to find guilty rows."""
-        try:
-            self._load(make_model, warm_up=warm_up)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, (ModelLoadError, ConfigError)):
-                raise
-            raise ModelLoadError(name, f"it did not load: {reason(error)}") from error
+        self._rows_max = backend.rows_max
+        self._running = _RunningCall(clock)
+        self.tally = tally or Tally()
 
-    def _load(self, make_model: Callable[[], Model], *, warm_up: bool) -> None:
-        model = make_model()
-        self._awaited(model.load())
-        # From here on it holds something to be closed.
-        self._model = model
-        self._predict = model.predict
-        self.inputs = ModelInputs.of(model, self._name)
-        self._check = OutputCheck(self._name, model.outputs)
-        self._rows_max = model.max_batch_rows
-        self._writes_inputs = model.writes_inputs
-        if self._rows_max < 1:
-            raise ModelLoadError(self._name, f"max_batch_rows must be 1 or more, not {self._rows_max}")
-        if not warm_up:
-            return
-        self._awaited(model.warm_up())
-        if type(model).warm_up is Model.warm_up:
-            self._call_with_zeros()
+    def gone(self) -> None:
+        """Somebody has left: when nobody is left who waits for the call in progress, it is cancelled. Any thread."""
+        if self._running.cancelled:
+            self._backend.cancel()
 
-    def _call_with_zeros(self) -> None:
-        """A model's first call is often slow: make it here, where the model left that to us and sizes are known."""
-        zeros: dict[str, Array] = {}
-        for spec in self.inputs.specs:
-            if spec.shape is None or spec.datatype == "BYTES" or -1 in spec.shape[1:]:
-                return
-            zeros[spec.name] = np.zeros((1, *spec.shape[1:]), dtype_of(spec.datatype))
-        if not zeros:
-            return
-        try:
-            self._call(zeros)
-        except Exception:  # noqa: BLE001 - zeros need not be an input that the model takes
-            _log.debug("warm-up with zeros failed", extra={"model": self._name}, exc_info=True)
+    def answer_all(self, tickets: Sequence[Ticket], before_call: BeforeCall) -> list[tuple[Ticket, Answer]]:
+        """Answer every ticket, in one call of the model where all goes well. Several tickets share one `key`.
 
-    def metadata(self, fingerprint: str) -> ModelMetadata:
-        """What the loaded model says of itself."""
-        model = self._model
-        assert model is not None
-        return ModelMetadata(
-            name=self._name,
-            platform=type(model).__name__,
-            inputs=self.inputs.specs,
-            outputs=model.outputs,
-            max_batch_rows=model.max_batch_rows,
-            max_batch_delay_ms=model.max_batch_delay_ms,
-            fingerprint=fingerprint,
-        )
-
-    def close(self) -> None:
-        """Let the model free what it holds; its errors are logged."""
-        model, self._model = self._model, None
-        try:
-            if model is not None:
-                self._awaited(model.close())
-        except BaseException:  # noqa: BLE001 - nothing that a model raises may keep its thread from ending
-            _log.exception("model failed to close", extra={"model": self._name})
-        finally:
-            if self._runner is not None:
-                self._runner.close()
-
-    def answer(self, request: InferRequest, rows: int, before_call: Callable[[], None]) -> InferResponse:
-        """Predict a request of any size, in calls of at most `max_batch_rows` rows; none for no rows.
-
-        Rows that the model refuses are failures in the response. `before_call` is called before every call of the
-        model, and ends the request with what it raises. Raises ModelContractError when the model returns
-        something else than a row for each row.
+        InstanceLostError alone is raised: then nobody is answered yet.
         """
+        if len(tickets) == 1:
+            return [(tickets[0], self._answer(tickets[0], before_call))]
+        answered: list[tuple[Ticket, Answer]] = []
+        search = Bisection(len(tickets))
+        while (indices := search.next()) is not None:
+            asked = [tickets[int(i)] for i in indices]
+            whole = len(asked) == len(tickets)
+            going = [t for t in asked if not self._over(t, before_call, answered)]
+            if len(going) == 1:
+                answered.append((going[0], self._answer(going[0], before_call)))
+            elif going and not self._answer_together(going, before_call, answered, whole=whole):
+                # Halved: a single one that fails is answered by itself, above.
+                search.failed("")
+                continue
+            search.succeeded()
+        return answered
+
+    def _over(self, ticket: Ticket, before_call: BeforeCall, answered: list[tuple[Ticket, Answer]]) -> bool:
+        """Whether a ticket need not be run any more; then it is answered."""
+        try:
+            before_call(ticket)
+        except HeadraceError as error:
+            answered.append((ticket, error))
+            return True
+        return False
+
+    def _answer_together(
+        self,
+        tickets: Sequence[Ticket],
+        before_call: BeforeCall,
+        answered: list[tuple[Ticket, Answer]],
+        *,
+        whole: bool,
+    ) -> bool:
+        """One call for several tickets; False when it failed, so that they must be parted."""
+        rows = sum(t.rows for t in tickets)
+        parts = [{i.name: i.data for i in t.request.inputs} for t in tickets]
+        try:
+            outputs = self._call(tickets, parts, rows, "", retry=not whole)
+        except InstanceLostError:
+            raise
+        except CancelledRequestError as error:
+            answered.extend((t, error) for t in tickets)
+            return True
+        except RowError as error:
+            return self._answer_apart(tickets, error, before_call, answered)
+        except BaseException:  # noqa: BLE001 - whose fault it was is found out by parting them
+            _log.debug("batch failed", extra={"model": self._name, "rows": rows}, exc_info=True)
+            return False
+        start = 0
+        for ticket in tickets:
+            stop = start + ticket.rows
+            if not self._over(ticket, before_call, answered):
+                own = {n: d[start:stop] for n, d in outputs.items()}
+                answered.append((ticket, self._checked_response(own, ticket)))
+            start = stop
+        return True
+
+    def _answer_apart(
+        self,
+        tickets: Sequence[Ticket],
+        refused: RowError,
+        before_call: BeforeCall,
+        answered: list[tuple[Ticket, Answer]],
+    ) -> bool:
+        """The model named guilty rows: their requests are answered one by one, the others together."""
+        guilty: list[Ticket] = []
+        others: list[Ticket] = []
+        start = 0
+        for ticket in tickets:
+            own = range(start, start + ticket.rows)
+            (guilty if any(row in own for row in refused.rows) else others).append(ticket)
+            start += ticket.rows
+        if not guilty:
+            return False
+        answered.extend((t, self._answer(t, before_call)) for t in guilty)
+        if others:
+            answered.extend(self.answer_all(others, before_call))
+        return True
+
+    def _checked_response(self, outputs: Outputs, ticket: Ticket) -> Answer:
+        try:
+            return self._response(outputs, ticket.request, ())
+        except ModelInputError as error:
+            return error
+
+    def _answer(self, ticket: Ticket, before_call: BeforeCall) -> Answer:
+        """One ticket by itself: what it comes to, an error included."""
+        try:
+            before_call(ticket)
+            answer = self.answer(ticket, before_call)
+            before_call(ticket)
+        except InstanceLostError:
+            raise
+        except HeadraceError as error:
+            return error
+        except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
+            failed = PredictError(self._name, reason(error))
+            failed.__cause__ = error
+            return failed
+        return answer
+
+    def answer(self, ticket: Ticket, before_call: BeforeCall) -> InferResponse:
+        """Predict a request of any size, in calls of at most `rows_max` rows; none for no rows.
+
+        Rows that the model refuses are failures in the response, unless the ticket is strict: then they are the
+        PredictError that this raises. `before_call` is called before every call of the model but the first, and ends the
+        request with what it raises. Raises ModelContractError when the model returns something else than a row for
+        each row.
+        """
+        request, rows = ticket.request, ticket.rows
         tensors = {t.name: t.data for t in request.inputs}
+        if rows and rows <= self._rows_max and ticket.strict:
+            return self._response(self._call_strictly(ticket, tensors, rows), request, ())
         kept: list[Outputs] = []
         failures: list[RowFailure] = []
         for start in range(0, rows, self._rows_max):
             stop = min(start + self._rows_max, rows)
             part = tensors if stop - start == rows else {n: d[start:stop] for n, d in tensors.items()}
-            outputs, refused = self._answer_batch(part, stop - start, request.id, before_call)
+            if start:
+                before_call(ticket)
+            if ticket.strict:
+                kept.append(self._call_strictly(ticket, part, stop - start))
+                continue
+            outputs, refused = self._answer_rows(ticket, part, stop - start, before_call)
             kept.extend(outputs)
             failures.extend(RowFailure(f.row + start, f.why, f.attempts) for f in refused)
-        joined = self._check.joined(kept, request.id)
-        return InferResponse(
-            tuple(Tensor(name, data) for name, data in self._wanted(joined, request).items()),
-            self._name,
-            id=request.id,
-            failures=tuple(failures),
-        )
+        joined = self._backend.check.joined(kept, request.id)
+        return self._response(joined, request, tuple(failures))
 
-    def _answer_batch(
-        self, tensors: Mapping[str, Array], rows: int, request: str, before_call: Callable[[], None]
+    def _call_strictly(self, ticket: Ticket, tensors: Mapping[str, Array], rows: int) -> Outputs:
+        try:
+            return self._call((ticket,), (tensors,), rows, ticket.request.id)
+        except RowError as error:
+            whys = "; ".join(
+                f"row {row}: {str(why)[:WHY_CHARS_MAX]}" for row, why in sorted(error.rows.items())[:8]
+            )
+            raise PredictError(self._name, whys or "it refused rows without naming them") from error
+
+    def _answer_rows(
+        self, ticket: Ticket, tensors: Mapping[str, Array], rows: int, before_call: BeforeCall
     ) -> tuple[list[Outputs], tuple[RowFailure, ...]]:
         """Call once; if the batch fails, bisect it. Outputs are over the good rows, in order."""
         search = Bisection(rows)
         kept: list[Outputs] = []
+        request = ticket.request.id
         while (indices := search.next()) is not None:
-            before_call()
             whole = len(indices) == rows
-            self.calls += 1
-            self.retries += not whole
+            if not whole:
+                before_call(ticket)
+            part = tensors if whole else {n: d.take(indices, axis=0) for n, d in tensors.items()}
             try:
-                part = (
-                    self._own(tensors) if whole else {n: d.take(indices, axis=0) for n, d in tensors.items()}
+                outputs = self._call(
+                    (ticket,), (part,), len(indices), request, fresh=not whole, retry=not whole
                 )
-                outputs = self._check(self._call(part), len(indices), request)
             except RowError as error:
                 search.refused({row: str(why)[:WHY_CHARS_MAX] for row, why in error.rows.items()})
             except _NOT_ABOUT_ROWS:
@@ -175,39 +250,42 @@ class Instance:
                 search.succeeded()
         return kept, search.failures
 
-    def _own(self, tensors: Mapping[str, Array]) -> Mapping[str, Array]:
-        """All rows, for the model to do with as it likes: writing there must not spoil the rows of the next try."""
-        if self._writes_inputs:
-            return {n: d.copy() for n, d in tensors.items()}
-        return {n: np.ascontiguousarray(d) for n, d in tensors.items()}
+    def _call(
+        self,
+        tickets: Sequence[Ticket],
+        parts: Sequence[Mapping[str, Array]],
+        rows: int,
+        request: str,
+        *,
+        fresh: bool = False,
+        retry: bool = False,
+    ) -> Outputs:
+        self.tally.calls += 1
+        self.tally.retries += retry
+        self._running.tickets = tickets
+        try:
+            called = self._backend.call(parts, rows, request, self._running, fresh=fresh)
+        finally:
+            self._running.tickets = ()
+        self.tally.called(rows, called)
+        return called.outputs
 
-    def _call(self, tensors: Mapping[str, Array]) -> Any:
-        return self._awaited(self.inputs.call(self._predict, tensors))
-
-    def _awaited(self, result: Any) -> Any:
-        """What an ``async def`` of the model comes to, on the instance's own loop."""
-        if not inspect.iscoroutine(result):
-            return result
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner.run(result)
+    def _response(
+        self, outputs: Outputs, request: InferRequest, failures: tuple[RowFailure, ...]
+    ) -> InferResponse:
+        wanted = self._wanted(outputs, request) if request.outputs and outputs else outputs
+        return InferResponse(
+            tuple([Tensor(name, data) for name, data in wanted.items()]),
+            self._name,
+            self._backend.metadata.version,
+            request.id,
+            failures=failures,
+        )
 
     def _wanted(self, outputs: Outputs, request: InferRequest) -> Outputs:
-        """The outputs that the request asks for; all when it names none."""
-        if not request.outputs or not outputs:
-            return outputs
+        """The outputs that the request asks for."""
         missing = [n for n in request.outputs if n not in outputs]
         if missing:
             why = f"it has no output {', '.join(map(repr, missing))} (it has {', '.join(map(repr, outputs))})"
             raise ModelInputError(self._name, why)
         return {n: outputs[n] for n in request.outputs}
-
-
-def reason(error: BaseException) -> str:
-    """An exception as one reason: its type and message, cut at WHY_CHARS_MAX."""
-    kind = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide which error it was
-        text = ""
-    return f"{kind}: {text}"[:WHY_CHARS_MAX] if text else kind

@@ -1,0 +1,299 @@
+"""A loaded model, wherever it runs: what an instance calls.
+
+`LocalBackend` is the model in this process. A backend elsewhere (`engine.process`) has the same face.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError as FutureCancelledError
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.core.call import CALL, Call
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import CancelledRequestError, ConfigError, ModelLoadError, StoppedError
+from headrace.core.model import Model, predicts, streams
+from headrace.core.tensor import Array, ModelMetadata, dtype_of
+from headrace.engine.inputs import ModelInputs
+from headrace.engine.loop_thread import LoopThread
+from headrace.engine.outputs import OutputCheck, Outputs
+from headrace.engine.reason import reason
+from headrace.engine.settings import ServeSettings
+from headrace.engine.streams import StreamCall, StreamModel
+
+_log = logging.getLogger("headrace.engine")
+_DEFAULTS = ServeSettings()
+
+Parts = Sequence[Mapping[str, Array]]
+"""Tensors by input name, request after request: to be joined along the first axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What one call of the model returned, checked, and how long its three steps took."""
+
+    outputs: Outputs
+    input_s: float = 0.0
+    infer_s: float = 0.0
+    output_s: float = 0.0
+
+
+class Backend(Protocol):
+    """One loaded copy of a model. `call` is called by one thread at a time; the rest by any."""
+
+    inputs: ModelInputs
+    check: OutputCheck
+    rows_max: int
+    metadata: ModelMetadata
+
+    def call(self, parts: Parts, rows: int, request: str, call: Call, *, fresh: bool) -> Called:
+        """Call `predict` once on `rows` rows in all, for the request that is called `request`.
+
+        `fresh` arrays are nobody else's. Raises what the model raised, ModelContractError for what it returned,
+        InstanceLostError when it died.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Nobody waits for the call in progress, if there is one: end it early if that can be done."""
+        ...
+
+    def open_stream(self, stream: StreamCall) -> None:
+        """Begin a stream; its pipes tell the rest. Raises StoppedError when the backend is closed."""
+        ...
+
+    def restart(self) -> None:
+        """After InstanceLostError: load the model again. Raises what keeps it from being ready."""
+        ...
+
+    def close(self) -> None:
+        """Cancel the streams, let the model free what it holds, and end what runs; errors are logged."""
+        ...
+
+
+class LocalBackend:
+    """A model that was made, loaded and warmed up in this process. Make it in the thread that calls it.
+
+    `predict` is given arrays of its own (C-contiguous, and it may write into them unless its `writes_inputs` is
+    false); the arrays that it returns are handed on without a copy, so they must not be written to by the next call.
+
+    A model with an asynchronous `predict_stream` gets a thread of its own with an event loop, and all of its methods
+    are called there: between two awaits of its streams nobody else runs. With `inline` it shares the event loop that
+    `loop` is set to before the first stream.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], Model],
+        name: str,
+        *,
+        clock: Clock | None = None,
+        fingerprint: str = "",
+        version: str | None = None,
+        settings: ServeSettings = _DEFAULTS,
+        inline: bool = False,
+    ) -> None:
+        self._name = name
+        self._clock = clock or SystemClock()
+        self._runner: asyncio.Runner | None = None
+        self._home: LoopThread | None = None
+        self._model: Model | None = None
+        self._stream_model: StreamModel | None = None
+        self._cancel: Callable[[], object] | None = None
+        self._streams: dict[StreamCall, threading.Thread | None] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.turns = threading.Lock()
+        """Held while the model's code runs in one of several threads."""
+        try:
+            self._load(make_model(), settings, inline=inline)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (ModelLoadError, ConfigError)):
+                raise
+            raise ModelLoadError(name, f"it did not load: {reason(error)}") from error
+        model = self._model
+        assert model is not None
+        delay_ms = settings.max_batch_delay_ms
+        self.metadata = ModelMetadata(
+            name=name,
+            version=version,
+            platform=type(model).__name__,
+            inputs=self.inputs.specs,
+            outputs=model.outputs,
+            max_batch_rows=self.rows_max,
+            max_batch_delay_ms=model.max_batch_delay_ms if delay_ms is None else delay_ms,
+            fingerprint=fingerprint,
+            predicts=predicts(model),
+            streams=streams(model),
+        )
+
+    def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
+        if streams(model):
+            self._stream_model = StreamModel(model, self._name, self._clock, self.turns)
+            if self._stream_model.is_async and not inline:
+                self._home = LoopThread(f"headrace-{self._name}-loop")
+                self.loop = self._home.loop
+        self._do(model.load)
+        # From here on it holds something to be closed.
+        self._model = model
+        self._predict = model.predict
+        self.is_async = inspect.iscoroutinefunction(model.predict)
+        self.inputs = ModelInputs.of(model, self._name)
+        self.check = OutputCheck(self._name, model.outputs)
+        self.rows_max = model.max_batch_rows if settings.max_batch_rows is None else settings.max_batch_rows
+        self._writes_inputs = model.writes_inputs
+        if self.rows_max < 1:
+            raise ModelLoadError(self._name, f"max_batch_rows must be 1 or more, not {self.rows_max}")
+        if not settings.warm_up:
+            return
+        self._do(model.warm_up)
+        if type(model).warm_up is Model.warm_up and predicts(model):
+            self._call_with_zeros()
+
+    def zeros(self, rows: int) -> dict[str, Array] | None:
+        """Inputs of zeros, where the model's declared sizes are known."""
+        made: dict[str, Array] = {}
+        for spec in self.inputs.specs:
+            if spec.shape is None or spec.datatype == "BYTES" or -1 in spec.shape[1:]:
+                return None
+            datatype = "FP32" if spec.datatype == "BF16" else spec.datatype
+            made[spec.name] = np.zeros((rows, *spec.shape[1:]), dtype_of(datatype))
+        return made or None
+
+    def _call_with_zeros(self) -> None:
+        """A model's first call is often slow: make it here, where the model left that to us and sizes are known."""
+        zeros = self.zeros(1)
+        if zeros is None:
+            return
+        try:
+            self._do(lambda: self.inputs.call(self._predict, zeros))
+        except Exception:  # noqa: BLE001 - zeros need not be an input that the model takes
+            _log.debug("warm-up with zeros failed", extra={"model": self._name}, exc_info=True)
+
+    def call(self, parts: Parts, rows: int, request: str, call: Call, *, fresh: bool) -> Called:
+        """See `Backend`."""
+        CALL.set(call)
+        began_s = self._clock.now()
+        tensors = self._joined(parts, fresh=fresh)
+        joined_s = self._clock.now()
+        if self._stream_model is None or self._home is not None:
+            returned = self._do(lambda: self.inputs.call(self._predict, tensors))
+        else:
+            with self.turns:
+                returned = self._do(lambda: self.inputs.call(self._predict, tensors))
+        inferred_s = self._clock.now()
+        outputs = self.check(returned, rows, request)
+        return Called(outputs, joined_s - began_s, inferred_s - joined_s, self._clock.now() - inferred_s)
+
+    def _joined(self, parts: Parts, *, fresh: bool) -> Mapping[str, Array]:
+        """All rows, for the model to do with as it likes: writing there must not spoil the rows of the next try."""
+        if len(parts) > 1:
+            return {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
+        if fresh:
+            return parts[0]
+        if self._writes_inputs:
+            return {n: d.copy() for n, d in parts[0].items()}
+        return {n: np.ascontiguousarray(d) for n, d in parts[0].items()}
+
+    def cancel(self) -> None:
+        """See `Backend`: an asynchronous `predict` is cancelled; a plain one can ask `current_call`."""
+        cancel = self._cancel
+        if cancel is not None:
+            cancel()
+
+    def restart(self) -> None:
+        """See `Backend`: this one lives as long as its process."""
+
+    # Streams
+
+    def open_stream(self, stream: StreamCall) -> None:
+        """See `Backend`."""
+        model = self._stream_model
+        assert model is not None, "only asked of models that stream"
+        with self._lock:
+            if self._closed:
+                raise StoppedError(f"model {self._name} is stopping")
+            self._streams[stream] = None
+        stream.on_end(lambda: self._streams.pop(stream, None))
+        loop = self.loop
+        if not model.is_async:
+            thread = model.run_in_thread(stream)
+            if stream in self._streams:
+                self._streams[stream] = thread
+        elif self._home is None:
+            self._begin(model, stream)
+        else:
+            assert loop is not None
+            loop.call_soon_threadsafe(self._begin, model, stream)
+
+    def _begin(self, model: StreamModel, stream: StreamCall) -> None:
+        """In the model's event loop."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(model.run(stream))
+        stream.on_cancel(lambda: loop.call_soon_threadsafe(task.cancel))
+
+    # Life
+
+    def close(self) -> None:
+        """See `Backend`."""
+        with self._lock:
+            self._closed = True
+            open_streams = list(self._streams.items())
+        for stream, _ in open_streams:
+            stream.cancel()
+        for _, thread in open_streams:
+            if thread is not None:
+                thread.join()
+        model, self._model = self._model, None
+        try:
+            if model is not None:
+                self._do(model.close)
+        except BaseException:  # noqa: BLE001 - nothing that a model raises may keep its thread from ending
+            _log.exception("model failed to close", extra={"model": self._name})
+        finally:
+            if self._home is not None:
+                self._home.stop()
+            if self._runner is not None:
+                self._runner.close()
+
+    def _do(self, method: Callable[[], Any]) -> Any:
+        """Call one of the model's methods where it lives, and wait for it where it is asynchronous."""
+        if self._home is not None:
+            return self._in_home(method, self._home)
+        result = method()
+        if not inspect.iscoroutine(result):
+            return result
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(self._tracked(result, self._runner.get_loop()))
+
+    async def _tracked(self, coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            return await coroutine
+        except asyncio.CancelledError:
+            raise self._cancelled() from None
+        finally:
+            self._cancel = None
+
+    def _in_home(self, method: Callable[[], Any], home: LoopThread) -> Any:
+        future = home.submit(method)
+        self._cancel = future.cancel
+        try:
+            return future.result()
+        except (asyncio.CancelledError, FutureCancelledError):
+            raise self._cancelled() from None
+        finally:
+            self._cancel = None
+
+    def _cancelled(self) -> CancelledRequestError:
+        return CancelledRequestError(f"model {self._name}: the call was cancelled")

@@ -1,0 +1,157 @@
+"""A bounded pipe between two sides, each of which is a thread or a coroutine of any event loop.
+
+What an instance and a door have between them while a stream is open: requests one way, responses the other. One
+producer and one consumer. The consumer takes all that is there at once, so that a hop is paid once for many items.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from headrace.core.errors import CancelledRequestError
+
+T = TypeVar("T")
+
+
+class Pipe(Generic[T]):
+    """Items in order, at most `items_max` of them on the way.
+
+    The producer ends with `close`, with or without an error, which the consumer meets after the last item. The
+    consumer ends with `abandon`: from then on `put` raises CancelledRequestError. Both may be called from any thread,
+    more than once.
+    """
+
+    def __init__(self, items_max: int) -> None:
+        self._items_max = items_max
+        self._lock = threading.Lock()
+        self._items: deque[T] = deque()
+        self._closed = False
+        self._error: BaseException | None = None
+        self._abandoned = False
+        self._getter: Callable[[], None] | None = None
+        self._putter: Callable[[], None] | None = None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the consumer has gone."""
+        return self._abandoned
+
+    # The producer's side
+
+    def offer(self, item: T) -> bool:
+        """Put an item whatever the bound; whether there is room for another. CancelledRequestError once abandoned."""
+        with self._lock:
+            if self._abandoned:
+                raise CancelledRequestError("nobody takes this stream's items any more")
+            self._items.append(item)
+            wake, self._getter = self._getter, None
+            room = len(self._items) < self._items_max
+        if wake is not None:
+            wake()
+        return room
+
+    def put(self, item: T) -> None:
+        """Put an item, then block while there is no room for another."""
+        if not self.offer(item):
+            self._wait(lambda: len(self._items) < self._items_max or self._abandoned, putting=True)
+
+    async def aput(self, item: T) -> None:
+        """Put an item, then wait while there is no room for another."""
+        if not self.offer(item):
+            await self._await(lambda: len(self._items) < self._items_max or self._abandoned, putting=True)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """No more items come; the first call counts."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._error = True, error
+            wake, self._getter = self._getter, None
+        if wake is not None:
+            wake()
+
+    # The consumer's side
+
+    def take(self) -> list[T]:
+        """What is there now, perhaps nothing."""
+        with self._lock:
+            items = list(self._items)
+            self._items.clear()
+            wake, self._putter = self._putter, None
+        if wake is not None:
+            wake()
+        return items
+
+    def get(self) -> list[T]:
+        """All items that are there, at least one, blocking for it; none at the end. Raises what `close` was given."""
+        self._wait(lambda: bool(self._items) or self._closed, putting=False)
+        return self._taken()
+
+    async def aget(self) -> list[T]:
+        """What `get` does, for a coroutine."""
+        if not self._items:
+            await self._await(lambda: bool(self._items) or self._closed, putting=False)
+        return self._taken()
+
+    def _taken(self) -> list[T]:
+        items = self.take()
+        if not items and self._error is not None:
+            raise self._error
+        return items
+
+    def abandon(self) -> None:
+        """Nobody takes anything any more; what is on the way is dropped."""
+        with self._lock:
+            self._abandoned = True
+            self._items.clear()
+            wake, self._putter = self._putter, None
+        if wake is not None:
+            wake()
+
+    # Waiting
+
+    def _register(self, ready: Callable[[], bool], wake: Callable[[], None], *, putting: bool) -> bool:
+        """Ask to be woken, unless it is so already; whether it is not."""
+        with self._lock:
+            if ready():
+                return False
+            if putting:
+                self._putter = wake
+            else:
+                self._getter = wake
+            return True
+
+    def _wait(self, ready: Callable[[], bool], *, putting: bool) -> None:
+        woken = threading.Lock()
+        woken.acquire()
+        while self._register(ready, woken.release, putting=putting):
+            woken.acquire()
+
+    async def _await(self, ready: Callable[[], bool], *, putting: bool) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            woken: asyncio.Future[None] = loop.create_future()
+            if not self._register(ready, _waker(loop, woken), putting=putting):
+                return
+            await woken
+
+
+def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> Callable[[], None]:
+    thread = threading.get_ident()
+
+    def done() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    def wake() -> None:
+        if threading.get_ident() == thread:
+            done()
+            return
+        try:
+            loop.call_soon_threadsafe(done)
+        except RuntimeError:  # the loop is closed: whoever waited there is gone
+            return
+
+    return wake

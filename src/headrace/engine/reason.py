@@ -1,0 +1,22 @@
+"""An exception in one line, for those who get no traceback."""
+
+from typing import Final
+
+WHY_CHARS_MAX: Final = 2000
+"""How much of an exception's text is kept."""
+
+
+class ToldError(Exception):
+    """What a model raised elsewhere, as the text that `reason` made of it there."""
+
+
+def reason(error: BaseException) -> str:
+    """An exception as one reason: its type and message, cut at WHY_CHARS_MAX."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide which error it was
+        text = ""
+    if isinstance(error, ToldError):
+        return text[:WHY_CHARS_MAX]
+    kind = type(error).__name__
+    return f"{kind}: {text}"[:WHY_CHARS_MAX] if text else kind

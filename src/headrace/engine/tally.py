@@ -1,0 +1,159 @@
+"""What is counted while an engine runs: one tally for each instance, so that each has one writer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headrace.core.predictor import PredictorStatistics
+from headrace.core.statistics import (
+    BATCH_ROWS_BOUNDS,
+    QUEUE_S_BOUNDS,
+    BatchStatistics,
+    Counted,
+    Duration,
+    Histogram,
+    ModelStatistics,
+)
+from headrace.engine.backend import Called
+
+_SIZES_MAX = 1024
+"""Batch sizes that are counted apart; what goes beyond counts as the largest."""
+
+
+class _Lasting:
+    """How often, and how long in all."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
+        self.seconds += seconds
+
+
+class Tally:
+    """One instance's figures so far; written by its own thread, read by any."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.rows = 0
+        self.failed_rows = 0
+        self.retries = 0
+        self.busy_s = 0.0
+        self.starved_s = 0.0
+        self.ended_s: float | None = None
+        """When its last request ended."""
+        self.success = _Lasting()
+        self.fail = _Lasting()
+        self.cancelled = 0
+        self.expired = 0
+        self.queue = _Lasting()
+        self.compute_input = _Lasting()
+        self.compute_infer = _Lasting()
+        self.compute_output = _Lasting()
+        self.sizes: dict[int, _Lasting] = {}
+        self.batch_rows = Counted(BATCH_ROWS_BOUNDS)
+        self.queue_s = Counted(QUEUE_S_BOUNDS)
+        self.request_s = Counted(QUEUE_S_BOUNDS)
+        self.closed: dict[str, int] = {}
+        self.streams = 0
+        self.stream_items = 0
+        self.restarts = 0
+
+    def called(self, rows: int, called: Called) -> None:
+        """One call of the model that returned."""
+        self.compute_input.add(called.input_s)
+        self.compute_infer.add(called.infer_s)
+        self.compute_output.add(called.output_s)
+        size = rows if rows in self.sizes or len(self.sizes) < _SIZES_MAX else max(self.sizes)
+        lasting = self.sizes.get(size)
+        if lasting is None:
+            self.sizes[size] = lasting = _Lasting()
+        lasting.add(called.infer_s)
+        self.batch_rows.add(rows)
+
+    def waited(self, seconds: float) -> None:
+        """One request that was begun after so long."""
+        self.queue.add(seconds)
+        self.queue_s.add(seconds)
+
+    def answered(self, seconds: float, *, rows: int, failed_rows: int) -> None:
+        """One request that got a response, so long after it was asked."""
+        self.success.add(seconds)
+        self.request_s.add(seconds)
+        self.rows += rows
+        self.failed_rows += failed_rows
+
+    def failed(self, seconds: float) -> None:
+        """One request that got an error."""
+        self.fail.add(seconds)
+        self.request_s.add(seconds)
+
+    def snapshot(self) -> PredictorStatistics:
+        """What every predictor tells."""
+        return PredictorStatistics(
+            instances=1,
+            calls=self.calls,
+            rows=self.rows,
+            failed_rows=self.failed_rows,
+            retries=self.retries,
+            busy_s=self.busy_s,
+            starved_s=self.starved_s,
+        )
+
+
+def total(tallies: Sequence[Tally], base: ModelStatistics) -> ModelStatistics:
+    """Sums over tallies, on top of what `base` tells."""
+    return replace(
+        base,
+        rows=sum(t.rows for t in tallies),
+        failed_rows=sum(t.failed_rows for t in tallies),
+        calls=sum(t.calls for t in tallies),
+        retries=sum(t.retries for t in tallies),
+        success=_sum([t.success for t in tallies]),
+        fail=_sum([t.fail for t in tallies]),
+        cancelled=base.cancelled + sum(t.cancelled for t in tallies),
+        expired=base.expired + sum(t.expired for t in tallies),
+        queue=_sum([t.queue for t in tallies]),
+        compute_input=_sum([t.compute_input for t in tallies]),
+        compute_infer=_sum([t.compute_infer for t in tallies]),
+        compute_output=_sum([t.compute_output for t in tallies]),
+        batches=_batches(tallies),
+        batch_rows=_histogram([t.batch_rows for t in tallies], BATCH_ROWS_BOUNDS),
+        queue_s=_histogram([t.queue_s for t in tallies], QUEUE_S_BOUNDS),
+        request_s=_histogram([t.request_s for t in tallies], QUEUE_S_BOUNDS),
+        closed=_closed(tallies),
+        streams=sum(t.streams for t in tallies),
+        stream_items=sum(t.stream_items for t in tallies),
+        restarts=sum(t.restarts for t in tallies),
+        busy_s=sum(t.busy_s for t in tallies),
+    )
+
+
+def _sum(lasting: Sequence[_Lasting]) -> Duration:
+    return Duration(sum(one.count for one in lasting), round(sum(one.seconds for one in lasting) * 1e9))
+
+
+def _batches(tallies: Sequence[Tally]) -> tuple[BatchStatistics, ...]:
+    # Copies: the instance's thread may add a size meanwhile.
+    copies = [dict(t.sizes) for t in tallies]
+    sizes = sorted({size for copy in copies for size in copy})
+    return tuple(BatchStatistics(size, _sum([c[size] for c in copies if size in c])) for size in sizes)
+
+
+def _histogram(counted: Sequence[Counted], bounds: tuple[float, ...]) -> Histogram:
+    snapshots = [c.snapshot() for c in counted]
+    if not snapshots:
+        return Histogram.empty(bounds)
+    counts = tuple(map(sum, zip(*(s.counts for s in snapshots), strict=True)))
+    return Histogram(bounds, counts, sum(s.total for s in snapshots))
+
+
+def _closed(tallies: Sequence[Tally]) -> dict[str, int]:
+    closed: dict[str, int] = {}
+    for tally in tallies:
+        for why, count in dict(tally.closed).items():
+            closed[why] = closed.get(why, 0) + count
+    return closed

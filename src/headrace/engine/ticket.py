@@ -1,0 +1,150 @@
+"""A request on its way through the engine, and how its answer gets back to whoever asked."""
+
+import asyncio
+import logging
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from headrace.core.errors import CancelledRequestError
+from headrace.core.predictor import settle
+from headrace.core.tensor import InferRequest, InferResponse
+
+_log = logging.getLogger("headrace.engine")
+
+Answer = InferResponse | BaseException
+
+
+class Reply(Protocol):
+    """Where an answer goes."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that `give` must be called in; None: any thread."""
+        ...
+
+    def begin(self) -> bool:
+        """The request is about to be run; whether anybody still waits for it. Called once, from an instance."""
+        ...
+
+    def give(self, answer: Answer) -> None:
+        """Hand the answer over; ignored when nobody waits any more."""
+        ...
+
+
+class Ticket:
+    """A request with its number of rows and its reply. The engine's lock guards what changes.
+
+    `key` is equal for requests that can share a call of the model. `strict` requests take no answer with rows
+    missing: one bad row fails them. `deaths` counts the instances that died while they had it.
+    """
+
+    __slots__ = ("asked_s", "cancelled", "deaths", "key", "priority", "reply", "request", "rows", "strict")
+
+    def __init__(
+        self,
+        request: InferRequest,
+        rows: int,
+        asked_s: float,
+        reply: Reply,
+        *,
+        key: Hashable = None,
+        strict: bool = False,
+    ) -> None:
+        self.request = request
+        self.rows = rows
+        self.asked_s = asked_s
+        self.reply = reply
+        self.key = key
+        self.priority = request.priority
+        self.strict = strict
+        self.cancelled = False
+        self.deaths = 0
+
+    def alive(self, now: float) -> bool:
+        """Whether anybody still waits for the answer."""
+        deadline = self.request.deadline
+        return not self.cancelled and (deadline is None or now < deadline)
+
+
+def merge_key(request: InferRequest) -> Hashable:
+    """Equal for requests whose tensors can be joined along the first axis and whose answers are made alike."""
+    tensors = request.inputs
+    if len(tensors) == 1:
+        data = tensors[0].data
+        signature: Hashable = (tensors[0].name, data.dtype, data.shape[1:])
+    else:
+        signature = tuple(sorted((t.name, t.data.dtype.str, t.data.shape[1:]) for t in tensors))
+    return signature
+
+
+class FutureReply:
+    """To a `concurrent.futures.Future`, in whichever thread the answer comes."""
+
+    __slots__ = ("future",)
+
+    loop = None
+
+    def __init__(self, future: Future[InferResponse]) -> None:
+        self.future = future
+
+    def begin(self) -> bool:
+        """See `Reply`; from then on the future cannot be cancelled any more."""
+        return self.future.running() or self.future.set_running_or_notify_cancel()
+
+    def give(self, answer: Answer) -> None:
+        """See `Reply`; what callbacks raise is logged."""
+        if not self.begin():
+            return
+        if (raised := settle(self.future, answer)) is not None:
+            _log.error("a callback raised", exc_info=raised)
+
+
+class LoopReply:
+    """To a coroutine that awaits `future` in its event loop."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.future: asyncio.Future[InferResponse] = loop.create_future()
+
+    def begin(self) -> bool:
+        """See `Reply`."""
+        return not self.future.done()
+
+    def give(self, answer: Answer) -> None:
+        """See `Reply`."""
+        if self.future.done():
+            return
+        if isinstance(answer, InferResponse):
+            self.future.set_result(answer)
+        else:
+            self.future.set_exception(answer)
+
+
+def deliver(answered: Sequence[tuple[Ticket, Answer]]) -> None:
+    """Give each ticket its answer. One hop for each event loop, however many tickets: a hop costs more than an answer."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Answer]]] = {}
+    for ticket, answer in answered:
+        loop = ticket.reply.loop
+        if loop is None:
+            ticket.reply.give(answer)
+        else:
+            by_loop.setdefault(loop, []).append((ticket, answer))
+    for loop, pairs in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_give_all, pairs)
+        except RuntimeError:  # the loop is closed: nobody is left who could wait
+            _log.debug("answers for a closed event loop", extra={"requests": len(pairs)})
+
+
+def _give_all(pairs: Sequence[tuple[Ticket, Answer]]) -> None:
+    for ticket, answer in pairs:
+        ticket.reply.give(answer)
+
+
+def gone(ticket: Ticket) -> CancelledRequestError:
+    """What a request comes to whose caller has left."""
+    name = f"request {ticket.request.id}" if ticket.request.id else "a request"
+    return CancelledRequestError(f"{name} was cancelled by whoever asked")
