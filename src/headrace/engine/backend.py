@@ -99,6 +99,7 @@ class LocalBackend:
         inline: bool = False,
     ) -> None:
         self._name = name
+        self._version = version
         self._clock = clock or SystemClock()
         self._runner: asyncio.Runner | None = None
         self._home: LoopThread | None = None
@@ -136,7 +137,9 @@ class LocalBackend:
 
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
         if streams(model):
-            self._stream_model = StreamModel(model, self._name, self._clock, self.turns)
+            self._stream_model = StreamModel(
+                model, self._name, self._version, clock=self._clock, turns=self.turns
+            )
             if self._stream_model.is_async and not inline:
                 self._home = LoopThread(f"headrace-{self._name}-loop")
                 self.loop = self._home.loop

@@ -7,6 +7,7 @@ without an answer: a request ends with a response, an error, or its own cancella
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
@@ -435,9 +436,12 @@ class Engine:
         """All that is counted, since `start`, and how things stand; safe from any thread."""
         life = self._life
         requests, rows, oldest_s, running = life.channel.waiting()
+        ended_s = max((s.tally.ended_s for s in life.slots if s.tally.ended_s is not None), default=None)
+        ago_s = None if ended_s is None else self._clock.now() - ended_s
         base = ModelStatistics(
             self.name,
             self.version or "",
+            last_inference_ms=0 if ago_s is None else round((time.time() - ago_s) * 1000),
             instances=len(life.slots),
             cancelled=life.cancelled,
             expired=life.expired,
@@ -564,6 +568,7 @@ class Engine:
             began_s = self._clock.now()
             ((_, answer),) = instance.answer_all((ticket,), lambda t: self._go_on(life, t))
             ended_s = self._clock.now()
+            tally.ended_s = ended_s
             tally.busy_s += ended_s - began_s
             self._count(tally, ticket, answer, began_s, ended_s)
         return answer

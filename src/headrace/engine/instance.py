@@ -17,6 +17,7 @@ from headrace.core.errors import (
     ModelContractError,
     ModelInputError,
     PredictError,
+    RefusedRowsError,
     StoppedError,
 )
 from headrace.core.model import RowError
@@ -189,7 +190,7 @@ class Instance:
         """Predict a request of any size, in calls of at most `rows_max` rows; none for no rows.
 
         Rows that the model refuses are failures in the response, unless the ticket is strict: then they are the
-        PredictError that this raises. `before_call` is called before every call of the model but the first, and ends the
+        RefusedRowsError that this raises. `before_call` is called before every call of the model but the first, and ends the
         request with what it raises. Raises ModelContractError when the model returns something else than a row for
         each row.
         """
@@ -220,7 +221,7 @@ class Instance:
             whys = "; ".join(
                 f"row {row}: {str(why)[:WHY_CHARS_MAX]}" for row, why in sorted(error.rows.items())[:8]
             )
-            raise PredictError(self._name, whys or "it refused rows without naming them") from error
+            raise RefusedRowsError(self._name, whys or "it refused rows without naming them") from error
 
     def _answer_rows(
         self, ticket: Ticket, tensors: Mapping[str, Array], rows: int, before_call: BeforeCall

@@ -94,10 +94,19 @@ class StreamCall:
 class StreamModel:
     """Runs the `predict_stream` of one instance. `turns` is held while the code of a plain generator runs."""
 
-    def __init__(self, model: Model, name: str, clock: Clock, turns: AbstractContextManager[Any]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        name: str,
+        version: str | None,
+        *,
+        clock: Clock,
+        turns: AbstractContextManager[Any],
+    ) -> None:
         self._predict_stream = model.predict_stream
         self._names = [s.name for s in model.outputs]
         self._name = name
+        self._version = version
         self._clock = clock
         self._turns = turns
         self.is_async = inspect.isasyncgenfunction(model.predict_stream)
@@ -179,7 +188,12 @@ class StreamModel:
     def response(self, item: Any, id: str) -> InferResponse:
         """What the model yielded, as a response. Raises ModelContractError for what is none."""
         if isinstance(item, InferResponse):
-            return replace(item, model_name=item.model_name or self._name, id=item.id or id)
+            return replace(
+                item,
+                model_name=item.model_name or self._name,
+                model_version=item.model_version or self._version,
+                id=item.id or id,
+            )
         if isinstance(item, Mapping):
             named: Mapping[Any, Any] = cast("Mapping[Any, Any]", item)
         else:
@@ -187,7 +201,7 @@ class StreamModel:
         tensors = tuple(Tensor(str(name), self._array(name, data)) for name, data in named.items())
         if not tensors:
             raise ModelContractError(self._name, "predict_stream yielded an empty mapping")
-        return InferResponse(tensors, self._name, id=id)
+        return InferResponse(tensors, self._name, self._version, id)
 
     def _array(self, name: Any, data: Any) -> Any:
         """An array with at least the axis of rows; text as objects."""

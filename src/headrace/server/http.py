@@ -1,0 +1,204 @@
+"""One HTTP exchange of an ASGI server: bounded bodies in, whole or streamed bodies out."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Final
+
+from headrace.core.errors import DataError, LimitError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+JSON: Final = b"application/json"
+WATCH_AFTER_S: Final = 0.02
+"""How long an answer may take before it is watched whether its caller is still there: watching costs a task."""
+
+
+class DisconnectedError(Exception):
+    """The caller has gone; there is nobody to answer."""
+
+
+class Exchange:
+    """A request and its response. Made for each request, so it is kept small."""
+
+    __slots__ = ("_read", "_receive", "_send", "headers", "method", "path", "query", "started")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self.started = False
+        """Whether the response was begun."""
+        self._read: bytes | None = None
+
+    def header(self, name: bytes) -> str | None:
+        """A header by its name in lower case."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    # In
+
+    async def body(self, bytes_max: int) -> bytes:
+        """The whole body, decompressed where it is compressed. LimitError beyond `bytes_max`, DataError for a broken one."""
+        if self._read is not None:
+            return self._read
+        declared = self.headers.get(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > bytes_max:
+            raise _too_large(bytes_max)
+        message = await self._receive()
+        self._check_connected(message)
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            body = await self._rest(body, bytes_max)
+        if len(body) > bytes_max:
+            raise _too_large(bytes_max)
+        encoding = self.headers.get(b"content-encoding")
+        return body if encoding is None else _decompressed(body, encoding.lower().strip(), bytes_max)
+
+    def unread(self, body: bytes) -> None:
+        """Let `body` give this, once more."""
+        self._read = body
+
+    async def _rest(self, first: bytes, bytes_max: int) -> bytes:
+        parts, size, more = [first], len(first), True
+        while more:
+            message = await self._receive()
+            self._check_connected(message)
+            part: bytes = message.get("body", b"")
+            # Of tiny chunks there may be many: what is kept of them is joined now and then.
+            parts.append(part)
+            if len(parts) > 1024:
+                parts = [b"".join(parts)]
+            size += len(part)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            more = bool(message.get("more_body"))
+        return b"".join(parts)
+
+    def _check_connected(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.disconnect":
+            raise DisconnectedError
+
+    async def while_connected(self, answering: Awaitable[Any]) -> Any:
+        """What `answering` comes to; when the caller goes before, it is cancelled and DisconnectedError raised.
+
+        Only what takes longer than `WATCH_AFTER_S` is watched.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watch = _Watch(self._receive, task)
+        timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, watch.begin)
+        try:
+            return await answering
+        except asyncio.CancelledError:
+            if watch.gone and task.uncancel() == 0:
+                raise DisconnectedError from None
+            raise
+        finally:
+            timer.cancel()
+            watch.end()
+
+    # Out
+
+    async def respond(
+        self, status: int, body: bytes, content_type: bytes = JSON, extra: Headers = ()
+    ) -> None:
+        """A whole response."""
+        self.started = True
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def respond_compressed(
+        self, status: int, body: bytes, content_type: bytes, bytes_min: int | None, extra: Headers = ()
+    ) -> None:
+        """A whole response, gzipped where it is long and the caller takes that."""
+        if (
+            bytes_min is None
+            or len(body) < bytes_min
+            or b"gzip" not in self.headers.get(b"accept-encoding", b"")
+        ):
+            await self.respond(status, body, content_type, extra)
+            return
+        packed = await asyncio.to_thread(gzip.compress, body, 1)
+        await self.respond(
+            status,
+            packed,
+            content_type,
+            [*extra, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")],
+        )
+
+    async def respond_streaming(
+        self, content_type: bytes, parts: AsyncIterator[bytes], extra: Headers = ()
+    ) -> None:
+        """A body in parts, each sent when it comes. DisconnectedError when the caller goes, `parts` is closed then."""
+        self.started = True
+        headers = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *extra]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        task = asyncio.current_task()
+        assert task is not None
+        watch = _Watch(self._receive, task)
+        watch.begin()
+        try:
+            async for part in parts:
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        except asyncio.CancelledError:
+            if watch.gone and task.uncancel() == 0:
+                raise DisconnectedError from None
+            raise
+        finally:
+            watch.end()
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+class _Watch:
+    """Cancels a task when the caller goes."""
+
+    def __init__(self, receive: Receive, task: "asyncio.Task[Any]") -> None:
+        self._receive = receive
+        self._task = task
+        self._watching: asyncio.Task[None] | None = None
+        self.gone = False
+
+    def begin(self) -> None:
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._task.cancel()
+
+    def end(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+
+def _too_large(bytes_max: int) -> LimitError:
+    return LimitError(f"the body is larger than {bytes_max} bytes, which is the most that is taken here")
+
+
+def _decompressed(body: bytes, encoding: bytes, bytes_max: int) -> bytes:
+    if encoding == b"identity":
+        return body
+    if encoding not in (b"gzip", b"deflate"):
+        name = encoding.decode("latin-1")
+        raise DataError(f"content encoding {name!r} is not taken here: use gzip or deflate")
+    # 32: gzip or zlib, by what stands in the header.
+    inflate = zlib.decompressobj(wbits=47)
+    try:
+        plain = inflate.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise DataError(f"the body is no whole {encoding.decode('latin-1')} stream: {error}") from None
+    if len(plain) > bytes_max:
+        raise _too_large(bytes_max)
+    if not inflate.eof:
+        raise DataError("the compressed body ends early")
+    return plain

@@ -1,0 +1,327 @@
+"""The Open Inference Protocol over HTTP, as an ASGI application.
+
+Arrives: HTTP requests. Leaves: JSON, binary tensors, or server-sent events; every error is ``{"error": ...}`` with the status
+of `server.errors`. Routes are looked up by hand: a framework would cost more than the protocol does.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
+from headrace.protocols import generate, oip_json, oip_repository, sse
+from headrace.protocols.schedule import scheduled
+from headrace.server.dataplane import Dataplane
+from headrace.server.errors import NOT_FOUND, Status, status_of
+from headrace.server.http import JSON, DisconnectedError, Exchange, Headers, Receive, Scope, Send
+from headrace.server.openapi import docs_page, openapi_document
+from headrace.server.security import Access, Role
+
+_log = logging.getLogger("headrace.server")
+
+EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
+_OCTETS: Final = b"application/octet-stream"
+_HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
+_HTML: Final = b"text/html; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class RestLimits:
+    """Bounds on what is taken and how it is sent."""
+
+    body_bytes_max: int = 64 << 20
+    """One request's body, after decompression."""
+    gzip_bytes_min: int | None = 64 << 10
+    """Responses from this size on are gzipped for callers who take that; None: never."""
+
+
+Handler = Callable[[Exchange, str, str], Awaitable[None]]
+"""Handles an exchange for a model and a version, both empty where the path has none."""
+
+
+class RestApp:
+    """The ASGI application. `clock` tells monotonic seconds, as the engines' clocks do."""
+
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        *,
+        access: Access | None = None,
+        limits: RestLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dataplane = dataplane
+        self._access = access or Access()
+        self._limits = limits or RestLimits()
+        self._clock = clock
+        self._fixed: dict[str, dict[str, tuple[Role | None, Handler]]] = {
+            "/": {"GET": (None, self._server_metadata)},
+            "/v2": {"GET": (Role.INFER, self._server_metadata)},
+            "/v2/health/live": {"GET": (None, self._live)},
+            "/v2/health/ready": {"GET": (None, self._ready)},
+            "/v2/models": {"GET": (Role.INFER, self._models)},
+            "/v2/models/stats": {"GET": (Role.INFER, self._statistics)},
+            "/v2/repository/index": {"POST": (Role.ADMIN, self._index)},
+            "/v2/docs": {"GET": (None, self._docs)},
+            "/v2/docs/dataplane.json": {"GET": (None, self._openapi)},
+            "/docs": {"GET": (None, self._docs)},
+            "/openapi.json": {"GET": (None, self._openapi)},
+        }
+        self._of_model: dict[str, dict[str, tuple[Role | None, Handler]]] = {
+            "": {"GET": (Role.INFER, self._model_metadata)},
+            "ready": {"GET": (None, self._model_ready)},
+            "infer": {"POST": (Role.INFER, self._infer)},
+            "infer_stream": {"POST": (Role.INFER, self._infer_stream)},
+            "generate": {"POST": (Role.INFER, self._generate)},
+            "generate_stream": {"POST": (Role.INFER, self._generate_stream)},
+            "stats": {"GET": (Role.INFER, self._statistics)},
+        }
+        self._of_repository: dict[str, dict[str, tuple[Role | None, Handler]]] = {
+            "load": {"POST": (Role.ADMIN, self._load)},
+            "unload": {"POST": (Role.ADMIN, self._unload)},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one exchange; see the ASGI specification."""
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send)
+        try:
+            methods, model, version = self._route(exchange.path)
+            found = methods.get(exchange.method)
+            if found is None:
+                await self._other_method(exchange, methods)
+                return
+            role, handler = found
+            if role is not None and not self._access.open:
+                self._access.check(exchange.header(b"authorization"), role)
+            await handler(exchange, model, version)
+        except DisconnectedError:
+            return
+        except Exception as error:  # noqa: BLE001 - every error becomes an answer
+            await self._fail(exchange, error)
+
+    # Routes
+
+    def _route(self, path: str) -> tuple[dict[str, tuple[Role | None, Handler]], str, str]:
+        """What can be done at a path: by method, with the model and the version that it names."""
+        if path.startswith("/v2/models/"):
+            parts = path.split("/")
+            match parts:
+                case [_, _, _, name]:
+                    action, version = "", ""
+                case [_, _, _, name, "versions", version]:
+                    action = ""
+                case [_, _, _, name, "versions", version, action] if action:
+                    pass
+                case [_, _, _, name, action] if action and action != "versions":
+                    version = ""
+                case _:
+                    return {}, "", ""
+            # `stats` is the one name that no model can have.
+            if name and action in self._of_model and (name != "stats" or len(parts) > 4):
+                return self._of_model[action], name, version
+        if path.startswith("/v2/repository/models/"):
+            match path.split("/"):
+                case [_, _, _, _, name, action] if name and action in self._of_repository:
+                    return self._of_repository[action], name, ""
+                case _:
+                    return {}, "", ""
+        return self._fixed.get(path if len(path) == 1 else path.rstrip("/"), {}), "", ""
+
+    async def _other_method(self, exchange: Exchange, methods: dict[str, Any]) -> None:
+        if not methods:
+            await self._tell(
+                exchange, Status(NOT_FOUND, "NOT_FOUND", f"there is nothing at {exchange.path[:200]}")
+            )
+            return
+        if exchange.method == "HEAD" and "GET" in methods:
+            exchange.method = "GET"
+            await methods["GET"][1](exchange, "", "")
+            return
+        allowed = ", ".join(sorted(methods))
+        status = Status(
+            405, "UNIMPLEMENTED", f"{exchange.method} is not for {exchange.path[:200]}: use {allowed}"
+        )
+        await self._tell(exchange, status, ((b"allow", allowed.encode()),))
+
+    # Health and metadata
+
+    async def _live(self, exchange: Exchange, _model: str, _version: str) -> None:
+        await exchange.respond(200, b'{"live":true}')
+
+    async def _ready(self, exchange: Exchange, _model: str, _version: str) -> None:
+        ready = self._dataplane.ready()
+        await exchange.respond(200 if ready else 503, b'{"ready":true}' if ready else b'{"ready":false}')
+
+    async def _server_metadata(self, exchange: Exchange, _model: str, _version: str) -> None:
+        plane = self._dataplane
+        body = oip_repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
+        await exchange.respond(200, body)
+
+    async def _models(self, exchange: Exchange, _model: str, _version: str) -> None:
+        names = sorted({entry.name for entry in self._dataplane.index(ready=True)})
+        await exchange.respond(200, orjson.dumps({"models": names}))
+
+    async def _model_metadata(self, exchange: Exchange, model: str, version: str) -> None:
+        metadata = self._dataplane.metadata(model, version)
+        body = oip_repository.encode_model_metadata(metadata, self._dataplane.versions(model))
+        await exchange.respond(200, body)
+
+    async def _model_ready(self, exchange: Exchange, model: str, version: str) -> None:
+        ready = self._dataplane.model_ready(model, version)
+        await exchange.respond(200 if ready else 503, orjson.dumps({"name": model, "ready": ready}))
+
+    async def _statistics(self, exchange: Exchange, model: str, version: str) -> None:
+        body = oip_repository.encode_statistics(self._dataplane.statistics(model, version))
+        await exchange.respond(200, body)
+
+    async def _openapi(self, exchange: Exchange, _model: str, _version: str) -> None:
+        await exchange.respond(200, orjson.dumps(openapi_document(self._dataplane.version)))
+
+    async def _docs(self, exchange: Exchange, _model: str, _version: str) -> None:
+        models = [(e.name, e.version) for e in self._dataplane.index(ready=True)]
+        described = [self._dataplane.metadata(name, version) for name, version in models]
+        page = docs_page(self._dataplane.version, described)
+        policy = b"default-src 'none'; style-src 'unsafe-inline'"
+        await exchange.respond(200, page.encode(), _HTML, ((b"content-security-policy", policy),))
+
+    # The model repository
+
+    async def _index(self, exchange: Exchange, _model: str, _version: str) -> None:
+        ready = oip_repository.decode_index_request(await self._body(exchange))
+        await exchange.respond(200, oip_repository.encode_index(self._dataplane.index(ready=ready)))
+
+    async def _load(self, exchange: Exchange, model: str, _version: str) -> None:
+        parameters = oip_repository.decode_load_request(await self._body(exchange))
+        await self._dataplane.load(model, parameters)
+        await exchange.respond(200, orjson.dumps({"name": model, "load": True}))
+
+    async def _unload(self, exchange: Exchange, model: str, _version: str) -> None:
+        oip_repository.decode_load_request(await self._body(exchange))
+        await self._dataplane.unload(model)
+        await exchange.respond(200, orjson.dumps({"name": model, "unload": True}))
+
+    # Inference
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        return await exchange.body(self._limits.body_bytes_max)
+
+    async def _request(self, exchange: Exchange) -> oip_json.WireRequest:
+        """An inference request as it came, with its deadline and priority."""
+        length = exchange.headers.get(_HEADER_LENGTH)
+        json_bytes = None if length is None else oip_json.header_length(length.decode("latin-1"))
+        wire = oip_json.decode_request(await self._body(exchange), json_bytes, bf16="float32")
+        if wire.request.parameters:
+            return oip_json.WireRequest(
+                scheduled(wire.request, self._clock()), wire.binary_default, wire.binary_by_name
+            )
+        return wire
+
+    async def _infer(self, exchange: Exchange, model: str, version: str) -> None:
+        # First, so that an unknown model is told as such whatever the body.
+        datatypes = _declared(self._dataplane.metadata(model, version))
+        wire = await self._request(exchange)
+        response = await exchange.while_connected(self._dataplane.infer(model, version, wire.request))
+        binary = wire.binary if wire.binary_default or wire.binary_by_name else False
+        await self._respond(exchange, oip_json.encode_response(response, binary=binary, datatypes=datatypes))
+
+    async def _respond(self, exchange: Exchange, body: oip_json.WireBody) -> None:
+        content_type, extra = JSON, ()
+        if body.json_bytes is not None:
+            content_type = _OCTETS
+            extra = ((_HEADER_LENGTH, b"%d" % body.json_bytes),)
+        await exchange.respond_compressed(200, body.body, content_type, self._limits.gzip_bytes_min, extra)
+
+    async def _infer_stream(self, exchange: Exchange, model: str, version: str) -> None:
+        datatypes = _declared(self._dataplane.metadata(model, version))
+        wire = await self._request(exchange)
+
+        def encoded(response: InferResponse) -> bytes:
+            return oip_json.encode_response(response, datatypes=datatypes).body
+
+        await self._respond_streaming(exchange, model, version, wire.request, encoded)
+
+    async def _generate(self, exchange: Exchange, model: str, version: str) -> None:
+        request = await self._generate_request(exchange, model, version)
+        if request is None:
+            await self._infer(exchange, model, version)
+            return
+        response = await exchange.while_connected(self._dataplane.infer(model, version, request))
+        await self._respond(exchange, oip_json.WireBody(generate.encode_generated(response)))
+
+    async def _generate_stream(self, exchange: Exchange, model: str, version: str) -> None:
+        request = await self._generate_request(exchange, model, version)
+        if request is None:
+            await self._infer_stream(exchange, model, version)
+            return
+        await self._respond_streaming(exchange, model, version, request, generate.encode_generated)
+
+    async def _generate_request(self, exchange: Exchange, model: str, version: str) -> InferRequest | None:
+        """The request of ``generate``; None for an inference request, whose body is there to be read once more."""
+        metadata = self._dataplane.metadata(model, version)
+        body = await self._body(exchange)
+        if _HEADER_LENGTH in exchange.headers or generate.is_inference(body):
+            exchange.unread(body)
+            return None
+        request = generate.decode_generate(body, metadata)
+        return scheduled(request, self._clock())
+
+    async def _respond_streaming(
+        self,
+        exchange: Exchange,
+        model: str,
+        version: str,
+        request: InferRequest,
+        encoded: Callable[[InferResponse], bytes],
+    ) -> None:
+        """Events as they come. What fails before the first is a plain error; later, an error event is the last."""
+        some = self._dataplane.stream_one(model, version, request)
+        async with aclosing(some):
+            first = await exchange.while_connected(anext(some, None))
+            events = self._events(first, some, encoded)
+            async with aclosing(events):
+                await exchange.respond_streaming(EVENT_STREAM, events)
+
+    async def _events(
+        self,
+        first: list[InferResponse] | None,
+        some: AsyncGenerator[list[InferResponse], None],
+        encoded: Callable[[InferResponse], bytes],
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            if first is None:
+                return
+            yield sse.encode_events(map(encoded, first))
+            async for responses in some:
+                yield sse.encode_events(map(encoded, responses))
+        except Exception as error:  # noqa: BLE001 - the status is sent: an event must say it
+            yield sse.encode_event(oip_json.encode_error(status_of(error).why))
+
+    # Errors
+
+    async def _fail(self, exchange: Exchange, error: Exception) -> None:
+        if exchange.started:
+            # Nothing can be said any more; a cut connection is the one sign that is left.
+            _log.error("a response failed after it was begun", exc_info=error)
+            raise error
+        status = status_of(error)
+        extra: list[tuple[bytes, bytes]] = []
+        if status.retry_after_s is not None:
+            extra.append((b"retry-after", b"%d" % status.retry_after_s))
+        if status.http == 401:
+            extra.append((b"www-authenticate", b"Bearer"))
+        await self._tell(exchange, status, extra)
+
+    async def _tell(self, exchange: Exchange, status: Status, extra: Headers = ()) -> None:
+        await exchange.respond(status.http, oip_json.encode_error(status.why), JSON, extra)
+
+
+def _declared(metadata: ModelMetadata) -> dict[str, str]:
+    """Outputs that the model declares as BF16, which numpy cannot tell."""
+    return {s.name: s.datatype for s in metadata.outputs if s.datatype == "BF16"}
