@@ -9,8 +9,9 @@ from typing import Any, Final, cast
 import numpy as np
 
 from headrace.core.errors import ConfigError, MissingExtraError, ModelContractError, ModelLoadError
-from headrace.core.model import Model, RowError
+from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec, dtype_of
+from headrace.runtimes.text import decoded_text
 
 try:
     import onnxruntime as _onnxruntime
@@ -130,7 +131,7 @@ class OnnxModel(Model):
         """Run the session on a batch. RowError for text that is not UTF-8."""
         for name in self._texts:
             if name in tensors:
-                tensors[name] = _decoded(name, tensors[name])
+                tensors[name] = decoded_text(name, tensors[name])
         if self._fixed_rows is None:
             return self._run(tensors)
         return self._run_in_pieces(tensors, self._fixed_rows)
@@ -176,24 +177,6 @@ def _threads() -> int:
     if not text.isdecimal():
         raise ConfigError(f"{_THREADS_VARIABLE} is {text!r}: make it a number of threads, such as 1")
     return int(text)
-
-
-def _decoded(name: str, data: Array) -> Array:
-    """Text as objects of str, which is what onnxruntime takes: of bytes it would take their Python spelling."""
-    values: list[Any] = data.astype(object).ravel().tolist()
-    if not any(isinstance(v, bytes) for v in values):
-        return data
-    width = max(1, len(values) // max(1, len(data)))
-    texts = np.empty(len(values), object)
-    refused: dict[int, str] = {}
-    for index, value in enumerate(values):
-        try:
-            texts[index] = value.decode() if isinstance(value, bytes) else value
-        except UnicodeDecodeError as error:
-            refused[index // width] = f"input {name!r} is not UTF-8: {error.reason} at byte {error.start}"
-    if refused:
-        raise RowError(refused)
-    return texts.reshape(data.shape)
 
 
 def _batch_rows(inputs: Sequence[TensorSpec]) -> int:
