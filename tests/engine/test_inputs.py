@@ -151,7 +151,7 @@ def test_a_request_that_does_not_fit_says_why(inputs, request_, message):
         ("INT32", "float32", False),
         ("BYTES", "float32", False),
         ("FP32", "object", False),
-        ("BF16", "float32", False),
+        ("BF16", "float64", False),
     ],
 )
 def test_types_that_lose_nothing_are_converted(declared, given, taken):
@@ -164,6 +164,14 @@ def test_types_that_lose_nothing_are_converted(declared, given, taken):
     assert inputs.check(request) == 3
     seen = inputs.call(lambda x: x, {"x": request["x"]})
     assert (Tensor("x", seen).datatype, seen.tolist()) == (declared, [[1, 1]] * 3)
+
+
+@pytest.mark.parametrize("given", ["uint16", "float32"])
+def test_bf16_comes_as_bits_or_widened(given):
+    inputs = _inputs(_keywords, (TensorSpec("x", "BF16", (-1, 2)),))
+    request = _request(x=np.ones((3, 2), given))
+    assert inputs.check(request) == 3
+    assert inputs.call(lambda x: x, {"x": request["x"]}) is request["x"]
 
 
 def test_what_fits_already_is_handed_over_as_it_is():

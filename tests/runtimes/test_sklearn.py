@@ -106,9 +106,11 @@ def test_methods_are_chosen(load):
     assert list(load(fitted, method="predict_proba").predict(x=X[:2, :2])) == ["predict_proba"]
     outputs = load(fitted, method=["predict", "decision_function"]).predict(x=X[:2, :2])
     assert np.array_equal(outputs["decision_function"], fitted.decision_function(X[:2, :2]))
-    with pytest.raises(ConfigError, match="'method' must be of predict, .*, not 'fit'"):
+    with pytest.raises(ConfigError, match=r"'method' must be of predict, .*, not 'fit'"):
         load(fitted, method="fit")
-    with pytest.raises(ModelLoadError, match=r"LinearSVC has no predict_proba; of .* it has predict, decision_f"):
+    with pytest.raises(
+        ModelLoadError, match=r"LinearSVC has no predict_proba; of .* it has predict, decision_f"
+    ):
         load(LinearSVC().fit(X[:, :2], Y), method=["predict_proba"])
 
 
@@ -153,7 +155,9 @@ def test_single_precision_where_it_is_asked_for(load):
     [
         lambda p: p,
         lambda p: GridSearchCV(p, {"logisticregression__C": [1.0]}, cv=2),
-        lambda p: Pipeline([("both", FeatureUnion([("a", p[0]), ("b", p[0])])), ("logisticregression", p[1])]),
+        lambda p: Pipeline(
+            [("both", FeatureUnion([("a", p[0]), ("b", p[0])])), ("logisticregression", p[1])]
+        ),
     ],
 )
 def test_text_goes_to_a_vectorizer(load, wrap):
@@ -203,7 +207,9 @@ def test_a_matrix_does_for_numbers_that_were_a_frame(load):
 
 def test_inputs_are_overruled_by_the_operator(load):
     steps = [("number", StandardScaler(), ["age", "visits"])]
-    fitted = make_pipeline(ColumnTransformer(steps), LogisticRegression()).fit(PEOPLE[["age", "visits"]], LABELS)
+    fitted = make_pipeline(ColumnTransformer(steps), LogisticRegression()).fit(
+        PEOPLE[["age", "visits"]], LABELS
+    )
     wanted = [{"name": "age", "datatype": "FP32", "shape": [-1]}, {"name": "visits", "datatype": "INT32"}]
     model = load(fitted, inputs=wanted)
     assert model.inputs == (TensorSpec("age", "FP32", (-1,)), TensorSpec("visits", "INT32"))

@@ -121,7 +121,10 @@ def _type_fits(spec: TensorSpec, tensor: Tensor) -> bool:
     given = tensor.datatype
     if given == spec.datatype:
         return True
-    if "BYTES" in (given, spec.datatype) or spec.datatype == "BF16":
+    if spec.datatype == "BF16":
+        # numpy has no such type: bit patterns, or the same values widened.
+        return given in ("UINT16", "FP32")
+    if "BYTES" in (given, spec.datatype):
         return False
     return np.can_cast(tensor.data.dtype, dtype_of(spec.datatype), "safe")
 

@@ -83,7 +83,7 @@ def model_factory(spec: str, options: Mapping[str, Any] | None = None) -> ModelS
     if place.endswith(".py"):
         return _class(spec, plain, import_file(Path(place)), class_name)
     if (runtime := _FILES.get(path.suffix)) is not None:
-        return _made_by(runtime, spec, plain, path.stem, _file_sha256(path))
+        return _made_by(runtime, spec, plain, path.stem, _file_sha256(path) + _class_sha256(path, plain))
     if spec and path.is_dir():
         return _folder(spec, plain, path)
     if not is_dotted_class(place, class_name):
@@ -141,6 +141,13 @@ def _file_sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _class_sha256(path: Path, options: Options) -> str:
+    """Of the file beside the weights that has their class; nothing where there is none."""
+    place, _ = split_spec(str(options.get("class", "")))
+    beside = path.parent / place
+    return _file_sha256(beside) if place.endswith(".py") else ""
 
 
 def _folder_sha256(folder: Path) -> str:

@@ -13,7 +13,7 @@ from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
 from headrace.runtimes.options import tensor_specs
-from headrace.runtimes.text import decoded_text
+from headrace.runtimes.text import decoded_text, one_line
 
 try:
     import joblib as _joblib
@@ -105,8 +105,7 @@ class SklearnModel(Model):
         except ModelLoadError:
             raise
         except Exception as error:
-            why = (str(error).strip() or "no reason given").splitlines()[0]
-            raise self._unfit(f"{self._path} cannot be loaded: {type(error).__name__}: {why}") from error
+            raise self._unfit(f"{self._path} cannot be loaded: {one_line(error)}") from error
         self._methods = self._methods or self._usual_methods()
         if lacks := [m for m in self._methods if not hasattr(self._estimator, m)]:
             has = ", ".join(m for m in METHODS if hasattr(self._estimator, m)) or "none of them"
@@ -193,9 +192,9 @@ def _first_steps(estimator: Any) -> Iterator[Any]:
     """The estimator, and whatever is handed its input unchanged."""
     yield estimator
     if isinstance(estimator, pipeline.Pipeline):
-        yield from _first_steps(cast("Any", estimator).steps[0][1])
+        yield from _first_steps(estimator.steps[0][1])
     elif isinstance(estimator, pipeline.FeatureUnion):
-        for _, part in cast("Any", estimator).transformer_list:
+        for _, part in estimator.transformer_list:
             yield from _first_steps(part)
     elif (inner := getattr(estimator, "best_estimator_", None)) is not None:
         yield from _first_steps(inner)
@@ -222,8 +221,8 @@ def _text_columns(estimator: Any) -> set[str]:
     for step in _first_steps(estimator):
         if not isinstance(step, compose.ColumnTransformer):
             continue
-        names = [str(n) for n in cast("Any", step).feature_names_in_]
-        for _, part, chosen in cast("Any", step).transformers_:
+        names = [str(n) for n in step.feature_names_in_]
+        for _, part, chosen in step.transformers_:
             columns = _column_names(chosen, names)
             if isinstance(part, str):
                 continue

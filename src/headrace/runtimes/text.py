@@ -1,13 +1,25 @@
 """Text on its way into a model and out of it."""
 
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
 
 from headrace.core.model import RowError
 from headrace.core.tensor import Array, text_array
+
+
+WHY_CHARS_MAX: Final = 400
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def one_line(error: BaseException) -> str:
+    """A library's error for our messages: its type and the start of its text, without line breaks and colours."""
+    text = " ".join(_ESCAPES.sub("", str(error)).split())
+    kind = type(error).__name__
+    return f"{kind}: {text}"[:WHY_CHARS_MAX] if text else kind
 
 
 def decoded_text(name: str, data: Array) -> Array:
