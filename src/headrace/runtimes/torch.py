@@ -88,6 +88,11 @@ def dtype_named(name: str | None, option: str, model: str) -> Any:
     return None if name is None else getattr(torch, name)
 
 
+def inference_mode() -> AbstractContextManager[Any]:
+    """No gradients, and no book-keeping for them."""
+    return torch.inference_mode()
+
+
 def array_of(tensor: Any) -> Array:
     """A tensor's values as numpy, without a copy where it is in main memory; bfloat16 becomes float32."""
     plain = tensor.detach()
