@@ -227,7 +227,6 @@ def test_a_module_without_a_file_is_known_by_its_name(write, tmp_path, monkeypat
         "",
         ":",
         "model",
-        "model.pkl",
         "module:",
         ":Class",
         ".module:Class",
