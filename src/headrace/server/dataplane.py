@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-import headrace
 from headrace.core.errors import (
     DataError,
     ForbiddenError,
@@ -47,10 +46,10 @@ class Dataplane:
     """
 
     name: Final = "headrace"
-    version: Final = headrace.__version__
     extensions: Final = EXTENSIONS
 
-    def __init__(self, repository: ModelRepository, *, changeable: bool = False) -> None:
+    def __init__(self, repository: ModelRepository, *, version: str = "0", changeable: bool = False) -> None:
+        self.version = version
         self._repository = repository
         self._changeable = changeable
         self._draining = False
