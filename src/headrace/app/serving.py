@@ -117,6 +117,10 @@ def open_repository(
             definitions.append(definition_of(model, settings, model_options))
         else:
             name = getattr(model, "__name__", type(model).__name__)
+            if not name.isidentifier():
+                raise ConfigError(
+                    f"{model!r} has no name that could stand in a URL: give a class or a named function"
+                )
             definitions.append(ModelDefinition(name, "1", model, settings=settings))
     if not definitions:
         raise ConfigError("there is nothing to serve: name a model, or a folder of models")

@@ -208,6 +208,9 @@ class StreamModel:
         try:
             if isinstance(data, str | bytes):
                 return text_array([data])
+            if isinstance(data, list) and data and isinstance(data[0], str):
+                # Numpy would pad them all to the longest first.
+                return text_array(cast("list[object]", data))
             array = np.asarray(data)
             if array.ndim == 0:
                 array = array.reshape(1)
