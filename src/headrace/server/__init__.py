@@ -1,0 +1,1 @@
+"""Sockets to the dataplane: thin doors for the protocols of `headrace.protocols`."""
