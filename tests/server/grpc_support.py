@@ -1,6 +1,8 @@
 """A dataplane around plain functions, and gRPC clients that speak headrace's private messages."""
 
 import asyncio
+import functools
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry,
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.protocols.oip_grpc.messages import message_class
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
+from headrace.server.grpc_asgi import GrpcAsgi
 from headrace.server.grpc_contract import Role
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import StreamSettings
@@ -56,7 +59,8 @@ class FunctionDataplane:
         self.is_ready = True
         self.seen: list[InferRequest] = []
         self.loaded: list[tuple[str, Any]] = []
-        self.cancelled = 0
+        self.asked = asyncio.Event()
+        self.cancellations: asyncio.Queue[str] = asyncio.Queue()
 
     def _find(self, model: str, version: str) -> Served:
         if model not in self.models or version not in ("", "1"):
@@ -65,12 +69,13 @@ class FunctionDataplane:
 
     async def infer(self, model: str, version: str, request: InferRequest) -> InferResponse:
         self.seen.append(request)
+        self.asked.set()
         try:
             answer = self._find(model, version).predict(request)
             if asyncio.iscoroutine(answer):
                 answer = await answer
         except asyncio.CancelledError:
-            self.cancelled += 1
+            self.cancellations.put_nowait(model)
             raise
         return InferResponse((Tensor("y", answer),), model, "1", request.id)
 
@@ -79,7 +84,7 @@ class FunctionDataplane:
             async for answer in self._find(model, version).stream(requests):
                 yield InferResponse((Tensor("y", answer),), model, "1")
         except (asyncio.CancelledError, GeneratorExit):
-            self.cancelled += 1
+            self.cancellations.put_nowait(model)
             raise
 
     def live(self) -> bool:
@@ -140,9 +145,20 @@ def echo(request: InferRequest) -> np.ndarray:
     return request.inputs[0].data
 
 
+def ran(test: Any) -> Any:
+    """A coroutine function as a test, on a loop of its own, for WAIT_S seconds at most."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **settings: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **settings), WAIT_S))
+
+    return run
+
+
 @asynccontextmanager
 async def serving(
     dataplane: FunctionDataplane,
+    carrier: str = "aio",
     *,
     streams: StreamSettings | None = None,
     access: Any = None,
@@ -150,14 +166,48 @@ async def serving(
 ) -> Any:
     """A real server on a free port, and a channel to it."""
     service = GrpcService(dataplane, access=access, streams=streams, health_poll_s=0.01)
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    carried = _aio(service, settings) if carrier == "aio" else _asgi(service, settings)
+    async with (
+        carried as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel,
+    ):
+        channel.port = port
+        yield channel
+
+
+@asynccontextmanager
+async def _aio(service: GrpcService, settings: Any) -> Any:
     server = GrpcAioServer(service, GrpcAioSettings(port=0, **settings))
     await server.start()
     try:
-        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=options) as channel:
-            yield server, channel
+        yield server.port
     finally:
         await server.stop()
+
+
+@asynccontextmanager
+async def _asgi(service: GrpcService, settings: Any) -> Any:
+    import uvicorn
+
+    app = GrpcAsgi(service, **settings)
+    config = uvicorn.Config(app, http="zttp", http2=True, lifespan="off", log_config=None)
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await server.startup(sockets=[listener])
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            service.drain()
+            server.force_exit = True
+            await server.shutdown(sockets=[listener])
+
+
+def code_of(error: Any) -> str:
+    """The name of the status that a call ended with."""
+    return error.value.code().name
 
 
 def infer_request(

@@ -179,7 +179,7 @@ class _Messages:
 
     async def _watch(self) -> None:
         while not self.caller_is_gone:
-            while len(self._buffer) > BUFFER_BYTES_MAX and self._head_is_whole():
+            while len(self._buffer) > BUFFER_BYTES_MAX and self._is_enough():
                 self._moved.clear()
                 await self._moved.wait()
             await self._read()
@@ -215,6 +215,12 @@ class _Messages:
         del self._buffer[:end]
         self._moved.set()
         return _uncompressed(message, self._encoding, self._bytes_max) if compressed else message
+
+    def _is_enough(self) -> bool:
+        try:
+            return self._head_is_whole()
+        except LimitError:  # raised where messages are taken
+            return True
 
     def _head_is_whole(self) -> bool:
         """Whether the next message is all there; LimitError as soon as it is known to be too large."""
