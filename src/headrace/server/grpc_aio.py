@@ -87,6 +87,13 @@ class GrpcAioServer:
         self.port = 0
         """The port that is listened on; 0 before the start."""
 
+    @property
+    def address(self) -> str:
+        """Where it listens; the port is 0 before the start where any was asked for."""
+        host = self._settings.host
+        scheme = "grpc" if self._settings.tls is None else "grpcs"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port or self._settings.port}"
+
     async def start(self) -> None:
         """Listen; ConfigError when the address is taken, or a TLS file cannot be used."""
         settings = self._settings

@@ -19,7 +19,7 @@ class Role(StrEnum):
 class Access(Protocol):
     """Who may do what."""
 
-    def check(self, authorization: str | None, role: Any, /) -> None:
+    def check(self, authorization: str | None, role: Any, /) -> object:
         """Raises UnauthenticatedError or ForbiddenError; `authorization` is the header's whole value."""
         ...
 
