@@ -262,8 +262,8 @@ def test_a_folder_is_not_loaded_unless_the_operator_says_so(saved):
 def test_a_broken_folder_is_a_clear_error(saved):
     path = saved(Scaled(), SCALED)
     (path / "python_model.pkl").write_bytes(b"junk")
+    model = model_factory(str(path), {"allow_pickle": True}).make()
     with pytest.raises(ModelLoadError, match="churn does not load: UnpicklingError"):
-        model = model_factory(str(path), {"allow_pickle": True}).make()
         model.load()
     (path / "MLmodel").write_text("flavors: {}")
     with pytest.raises(ModelLoadError, match="churn does not load: "):

@@ -9,7 +9,7 @@ from headrace.core.errors import MissingExtraError
 from headrace.core.tensor import Array
 
 try:
-    import pandas as _pandas
+    import pandas as _pandas  # noqa: ICN001 - `pd` is what is told to have no types
 except ImportError as _error:
     raise MissingExtraError("pandas", "a model of named columns") from _error
 

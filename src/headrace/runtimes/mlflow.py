@@ -92,7 +92,7 @@ class MlflowModel(Model):
         metadata = self._model.metadata
         signature = metadata.signature
         self._schema = signature.inputs if signature is not None else None
-        known = signature.params.params if signature is not None and signature.params is not None else []
+        known: Any = signature.params.params if signature is not None and signature.params is not None else ()
         self._known_params = frozenset(str(p.name) for p in known)
         if unknown := self._params.keys() - self._known_params:
             has = ", ".join(sorted(self._known_params)) or "none"
@@ -161,8 +161,8 @@ class MlflowModel(Model):
             raise ModelInputError(self._name, f"input {', '.join(map(repr, sorted(missing)))} is missing")
         row: dict[str, Any] = {}
         for name, data in texts.items():
-            value = data.reshape(1, *data.shape[1:])[0]
-            plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+            value: Any = data[0]
+            plain: Any = value.tolist() if hasattr(value, "tolist") else value
             row[name] = _from_json(plain) if _is_json(kinds.get(name)) else plain
         unnamed = self._schema is not None and len(kinds) == 1 and not self._schema.inputs[0].name
         return row[_UNNAMED_INPUT] if unnamed else row

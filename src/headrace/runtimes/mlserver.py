@@ -1,7 +1,7 @@
 """Subclasses of ``mlserver.MLModel`` as Models, unchanged, with MLServer's own codecs. The one door to mlserver."""
 
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
@@ -109,7 +109,7 @@ class MlserverStreamModel(Model):
         return context.model_context(self._settings)
 
     @contextmanager
-    def _client_errors(self) -> Iterator[None]:
+    def _client_errors(self) -> Generator[None]:
         try:
             yield
         except errors.MLServerError as error:
@@ -147,7 +147,7 @@ class MlserverStreamModel(Model):
         """An output's data, flat or nested, in its shape."""
         datatype, shape = str(getattr(output.datatype, "value", output.datatype)), list(output.shape)
         data: Any = getattr(output.data, "root", output.data)
-        values = _flat(data if isinstance(data, list) else [data])
+        values = _flat(cast("list[Any]", data) if isinstance(data, list) else [data])
         size = math.prod(shape)
         if datatype != "BYTES":
             # None stands for NaN.
@@ -172,7 +172,7 @@ class MlserverModel(MlserverStreamModel):
     `predict_request` is MLServer's way: one request, one call.
     """
 
-    async def predict(self, **tensors: Array) -> Mapping[str, Array]:
+    async def predict(self, **tensors: Array) -> Mapping[str, Array]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Predict a batch as one request without id and parameters."""
         request = InferRequest(tuple(Tensor(n, d) for n, d in tensors.items()))
         return {t.name: t.data for t in (await self.predict_request(request)).outputs}
