@@ -271,8 +271,12 @@ def test_make_lists_every_verb():
 
 
 def test_ci_runs_what_the_readme_promises():
-    """CI is `make lint` and the README's test command, and stops at the first that fails."""
+    """CI is `make lint`, the README's test command and each environment apart, and stops at the first that fails."""
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
-    assert [line for line in lines if line.startswith("make ")] == ["make lint", "make test"]
+    assert [line for line in lines if line.startswith("make ")] == [
+        "make lint",
+        "make test",
+        *(f"make test-{extra}" for extra in _EXTRAS_APART),
+    ]

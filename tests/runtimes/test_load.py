@@ -289,20 +289,20 @@ def test_files_of_runtimes_are_read_for_their_fingerprint_only(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("file", "spec", "module", "extra"),
+    ("file", "module", "extra"),
     [
-        ("MLmodel", ".", "mlflow.pyfunc", "mlflow"),
-        ("config.json", ".", "transformers", "huggingface"),
-        ("model.skops", "model.skops", "skops.io", "sklearn"),
-        ("model.pt", "model.pt", "torch", "torch"),
+        ("MLmodel", "mlflow.pyfunc", "mlflow"),
+        ("config.json", "transformers", "huggingface"),
+        ("model.skops", "skops.io", "sklearn"),
+        ("model.pt", "torch", "torch"),
     ],
 )
-def test_runtimes_without_their_packages_name_the_extra(tmp_path, monkeypatch, file, spec, module, extra):
+def test_runtimes_without_their_packages_name_the_extra(tmp_path, monkeypatch, file, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     for runtime in ("mlflow", "huggingface", "sklearn", "torch"):
         monkeypatch.delitem(sys.modules, f"headrace.runtimes.{runtime}", raising=False)
     (tmp_path / file).write_bytes(b"")
-    source = model_factory(str(tmp_path / spec))
+    source = model_factory(str(tmp_path / file if file.startswith("model.") else tmp_path))
     with pytest.raises(MissingExtraError, match=rf"headrace\[{extra}\]"):
         source.make()
 
