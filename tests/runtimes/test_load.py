@@ -331,8 +331,33 @@ def test_a_folder_is_its_files(tmp_path):
 
 
 def test_a_folder_that_is_no_model(tmp_path):
-    with pytest.raises(ConfigError, match=r"is no model: it has neither MLmodel nor config\.json"):
+    with pytest.raises(
+        ConfigError, match=r"is no model: it has no MLmodel, no config\.json, no model-settings\.json"
+    ):
         model_factory(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ("{", (ModelLoadError, "it is no JSON object with an implementation")),
+        ("[]", (ModelLoadError, "it is no JSON object with an implementation")),
+        ("{}", (ModelLoadError, "it is no JSON object with an implementation")),
+        ('{"implementation": "gone.Model"}', (ModelLoadError, "gone:Model: it does not import")),
+        ('{"implementation": "theirs.Other"}', (ConfigError, "no subclass of headrace")),
+        ('{"implementation": "theirs.Ours"}', (ConfigError, r"Ours is no subclass of mlserver\.MLModel")),
+        ('{"implementation": "theirs.Theirs"}', (MissingExtraError, r"headrace\[mlserver\]")),
+    ],
+)
+def test_folders_of_mlserver(write, tmp_path, monkeypatch, settings, refusal):
+    error, why = refusal
+    monkeypatch.setitem(sys.modules, "mlserver", None)
+    theirs = "class MLModel:\n    __module__ = 'mlserver.model'\n\nclass Theirs(MLModel):\n    pass\n"
+    ours = "from headrace import Model\n\nclass Ours(Model):\n    pass\n\nclass Other:\n    pass\n"
+    write(theirs + ours, "theirs.py")
+    (tmp_path / "model-settings.json").write_text(settings)
+    with pytest.raises(error, match=why):
+        model_factory(str(tmp_path)).make()
 
 
 # Options

@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Generator, Mapping
 from contextlib import aclosing, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -32,8 +33,10 @@ mlserver: Any = _mlserver
 types: Any = _types
 
 
-def mlserver_model(model_class: type[Any], settings: Mapping[str, Any]) -> Model:
+def mlserver_model(model_class: type[Any], settings: Mapping[str, Any], source: Path | None = None) -> Model:
     """The class as a Model. `settings` are its ModelSettings: ``name``, ``parameters`` (``uri``, ``version``, ``extra``) and so on.
+
+    `source` is the settings' file, to which MLServer takes a relative ``uri`` to be relative.
 
     A class without a ``predict`` of its own answers streams only. Raises ConfigError for settings that MLServer refuses.
     """
@@ -43,6 +46,8 @@ def mlserver_model(model_class: type[Any], settings: Mapping[str, Any]) -> Model
         raise ConfigError(
             f"{model_class.__name__}: MLServer does not take these settings: {one_line(error)}"
         ) from error
+    if source is not None:
+        made._source = str(source)  # noqa: SLF001 - where MLServer's own loader writes it
     answers = model_class.predict is not mlserver.MLModel.predict
     return (MlserverModel if answers else MlserverStreamModel)(model_class, made)
 

@@ -261,6 +261,39 @@ def test_settings_tell_metadata_and_batches(serve):
     assert instance._model._model.name == "sums"
 
 
+def test_a_folder_as_mlserver_serves_it(file, tmp_path):
+    """Settings, code and artefacts in one folder; a relative uri is relative to the settings."""
+    code = """
+        from mlserver import MLModel
+        from mlserver.codecs import NumpyCodec, decode_args
+        from mlserver.utils import get_model_uri
+        import numpy as np
+
+        class Weighted(MLModel):
+            async def load(self) -> bool:
+                self.weights = np.loadtxt(await get_model_uri(self.settings))
+                return True
+
+            @decode_args
+            async def predict(self, x: np.ndarray) -> np.ndarray:
+                return x @ self.weights
+    """
+    folder = tmp_path / "weighted"
+    folder.mkdir()
+    (folder / "weighted.py").write_text(textwrap.dedent(code))
+    (folder / "weights.txt").write_text("1\n2\n")
+    settings = {"name": "w", "implementation": "weighted.Weighted", "parameters": {"uri": "./weights.txt"}}
+    (folder / "model-settings.json").write_text(json.dumps(settings))
+    source = model_factory(str(folder))
+    assert source.name == "w"
+    instance = Instance(source.make, source.name)
+    try:
+        response = instance.answer(InferRequest((Tensor("x", np.ones((3, 2))),)), 3, lambda: None)
+        assert response["output-0"].tolist() == [[3], [3], [3]]
+    finally:
+        instance.close()
+
+
 def test_another_process_can_make_the_same(file):
     source = model_factory(f"{file}:Total", {"parameters": {"extra": {"offset": 1}}})
     spec, options = json.loads(json.dumps([source.spec, source.options]))
