@@ -53,7 +53,14 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, str], ...]] = (
     (e.HeadraceError, 500, "INTERNAL"),
 )
 INTERNAL: Final = "internal error"
+INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
+CLIENT_GONE: Final = 499
+"""What is counted where nobody was left who could be answered."""
+
+_FAULTS: Final = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,11 @@ class Status:
     grpc: str
     why: str
     retry_after_s: int | None = None
+
+
+def is_fault(status: int | str) -> bool:
+    """Whether a status, HTTP's or gRPC's by name, tells of a fault on this side."""
+    return status >= 500 if isinstance(status, int) else status in _FAULTS
 
 
 def status_of(error: BaseException) -> Status:
