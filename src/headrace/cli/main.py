@@ -3,12 +3,14 @@
 import click
 
 import headrace
+from headrace.cli.serve import serve_command
 from headrace.cli.stream import stream_command
 
 _EPILOG = """\b
 Examples:
   headrace stream s3://bucket/day.tar.gz --model churn.onnx --output s3://bucket/scored/
-  headrace stream --help
+  headrace serve churn.onnx words.py:Words
+  headrace serve --help
 """
 
 
@@ -19,3 +21,4 @@ def main() -> None:
 
 
 main.add_command(stream_command)
+main.add_command(serve_command)

@@ -106,7 +106,7 @@ def _head(seen: Observation) -> dict[str, str]:
 
 def route(path: str, model: str, version: str) -> str:
     """An HTTP path with places for the model and the version in it: ``/v2/models/{model}/infer``."""
-    parts = path.split("/")
+    parts = path.rstrip("/").split("/") if len(path) > 1 else [path]
     at = 4 if path.startswith("/v2/repository/") else 3
     if model and len(parts) > at:
         parts[at] = "{model}"

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import headrace
-from headrace.app import OpenedRun, PredictorOptions, execute, open_predictor, open_run, open_watch
+from headrace.app.streaming import OpenedRun, PredictorOptions, execute, open_predictor, open_run, open_watch
 from headrace.core.errors import ConfigError, ModelLoadError, NotFoundError, OutputExistsError
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec

@@ -1,4 +1,4 @@
-"""The composition root: builds stores, predictors and runs, and joins them. It decides nothing."""
+"""Streams and runs: stores, predictors and pipelines, joined."""
 
 import asyncio
 import hashlib
