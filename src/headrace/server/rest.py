@@ -376,7 +376,7 @@ class RestApp:
             responses: list[InferResponse] | None = await exchange.while_connected(anext(some, None))
             self._see_items(exchange, responses)
             first = sse.encode_event(encoded(responses[0])) if responses else b""
-            events = self._events(exchange, first, (responses or [])[1:], some, encoded)
+            events = self._events(exchange, first, responses[1:] if responses else [], some, encoded)
             async with aclosing(events):
                 await exchange.respond_streaming(EVENT_STREAM, events)
 
