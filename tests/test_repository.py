@@ -47,6 +47,10 @@ _UNMIRRORED: dict[str, str] = {
     "core/service.py": "a Protocol; headrace.testing checks implementations",
     "formats/contract.py": "Protocols; headrace.testing checks implementations",
     "formats/container.py": "the door to PyAV; tests/formats/test_audio.py and test_video.py run all of it",
+    "protocols/oip_grpc/schema.py": "tables; test_messages.py makes classes of all of them",
+    "protocols/oip_grpc/health.py": "tests/server/test_grpc_health.py encodes and decodes them",
+    "protocols/oip_grpc/reflection.py": "tests/server/test_grpc_service.py asks it all that it answers",
+    "server/grpc_contract.py": "Protocols; tests/server/grpc_support.py implements them",
     "storage/contract.py": "Protocols; headrace.testing checks implementations",
     "storage/memory.py": "tests/conformance/test_stores.py runs the whole suite over it",
 }

@@ -138,6 +138,7 @@ def _options(given: dict[str, Any]) -> Any:
         tls=_tls(given),
         insecure=given["insecure"],
         limits=RestLimits(body_bytes_max=given["body_mib_max"] << 20),
+        stream_dialect=given["stream_dialect"],
         drain=DrainSettings(given["drain_notice_s"], given["drain_grace_s"]),
     )
 
