@@ -3,7 +3,7 @@
 import asyncio
 import http.client
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from headrace.server.rest import RestApp
 from headrace.server.security import Access
 
 WAIT_S = 30.0
+SCRAPES_MAX = 500
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -119,6 +120,13 @@ class Served:
         answered = self.ask("/metrics", port=self.metrics)
         assert answered.status == 200, answered.body
         return samples(answered.body.decode())
+
+    def scrape_until(self, wanted: Callable[[Samples], bool]) -> Samples:
+        """The first scrape that is as wanted, of so many."""
+        for _ in range(SCRAPES_MAX):
+            if wanted(found := self.scrape()):
+                return found
+        raise AssertionError("no scrape was as wanted")
 
 
 def samples(text: str) -> Samples:
