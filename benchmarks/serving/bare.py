@@ -149,6 +149,7 @@ def serve_http(app, port):
 
 async def serve_grpc(port):
     import grpc.aio
+
     from headrace.protocols.oip_grpc import messages
 
     request_class = messages.message_class("ModelInferRequest")

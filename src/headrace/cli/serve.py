@@ -83,6 +83,13 @@ Examples:
     help="Callers need a certificate that this CA has signed (mTLS).",
 )
 @click.option(
+    "--stream-dialect",
+    type=click.Choice(["mlserver", "triton"]),
+    default="mlserver",
+    show_default=True,
+    help="How gRPC streams are answered, unless the caller says.",
+)
+@click.option(
     "--insecure", is_flag=True, help="Let others reach this server although nothing keeps them out."
 )
 @click.option(

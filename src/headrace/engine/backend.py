@@ -120,7 +120,7 @@ class LocalBackend:
         self.turns = threading.Lock()
         """Held while the model's code runs in one of several threads."""
         try:
-            self._load(make_model(), settings, version, inline=inline)
+            self._load(make_model(), settings, inline=inline)
         except BaseException as error:
             self.close()
             if isinstance(error, (ModelLoadError, ConfigError)):
@@ -142,7 +142,7 @@ class LocalBackend:
             streams=streams(model),
         )
 
-    def _load(self, model: Model, settings: ServeSettings, version: str | None, *, inline: bool) -> None:
+    def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
         if streams(model):
             self._stream_model = StreamModel(
                 model, self._name, self._version, clock=self._clock, turns=self.turns

@@ -226,10 +226,10 @@ class StreamModel:
             if isinstance(data, list) and data and isinstance(data[0], str):
                 # Numpy would pad them all to the longest first.
                 return text_array(cast("list[object]", data))
-            array: Array = np.asarray(data)
+            array: Array = np.asarray(cast("Any", data))
             if array.ndim == 0:
                 if array.dtype.kind == "O":
-                    raise TypeError(f"it is a {type(data).__name__}")  # noqa: TRY301 - told like numpy's own
+                    raise TypeError(f"it is a {type(cast('Any', data)).__name__}")  # noqa: TRY301 - told like numpy's own
                 array = array.reshape(1)
             return array.astype(object) if datatype_of(array.dtype) == "BYTES" else array
         except (TypeError, ValueError) as error:
