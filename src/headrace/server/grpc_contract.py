@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
+from headrace.engine.ticket import RequestTimes
 
 
 class Role(StrEnum):
@@ -42,7 +43,9 @@ class Dataplane(Protocol):
         """Of the protocol, that the server has."""
         ...
 
-    async def infer(self, model: str, version: str, request: InferRequest) -> InferResponse:
+    async def infer(
+        self, model: str, version: str, request: InferRequest, times: RequestTimes | None = None
+    ) -> InferResponse:
         """Answer one request; cancelling the task cancels it. Version "" is the newest that is ready."""
         ...
 

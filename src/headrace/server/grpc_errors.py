@@ -67,14 +67,19 @@ _CODES: Final[dict[type[HeadraceError], GrpcCode]] = {
 }
 
 
+def code_of(error: BaseException) -> GrpcCode | None:
+    """The code of an error of ours; None for what is none."""
+    return next((code for kind in type(error).__mro__ if (code := _CODES.get(kind))), None)
+
+
 def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:
     """The code and the message that a caller gets.
 
     What is no error of ours says only "internal error", and is logged with its traceback.
     """
-    for kind in type(error).__mro__:
-        if code := _CODES.get(kind):
-            return code, str(error)[:MESSAGE_CHARS_MAX]
+    code = code_of(error)
+    if code is not None:
+        return code, str(error)[:MESSAGE_CHARS_MAX]
     _LOG.error("a call failed by a defect", exc_info=error)
     return GrpcCode.INTERNAL, "internal error"
 
