@@ -22,6 +22,7 @@ from headrace.core.errors import (
     ModelLoadError,
     OverloadedError,
     PredictError,
+    RefusedRowsError,
     StoppedError,
 )
 from headrace.engine import Engine
@@ -250,7 +251,7 @@ def test_a_failing_request_fails_alone(misdeed, asynchronous):
             [2.0 * n] for n in range(8) if n not in bad
         ]
         if why:
-            assert isinstance(ends[3], PredictError | ModelContractError)
+            assert isinstance(ends[3], PredictError | RefusedRowsError | ModelContractError)
             assert why in str(ends[3])
         assert _ended(engine) == _only(success=8 - len(bad), fail=len(bad))
         assert engine.model_statistics().rows == 8 - len(bad)
@@ -272,7 +273,7 @@ def test_a_model_that_names_one_guilty_row_at_a_time_may_have_many():
 
     with serving(First) as engine:
         ends = asyncio.run(ask(engine))
-        assert [isinstance(end, PredictError) for end in ends] == [bool(n % 2) for n in range(800)]
+        assert [isinstance(end, RefusedRowsError) for end in ends] == [bool(n % 2) for n in range(800)]
 
 
 def test_a_request_of_several_rows_fails_as_a_whole_and_names_its_row():
