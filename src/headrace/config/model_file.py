@@ -21,7 +21,6 @@ Without ``model`` the one file in the folder that is a model is taken.
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -34,6 +33,16 @@ MODEL_FILE: Final = "model.toml"
 MODELS_MAX: Final = 4096
 """Models in one folder."""
 _KEYS: Final = {"name", "version", "model", "options", "serve"}
+_KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_SERVE_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "instances": (int,),
+    "isolation": (str,),
+    "max_batch_rows": (int,),
+    "max_batch_delay_ms": (int, float),
+    "queue_rows_max": (int,),
+    "streams_max": (int,),
+    "warm_up": (bool,),
+}
 _MODEL_SUFFIXES: Final = (".onnx", ".skops", ".pt", ".ts", ".pt2", ".py")
 
 
@@ -90,8 +99,15 @@ class ModelsFolder:
         return definitions
 
     def find(self, name: str) -> Sequence[ModelDefinition]:
-        """Every version of one model, as it lies there now. ModelNotFoundError when there is none of that name."""
-        found = [d for d in self.all() if d.name == name]
+        """Every version of one model, as it lies there now. ModelNotFoundError when there is none of that name.
+
+        Nothing of other models is read but their names, so that what is wrong with one keeps none of the others. Raises
+        ConfigError as `read_definition`, but with places below the folder alone, since this is asked from elsewhere.
+        """
+        try:
+            found = [d for folder in self._folders() for d in self._in(folder, only=name)]
+        except ConfigError as error:
+            raise ConfigError(self._without_root(str(error))) from error
         if not found:
             raise ModelNotFoundError(name, "there is no model of this name in the models folder")
         return found
@@ -104,11 +120,22 @@ class ModelsFolder:
             )
         return folders
 
-    def _in(self, folder: Path) -> list[ModelDefinition]:
+    def _in(self, folder: Path, *, only: str | None = None) -> list[ModelDefinition]:
         if (folder / MODEL_FILE).is_file():
-            return [read_definition(folder / MODEL_FILE)]
-        versions = sorted(f for f in folder.iterdir() if (f / MODEL_FILE).is_file())
-        return [read_definition(f / MODEL_FILE, name=folder.name, version=f.name) for f in versions]
+            files = [(folder / MODEL_FILE, folder.name, "1")]
+        else:
+            versions = sorted(f for f in folder.iterdir() if (f / MODEL_FILE).is_file())
+            files = [(f / MODEL_FILE, folder.name, f.name) for f in versions]
+        return [
+            read_definition(file, name=name, version=version)
+            for file, name, version in files
+            if only is None or _name_of(file, name) == only
+        ]
+
+    def _without_root(self, text: str) -> str:
+        for root in {str(self._root.resolve()), str(self._root)} - {".", "/"}:
+            text = text.replace(f"{root}/", "").replace(root, "the models folder")
+        return text
 
 
 def is_models_folder(path: Path) -> bool:
@@ -118,6 +145,14 @@ def is_models_folder(path: Path) -> bool:
         or any(path.glob(f"*/{MODEL_FILE}"))
         or any(path.glob(f"*/*/{MODEL_FILE}"))
     )
+
+
+def _name_of(path: Path, default: str) -> str:
+    """The name that a model has; its default where that cannot be told."""
+    try:
+        return str(_document(path).get("name", default))
+    except ConfigError:
+        return default
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -153,13 +188,13 @@ def _only_model(path: Path) -> Path:
 
 
 def _settings(path: Path, table: Mapping[str, Any]) -> ServeSettings:
-    known = {f.name for f in fields(ServeSettings)}
-    unknown = table.keys() - known
+    unknown = table.keys() - _SERVE_TYPES.keys()
     if unknown:
-        raise _wrong(path, f"[serve] has no {_listed(unknown)} (it has {_listed(known)})")
+        raise _wrong(path, f"[serve] has no {_listed(unknown)} (it has {_listed(_SERVE_TYPES)})")
     for key, value in table.items():
-        if key != "isolation" and (isinstance(value, str | list | dict)):
-            raise _wrong(path, f"[serve] {key} must be a number or true or false, not {value!r:.40}")
+        if type(value) not in _SERVE_TYPES[key]:
+            kinds = " or ".join(_KINDS[t] for t in _SERVE_TYPES[key])
+            raise _wrong(path, f"[serve] {key} must be {kinds}, not {value!r:.40}")
     try:
         return ServeSettings(**table)
     except (ConfigError, TypeError) as error:

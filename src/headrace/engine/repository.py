@@ -61,8 +61,11 @@ class ModelRepository:
         self._lock = threading.Lock()
         self._changing = threading.Lock()
         """Held while models are loaded or unloaded: one change at a time."""
+        self._changed_now: set[Engine] = set()
+        """Engines that are starting or draining."""
         self._models: dict[str, dict[str, _Version]] = {}
         self._ready: dict[tuple[str, str], Engine] = {}
+        self._started = False
         for definition in definitions:
             versions = self._models.setdefault(definition.name, {})
             if definition.version in versions:
@@ -84,14 +87,16 @@ class ModelRepository:
         if version and version not in versions:
             raise ModelNotFoundError(name, f"it has no version {version!r} (it has {', '.join(versions)})")
         entry = versions[version] if version else versions[max(versions, key=_order)]
-        why = f": {entry.reason}" if entry.reason else ""
-        raise ModelNotReadyError(name, f"it is {entry.state.value.lower()}{why}")
+        # Why is for those who run the server, in its index and its log: it may name files.
+        raise ModelNotReadyError(name, f"it is {entry.state.value.lower()}")
 
     def ready(self) -> bool:
-        """Whether there is a model, every wanted one is loaded, and every instance is alive."""
-        with self._lock:
-            wanted = [e for versions in self._models.values() for e in versions.values() if not _unloaded(e)]
-            return bool(wanted) and all(e.engine is not None and e.engine.alive for e in wanted)
+        """Whether `start` has loaded every model, there is one, and every instance is alive.
+
+        What is loaded or unloaded later takes nothing away while it is under way, nor when it fails.
+        """
+        ready = self._ready
+        return self._started and bool(ready) and all(engine.alive for engine in ready.values())
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a model can be asked now. ModelNotFoundError for an unknown one."""
@@ -141,20 +146,28 @@ class ModelRepository:
             with self._lock:
                 entries = [e for versions in self._models.values() for e in versions.values() if not e.engine]
             with ThreadPoolExecutor(LOADING_MAX, "headrace-loading") as pool:
-                loads = [pool.submit(self._load, entry) for entry in entries]
+                loads = [pool.submit(self._load, entry, entry.definition) for entry in entries]
             errors = [e for load in loads if (e := load.exception()) is not None]
         if errors:
             self.stop(drain=False)
             raise errors[0]
+        self._started = True
 
     def stop(self, *, drain: bool = True) -> None:
-        """Unload every model, finishing what was accepted, or failing it with StoppedError."""
+        """Unload every model, finishing what was accepted, or failing it with StoppedError.
+
+        Without `drain` what is being loaded or drained at the moment is cut short too.
+        """
+        self._started = False
+        if not drain:
+            for engine in list(self._changed_now):
+                engine.stop(drain=False)
         with self._changing, self._lock:
             entries = [e for versions in self._models.values() for e in versions.values() if e.engine]
             engines: list[Engine] = [self._withdraw(entry, ModelState.UNAVAILABLE, "") for entry in entries]
         with ThreadPoolExecutor(max(1, len(engines)), "headrace-stopping") as pool:
             for engine in engines:
-                pool.submit(engine.stop, drain=drain)
+                pool.submit(self._end, engine, drain=drain)
 
     def load(self, name: str) -> None:
         """Load a model, or load it again as it is now; versions that are no more are unloaded.
@@ -168,8 +181,7 @@ class ModelRepository:
                 gone = [e for v, e in versions.items() if v not in {d.version for d in wanted}]
                 entries = [versions.setdefault(d.version, _Version(d)) for d in wanted]
             for entry, definition in zip(entries, wanted, strict=True):
-                entry.definition = definition
-                self._load(entry)
+                self._load(entry, definition)
             for entry in gone:
                 self._unload(entry)
             with self._lock:
@@ -198,8 +210,7 @@ class ModelRepository:
             for entry in entries:
                 self._unload(entry)
 
-    def _load(self, entry: _Version) -> None:
-        definition = entry.definition
+    def _load(self, entry: _Version, definition: ModelDefinition) -> None:
         before = entry.engine
         if before is None:
             self._tell(entry, ModelState.LOADING)
@@ -211,18 +222,22 @@ class ModelRepository:
             serving=definition.settings,
             clock=self._clock,
         )
+        self._changed_now.add(engine)
         try:
             engine.start()
         except BaseException as error:
             if before is None:
                 self._tell(entry, ModelState.UNAVAILABLE, str(error))
             raise
+        finally:
+            self._changed_now.discard(engine)
         with self._lock:
+            entry.definition = definition
             entry.engine, entry.state, entry.reason = engine, ModelState.READY, ""
             self._publish()
         _log.info("model loaded", extra={"model": definition.name, "version": definition.version})
         if before is not None:
-            before.stop(drain=True)
+            self._end(before)
 
     def _unload(self, entry: _Version) -> None:
         if entry.engine is None:
@@ -230,8 +245,15 @@ class ModelRepository:
             return
         with self._lock:
             engine = self._withdraw(entry, ModelState.UNLOADING, "")
-        engine.stop(drain=True)
+        self._end(engine)
         self._tell(entry, ModelState.UNAVAILABLE, _UNLOADED)
+
+    def _end(self, engine: Engine, *, drain: bool = True) -> None:
+        self._changed_now.add(engine)
+        try:
+            engine.stop(drain=drain)
+        finally:
+            self._changed_now.discard(engine)
 
     def _withdraw(self, entry: _Version, state: ModelState, reason: str) -> Engine:
         """Let nobody find an engine any more; the lock is held."""
@@ -257,11 +279,6 @@ class ModelRepository:
 
 
 _UNLOADED = "unloaded"
-
-
-def _unloaded(entry: _Version) -> bool:
-    """Whether nobody wants it: it was unloaded on purpose."""
-    return entry.engine is None and entry.reason == _UNLOADED
 
 
 def _order(version: str) -> tuple[int, int, str]:

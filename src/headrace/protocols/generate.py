@@ -37,7 +37,8 @@ def is_inference(body: bytes) -> bool:
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
-    return isinstance(found, dict) and isinstance(cast("_Json", found).get("inputs"), list)
+    inputs: Any = cast("_Json", found).get("inputs") if isinstance(found, dict) else None
+    return isinstance(inputs, list) and all(isinstance(i, dict) for i in cast("list[object]", inputs)[:1])
 
 
 def decode_generate(body: bytes, metadata: ModelMetadata) -> InferRequest:

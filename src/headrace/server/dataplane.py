@@ -6,7 +6,9 @@ tree.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +17,8 @@ from headrace.core.errors import (
     DataError,
     ForbiddenError,
     ModelContractError,
+    ModelError,
+    ModelInputError,
     PredictError,
     StoppedError,
     UnsupportedError,
@@ -23,6 +27,7 @@ from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
 from headrace.engine.engine import Engine
 from headrace.engine.repository import ModelRepository
+from headrace.engine.streams import AnswerStream
 
 AHEAD_MAX: Final = 32
 """Requests of one stream that are asked at once, of a model that does not stream itself."""
@@ -45,13 +50,14 @@ class Dataplane:
     `load` and `unload` are refused with ForbiddenError unless `changeable`.
     """
 
-    name: Final = "headrace"
-    extensions: Final = EXTENSIONS
-
     def __init__(self, repository: ModelRepository, *, version: str = "0", changeable: bool = False) -> None:
+        self.name = "headrace"
         self.version = version
+        self.extensions: tuple[str, ...] = EXTENSIONS
         self._repository = repository
         self._changeable = changeable
+        self._changing = asyncio.Lock()
+        """Held while models are loaded or unloaded: those who wait for it hold no thread."""
         self._draining = False
 
     # Health
@@ -78,6 +84,14 @@ class Dataplane:
         """What a version says of itself. ModelNotFoundError, ModelNotReadyError."""
         return self._repository.engine(model, version).metadata
 
+    def described(self) -> list[ModelMetadata]:
+        """What every version that is ready says of itself, by name."""
+        found: list[ModelMetadata] = []
+        for entry in self._repository.index(ready=True):
+            with suppress(ModelError):  # unloaded a moment ago
+                found.append(self._repository.engine(entry.name, entry.version).metadata)
+        return found
+
     def versions(self, model: str) -> tuple[str, ...]:
         """The versions that are ready, oldest first. ModelNotFoundError."""
         return self._repository.versions(model)
@@ -102,12 +116,16 @@ class Dataplane:
             raise UnsupportedError(
                 f"a model is loaded as it lies in the models root; {', '.join(map(repr, sorted(unknown)))} cannot be given"
             )
-        await asyncio.to_thread(self._repository.load, model)
+        await self._change(lambda: self._repository.load(model))
 
     async def unload(self, model: str) -> None:
         """Unload every version of a model, once it has answered what it had. ForbiddenError, ModelNotFoundError."""
         self._check_changeable()
-        await asyncio.to_thread(self._repository.unload, model)
+        await self._change(lambda: self._repository.unload(model))
+
+    async def _change(self, change: Callable[[], None]) -> None:
+        async with self._changing:
+            await asyncio.to_thread(change)
 
     def _check_changeable(self) -> None:
         if not self._changeable:
@@ -162,18 +180,26 @@ class Dataplane:
             async for response in _in_order(engine, first, requests):
                 yield [response]
             return
+        wanted = _wanted_outputs(engine.metadata, first)
+        answers = self._opened(model, version, first, requests)
         try:
-            answers = engine.stream(first, requests)
+            while some := await answers.some():
+                yield wanted(some)
+        finally:
+            await answers.aclose()
+
+    def _opened(
+        self, model: str, version: str, first: InferRequest, more: AsyncIterator[InferRequest] | None = None
+    ) -> AnswerStream:
+        engine = self._repository.engine(model, version)
+        try:
+            return engine.stream(first, more)
         except StoppedError:
+            # As in `infer`.
             again = self._repository.engine(model, version)
             if again is engine:
                 raise
-            answers = again.stream(first, requests)
-        try:
-            while some := await answers.some():
-                yield some
-        finally:
-            await answers.aclose()
+            return again.stream(first, more)
 
     async def stream_one(
         self, model: str, version: str, request: InferRequest
@@ -183,12 +209,31 @@ class Dataplane:
         if not engine.metadata.streams:
             yield [await self.infer(model, version, request)]
             return
-        answers = engine.stream(request)
+        wanted = _wanted_outputs(engine.metadata, request)
+        answers = self._opened(model, version, request)
         try:
             while some := await answers.some():
-                yield some
+                yield wanted(some)
         finally:
             await answers.aclose()
+
+
+def _wanted_outputs(
+    metadata: ModelMetadata, request: InferRequest
+) -> Callable[[list[InferResponse]], list[InferResponse]]:
+    """Leaves of responses the outputs that were asked for. What yields one of them has none of the others, maybe."""
+    names = request.outputs
+    if not names:
+        return lambda responses: responses
+    known = [s.name for s in metadata.outputs]
+    if known and (unknown := [n for n in names if n not in known]):
+        why = f"it has no output {', '.join(map(repr, unknown))} (it has {', '.join(map(repr, known))})"
+        raise ModelInputError(metadata.name, why)
+
+    def chosen(responses: list[InferResponse]) -> list[InferResponse]:
+        return [replace(r, outputs=tuple(t for t in r.outputs if t.name in names)) for r in responses]
+
+    return chosen
 
 
 async def _in_order(
@@ -225,11 +270,12 @@ async def _next(requests: AsyncIterator[InferRequest]) -> InferRequest | None:
 
 async def _collected(engine: Engine, request: InferRequest) -> InferResponse:
     """All that a stream yields, as one response."""
+    wanted = _wanted_outputs(engine.metadata, request)
     answers = engine.stream(request)
     items: list[InferResponse] = []
     try:
         while some := await answers.some():
-            items += some
+            items += wanted(some)
             if len(items) > COLLECTED_MAX:
                 raise DataError(
                     f"model {engine.name} yields more than {COLLECTED_MAX} responses, which are too many for one: "

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final
@@ -16,24 +17,35 @@ Headers = Sequence[tuple[bytes, bytes]]
 JSON: Final = b"application/json"
 WATCH_AFTER_S: Final = 0.02
 """How long an answer may take before it is watched whether its caller is still there: watching costs a task."""
+BODY_S_MAX: Final = 300.0
+"""How long a body may take to arrive: whoever sends slower holds a connection for nothing."""
+INLINE_BYTES_MAX: Final = 64 << 10
+"""Compressed bodies beyond this are decompressed in a thread: others wait for the event loop meanwhile."""
+
+_REFUSES_GZIP = re.compile(rb"(?:gzip|\*)\s*;\s*q=0(?:\.0*)?\s*(?:,|$)")
 
 
 class DisconnectedError(Exception):
     """The caller has gone; there is nobody to answer."""
 
 
+class SlowBodyError(Exception):
+    """The body did not arrive in time."""
+
+
 class Exchange:
     """A request and its response. Made for each request, so it is kept small."""
 
-    __slots__ = ("_read", "_receive", "_send", "headers", "method", "path", "query", "started")
+    __slots__ = ("_body_s_max", "_read", "_receive", "_send", "headers", "method", "path", "query", "started")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_s_max: float = BODY_S_MAX) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
+        self._body_s_max = body_s_max
         self.started = False
         """Whether the response was begun."""
         self._read: bytes | None = None
@@ -46,45 +58,46 @@ class Exchange:
     # In
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body, decompressed where it is compressed. LimitError beyond `bytes_max`, DataError for a broken one."""
+        """The whole body, decompressed where it is compressed.
+
+        Raises LimitError beyond `bytes_max`, DataError for a broken one, SlowBodyError, DisconnectedError.
+        """
         if self._read is not None:
             return self._read
         declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > bytes_max:
             raise _too_large(bytes_max)
-        message = await self._receive()
-        self._check_connected(message)
-        body: bytes = message.get("body", b"")
-        if message.get("more_body"):
-            body = await self._rest(body, bytes_max)
-        if len(body) > bytes_max:
-            raise _too_large(bytes_max)
+        try:
+            async with asyncio.timeout(self._body_s_max):
+                body = await self._arriving(bytes_max)
+        except TimeoutError:
+            raise SlowBodyError from None
         encoding = self.headers.get(b"content-encoding")
-        return body if encoding is None else _decompressed(body, encoding.lower().strip(), bytes_max)
+        if encoding is None:
+            return body
+        if len(body) <= INLINE_BYTES_MAX:
+            return decompressed(body, encoding, bytes_max)
+        return await asyncio.to_thread(decompressed, body, encoding, bytes_max)
 
     def unread(self, body: bytes) -> None:
         """Let `body` give this, once more."""
         self._read = body
 
-    async def _rest(self, first: bytes, bytes_max: int) -> bytes:
-        parts, size, more = [first], len(first), True
-        while more:
-            message = await self._receive()
-            self._check_connected(message)
-            part: bytes = message.get("body", b"")
-            # Of tiny chunks there may be many: what is kept of them is joined now and then.
-            parts.append(part)
-            if len(parts) > 1024:
-                parts = [b"".join(parts)]
-            size += len(part)
-            if size > bytes_max:
-                raise _too_large(bytes_max)
-            more = bool(message.get("more_body"))
-        return b"".join(parts)
-
-    def _check_connected(self, message: Mapping[str, Any]) -> None:
+    async def _arriving(self, bytes_max: int) -> bytes:
+        message = await self._receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            # Not a list of parts: of tiny chunks there may be millions.
+            whole = bytearray(body)
+            while message.get("more_body") and len(whole) <= bytes_max:
+                message = await self._receive()
+                whole += message.get("body", b"")
+            body = bytes(whole)
         if message["type"] == "http.disconnect":
             raise DisconnectedError
+        if len(body) > bytes_max:
+            raise _too_large(bytes_max)
+        return body
 
     async def while_connected(self, answering: Awaitable[Any]) -> Any:
         """What `answering` comes to; when the caller goes before, it is cancelled and DisconnectedError raised.
@@ -120,12 +133,11 @@ class Exchange:
         self, status: int, body: bytes, content_type: bytes, bytes_min: int | None, extra: Headers = ()
     ) -> None:
         """A whole response, gzipped where it is long and the caller takes that."""
-        if (
-            bytes_min is None
-            or len(body) < bytes_min
-            or b"gzip" not in self.headers.get(b"accept-encoding", b"")
-        ):
+        if bytes_min is None or len(body) < bytes_min:
             await self.respond(status, body, content_type, extra)
+            return
+        if not takes_gzip(self.headers.get(b"accept-encoding", b"")):
+            await self.respond(status, body, content_type, [*extra, (b"vary", b"accept-encoding")])
             return
         packed = await asyncio.to_thread(gzip.compress, body, 1)
         await self.respond(
@@ -185,20 +197,33 @@ def _too_large(bytes_max: int) -> LimitError:
     return LimitError(f"the body is larger than {bytes_max} bytes, which is the most that is taken here")
 
 
-def _decompressed(body: bytes, encoding: bytes, bytes_max: int) -> bytes:
-    if encoding == b"identity":
+def takes_gzip(accept_encoding: bytes) -> bool:
+    """Whether an ``Accept-Encoding`` header names gzip, and does not name it to refuse it."""
+    accepted = accept_encoding.lower()
+    return b"gzip" in accepted and _REFUSES_GZIP.search(accepted) is None
+
+
+def decompressed(body: bytes, encoding: bytes, bytes_max: int) -> bytes:
+    """A body without its content encoding, gzip (of one member), deflate or identity.
+
+    Nothing beyond `bytes_max` is ever decompressed. Raises LimitError for more than that, and DataError for another encoding,
+    for what is no whole stream, and for bytes that follow it.
+    """
+    name = encoding.decode("latin-1").strip().lower()
+    if name in ("identity", ""):
         return body
-    if encoding not in (b"gzip", b"deflate"):
-        name = encoding.decode("latin-1")
-        raise DataError(f"content encoding {name!r} is not taken here: use gzip or deflate")
+    if name not in ("gzip", "x-gzip", "deflate"):
+        raise DataError(f"content encoding {name[:40]!r} is not taken here: use gzip or deflate")
     # 32: gzip or zlib, by what stands in the header.
     inflate = zlib.decompressobj(wbits=47)
     try:
         plain = inflate.decompress(body, bytes_max + 1)
     except zlib.error as error:
-        raise DataError(f"the body is no whole {encoding.decode('latin-1')} stream: {error}") from None
+        raise DataError(f"the body is no whole {name} stream: {error}") from None
     if len(plain) > bytes_max:
         raise _too_large(bytes_max)
     if not inflate.eof:
         raise DataError("the compressed body ends early")
+    if inflate.unused_data:
+        raise DataError(f"{len(inflate.unused_data)} bytes follow the compressed body")
     return plain

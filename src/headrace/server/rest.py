@@ -13,12 +13,23 @@ from typing import Any, Final
 
 import orjson
 
+from headrace.core.errors import AccessError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols import generate, oip_json, oip_repository, sse
 from headrace.protocols.schedule import scheduled
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import NOT_FOUND, Status, status_of
-from headrace.server.http import JSON, DisconnectedError, Exchange, Headers, Receive, Scope, Send
+from headrace.server.http import (
+    BODY_S_MAX,
+    JSON,
+    DisconnectedError,
+    Exchange,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    SlowBodyError,
+)
 from headrace.server.openapi import docs_page, openapi_document
 from headrace.server.security import Access, Role
 
@@ -28,6 +39,7 @@ EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
 _OCTETS: Final = b"application/octet-stream"
 _HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
 _HTML: Final = b"text/html; charset=utf-8"
+_SLOW_BODY: Final = Status(408, "DEADLINE_EXCEEDED", "the body did not arrive in time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,8 @@ class RestLimits:
 
     body_bytes_max: int = 64 << 20
     """One request's body, after decompression."""
+    body_s_max: float = BODY_S_MAX
+    """How long a body may take to arrive."""
     gzip_bytes_min: int | None = 64 << 10
     """Responses from this size on are gzipped for callers who take that; None: never."""
 
@@ -90,10 +104,11 @@ class RestApp:
         """Serve one exchange; see the ASGI specification."""
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, body_s_max=self._limits.body_s_max)
         try:
             methods, model, version = self._route(exchange.path)
-            found = methods.get(exchange.method)
+            # The server sends no body after HEAD.
+            found = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
             if found is None:
                 await self._other_method(exchange, methods)
                 return
@@ -103,6 +118,8 @@ class RestApp:
             await handler(exchange, model, version)
         except DisconnectedError:
             return
+        except SlowBodyError:
+            await self._tell(exchange, _SLOW_BODY, ((b"connection", b"close"),))
         except Exception as error:  # noqa: BLE001 - every error becomes an answer
             await self._fail(exchange, error)
 
@@ -110,29 +127,26 @@ class RestApp:
 
     def _route(self, path: str) -> tuple[dict[str, tuple[Role | None, Handler]], str, str]:
         """What can be done at a path: by method, with the model and the version that it names."""
-        if path.startswith("/v2/models/"):
-            parts = path.split("/")
-            match parts:
-                case [_, _, _, name]:
-                    action, version = "", ""
-                case [_, _, _, name, "versions", version]:
-                    action = ""
-                case [_, _, _, name, "versions", version, action] if action:
-                    pass
-                case [_, _, _, name, action] if action and action != "versions":
-                    version = ""
-                case _:
-                    return {}, "", ""
-            # `stats` is the one name that no model can have.
-            if name and action in self._of_model and (name != "stats" or len(parts) > 4):
-                return self._of_model[action], name, version
-        if path.startswith("/v2/repository/models/"):
-            match path.split("/"):
-                case [_, _, _, _, name, action] if name and action in self._of_repository:
-                    return self._of_repository[action], name, ""
-                case _:
-                    return {}, "", ""
-        return self._fixed.get(path if len(path) == 1 else path.rstrip("/"), {}), "", ""
+        if path[-1:] == "/" and len(path) > 1:
+            path = path[:-1]
+        fixed = self._fixed.get(path)
+        if fixed is not None:
+            return fixed, "", ""
+        version, action = "", ""
+        match path.split("/"):
+            case ["", "v2", "models", name]:
+                routes = self._of_model
+            case ["", "v2", "models", name, "versions", version] if version:
+                routes = self._of_model
+            case ["", "v2", "models", name, "versions", version, action] if version and action:
+                routes = self._of_model
+            case ["", "v2", "models", name, action] if action:
+                routes = self._of_model
+            case ["", "v2", "repository", "models", name, action]:
+                routes = self._of_repository
+            case _:
+                return {}, "", ""
+        return (routes.get(action, {}) if name else {}), name, version
 
     async def _other_method(self, exchange: Exchange, methods: dict[str, Any]) -> None:
         if not methods:
@@ -140,14 +154,9 @@ class RestApp:
                 exchange, Status(NOT_FOUND, "NOT_FOUND", f"there is nothing at {exchange.path[:200]}")
             )
             return
-        if exchange.method == "HEAD" and "GET" in methods:
-            exchange.method = "GET"
-            await methods["GET"][1](exchange, "", "")
-            return
-        allowed = ", ".join(sorted(methods))
-        status = Status(
-            405, "UNIMPLEMENTED", f"{exchange.method} is not for {exchange.path[:200]}: use {allowed}"
-        )
+        allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
+        why = f"{exchange.method[:20]} is not for {exchange.path[:200]}: use {allowed}"
+        status = Status(405, "UNIMPLEMENTED", why)
         await self._tell(exchange, status, ((b"allow", allowed.encode()),))
 
     # Health and metadata
@@ -182,14 +191,22 @@ class RestApp:
         await exchange.respond(200, body)
 
     async def _openapi(self, exchange: Exchange, _model: str, _version: str) -> None:
-        await exchange.respond(200, orjson.dumps(openapi_document(self._dataplane.version)))
+        document = openapi_document(self._dataplane.version, self._shown(exchange))
+        await exchange.respond(200, orjson.dumps(document))
 
     async def _docs(self, exchange: Exchange, _model: str, _version: str) -> None:
-        models = [(e.name, e.version) for e in self._dataplane.index(ready=True)]
-        described = [self._dataplane.metadata(name, version) for name, version in models]
-        page = docs_page(self._dataplane.version, described)
+        page = docs_page(self._dataplane.version, self._shown(exchange))
         policy = b"default-src 'none'; style-src 'unsafe-inline'"
         await exchange.respond(200, page.encode(), _HTML, ((b"content-security-policy", policy),))
+
+    def _shown(self, exchange: Exchange) -> list[ModelMetadata]:
+        """The models that whoever asks may know of: documents are there for all, models for those who may ask them."""
+        if not self._access.open:
+            try:
+                self._access.check(exchange.header(b"authorization"), Role.INFER)
+            except AccessError:
+                return []
+        return self._dataplane.described()
 
     # The model repository
 
@@ -212,11 +229,14 @@ class RestApp:
     async def _body(self, exchange: Exchange) -> bytes:
         return await exchange.body(self._limits.body_bytes_max)
 
-    async def _request(self, exchange: Exchange) -> oip_json.WireRequest:
+    async def _request(self, exchange: Exchange, metadata: ModelMetadata) -> oip_json.WireRequest:
         """An inference request as it came, with its deadline and priority."""
         length = exchange.headers.get(_HEADER_LENGTH)
         json_bytes = None if length is None else oip_json.header_length(length.decode("latin-1"))
-        wire = oip_json.decode_request(await self._body(exchange), json_bytes, bf16="float32")
+        body = await self._body(exchange)
+        if json_bytes == 0:
+            return oip_json.decode_raw_request(body, metadata, bf16="float32")
+        wire = oip_json.decode_request(body, json_bytes, bf16="float32")
         if wire.request.parameters:
             return oip_json.WireRequest(
                 scheduled(wire.request, self._clock()), wire.binary_default, wire.binary_by_name
@@ -225,11 +245,12 @@ class RestApp:
 
     async def _infer(self, exchange: Exchange, model: str, version: str) -> None:
         # First, so that an unknown model is told as such whatever the body.
-        datatypes = _declared(self._dataplane.metadata(model, version))
-        wire = await self._request(exchange)
+        metadata = self._dataplane.metadata(model, version)
+        wire = await self._request(exchange, metadata)
         response = await exchange.while_connected(self._dataplane.infer(model, version, wire.request))
         binary = wire.binary if wire.binary_default or wire.binary_by_name else False
-        await self._respond(exchange, oip_json.encode_response(response, binary=binary, datatypes=datatypes))
+        body = oip_json.encode_response(response, binary=binary, datatypes=_declared(metadata))
+        await self._respond(exchange, body)
 
     async def _respond(self, exchange: Exchange, body: oip_json.WireBody) -> None:
         content_type, extra = JSON, ()
@@ -239,8 +260,9 @@ class RestApp:
         await exchange.respond_compressed(200, body.body, content_type, self._limits.gzip_bytes_min, extra)
 
     async def _infer_stream(self, exchange: Exchange, model: str, version: str) -> None:
-        datatypes = _declared(self._dataplane.metadata(model, version))
-        wire = await self._request(exchange)
+        metadata = self._dataplane.metadata(model, version)
+        wire = await self._request(exchange, metadata)
+        datatypes = _declared(metadata)
 
         def encoded(response: InferResponse) -> bytes:
             return oip_json.encode_response(response, datatypes=datatypes).body
@@ -283,25 +305,32 @@ class RestApp:
         """Events as they come. What fails before the first is a plain error; later, an error event is the last."""
         some = self._dataplane.stream_one(model, version, request)
         async with aclosing(some):
-            first = await exchange.while_connected(anext(some, None))
-            events = self._events(first, some, encoded)
+            responses = await exchange.while_connected(anext(some, None))
+            first = sse.encode_event(encoded(responses[0])) if responses else b""
+            events = self._events(first, (responses or [])[1:], some, encoded)
             async with aclosing(events):
                 await exchange.respond_streaming(EVENT_STREAM, events)
 
     async def _events(
         self,
-        first: list[InferResponse] | None,
+        first: bytes,
+        responses: list[InferResponse],
         some: AsyncGenerator[list[InferResponse], None],
         encoded: Callable[[InferResponse], bytes],
     ) -> AsyncGenerator[bytes, None]:
+        ready = [first]
         try:
-            if first is None:
-                return
-            yield sse.encode_events(map(encoded, first))
-            async for responses in some:
-                yield sse.encode_events(map(encoded, responses))
+            # What was encoded before one that cannot be goes out before the error.
+            ready.extend(sse.encode_event(encoded(response)) for response in responses)
+            yield b"".join(ready)
+            ready = []
+            async for later in some:
+                ready.extend(sse.encode_event(encoded(response)) for response in later)
+                yield b"".join(ready)
+                ready = []
         except Exception as error:  # noqa: BLE001 - the status is sent: an event must say it
-            yield sse.encode_event(oip_json.encode_error(status_of(error).why))
+            ready.append(sse.encode_event(oip_json.encode_error(status_of(error).why)))
+            yield b"".join(ready)
 
     # Errors
 
