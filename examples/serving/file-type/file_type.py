@@ -38,7 +38,9 @@ class FileType(Model):
 
     def predict(self, content):
         contents = [c.encode() if isinstance(c, str) else bytes(c) for c in content]
-        short = {i: f"{len(c)} bytes are too few to tell" for i, c in enumerate(contents) if len(c) < self.small}
+        short = {
+            i: f"{len(c)} bytes are too few to tell" for i, c in enumerate(contents) if len(c) < self.small
+        }
         if short:
             raise RowError(short)
         features = np.stack([self.features(c) for c in contents])

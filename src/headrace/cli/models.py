@@ -43,7 +43,7 @@ def models_command() -> None:
 @_JSON_OPTION
 @server_options()
 def list_command(**given: Any) -> None:
-    """Every version of every model, and whether it can be asked. (What `headrace models` alone does.)"""
+    """Every version of every model, and whether it can be asked: what `headrace models` alone does."""
 
     async def ask() -> None:
         async with open_server(given) as server:

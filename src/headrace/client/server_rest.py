@@ -29,8 +29,10 @@ _T = TypeVar("_T")
 
 
 class RestServer:
-    """Implements `ModelServer`. `url` is the root, without a slash at its end; `timeout_s` is for each question, and for
-    each wait for the next item of a stream.
+    """Implements `ModelServer`.
+
+    `url` is the root, without a slash at its end; `timeout_s` is for each question, and for each wait for the next item of
+    a stream.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> None:

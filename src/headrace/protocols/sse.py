@@ -29,12 +29,8 @@ def encode_events(documents: Iterable[bytes]) -> bytes:
 
 def decode_events(body: bytes) -> list[bytes]:
     """The data of every whole event of a body. Comments and other fields are passed over."""
-    events: list[bytes] = []
     *whole, _ = body.replace(b"\r\n", b"\n").split(_END)
-    for block in whole:
-        if data := _data(block.split(b"\n")):
-            events.append(data)
-    return events
+    return [data for block in whole if (data := _data(block.split(b"\n")))]
 
 
 class EventDecoder:

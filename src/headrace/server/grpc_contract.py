@@ -2,24 +2,17 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-
-
-class Role(StrEnum):
-    """What a caller must be allowed to do."""
-
-    INFER = "infer"
-    ADMIN = "admin"
+from headrace.server.security import Role
 
 
 class Access(Protocol):
     """Who may do what."""
 
-    def check(self, authorization: str | None, role: Any, /) -> object:
+    def check(self, authorization: str | None, role: Role, /) -> object:
         """Raises UnauthenticatedError or ForbiddenError; `authorization` is the header's whole value."""
         ...
 

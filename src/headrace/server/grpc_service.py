@@ -18,10 +18,11 @@ from headrace.protocols.oip_grpc.schema import (
     REFLECTION_V1ALPHA,
     REPOSITORY,
 )
-from headrace.server.grpc_contract import Access, Call, Dataplane, Method, Role, Stream, Unary
+from headrace.server.grpc_contract import Access, Call, Dataplane, Method, Stream, Unary
 from headrace.server.grpc_health import Health
 from headrace.server.grpc_inference import Inference
 from headrace.server.grpc_streams import InferenceStreams, StreamSettings
+from headrace.server.security import Role
 
 INFERENCE_SERVICE: Final = "inference.GRPCInferenceService"
 REPOSITORY_SERVICE: Final = "inference.model_repository.ModelRepositoryService"
