@@ -7,8 +7,9 @@ from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import InferResponse, ModelMetadata
 from headrace.protocols.oip_grpc.requests import WireRequest, decode_request
 from headrace.protocols.oip_grpc.responses import encode_response
-from headrace.server.grpc_contract import Access, Call, Dataplane
-from headrace.server.security import Role
+from headrace.server.dataplane import Dataplane
+from headrace.server.grpc_contract import Call
+from headrace.server.security import Access, Role
 
 
 class Inference:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from headrace.core import errors
-from headrace.server.grpc_errors import MESSAGE_CHARS_MAX, GrpcCode, grpc_status, trailing_metadata
+from headrace.server.errors import MESSAGE_CHARS_MAX, GrpcCode, grpc_status, trailing_metadata
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,6 @@ from headrace.server.grpc_errors import MESSAGE_CHARS_MAX, GrpcCode, grpc_status
         (errors.ForbiddenError("no"), GrpcCode.PERMISSION_DENIED),
         (errors.UnsupportedError("no"), GrpcCode.UNIMPLEMENTED),
         (errors.ModelContractError("m", "rows"), GrpcCode.INTERNAL),
-        (errors.RefusedRowsError("m", "row 3: negative"), GrpcCode.INVALID_ARGUMENT),
-        (errors.ModelLoadError("m", "no weights"), GrpcCode.FAILED_PRECONDITION),
     ],
 )
 def test_an_error_of_ours_keeps_its_words(error, code):
