@@ -35,6 +35,7 @@ _MACHINE_PATH = re.compile(rf"(?<![\w./:$}}-])/(?:{'|'.join(_MACHINE_FOLDERS)})/
 _EXTRAS_WITHOUT_DOOR = {
     "all": "names other extras",
     "demo": "for examples/demo only",
+    "examples": "for examples/serving only",
     "dev": "tools and tests only",
 }
 
