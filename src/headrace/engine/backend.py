@@ -281,7 +281,7 @@ class LocalBackend:
             self._closed = True
             open_streams = list(self._streams)
         for stream in open_streams:
-            stream.cancel()
+            stream.cancel(StoppedError(f"model {self._name} is stopping"))
         if self._stream_model is not None and (self._home is not None or not self._stream_model.is_async):
             # What inline streams still do is up to the event loop of whoever opened them, which may be the one that stops.
             with self._changed:

@@ -81,6 +81,7 @@ class _Life:
         self.slots = [_Slot() for _ in range(instances)]
         self.threads: list[threading.Thread] = []
         self.loaded = 0
+        self.ended = 0
         self.load_error: BaseException | None = None
         self.inline: Instance | None = None
         self.lock = threading.Lock()
@@ -268,18 +269,21 @@ class Engine:
             self._state = _State.STOPPING
         if drain:
             self._finish_streams(life)
-        life.channel.close()
-        if not drain:
-            self._drop(life, self._stopped("before this request began"))
-            with self._changed:
-                streams = [stream for slot in life.slots for stream in slot.streams]
-                self._changed.notify_all()
-            for stream in streams:
-                stream.cancel(self._stopped("while this stream was open"))
+            life.channel.close()
+        else:
+            self._cut_short(life)
         life.end()
-        # What an instance gave back that could not be started again.
-        self._drop(life, self._stopped("before this request began"))
         self._become_stopped(life)
+
+    def _cut_short(self, life: _Life) -> None:
+        with self._changed:
+            streams = [stream for slot in life.slots for stream in slot.streams]
+        for stream in streams:
+            stream.cancel(self._stopped("while this stream was open"))
+        self._drop(life, self._stopped("before this request began"))
+        with self._changed:
+            # A stop that waits for streams to be finished need not.
+            self._changed.notify_all()
 
     def _drop(self, life: _Life, error: BaseException) -> None:
         """Fail all that waits, and all that comes."""
@@ -536,6 +540,12 @@ class Engine:
             with life.lock:
                 life.over = life.inline is not None
             slot.backend.close()
+            with self._changed:
+                life.ended += 1
+                last = life.ended == len(life.slots)
+            if last:
+                # What an instance gave back when the others had ended already.
+                self._drop(life, self._stopped("before this request began"))
 
     def _load(self, life: _Life, slot: _Slot) -> None:
         slot.backend = backend = self._placement.load()

@@ -7,8 +7,10 @@ from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import InferResponse, ModelMetadata
 from headrace.protocols.oip_grpc.requests import WireRequest, decode_request
 from headrace.protocols.oip_grpc.responses import encode_response
-from headrace.server.grpc_contract import Access, Call, Dataplane, Role
+from headrace.server.dataplane import Dataplane
+from headrace.server.grpc_contract import Call
 from headrace.server.observation import CURRENT
+from headrace.server.security import Access, Role
 
 
 class Inference:
@@ -33,7 +35,7 @@ class Inference:
         if self._access is not None:
             client = self._access.check(call.metadata("authorization"), role)
             seen = CURRENT.get()
-            if seen is not None and isinstance(client, str):
+            if seen is not None:
                 seen.client = client
 
     def decoded(self, call: Call, data: bytes) -> WireRequest:

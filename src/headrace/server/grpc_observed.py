@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Final
 
 from headrace.server.answers import Answers
-from headrace.server.errors import Status
+from headrace.server.errors import GrpcCode, quiet_status_of
 from headrace.server.grpc_contract import Call, Method, Stream, Unary
-from headrace.server.grpc_errors import MESSAGE_CHARS_MAX, GrpcCode, code_of
 from headrace.server.observation import CURRENT, Observation, Observers
 
 _OK: Final = GrpcCode.OK.name
@@ -108,9 +107,8 @@ def _stream(path: str, answer: Stream, watch: _Watch) -> Stream:
 
 
 def _failed(error: Exception, seen: Observation | None) -> str:
-    code = code_of(error)
-    name = (code or GrpcCode.INTERNAL).name
+    # Its carrier logs what was not expected.
+    status = quiet_status_of(error)
     if seen is not None:
-        why = "internal error" if code is None else str(error)[:MESSAGE_CHARS_MAX]
-        seen.failed(error, Status(0, name, why))
-    return name
+        seen.failed(error, status)
+    return status.grpc.name
