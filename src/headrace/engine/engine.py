@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
 
-from headrace.batching.adaptive import AdaptiveBatcher
+from headrace.batching.adaptive import AdaptiveBatcher, LookAgain
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CancelledRequestError,
@@ -32,6 +32,7 @@ from headrace.engine.backend import Backend
 from headrace.engine.channel import Channel, ThreadTaker, Work
 from headrace.engine.instance import Instance
 from headrace.engine.isolation import Placement
+from headrace.engine.revival import Revival
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
 from headrace.engine.tally import Tally, total
@@ -57,7 +58,9 @@ class _Slot:
         self.backend: Backend | None = None
         self.instance: Instance | None = None
         self.streams: set[StreamCall] = set()
+        self.revival: Revival | None = None
         self.alive = False
+        self.given_up = False
 
 
 class _Life:
@@ -72,6 +75,8 @@ class _Life:
         self.inline: Instance | None = None
         self.lock = threading.Lock()
         """Held by the caller of an inline instance."""
+        self.hurry = threading.Event()
+        """Set when it ends: nobody waits long for an instance to come back."""
         self.began_s = 0.0
         self.began_ns = 0
         self.cancelled = 0
@@ -252,6 +257,7 @@ class Engine:
         if drain:
             self._finish_streams(life)
         life.channel.close()
+        life.hurry.set()
         if not drain:
             deliver([(t, self._stopped("before this request began")) for t in life.channel.drop()])
             for slot in life.slots:
@@ -462,19 +468,32 @@ class Engine:
             return
         slot.backend = backend
         slot.instance = Instance(backend, self.name, self._clock, slot.tally)
+        slot.revival = Revival(backend, self.name, self._clock)
         slot.alive = True
         if self._placement.inline(backend):
             life.inline = slot.instance
         metadata = backend.metadata
         life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         self._report_loaded(life, None)
-        taker = ThreadTaker()
         try:
-            while (work := life.channel.take(taker)) is not None:
-                self._answer(life, slot, work)
+            self._answer_until_closed(life, slot, backend)
         finally:
             slot.alive = False
             backend.close()
+
+    def _answer_until_closed(self, life: _Life, slot: _Slot, backend: Backend) -> None:
+        taker = ThreadTaker()
+
+        def lost() -> None:
+            slot.alive = False
+            taker.wake()
+
+        backend.on_lost(lost)
+        while (work := life.channel.take(taker, lambda: backend.lost)) is not None:
+            if not isinstance(work, LookAgain):
+                self._answer(life, slot, work)
+            if backend.lost and not self._revived(life, slot):
+                return
 
     def _report_loaded(self, life: _Life, error: BaseException | None) -> None:
         with self._changed:
@@ -487,6 +506,8 @@ class Engine:
         try:
             if tickets:
                 deliver(self._answered(life, slot, tickets, work.reason))
+                assert slot.revival is not None
+                slot.revival.proved()
         except InstanceLostError as lost:
             self._recover(life, slot, tickets, lost)
         finally:
@@ -525,7 +546,7 @@ class Engine:
             tally.failed(ended_s - ticket.asked_s)
 
     def _recover(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
-        """The instance died: what it had is asked once more, each request by itself, and it is started again."""
+        """The instance died: what it had is asked once more, each request by itself."""
         again: list[Ticket] = []
         over: list[tuple[Ticket, Answer]] = []
         for ticket in tickets:
@@ -539,19 +560,29 @@ class Engine:
         deliver(over)
         slot.alive = False
         life.channel.again(again)
-        backend = slot.backend
-        assert backend is not None
+
+    def _revived(self, life: _Life, slot: _Slot) -> bool:
+        """Start an instance again whose process died; False when it is given up, or nobody wants it any more."""
+        assert slot.revival is not None
+
+        def wanted() -> bool:
+            return not life.channel.dropped and (not life.hurry.is_set() or life.channel.waiting()[0] > 0)
+
         try:
-            backend.restart()
+            slot.revival.revive(life.hurry, wanted)
+        except StoppedError:
+            return False
         except BaseException as error:  # noqa: BLE001 - it is given up; what waits has other instances, or hears of it
-            self._give_up(life, error)
-            return
+            self._give_up(life, slot, error)
+            return False
         slot.tally.restarts += 1
         slot.alive = True
+        return True
 
-    def _give_up(self, life: _Life, error: BaseException) -> None:
+    def _give_up(self, life: _Life, slot: _Slot, error: BaseException) -> None:
         _log.error("an instance could not be started again", extra={"model": self.name}, exc_info=error)
-        if any(s.alive for s in life.slots):
+        slot.given_up = True
+        if not all(s.given_up for s in life.slots):
             return
         lost = InstanceLostError(self.name, f"its process died and could not be started again: {error}")
         deliver([(t, lost) for t in life.channel.drop()])
