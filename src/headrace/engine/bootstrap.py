@@ -35,7 +35,7 @@ class Bootstrap:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Bootstrap":
         """What `values` told."""
-        made = {
+        made: dict[str, Any] = {
             **values,
             "recipe": ModelRecipe(**values["recipe"]),
             "settings": ServeSettings(**values["settings"]),
@@ -53,12 +53,11 @@ def loaded_values(metadata: ModelMetadata, inputs: ModelInputs) -> dict[str, Any
 
 def loaded_of(values: Mapping[str, Any]) -> tuple[ModelMetadata, ModelInputs]:
     """What `loaded_values` told."""
-    says, takes = values["metadata"], values["inputs"]
-    metadata = ModelMetadata(**{**says, "inputs": _specs(says["inputs"]), "outputs": _specs(says["outputs"])})
-    inputs = ModelInputs(
-        **{**takes, "specs": _specs(takes["specs"]), "optional": frozenset(takes["optional"])}
-    )
-    return metadata, inputs
+    says: dict[str, Any] = dict(values["metadata"])
+    says |= {"inputs": _specs(says["inputs"]), "outputs": _specs(says["outputs"])}
+    takes: dict[str, Any] = dict(values["inputs"])
+    takes |= {"specs": _specs(takes["specs"]), "optional": frozenset(takes["optional"])}
+    return ModelMetadata(**says), ModelInputs(**takes)
 
 
 def _specs(values: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:

@@ -76,7 +76,7 @@ class Link:
                 watch=self._pidfd,
             )
             self._relay.wire = self._wire
-            undo.push(lambda *_: self._end_all(0.0))
+            undo.callback(self._end_all, 0.0)
             self.loaded = self._load(boot)
             undo.pop_all()
 
@@ -141,6 +141,7 @@ class Link:
             # It closed its sockets, and lives on: it answers nobody.
             self._process.kill()
             self._wait(None)
+        self.lost = True
         return InstanceLostError(self._name, self._why or self._how())
 
     # Streams

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
@@ -60,17 +60,28 @@ class Outlet(Generic[T]):
         if self._untaken >= ITEMS_MAX:
             self._held = True
             return
-        if items := self._pipe.take():
-            self._untaken += len(items)
-            try:
-                wire.post(Kind.ITEMS, self._id, b"".join([self._pack(item) for item in items]))
-            except Exception as error:  # noqa: BLE001 - what cannot be packed ends its stream
-                self.end(wire, error)
-                return
+        if not self._send_items(wire):
+            return
         if self._pipe.ended:
             self.end(wire, self._pipe.error)
         else:
             self.begin()
+
+    def _send_items(self, wire: Wire) -> bool:
+        """Post what is there; False when one cannot be packed, which ends the stream after those before it."""
+        packed: list[bytes] = []
+        failed: Exception | None = None
+        try:
+            for item in self._pipe.take():
+                packed.append(self._pack(item))  # noqa: PERF401 - those before the one that fails are sent
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream's caller hears of it
+            failed = error
+        if packed:
+            self._untaken += len(packed)
+            wire.post(Kind.ITEMS, self._id, b"".join(packed))
+        if failed is not None:
+            self.end(wire, failed)
+        return failed is None
 
     def end(self, wire: Wire, error: BaseException | None) -> None:
         """No more items."""
@@ -114,9 +125,9 @@ class Relay:
 
     def __init__(self) -> None:
         self.wire: Wire | None = None
-        self._ready: deque[Outlet[object]] = deque()
+        self._ready: deque[Outlet[Any]] = deque()
 
-    def ready(self, outlet: "Outlet[object]") -> None:
+    def ready(self, outlet: "Outlet[Any]") -> None:
         """It has items, or has ended."""
         self._ready.append(outlet)
         if self.wire is not None:

@@ -5,14 +5,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from headrace.core.errors import ConfigError, ModelLoadError
-from headrace.core.model import Model
+from headrace.core.model import Model, ModelRecipe
 
 _ACCEPTED = "a model is a file model.onnx, file.py or file.py:Class, or a class module:Class"
 
@@ -29,12 +29,38 @@ class ModelSource:
     fingerprint: str
 
 
+@dataclass(frozen=True, slots=True)
+class NamedMaker:
+    """Makes a source's models, and knows by what name another process makes them."""
+
+    make: Callable[[], Model]
+    recipe: ModelRecipe
+
+    def __call__(self) -> Model:
+        """A new model."""
+        return self.make()
+
+
+def make_model(spec: str, options: Mapping[str, Any] | None = None) -> Model:
+    """The model of a spec: what a process of its own begins with. Raises what `model_factory` and `make` raise."""
+    del options
+    return model_factory(spec).make()
+
+
 def model_factory(spec: str) -> ModelSource:
     """Find a model; nothing is loaded yet but a Python module.
+
+    `make` carries the recipe by which another process with the same current directory makes it.
 
     A function in the place of a class makes the models. Raises ConfigError for what is no model, ModelLoadError when
     its file cannot be read or imported; `make` raises MissingExtraError for an ONNX file without onnxruntime.
     """
+    source = _source(spec)
+    recipe = ModelRecipe("headrace.runtimes.load:make_model", {"spec": spec, "options": {}})
+    return replace(source, make=NamedMaker(source.make, recipe))
+
+
+def _source(spec: str) -> ModelSource:
     path, _, class_name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
     if "://" in spec:
         raise ConfigError(f"{spec}: models are read from local files; download it first, then --model FILE")
