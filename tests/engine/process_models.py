@@ -41,6 +41,12 @@ class Pid(Identity):
         return np.full((len(x), 1), os.getpid())
 
 
+class Apart(Pid):
+    """Asks for a process itself."""
+
+    isolation = "process"
+
+
 class Erring(Model):
     """Raises what it is told to, by the first value."""
 

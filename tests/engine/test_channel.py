@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from headrace.batching.adaptive import AdaptiveBatcher
+from headrace.batching.adaptive import AdaptiveBatcher, LookAgain
 from headrace.core import InferRequest
 from headrace.core.errors import StoppedError
 from headrace.engine.channel import Channel as EngineChannel
@@ -109,3 +109,23 @@ def test_a_cancelled_ticket_that_was_taken_is_left_to_its_taker():
     ticket.reply.future.cancel()
     assert not ticket.reply.future.set_running_or_notify_cancel()
     channel.put(_ticket())
+
+
+def test_an_unfit_taker_takes_nothing_and_passes_on_what_it_was_woken_for():
+    """Its instance died while it waited; somebody else is woken in its place."""
+    channel = EngineChannel(
+        AdaptiveBatcher(rows_max=1, delay_s=0.0, merge=False),
+        ManualClock(),
+        in_flight_max=4,
+        queue_rows_max=8,
+    )
+    healthy, dead = ThreadTaker(), ThreadTaker()
+    assert isinstance(channel.poll(healthy), LookAgain)
+    assert isinstance(channel.poll(dead), LookAgain)
+    ticket = _ticket()
+    assert channel.offer(ticket)  # wakes the one that came last
+    assert isinstance(channel.take(dead, lambda: True), LookAgain)
+    assert healthy._set
+    assert channel.poll(healthy).items == (ticket,)
+    channel.close()
+    assert channel.take(dead) is None

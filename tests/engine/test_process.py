@@ -35,6 +35,7 @@ from headrace.engine.process import ProcessBackend
 from headrace.engine.reason import ToldError
 from headrace.engine.recipe import recipe_of
 from headrace.engine.settings import ServeSettings
+from headrace.runtimes.load import model_factory
 from headrace.testing import check_predictor
 
 pytestmark = pytest.mark.timeout(60)
@@ -232,6 +233,17 @@ def test_the_models_log_is_ours(caplog):
     assert (record.levelname, record.getMessage()) == ("WARNING", "saw 2 rows")
 
 
+def test_memory_is_used_again():
+    """Of a model that keeps nothing, also where it returns what it was given."""
+    with backend(models.Echo) as there:
+        call(there, x=rows(1))
+        arena, returned = there._link.arena.memory, there._link.returned
+        for _ in range(5):
+            call(there, x=rows(1, 2))
+        assert there._link.arena.memory is arena
+        assert there._link.returned is returned
+
+
 # Loading
 
 
@@ -248,6 +260,26 @@ def test_what_keeps_it_from_loading_is_told(how, says):
     make = functools.partial(models.Unloadable, how=how)
     with pytest.raises(ModelLoadError, match=says), serving(make):
         pass
+
+
+def test_a_model_of_a_file_travels_as_its_path(tmp_path):
+    """Its class has no name that can be imported, the file has."""
+    path = tmp_path / "doubles.py"
+    path.write_text(
+        "from headrace import Model\nclass Doubles(Model):\n    def predict(self, x):\n        return 2 * x\n"
+    )
+    with serving(model_factory(str(path)).make) as engine:
+        assert engine.submit(request(rows(3))).result(WAIT_S)["output"].tolist() == [[6]]
+
+
+def test_a_model_says_itself_where_it_runs():
+    """Where nobody else does."""
+    engine = Engine(models.Apart, name="m", serving=ServeSettings())
+    engine.start()
+    try:
+        assert engine.submit(request()).result(WAIT_S)["output"][0, 0] == pids(engine)[0]
+    finally:
+        engine.stop()
 
 
 def test_a_maker_of_no_model_is_told():
@@ -353,7 +385,7 @@ def test_an_instance_that_cannot_be_started_again_is_given_up(tmp_path):
         with pytest.raises(InstanceLostError, match="weights are gone"):
             engine.submit(request(rows(models.POISON))).result(WAIT_S)
         assert not engine.alive
-        with pytest.raises(StoppedError):
+        with pytest.raises(InstanceLostError, match="could not be started again: ModelLoadError"):
             engine.submit(request()).result(WAIT_S)
 
 

@@ -70,6 +70,12 @@ def _all_of(pipe):
     return found
 
 
+def _until(holds):
+    """What a wire's thread does is told to nobody; the test's own time-out bounds this."""
+    while not holds():
+        threading.Event().wait(0.001)
+
+
 def _take_into(found, pipe):
     while items := pipe.get():
         found += items
@@ -132,10 +138,24 @@ def test_a_consumer_that_leaves_stops_nothing_else(way):
     way.there.abandon()
     way.here.offer_all(range(10))
     way.here.close()
-    while not way.outlet.over:
-        way.relay.wire.wake()
+    _until(lambda: way.outlet.over)
     with pytest.raises(CancelledRequestError):
         way.there.offer_all([1])
+
+
+def test_the_end_gets_through_to_who_takes_nothing(way):
+    """Its caller left while its items were held back for it."""
+    ended = threading.Event()
+    close, way.there.close = way.there.close, lambda error=None: (close(error), ended.set())
+    way.here.offer_all(range(ITEMS_MAX))
+    _until(lambda: way.outlet._untaken == ITEMS_MAX)
+    way.here.offer_all([1])
+    _until(lambda: way.outlet._held)
+    way.here.abandon()
+    way.here.close(CancelledRequestError("gone"))
+    assert not ended.wait(0.1)  # it is held back: only that makes the next line mean something
+    way.outlet.free()
+    assert ended.wait(WAIT_S)
 
 
 # What pipes do for those that neither block nor await

@@ -104,6 +104,7 @@ class _Streams:
             call.requests.close(end_of(payload))
         elif kind == Kind.CANCEL:
             call.cancel()
+            outlet.free()
 
     def forget(self) -> None:
         """Drop what is over."""

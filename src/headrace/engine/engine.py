@@ -32,6 +32,7 @@ from headrace.engine.backend import Backend
 from headrace.engine.channel import Channel, ThreadTaker, Work
 from headrace.engine.instance import Instance
 from headrace.engine.isolation import Placement
+from headrace.engine.reason import reason
 from headrace.engine.revival import Revival
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
@@ -77,6 +78,8 @@ class _Life:
         """Held by the caller of an inline instance."""
         self.hurry = threading.Event()
         """Set when it ends: nobody waits long for an instance to come back."""
+        self.lost: str | None = None
+        """Why no instance is left: all died, and none could be started again."""
         self.began_s = 0.0
         self.began_ns = 0
         self.cancelled = 0
@@ -409,6 +412,8 @@ class Engine:
         backend = life.backend
         if self._state is not _State.RUNNING or backend is None:
             raise self._stopped(why)
+        if life.lost is not None:
+            raise InstanceLostError(self.name, life.lost)
         return life, backend
 
     def _checked(self, backend: Backend, request: InferRequest) -> int:
@@ -584,7 +589,8 @@ class Engine:
         slot.given_up = True
         if not all(s.given_up for s in life.slots):
             return
-        lost = InstanceLostError(self.name, f"its process died and could not be started again: {error}")
+        life.lost = f"its process died and could not be started again: {reason(error)}"
+        lost = InstanceLostError(self.name, life.lost)
         deliver([(t, lost) for t in life.channel.drop()])
 
     def _answer_inline(self, life: _Life, instance: Instance, ticket: Ticket) -> Answer:

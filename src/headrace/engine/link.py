@@ -104,7 +104,14 @@ class Link:
             their_calls.close()
             their_wire.close()
             os.close(control_fd)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._process.kill()
+            self._process.wait()
+            calls.close()
+            wire.close()
+            raise ModelLoadError(self._name, f"its process cannot be watched: {error}") from error
         return wire
 
     @property
@@ -201,9 +208,10 @@ class Link:
             closing = self._closing
         self.calls.shut()
         error = StoppedError(f"model {self._name} is stopped") if closing else self.lost_error()
-        self._end_streams(error)
         if not closing:
+            # First: whoever hears of the death from a stream must not take the instance for alive.
             self._on_lost()
+        self._end_streams(error)
 
     def _end_streams(self, error: BaseException) -> None:
         while self._open:

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.core.call import Call
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import DataError, InstanceLostError, ModelInputError, StoppedError
+from headrace.core.errors import ConfigError, DataError, InstanceLostError, ModelInputError, StoppedError
 from headrace.core.model import ModelRecipe
 from headrace.core.tensor import ModelMetadata
 from headrace.engine.backend import Called, Parts
@@ -55,6 +55,8 @@ class ProcessBackend:
         version: str | None = None,
         settings: ServeSettings = _DEFAULTS,
     ) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise ConfigError(f"model {name}: a process of its own needs Linux; set isolation to thread")
         self._name = name
         self._clock = clock or SystemClock()
         self._timeout_s = settings.call_timeout_s
@@ -121,7 +123,9 @@ class ProcessBackend:
     def _alive(self) -> Link:
         link = self._link
         if link is None:
-            raise InstanceLostError(self._name, "its process is gone and was not started again")
+            raise InstanceLostError(
+                self._name, "its process died and is being started again: ask again later"
+            )
         if link.lost:
             raise link.lost_error()
         return link

@@ -36,6 +36,7 @@ class Outlet(Generic[T]):
         self._pack = pack
         self._untaken = 0
         self._held = False
+        self._bounded = True
         self.over = False
 
     def begin(self) -> None:
@@ -53,11 +54,17 @@ class Outlet(Generic[T]):
             self._held = False
             self._ready()
 
+    def free(self) -> None:
+        """Nobody takes any more, so that nothing is held back: the end must get through. In the wire's thread."""
+        self._bounded = False
+        self._held = False
+        self._ready()
+
     def send(self, wire: Wire) -> None:
         """Post what is there. In the wire's thread."""
         if self.over:
             return
-        if self._untaken >= ITEMS_MAX:
+        if self._bounded and self._untaken >= ITEMS_MAX:
             self._held = True
             return
         if not self._send_items(wire):
