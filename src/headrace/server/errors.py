@@ -20,6 +20,8 @@ DeadlineError                                   504   DEADLINE_EXCEEDED
 anything else                                   500   INTERNAL
 ==============================================  ====  =====================
 
+The text of a `HeadraceError` goes out: what a model raised is in it as the model said it (`PredictError`), which is meant,
+since nobody else can tell a caller what is wrong with rows. Why a model did not load is told to those alone who load it.
 What is no `HeadraceError` is a defect of ours: it is logged, and the caller is told "internal error" and nothing more.
 """
 
@@ -53,6 +55,8 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, str], ...]] = (
     (e.HeadraceError, 500, "INTERNAL"),
 )
 INTERNAL: Final = "internal error"
+WHY_CHARS_MAX: Final = 2000
+"""Of an error's text: names in it may be as long as whoever asked made them."""
 NOT_FOUND: Final = 404
 
 
@@ -75,4 +79,5 @@ def status_of(error: BaseException) -> Status:
     after_s = ceil(error.retry_after_s) if isinstance(error, e.OverloadedError) else None
     if isinstance(error, e.StoppedError):
         after_s = 1
-    return Status(*found, str(error), after_s)
+    why = str(error)
+    return Status(*found, why if len(why) <= WHY_CHARS_MAX else f"{why[:WHY_CHARS_MAX]}…", after_s)

@@ -305,9 +305,10 @@ class RestApp:
         """Events as they come. What fails before the first is a plain error; later, an error event is the last."""
         some = self._dataplane.stream_one(model, version, request)
         async with aclosing(some):
-            responses = await exchange.while_connected(anext(some, None))
+            none: list[InferResponse] = []
+            responses: list[InferResponse] = await exchange.while_connected(anext(some, none))
             first = sse.encode_event(encoded(responses[0])) if responses else b""
-            events = self._events(first, (responses or [])[1:], some, encoded)
+            events = self._events(first, responses[1:], some, encoded)
             async with aclosing(events):
                 await exchange.respond_streaming(EVENT_STREAM, events)
 
@@ -318,7 +319,7 @@ class RestApp:
         some: AsyncGenerator[list[InferResponse], None],
         encoded: Callable[[InferResponse], bytes],
     ) -> AsyncGenerator[bytes, None]:
-        ready = [first]
+        ready: list[bytes] = [first]
         try:
             # What was encoded before one that cannot be goes out before the error.
             ready.extend(sse.encode_event(encoded(response)) for response in responses)
