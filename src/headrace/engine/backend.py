@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import CoroutineType
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -186,7 +187,11 @@ class LocalBackend:
         began_s = self._clock.now()
         tensors = self._joined(parts, fresh=fresh)
         joined_s = self._clock.now()
-        if self._stream_model is None or self._home is not None:
+        if self._stream_model is None:
+            returned = self.inputs.call(self._predict, tensors)
+            if isinstance(returned, CoroutineType):
+                returned = self._awaited(cast("Any", returned))
+        elif self._home is not None:
             returned = self._do(lambda: self.inputs.call(self._predict, tensors))
         else:
             with self.turns:
@@ -271,11 +276,12 @@ class LocalBackend:
         if self._home is not None:
             return self._in_home(method, self._home)
         result = method()
-        if not inspect.iscoroutine(result):
-            return result
+        return self._awaited(result) if inspect.iscoroutine(result) else result
+
+    def _awaited(self, coroutine: Any) -> Any:
         if self._runner is None:
             self._runner = asyncio.Runner()
-        return self._runner.run(self._tracked(result, self._runner.get_loop()))
+        return self._runner.run(self._tracked(coroutine, self._runner.get_loop()))
 
     async def _tracked(self, coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
         task = asyncio.current_task()
