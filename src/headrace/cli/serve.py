@@ -83,6 +83,13 @@ Examples:
     help="Callers need a certificate that this CA has signed (mTLS).",
 )
 @click.option(
+    "--stream-dialect",
+    type=click.Choice(["mlserver", "triton"]),
+    default="mlserver",
+    show_default=True,
+    help="How gRPC streams are answered, unless the caller says.",
+)
+@click.option(
     "--insecure", is_flag=True, help="Let others reach this server although nothing keeps them out."
 )
 @click.option(
@@ -138,6 +145,7 @@ def _options(given: dict[str, Any]) -> Any:
         tls=_tls(given),
         insecure=given["insecure"],
         limits=RestLimits(body_bytes_max=given["body_mib_max"] << 20),
+        stream_dialect=given["stream_dialect"],
         drain=DrainSettings(given["drain_notice_s"], given["drain_grace_s"]),
     )
 

@@ -74,10 +74,14 @@ def _nothing() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named array whose first axis is rows. BYTES tensors are object arrays of bytes or str."""
+    """A named array whose first axis is rows. BYTES tensors are object arrays of bytes or str.
+
+    `parameters` is what a protocol's tensor says of itself besides, such as a content type; few models read it.
+    """
 
     name: str
     data: Array
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def datatype(self) -> str:

@@ -61,6 +61,8 @@ class ModelRepository:
         self._lock = threading.Lock()
         self._changing = threading.Lock()
         """Held while models are loaded or unloaded: one change at a time."""
+        self._changed_now: set[Engine] = set()
+        """Engines that are starting or draining."""
         self._models: dict[str, dict[str, _Version]] = {}
         self._ready: dict[tuple[str, str], Engine] = {}
         self._started = False
@@ -152,14 +154,20 @@ class ModelRepository:
         self._started = True
 
     def stop(self, *, drain: bool = True) -> None:
-        """Unload every model, finishing what was accepted, or failing it with StoppedError."""
+        """Unload every model, finishing what was accepted, or failing it with StoppedError.
+
+        Without `drain` what is being loaded or drained at the moment is cut short too.
+        """
         self._started = False
+        if not drain:
+            for engine in list(self._changed_now):
+                engine.stop(drain=False)
         with self._changing, self._lock:
             entries = [e for versions in self._models.values() for e in versions.values() if e.engine]
             engines: list[Engine] = [self._withdraw(entry, ModelState.UNAVAILABLE, "") for entry in entries]
         with ThreadPoolExecutor(max(1, len(engines)), "headrace-stopping") as pool:
             for engine in engines:
-                pool.submit(engine.stop, drain=drain)
+                pool.submit(self._end, engine, drain=drain)
 
     def load(self, name: str) -> None:
         """Load a model, or load it again as it is now; versions that are no more are unloaded.
@@ -214,19 +222,22 @@ class ModelRepository:
             serving=definition.settings,
             clock=self._clock,
         )
+        self._changed_now.add(engine)
         try:
             engine.start()
         except BaseException as error:
             if before is None:
                 self._tell(entry, ModelState.UNAVAILABLE, str(error))
             raise
+        finally:
+            self._changed_now.discard(engine)
         with self._lock:
             entry.definition = definition
             entry.engine, entry.state, entry.reason = engine, ModelState.READY, ""
             self._publish()
         _log.info("model loaded", extra={"model": definition.name, "version": definition.version})
         if before is not None:
-            before.stop(drain=True)
+            self._end(before)
 
     def _unload(self, entry: _Version) -> None:
         if entry.engine is None:
@@ -234,8 +245,15 @@ class ModelRepository:
             return
         with self._lock:
             engine = self._withdraw(entry, ModelState.UNLOADING, "")
-        engine.stop(drain=True)
+        self._end(engine)
         self._tell(entry, ModelState.UNAVAILABLE, _UNLOADED)
+
+    def _end(self, engine: Engine, *, drain: bool = True) -> None:
+        self._changed_now.add(engine)
+        try:
+            engine.stop(drain=drain)
+        finally:
+            self._changed_now.discard(engine)
 
     def _withdraw(self, entry: _Version, state: ModelState, reason: str) -> Engine:
         """Let nobody find an engine any more; the lock is held."""

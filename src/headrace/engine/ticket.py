@@ -36,10 +36,22 @@ class Ticket:
     """A request with its number of rows and its reply. The engine's lock guards what changes.
 
     `key` is equal for requests that can share a call of the model. `strict` requests take no answer with rows
-    missing: one bad row fails them. `deaths` counts the instances that died while they had it.
+    missing: one bad row fails them. `deaths` counts the instances that died while they had it. It is `cancelled` when
+    its caller left before it had `ended`; never both.
     """
 
-    __slots__ = ("asked_s", "cancelled", "deaths", "key", "priority", "reply", "request", "rows", "strict")
+    __slots__ = (
+        "asked_s",
+        "cancelled",
+        "deaths",
+        "ended",
+        "key",
+        "priority",
+        "reply",
+        "request",
+        "rows",
+        "strict",
+    )
 
     def __init__(
         self,
@@ -59,6 +71,7 @@ class Ticket:
         self.priority = request.priority
         self.strict = strict
         self.cancelled = False
+        self.ended = False
         self.deaths = 0
 
     def alive(self, now: float) -> bool:
@@ -74,7 +87,8 @@ def merge_key(request: InferRequest) -> Hashable:
         data = tensors[0].data
         signature: Hashable = (tensors[0].name, data.dtype, data.shape[1:])
     else:
-        signature = tuple(sorted((t.name, t.data.dtype.str, t.data.shape[1:]) for t in tensors))
+        # In the order given, which counts for a model that takes its inputs by position.
+        signature = tuple([(t.name, t.data.dtype, t.data.shape[1:]) for t in tensors])
     return signature
 
 
@@ -121,6 +135,11 @@ class LoopReply:
             self.future.set_result(answer)
         else:
             self.future.set_exception(answer)
+
+    def forget(self) -> None:
+        """Nobody awaits it any more: an error that is there already was not overlooked."""
+        if self.future.done() and not self.future.cancelled():
+            self.future.exception()
 
 
 def deliver(answered: Sequence[tuple[Ticket, Answer]]) -> None:

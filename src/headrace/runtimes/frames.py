@@ -9,7 +9,7 @@ from headrace.core.errors import MissingExtraError
 from headrace.core.tensor import Array
 
 try:
-    import pandas as _pandas
+    import pandas as _pandas  # noqa: ICN001 - `pd` is what is told to have no types
 except ImportError as _error:
     raise MissingExtraError("pandas", "a model of named columns") from _error
 
@@ -32,7 +32,8 @@ def is_frame(value: object) -> bool:
 def columns_of(frame: Any) -> dict[str, Array]:
     """A DataFrame's columns as arrays ``[n]``, a Series as the one column of its name (or ``output``).
 
-    Numbers keep their type. What numpy knows only as objects stays so; missing values of pandas' own number types are NaN.
+    Numbers keep their type. What numpy knows only as objects stays so; missing values of pandas' own number types
+    are NaN. Dates are numpy's, in UTC.
     """
     if isinstance(frame, pd.Series):
         return {str(frame.name) if frame.name is not None else "output": _array(frame)}
@@ -47,4 +48,6 @@ def _array(series: Any) -> Array:
             return series.to_numpy()
         whole = pd.api.types.is_integer_dtype(series.dtype) and not series.hasnans
         return series.to_numpy(dtype=np.int64 if whole else np.float64, na_value=np.nan)
+    if pd.api.types.is_datetime64_any_dtype(series.dtype):
+        return (series if series.dt.tz is None else series.dt.tz_convert(None)).to_numpy()
     return series.astype(object).to_numpy()

@@ -1,19 +1,19 @@
 """Transformers from a local folder as Models, text generation streamed token by token. The one door to transformers."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
-import orjson
 
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import Array, InferRequest, TensorSpec, text_array
+from headrace.runtimes.huggingface_folder import sentence_settings, task_of
 from headrace.runtimes.text import decoded_text, json_texts, one_line
+from headrace.runtimes.token_stream import TokenQueue, texts_of
 from headrace.runtimes.torch import array_of, device_named, dtype_named, inference_mode
 
 try:
@@ -31,13 +31,7 @@ TOKENS_MAX: Final = 512
 NEW_TOKENS: Final = 64
 """How many tokens are generated where nobody says how many."""
 
-_TASKS: Final = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForMaskedLM": "fill-mask",
-}
+_Answer = Callable[[list[str]], Mapping[str, Array]]
 _PER_REQUEST: Final = {
     "max_new_tokens": int,
     "do_sample": bool,
@@ -95,7 +89,7 @@ class HuggingFaceModel(Model):
             raise ConfigError(f"{path}: option 'pooling' must be mean, cls or none, not {pooling!r}")
         self._path = path
         self._name = path.resolve().name
-        self._task = task or _task_of(path)
+        self._task = task or task_of(path)
         self._device_name = device
         self._dtype = dtype_named(dtype, "dtype", self._name)
         self._pooling = pooling
@@ -103,7 +97,9 @@ class HuggingFaceModel(Model):
         self._generation = {"max_new_tokens": NEW_TOKENS, **(generation or {})}
         self._chat = chat
         self._local = {"local_files_only": True, "trust_remote_code": trust_remote_code is True}
-        self._answer: Callable[[list[str]], Mapping[str, Array]] | None = None
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._answer: _Answer | None = None
         self.inputs = (TensorSpec("text", "BYTES", (-1,)),)
         if self._task != "text-generation":
             # So that nobody takes it for a model that streams.
@@ -111,7 +107,7 @@ class HuggingFaceModel(Model):
 
     def load(self) -> None:
         """Read tokenizer and weights. ModelLoadError when the folder has not what the task needs."""
-        makers: dict[str, Callable[[], Callable[[list[str]], Mapping[str, Array]]]] = {
+        makers: dict[str, Callable[[], _Answer]] = {
             "text-classification": self._classifier,
             "feature-extraction": self._extractor,
             "token-classification": self._token_classifier,
@@ -129,7 +125,8 @@ class HuggingFaceModel(Model):
 
     def close(self) -> None:
         """Let the model go."""
-        self._answer = self._model = self._tokenizer = None
+        self._answer = None
+        self._model = self._tokenizer = None
 
     def predict(self, text: Array) -> Mapping[str, Array]:
         """Answer a batch of texts. RowError for those that are not UTF-8."""
@@ -147,7 +144,7 @@ class HuggingFaceModel(Model):
             self._task, model=self._model, tokenizer=self._tokenizer, device=self._device, **settings
         )
 
-    def _classifier(self) -> Callable[[list[str]], Mapping[str, Array]]:
+    def _classifier(self) -> _Answer:
         found = self._pipeline(top_k=None)
         labels = [found.model.config.id2label[index] for index in range(found.model.config.num_labels)]
         columns = {label: index for index, label in enumerate(labels)}
@@ -173,12 +170,12 @@ class HuggingFaceModel(Model):
 
         return answer
 
-    def _token_classifier(self) -> Callable[[list[str]], Mapping[str, Array]]:
+    def _token_classifier(self) -> _Answer:
         found = self._pipeline(aggregation_strategy=self._aggregation)
         self.outputs = (TensorSpec("entities", "BYTES", (-1,)),)
         return lambda texts: {"entities": json_texts(found(texts, batch_size=len(texts)))}
 
-    def _any_pipeline(self) -> Callable[[list[str]], Mapping[str, Array]]:
+    def _any_pipeline(self) -> _Answer:
         found = self._pipeline()
         self.outputs = (TensorSpec("output", "BYTES", (-1,)),)
         return lambda texts: {"output": json_texts(found(texts, batch_size=len(texts)))}
@@ -192,9 +189,9 @@ class HuggingFaceModel(Model):
         model = model_class.from_pretrained(path, dtype=dtype, **self._local)
         self._model = model.to(self._device).eval()
 
-    def _extractor(self) -> Callable[[list[str]], Mapping[str, Array]]:
+    def _extractor(self) -> _Answer:
         self._read(transformers.AutoModel)
-        pooling, normalized, longest = _sentence_settings(self._path)
+        pooling, normalized, longest = sentence_settings(self._path)
         pooling = self._pooling or pooling
         longest = min(longest or TOKENS_MAX, _longest(self._tokenizer))
         as_json = pooling == "none"
@@ -219,7 +216,7 @@ class HuggingFaceModel(Model):
 
         return answer
 
-    def _generator(self) -> Callable[[list[str]], Mapping[str, Array]]:
+    def _generator(self) -> _Answer:
         self._read(transformers.AutoModelForCausalLM)
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
@@ -271,9 +268,9 @@ class HuggingFaceModel(Model):
             raise ModelInputError(self._name, f"a stream is of one text, but input 'text' has {given.size}")
         return [str(given.reshape(1)[0])]
 
-    def _pieces(self, prompt: Any, settings: Mapping[str, Any]) -> Iterator[str]:
+    def _pieces(self, prompt: Any, settings: Mapping[str, Any]) -> Generator[str]:
         """Generate in a thread of its own, which ends with this generator, however that ends."""
-        streamer = _TokenQueue()
+        streamer = TokenQueue()
         gone = threading.Event()
         raised: list[BaseException] = []
 
@@ -298,78 +295,12 @@ class HuggingFaceModel(Model):
         thread = threading.Thread(target=generate, name=f"headrace-{self._name}-generate", daemon=True)
         thread.start()
         try:
-            yield from _texts_of(streamer, self._tokenizer)
+            yield from texts_of(streamer, self._tokenizer)
         finally:
             gone.set()
             thread.join()
         if raised:
             raise raised[0]
-
-
-class _TokenQueue:
-    """What ``generate`` calls a streamer: hands tokens over as they are made. Bounded by ``max_new_tokens``."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[list[int] | None] = SimpleQueue()
-        self._in_prompt = True
-
-    def put(self, value: Any) -> None:
-        """Tokens of the one row; the first call brings the prompt."""
-        if not self._in_prompt:
-            self._queue.put(value.reshape(-1).tolist())
-        self._in_prompt = False
-
-    def end(self) -> None:
-        """No more will come; may be called twice."""
-        self._queue.put(None)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        while (tokens := self._queue.get()) is not None:
-            yield tokens
-
-
-def _texts_of(tokens: Iterable[list[int]], tokenizer: Any) -> Iterator[str]:
-    """The text of each token, as soon as its characters are whole.
-
-    A tokenizer decodes a token differently at the start of a text: each is decoded behind the ones before it, the last
-    that made whole characters. Nothing of a text is said twice, nothing is left out.
-    """
-    seen: list[int] = []
-    window = said = 0
-    for more in tokens:
-        seen += more
-        before = tokenizer.decode(seen[window:said], skip_special_tokens=True)
-        text = tokenizer.decode(seen[window:], skip_special_tokens=True)
-        # An unfinished character is decoded as a replacement: its other bytes come with the next tokens.
-        if len(text) > len(before) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[len(before) :]
-            window, said = said, len(seen)
-    rest = tokenizer.decode(seen[window:], skip_special_tokens=True)
-    before = tokenizer.decode(seen[window:said], skip_special_tokens=True)
-    if len(rest) > len(before):
-        yield rest[len(before) :]
-
-
-def _task_of(path: Path) -> str:
-    """What the first architecture of the folder's configuration is for."""
-    try:
-        config: Any = orjson.loads((path / "config.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise ModelLoadError(
-            path.name, f"{path / 'config.json'} cannot be read: {one_line(error)}"
-        ) from error
-    architectures = (
-        cast("Mapping[str, Any]", config).get("architectures") if isinstance(config, dict) else None
-    )
-    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    for ending, task in _TASKS.items():
-        if name.endswith(ending):
-            return task
-    if name.endswith("Model"):
-        return "feature-extraction"
-    raise ConfigError(
-        f"{path}: its architecture {name or 'is not told'}: say what it is for with the option task"
-    )
 
 
 def _longest(tokenizer: Any) -> int:
@@ -379,20 +310,6 @@ def _longest(tokenizer: Any) -> int:
         if tokenizer.model_max_length < 1 << 30
         else TOKENS_MAX
     )
-
-
-def _sentence_settings(path: Path) -> tuple[str, bool, int | None]:
-    """Pooling, normalisation and longest text as sentence-transformers writes them; mean and no more without."""
-
-    def read(name: str) -> Any:
-        file = path / name
-        return orjson.loads(file.read_bytes()) if file.is_file() else None
-
-    modules = cast("Sequence[Mapping[str, Any]]", read("modules.json") or [])
-    normalized = any(str(m.get("type", "")).endswith("Normalize") for m in modules)
-    pooling = cast("Mapping[str, Any]", read("1_Pooling/config.json") or {})
-    longest: int | None = (read("sentence_bert_config.json") or {}).get("max_seq_length")
-    return "cls" if pooling.get("pooling_mode_cls_token") else "mean", normalized, longest
 
 
 def _pooled(tokens: Any, mask: Any, pooling: str, *, normalized: bool) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model
 from headrace.runtimes.classes import (
     ImportedModule,
@@ -41,10 +41,11 @@ _FILES: Final = {
     ".pt2": _TORCH,
     ".safetensors": _TORCH,
 }
+_MLSERVER_SETTINGS: Final = "model-settings.json"
 _FOLDERS: Final = {"MLmodel": _MLFLOW, "config.json": _HUGGINGFACE}
 _ACCEPTED: Final = (
     "a model is a file model.onnx, file.py or file.py:Class, a class module:Class, "
-    "a file .skops, .pt, .ts, .pt2 or .safetensors, or a folder with an MLmodel or a config.json"
+    "a file .skops, .pt, .ts, .pt2 or .safetensors, or a folder with an MLmodel, a config.json or a model-settings.json"
 )
 
 
@@ -102,17 +103,40 @@ def _class(spec: str, options: Options, imported: ImportedModule, class_name: st
     return ModelSource(make, name, fingerprint, spec, options)
 
 
-def _mlserver(found: Any, name: str, options: Options) -> Model:
+def _mlserver(found: Any, name: str, options: Options, source: Path | None = None) -> Model:
     from headrace.runtimes.mlserver import mlserver_model  # noqa: PLC0415 - an extra, imported when used
 
-    return mlserver_model(found, {"name": name, **options})
+    return mlserver_model(found, {"name": name, **options}, source)
+
+
+def _mlserver_folder(spec: str, options: Options, folder: Path) -> ModelSource:
+    """A folder as MLServer serves it: the settings name a class, of a module in the folder or an installed one."""
+    file = folder / _MLSERVER_SETTINGS
+    try:
+        told: Any = orjson.loads(file.read_bytes())
+        module, _, class_name = str(told["implementation"]).rpartition(".")
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ModelLoadError(str(file), f"it is no JSON object with an implementation: {error}") from error
+    own = folder / f"{module.replace('.', '/')}.py"
+    imported = import_file(own) if own.is_file() else import_module(module, class_name)
+    found = model_maker(imported, class_name)
+    if not is_mlserver_class(found):
+        raise ConfigError(f"{file}: its implementation {class_name} is no subclass of mlserver.MLModel")
+    settings = {k: v for k, v in told.items() if k != "implementation"} | options
+    name = str(settings.get("name") or folder.resolve().name)
+    fingerprint = _with_options(_folder_sha256(folder), options)
+    return ModelSource(lambda: _mlserver(found, name, settings, file), name, fingerprint, spec, options)
 
 
 def _folder(spec: str, options: Options, folder: Path) -> ModelSource:
+    if (folder / _MLSERVER_SETTINGS).is_file():
+        return _mlserver_folder(spec, options, folder)
     for marker, runtime in _FOLDERS.items():
         if (folder / marker).is_file():
             return _made_by(runtime, spec, options, folder.resolve().name, _folder_sha256(folder))
-    raise ConfigError(f"the folder {spec} is no model: it has neither {' nor '.join(_FOLDERS)}; {_ACCEPTED}")
+    raise ConfigError(
+        f"the folder {spec} is no model: it has no {', no '.join((*_FOLDERS, _MLSERVER_SETTINGS))}; {_ACCEPTED}"
+    )
 
 
 def _made_by(

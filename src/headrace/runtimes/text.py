@@ -10,7 +10,6 @@ import orjson
 from headrace.core.model import RowError
 from headrace.core.tensor import Array, text_array
 
-
 WHY_CHARS_MAX: Final = 400
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -6,10 +6,8 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,6 +22,7 @@ from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
 from headrace.runtimes.classes import class_named
 from headrace.runtimes.fixed_rows import in_pieces
+from headrace.runtimes.named import by_name, with_names
 from headrace.runtimes.options import tensor_specs
 from headrace.runtimes.text import one_line
 
@@ -198,7 +197,7 @@ class TorchModel(Model):
             self.max_batch_rows = min(self.max_batch_rows, loaded.rows_max)
         if not self.inputs:
             # So that forward's parameters name the inputs, as those of a predict would.
-            vars(self)["predict"] = _with_names(self._answer, loaded)
+            vars(self)["predict"] = with_names(self._answer, loaded.required, loaded.optional)
 
     def _load(self) -> _Loaded:
         if self._path.suffix == ".safetensors":
@@ -339,7 +338,7 @@ class TorchModel(Model):
 
     def _named(self, result: Any) -> dict[str, Any]:
         names = [s.name for s in self._output_specs]
-        found = _by_name(result)
+        found = by_name(result, torch.is_tensor)
         if names and len(names) != len(found):
             why = f"its result has {len(found)} tensors, but the option 'outputs' names {', '.join(names)}"
             raise ModelContractError(self._name, why)
@@ -349,39 +348,6 @@ class TorchModel(Model):
 
     def _unfit(self, why: str) -> ModelLoadError:
         return ModelLoadError(self._name, why)
-
-
-def _with_names(answer: Callable[[Mapping[str, Array]], Any], loaded: _Loaded) -> Callable[..., Any]:
-    """A predict whose signature tells forward's parameters."""
-
-    def predict(**tensors: Array) -> Any:
-        return answer(tensors)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(n, keyword) for n in loaded.required]
-    parameters += [inspect.Parameter(n, keyword, default=None) for n in loaded.optional]
-    if not parameters:
-        parameters = [inspect.Parameter("tensors", inspect.Parameter.VAR_KEYWORD)]
-    predict.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    return predict
-
-
-def _by_name(result: Any) -> dict[str, Any]:
-    """A result's tensors by name; what is None is left out."""
-    if torch.is_tensor(result):
-        return {"output": result}
-    if isinstance(result, Mapping):
-        pairs = [(str(k), v) for k, v in cast("Mapping[Any, Any]", result).items()]
-    elif is_dataclass(result):
-        pairs = [(f.name, getattr(result, f.name)) for f in dataclass_fields(result)]
-    elif hasattr(result, "_asdict"):
-        pairs = list(result._asdict().items())
-    elif isinstance(result, (tuple, list)):
-        several = cast("Sequence[Any]", result)
-        pairs = [(f"output_{index}", value) for index, value in enumerate(several)]
-    else:
-        raise TypeError(f"the module returned a {type(result).__name__}: return tensors")
-    return {name: value for name, value in pairs if value is not None}
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
@@ -398,7 +364,7 @@ def _rows_max(program: Any, sizes: Sequence[Any]) -> int | None:
 
 
 def _exported_outputs(program: Any) -> tuple[TensorSpec, ...]:
-    """Specs of the outputs, named as `_by_name` names them; none where they are nested."""
+    """Specs of the outputs, named as `by_name` names them; none where they are nested."""
     out_spec = program.call_spec.out_spec
     node = next(n for n in program.graph.nodes if n.op == "output")
     values: list[Any] = [getattr(o, "meta", {}).get("val") for o in node.args[0]]

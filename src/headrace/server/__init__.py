@@ -1,1 +1,1 @@
-"""Sockets to protocols to dataplane to engine: the doors of a served model."""
+"""Sockets to protocols to dataplane to engine: thin doors of a served model."""

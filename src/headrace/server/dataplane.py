@@ -49,11 +49,10 @@ class Dataplane:
     `load` and `unload` are refused with ForbiddenError unless `changeable`.
     """
 
-    name: Final = "headrace"
-    extensions: Final = EXTENSIONS
-
     def __init__(self, repository: ModelRepository, *, version: str = "0", changeable: bool = False) -> None:
+        self.name = "headrace"
         self.version = version
+        self.extensions: tuple[str, ...] = EXTENSIONS
         self._repository = repository
         self._changeable = changeable
         self._changing = asyncio.Lock()

@@ -27,6 +27,7 @@ What is no `HeadraceError` is a defect of ours: it is logged, and the caller is 
 
 import logging
 from dataclasses import dataclass
+from enum import IntEnum
 from math import ceil
 from typing import Final
 
@@ -34,38 +35,57 @@ from headrace.core import errors as e
 
 _log = logging.getLogger("headrace.server")
 
-_TABLE: Final[tuple[tuple[type[BaseException], int, str], ...]] = (
-    # The more special first.
-    (e.UnauthenticatedError, 401, "UNAUTHENTICATED"),
-    (e.ForbiddenError, 403, "PERMISSION_DENIED"),
-    (e.ModelNotFoundError, 404, "NOT_FOUND"),
-    (e.LimitError, 413, "RESOURCE_EXHAUSTED"),
-    (e.RefusedRowsError, 422, "INVALID_ARGUMENT"),
-    (e.OverloadedError, 429, "RESOURCE_EXHAUSTED"),
-    (e.CancelledRequestError, 499, "CANCELLED"),
-    (e.DeadlineError, 504, "DEADLINE_EXCEEDED"),
-    (e.UnsupportedError, 501, "UNIMPLEMENTED"),
-    (e.ModelNotReadyError, 503, "UNAVAILABLE"),
-    (e.StoppedError, 503, "UNAVAILABLE"),
-    (e.InstanceLostError, 503, "UNAVAILABLE"),
-    (e.ModelLoadError, 503, "FAILED_PRECONDITION"),
-    (e.ModelInputError, 400, "INVALID_ARGUMENT"),
-    (e.DataError, 400, "INVALID_ARGUMENT"),
-    (e.ConfigError, 400, "INVALID_ARGUMENT"),
-    (e.HeadraceError, 500, "INTERNAL"),
-)
+MESSAGE_CHARS_MAX: Final = 4000
+"""Of what a caller is told: over gRPC it travels in a header, and clients limit those to 8 KiB."""
 INTERNAL: Final = "internal error"
-WHY_CHARS_MAX: Final = 2000
-"""Of an error's text: names in it may be as long as whoever asked made them."""
 NOT_FOUND: Final = 404
+
+
+class GrpcCode(IntEnum):
+    """Status codes of gRPC that are used here."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+_TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
+    # The more special first.
+    (e.UnauthenticatedError, 401, GrpcCode.UNAUTHENTICATED),
+    (e.ForbiddenError, 403, GrpcCode.PERMISSION_DENIED),
+    (e.ModelNotFoundError, 404, GrpcCode.NOT_FOUND),
+    (e.LimitError, 413, GrpcCode.RESOURCE_EXHAUSTED),
+    (e.RefusedRowsError, 422, GrpcCode.INVALID_ARGUMENT),
+    (e.OverloadedError, 429, GrpcCode.RESOURCE_EXHAUSTED),
+    (e.CancelledRequestError, 499, GrpcCode.CANCELLED),
+    (e.DeadlineError, 504, GrpcCode.DEADLINE_EXCEEDED),
+    (e.UnsupportedError, 501, GrpcCode.UNIMPLEMENTED),
+    (e.ModelNotReadyError, 503, GrpcCode.UNAVAILABLE),
+    (e.StoppedError, 503, GrpcCode.UNAVAILABLE),
+    (e.InstanceLostError, 503, GrpcCode.UNAVAILABLE),
+    (e.ModelLoadError, 503, GrpcCode.FAILED_PRECONDITION),
+    (e.ModelInputError, 400, GrpcCode.INVALID_ARGUMENT),
+    (e.DataError, 400, GrpcCode.INVALID_ARGUMENT),
+    (e.ConfigError, 400, GrpcCode.INVALID_ARGUMENT),
+    (e.HeadraceError, 500, GrpcCode.INTERNAL),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a caller is told: HTTP status, gRPC code by name, text, and when to ask again."""
+    """What a caller is told: HTTP status, gRPC code, text, and when to ask again."""
 
     http: int
-    grpc: str
+    grpc: GrpcCode
     why: str
     retry_after_s: int | None = None
 
@@ -75,9 +95,24 @@ def status_of(error: BaseException) -> Status:
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
         _log.error("a request failed in an unexpected way", exc_info=error)
-        return Status(500, "INTERNAL", INTERNAL)
+        return Status(500, GrpcCode.INTERNAL, INTERNAL)
     after_s = ceil(error.retry_after_s) if isinstance(error, e.OverloadedError) else None
     if isinstance(error, e.StoppedError):
         after_s = 1
-    why = str(error)
-    return Status(*found, why if len(why) <= WHY_CHARS_MAX else f"{why[:WHY_CHARS_MAX]}…", after_s)
+    return Status(*found, str(error)[:MESSAGE_CHARS_MAX], after_s)
+
+
+def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:
+    """The code and the message of an error, for a gRPC caller."""
+    status = status_of(error)
+    return status.grpc, status.why
+
+
+def trailing_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """What goes beside a gRPC status: of an overload, when to come back, in seconds and as gRPC's own retry policy reads it."""
+    if not isinstance(error, e.OverloadedError):
+        return ()
+    return (
+        ("retry-after-s", f"{error.retry_after_s:.3f}"),
+        ("grpc-retry-pushback-ms", str(ceil(error.retry_after_s * 1000))),
+    )

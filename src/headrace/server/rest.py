@@ -18,7 +18,7 @@ from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols import generate, oip_json, oip_repository, sse
 from headrace.protocols.schedule import scheduled
 from headrace.server.dataplane import Dataplane
-from headrace.server.errors import NOT_FOUND, Status, status_of
+from headrace.server.errors import NOT_FOUND, GrpcCode, Status, status_of
 from headrace.server.http import (
     BODY_S_MAX,
     JSON,
@@ -39,7 +39,7 @@ EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
 _OCTETS: Final = b"application/octet-stream"
 _HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
 _HTML: Final = b"text/html; charset=utf-8"
-_SLOW_BODY: Final = Status(408, "DEADLINE_EXCEEDED", "the body did not arrive in time")
+_SLOW_BODY: Final = Status(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +151,12 @@ class RestApp:
     async def _other_method(self, exchange: Exchange, methods: dict[str, Any]) -> None:
         if not methods:
             await self._tell(
-                exchange, Status(NOT_FOUND, "NOT_FOUND", f"there is nothing at {exchange.path[:200]}")
+                exchange, Status(NOT_FOUND, GrpcCode.NOT_FOUND, f"there is nothing at {exchange.path[:200]}")
             )
             return
         allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
         why = f"{exchange.method[:20]} is not for {exchange.path[:200]}: use {allowed}"
-        status = Status(405, "UNIMPLEMENTED", why)
+        status = Status(405, GrpcCode.UNIMPLEMENTED, why)
         await self._tell(exchange, status, ((b"allow", allowed.encode()),))
 
     # Health and metadata

@@ -107,7 +107,7 @@ class Serving:
         error = loading.exception()
         if error is not None and not (self._stop.is_set() and isinstance(error, StoppedError)):
             raise error
-        return error is None
+        return error is None and not self._stop.is_set()
 
     async def _wait(self, seconds: float) -> None:
         try:
