@@ -31,6 +31,7 @@ from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Backend
 from headrace.engine.channel import Channel, ThreadTaker, Work
+from headrace.engine.inputs import ModelInputs
 from headrace.engine.instance import Instance
 from headrace.engine.isolation import Placement
 from headrace.engine.reason import reason
@@ -345,6 +346,8 @@ class Engine:
         """
         life, backend = self._running_life("it is starting or stopping")
         rows = self._checked(backend, request)
+        if rows > self.settings.queue_rows_max:
+            raise self._too_many(rows)
         now = self._clock.now()
         if request.deadline is not None and now >= request.deadline:
             with life.counting:
@@ -380,11 +383,6 @@ class Engine:
 
     def _admit(self, life: _Life, ticket: Ticket) -> None:
         most = self.settings.queue_rows_max
-        if ticket.rows > most:
-            raise LimitError(
-                f"model {self.name}: a request of {ticket.rows} rows is larger than its whole queue (queue_rows_max "
-                f"{most}): send it in parts"
-            )
         try:
             if life.channel.offer(ticket):
                 return
@@ -396,6 +394,12 @@ class Engine:
         raise OverloadedError(
             f"model {self.name}: {rows} rows wait already, and at most {most} may (queue_rows_max): ask again later",
             retry_after_s=self._retry_after_s(life, rows),
+        )
+
+    def _too_many(self, rows: int) -> LimitError:
+        return LimitError(
+            f"model {self.name}: a request of {rows} rows is larger than its whole queue (queue_rows_max "
+            f"{self.settings.queue_rows_max}): send it in parts"
         )
 
     def _retry_after_s(self, life: _Life, rows: int) -> float:
@@ -418,12 +422,16 @@ class Engine:
     def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> AnswerStream:
         """Open a stream, from an event loop: `first`, then what `more` gives, go to the model as they come.
 
-        Raises UnsupportedError for a model that has no `predict_stream`, OverloadedError when `streams_max` are open,
+        Raises UnsupportedError for a model that has no `predict_stream`, ModelInputError for a first request that does not fit
+        the inputs that the model declares, OverloadedError when `streams_max` are open,
         StoppedError. What is wrong with a later request, and what its source raises, ends the stream with that error.
         """
         life, backend = self._running_life("it is starting or stopping")
         if not backend.metadata.streams:
             raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
+        if backend.inputs.declared:
+            backend.inputs.check_names(first)
+            more = None if more is None else _checked(more, backend.inputs)
         loop = asyncio.get_running_loop()
         call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
         call.requests.offer(first)
@@ -728,6 +736,13 @@ class _Nowhere:
 
 
 _NOWHERE = _Nowhere()
+
+
+async def _checked(requests: AsyncIterator[InferRequest], inputs: ModelInputs) -> AsyncIterator[InferRequest]:
+    """The same requests; ModelInputError for one that does not fit."""
+    async for request in requests:
+        inputs.check_names(request)
+        yield request
 
 
 async def _feed(requests: AsyncIterator[InferRequest], call: StreamCall) -> None:

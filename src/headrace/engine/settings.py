@@ -1,6 +1,7 @@
 """How an engine serves: bounds and choices, each with its unit in its name."""
 
 from dataclasses import dataclass
+from math import inf
 
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
@@ -41,7 +42,7 @@ class ServeSettings:
         for name, value in bounds.items():
             if value < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {value}")
-        if self.max_batch_delay_ms is not None and self.max_batch_delay_ms < 0:
+        if self.max_batch_delay_ms is not None and not 0 <= self.max_batch_delay_ms < inf:
             raise ConfigError(f"max_batch_delay_ms must be 0 or more, not {self.max_batch_delay_ms}")
         if self.call_timeout_s is not None and self.call_timeout_s <= 0:
             raise ConfigError(f"call_timeout_s must be above 0, not {self.call_timeout_s}")

@@ -20,6 +20,8 @@ DeadlineError                                   504   DEADLINE_EXCEEDED
 anything else                                   500   INTERNAL
 ==============================================  ====  =====================
 
+The text of a `HeadraceError` goes out: what a model raised is in it as the model said it (`PredictError`), which is meant,
+since nobody else can tell a caller what is wrong with rows. Why a model did not load is told to those alone who load it.
 What is no `HeadraceError` is a defect of ours: it is logged, and the caller is told "internal error" and nothing more.
 """
 

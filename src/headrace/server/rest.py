@@ -375,10 +375,11 @@ class RestApp:
             exchange.observation.asked(request)
         some = self._dataplane.stream_one(model, version, request)
         async with aclosing(some):
-            responses: list[InferResponse] | None = await exchange.while_connected(anext(some, None))
+            none: list[InferResponse] = []
+            responses: list[InferResponse] = await exchange.while_connected(anext(some, none))
             self._see_items(exchange, responses)
             first = sse.encode_event(encoded(responses[0])) if responses else b""
-            events = self._events(exchange, first, responses[1:] if responses else [], some, encoded)
+            events = self._events(exchange, first, responses[1:], some, encoded)
             async with aclosing(events):
                 await exchange.respond_streaming(EVENT_STREAM, events)
 
@@ -390,7 +391,7 @@ class RestApp:
         some: AsyncGenerator[list[InferResponse], None],
         encoded: Callable[[InferResponse], bytes],
     ) -> AsyncGenerator[bytes, None]:
-        ready = [first]
+        ready: list[bytes] = [first]
         try:
             # What was encoded before one that cannot be goes out before the error.
             ready.extend(sse.encode_event(encoded(response)) for response in responses)
