@@ -97,10 +97,12 @@ def test_an_id_is_echoed_also_where_nothing_is_observed():
         with_id = served.ask("/v2/health/live", headers={"X-Request-Id": "abc"})
         bad = served.ask("/v2/models/nobody", headers={"X-Request-Id": "a b"})
         without = served.ask("/v2/health/live")
+        unsafe = served.ask("/v2/health/live", headers={"X-Request-Id": "a b"})
     assert with_id.headers["x-request-id"] == "abc"
     assert bad.status == 404
     assert len(bad.headers["x-request-id"]) == 32
     assert "x-request-id" not in without.headers
+    assert "x-request-id" not in unsafe.headers
 
 
 def test_failures_say_what_they_were(lines):
