@@ -125,7 +125,9 @@ def _run_commands(example: Example) -> None:
 
 def _on_free_ports(command: str, namespace: dict[str, Any]) -> str:
     rest, grpc = namespace.get(_PORTS, ("8080", "8081"))
-    moved = command.replace("localhost:8080", f"localhost:{rest}").replace("localhost:8081", f"localhost:{grpc}")
+    moved = command.replace("localhost:8080", f"localhost:{rest}").replace(
+        "localhost:8081", f"localhost:{grpc}"
+    )
     asks = re.match(r"headrace (infer|models)\b", moved)
     return moved if asks is None or "--url" in moved else f"HEADRACE_URL=http://localhost:{rest} {moved}"
 
