@@ -20,8 +20,11 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Never pinned: ourselves, the installer, and what differs per machine (torch has a build for every accelerator).
-UNPINNED = frozenset({"headrace", "pip", "torch"})
+# Never pinned: ourselves and the installer.
+UNPINNED = frozenset({"headrace", "pip"})
+
+# Released as builds for every accelerator: pinned by the release (2.13.0), which any of its builds (2.13.0+cpu) satisfies.
+BUILDS_OF_A_RELEASE = frozenset({"torch"})
 
 HEADER = """\
 # Exact versions of everything that headrace[dev] needs; see docs/adr/0002-constraints-not-lock.md.
@@ -60,6 +63,8 @@ def _needed(roots: list[Requirement]) -> set[str]:
 def _version(name: str) -> str:
     """The installed version; refused where it names a build of this machine instead of a release."""
     distribution = importlib.metadata.distribution(name)
+    if name in BUILDS_OF_A_RELEASE:
+        return distribution.version.partition("+")[0]
     if "+" in distribution.version:
         raise CannotPinError(
             f"{name} {distribution.version} is a local build: install a release of it, then pin"

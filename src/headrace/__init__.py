@@ -26,8 +26,8 @@ from headrace.core import (
 )
 
 if TYPE_CHECKING:
-    from headrace.app import PredictorOptions as PredictorOptions
-    from headrace.app import open_run, run, run_sync, stream
+    from headrace.app.streaming import PredictorOptions as PredictorOptions
+    from headrace.app.streaming import open_run, run, run_sync, stream
     from headrace.formats.read import ReadOptions
     from headrace.pipeline.report import Report
     from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
@@ -39,14 +39,14 @@ _LAZY = {
     "FlowSettings": "headrace.pipeline.settings",
     "MappingOptions": "headrace.pipeline.settings",
     "OutputSettings": "headrace.pipeline.settings",
-    "PredictorOptions": "headrace.app",
+    "PredictorOptions": "headrace.app.streaming",
     "ReadOptions": "headrace.formats.read",
     "Report": "headrace.pipeline.report",
     "StreamSettings": "headrace.pipeline.settings",
-    "open_run": "headrace.app",
-    "run": "headrace.app",
-    "run_sync": "headrace.app",
-    "stream": "headrace.app",
+    "open_run": "headrace.app.streaming",
+    "run": "headrace.app.streaming",
+    "run_sync": "headrace.app.streaming",
+    "stream": "headrace.app.streaming",
 }
 
 __all__ = [

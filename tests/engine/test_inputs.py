@@ -76,7 +76,9 @@ def test_names_come_from_the_parameters(predict, names):
 )
 def test_arrays_reach_the_right_parameter(predict, declared, tensors):
     """By name where predict knows the names, else in the order of the declared inputs, else as they come."""
-    assert _inputs(predict, _specs(*declared)).call(predict, tensors) == (1, 2)
+    arrays = {name: np.full((1, 3), value, np.float32) for name, value in tensors.items()}
+    first, second = _inputs(predict, _specs(*declared)).call(predict, arrays)
+    assert (first[0, 0], second[0, 0]) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -132,3 +134,55 @@ def test_a_request_that_does_not_fit_says_why(inputs, request_, message):
     with pytest.raises(ModelInputError, match=message) as caught:
         inputs.check(request_)
     assert caught.value.model == "m"
+
+
+# What converts without loss
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "taken"),
+    [
+        ("FP64", "float32", True),
+        ("FP64", "int32", True),
+        ("FP32", "uint8", True),
+        ("INT64", "int32", True),
+        ("FP32", "float64", False),
+        ("FP32", "int64", False),
+        ("INT32", "float32", False),
+        ("BYTES", "float32", False),
+        ("FP32", "object", False),
+        ("BF16", "float64", False),
+    ],
+)
+def test_types_that_lose_nothing_are_converted(declared, given, taken):
+    inputs = _inputs(_keywords, (TensorSpec("x", declared, (-1, 2)),))
+    request = _request(x=np.ones((3, 2), given))
+    if not taken:
+        with pytest.raises(ModelInputError, match=f"takes {declared} "):
+            inputs.check(request)
+        return
+    assert inputs.check(request) == 3
+    seen = inputs.call(lambda x: x, {"x": request["x"]})
+    assert (Tensor("x", seen).datatype, seen.tolist()) == (declared, [[1, 1]] * 3)
+
+
+@pytest.mark.parametrize("given", ["uint16", "float32"])
+def test_bf16_comes_as_bits_or_widened(given):
+    inputs = _inputs(_keywords, (TensorSpec("x", "BF16", (-1, 2)),))
+    request = _request(x=np.ones((3, 2), given))
+    assert inputs.check(request) == 3
+    assert inputs.call(lambda x: x, {"x": request["x"]}) is request["x"]
+
+
+def test_what_fits_already_is_handed_over_as_it_is():
+    inputs = _inputs(_keywords, _specs("x"))
+    assert inputs.call(lambda x: x, {"x": X}) is X
+
+
+def test_a_column_vector_is_taken_for_a_column():
+    inputs = _inputs(_keywords, (TensorSpec("x", "FP32", (-1,)),))
+    request = _request(x=np.ones((3, 1), np.float32))
+    assert inputs.check(request) == 3
+    assert inputs.call(lambda x: x, {"x": request["x"]}).shape == (3,)
+    with pytest.raises(ModelInputError, match=r"takes FP32 \[-1\], but was given FP32 \[3, 2\]"):
+        inputs.check(_request(x=np.ones((3, 2), np.float32)))

@@ -2,7 +2,9 @@
 
 import hashlib
 import importlib
+import json
 import pickle
+import subprocess
 import sys
 import textwrap
 import zipfile
@@ -227,7 +229,6 @@ def test_a_module_without_a_file_is_known_by_its_name(write, tmp_path, monkeypat
         "",
         ":",
         "model",
-        "model.pkl",
         "module:",
         ":Class",
         ".module:Class",
@@ -271,3 +272,155 @@ def test_onnx_without_its_package_names_the_extra(tmp_path, monkeypatch):
     source = model_factory(str(tmp_path / "m.onnx"))
     with pytest.raises(MissingExtraError, match=r"headrace\[onnx\]"):
         source.make()
+
+
+# Other files, and folders
+
+
+@pytest.mark.parametrize(
+    "name", ["m.skops", "m.pt", "m.ts", "m.pt2", "m.safetensors", "m.joblib", "m.pkl", "m.pickle"]
+)
+def test_files_of_runtimes_are_read_for_their_fingerprint_only(tmp_path, name):
+    (tmp_path / name).write_bytes(b"junk")
+    source = model_factory(str(tmp_path / name))
+    assert (source.name, source.fingerprint) == ("m", hashlib.sha256(b"junk").hexdigest())
+    with pytest.raises((ModelLoadError, ConfigError)):
+        source.make().load()
+
+
+@pytest.mark.parametrize(
+    ("file", "module", "extra"),
+    [
+        ("MLmodel", "mlflow.pyfunc", "mlflow"),
+        ("config.json", "transformers", "huggingface"),
+        ("model.skops", "skops.io", "sklearn"),
+        ("model.pt", "torch", "torch"),
+    ],
+)
+def test_runtimes_without_their_packages_name_the_extra(tmp_path, monkeypatch, file, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    for runtime in ("mlflow", "huggingface", "sklearn", "torch"):
+        monkeypatch.delitem(sys.modules, f"headrace.runtimes.{runtime}", raising=False)
+    (tmp_path / file).write_bytes(b"")
+    source = model_factory(str(tmp_path / file if file.startswith("model.") else tmp_path))
+    with pytest.raises(MissingExtraError, match=rf"headrace\[{extra}\]"):
+        source.make()
+
+
+def test_a_model_for_mlserver_without_it_names_the_extra(write, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlserver", None)
+    path = write("class MLModel:\n    __module__ = 'mlserver.model'\n\nclass Theirs(MLModel):\n    pass\n")
+    with pytest.raises(MissingExtraError, match=r"headrace\[mlserver\]"):
+        model_factory(str(path)).make()
+
+
+def test_a_folder_is_its_files(tmp_path):
+    folder = tmp_path / "churn"
+    (folder / "data").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "data" / "weights").write_bytes(b"1")
+    first = model_factory(str(folder))
+    assert first.name == "churn"
+    assert model_factory(f"{folder}/").fingerprint == first.fingerprint
+    for left_out in ("__pycache__/x.pyc", ".git/HEAD"):
+        (folder / left_out).parent.mkdir()
+        (folder / left_out).write_bytes(b"x")
+    assert model_factory(str(folder)).fingerprint == first.fingerprint
+    (folder / "data" / "weights").rename(folder / "data" / "moved")
+    assert model_factory(str(folder)).fingerprint != first.fingerprint
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"is no model: it has no MLmodel, no config\.json, no model-settings\.json"
+    ):
+        model_factory(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ("{", (ModelLoadError, "it is no JSON object with an implementation")),
+        ("[]", (ModelLoadError, "it is no JSON object with an implementation")),
+        ("{}", (ModelLoadError, "it is no JSON object with an implementation")),
+        ('{"implementation": "gone.Model"}', (ModelLoadError, "gone:Model: it does not import")),
+        ('{"implementation": "theirs.Other"}', (ConfigError, "no subclass of headrace")),
+        ('{"implementation": "theirs.Ours"}', (ConfigError, r"Ours is no subclass of mlserver\.MLModel")),
+        ('{"implementation": "theirs.Theirs"}', (MissingExtraError, r"headrace\[mlserver\]")),
+    ],
+)
+def test_folders_of_mlserver(write, tmp_path, monkeypatch, settings, refusal):
+    error, why = refusal
+    monkeypatch.setitem(sys.modules, "mlserver", None)
+    theirs = "class MLModel:\n    __module__ = 'mlserver.model'\n\nclass Theirs(MLModel):\n    pass\n"
+    ours = "from headrace import Model\n\nclass Ours(Model):\n    pass\n\nclass Other:\n    pass\n"
+    write(theirs + ours, "theirs.py")
+    (tmp_path / "model-settings.json").write_text(settings)
+    with pytest.raises(error, match=why):
+        model_factory(str(tmp_path)).make()
+
+
+# Options
+
+OPTIONS = (
+    ONE
+    + """
+    class Scaled(Model):
+        def __init__(self, factor=1.0, *, offset=0):
+            self.factor, self.offset = factor, offset
+
+        def predict(self, x):
+            return x * self.factor + self.offset
+
+    def tuned(factor):
+        return Scaled(factor)
+"""
+)
+
+
+def test_options_reach_classes_and_functions(write):
+    path = write(OPTIONS)
+    scaled = model_factory(f"{path}:Scaled", {"factor": 2, "offset": 1})
+    assert scaled.make().predict(np.arange(3.0)).tolist() == [1, 3, 5]
+    assert doubled(model_factory(f"{path}:tuned", {"factor": 2}).make)
+    with pytest.raises(ConfigError, match=r"Scaled has no option 'speed'; it has factor, offset"):
+        model_factory(f"{path}:Scaled", {"speed": 3})
+    with pytest.raises(ConfigError, match=r"tuned has no option 'offset'; it has factor"):
+        model_factory(f"{path}:tuned", {"offset": 3})
+    with pytest.raises(ConfigError, match=r"Doubles has no option 'factor'; it has none"):
+        model_factory(f"{path}:Doubles", {"factor": 3})
+
+
+def test_options_reach_a_runtime(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"")
+    model = model_factory(str(tmp_path / "m.onnx"), {"intra_op_threads": 3}).make()
+    assert model._threads == 3
+    source = model_factory(str(tmp_path / "m.onnx"), {"threads": 3})
+    with pytest.raises(
+        ConfigError, match=r"m\.onnx has no option 'threads'; it has intra_op_threads, providers"
+    ):
+        source.make()
+
+
+def test_options_are_part_of_the_fingerprint(write):
+    """Another option may be another answer, so a resumed run must refuse it."""
+    path = write(OPTIONS)
+    prints = [
+        model_factory(f"{path}:Scaled", o).fingerprint for o in (None, {}, {"factor": 2}, {"factor": 3})
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_the_same_model_is_made_in_another_process(write):
+    """What crosses is text alone: nothing is pickled."""
+    source = model_factory(f"{write(OPTIONS)}:Scaled", {"factor": 2, "offset": 1})
+    asked = json.dumps([source.spec, source.options])
+    code = (
+        "import json, sys, numpy as np\n"
+        "from headrace.runtimes.load import model_factory\n"
+        "source = model_factory(*json.loads(sys.argv[1]))\n"
+        "print(json.dumps([source.make().predict(np.arange(3.0)).tolist(), source.fingerprint]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code, asked], capture_output=True, check=True, text=True)
+    assert json.loads(answer.stdout) == [[1, 3, 5], source.fingerprint]

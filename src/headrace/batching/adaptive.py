@@ -1,7 +1,7 @@
 """Which waiting requests make the next batch, and whether it should wait for more: for requests that come by themselves.
 
-A lone request never waits. A free instance waits for company only when it has reason to expect it: when as many rows
-were in flight a moment ago as the batch still lacks. Taking at once whatever waits settles at two half-full batches
+A lone request never waits. A free instance waits for company only when it has reason to expect it: when more requests,
+and more rows, were in flight a moment ago than are there now. Taking at once whatever waits settles at two half-full batches
 that take turns; this rule fills them, and costs a lone caller nothing (measured: 3,506 against 2,187 requests/s for a
 model of 5 ms and 32 callers).
 
@@ -61,10 +61,11 @@ class AdaptiveBatch(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """No batch yet: wait until `at_s`, or until `rows` rows wait. Neither, when nothing waits."""
+    """No batch yet: wait until `at_s`, or until `rows` rows or `requests` requests wait. None of it, when nothing waits."""
 
     at_s: float | None = None
     rows: int = 1
+    requests: int = 1
 
 
 _NOTHING_WAITS: Final = LookAgain()
@@ -87,6 +88,7 @@ class AdaptiveBatcher(Generic[T]):
         self._rows = 0
         self._requests = 0
         self._recent_rows = 0
+        self._recent_requests = 0
         self._recent_s = float("-inf")
 
     def resize(self, *, rows_max: int, delay_s: float) -> None:
@@ -145,38 +147,38 @@ class AdaptiveBatcher(Generic[T]):
         return items
 
     def next(
-        self, *, running_rows: int, idle_since_s: float, now: float, flush: bool = False
+        self, *, running_rows: int, running: int, idle_since_s: float, now: float, flush: bool = False
     ) -> AdaptiveBatch[T] | LookAgain:
         """What an instance that is free since `idle_since_s` should run now, or when to ask again.
 
-        `running_rows` are in the calls of other instances. With `flush` nobody else comes.
+        `running` requests, of `running_rows` rows, are in the calls of other instances. With `flush` nobody else
+        comes.
         """
         if not self._requests:
             return _NOTHING_WAITS
-        wanted = self._expected(running_rows, now)
+        rows, requests = self._expected(running_rows, running, now)
         reason = AdaptiveReason.COMPANY
         if flush:
             reason = AdaptiveReason.FLUSH
-        elif self._rows < wanted:
-            oldest = self._lanes[self._head()][0].asked_s
-            due = max(idle_since_s, oldest) + self._delay_s
+        elif self._rows < rows and self._requests < requests:
+            # Whoever has waited longest: it must not wait longer for each that is more urgent.
+            due = max(idle_since_s, min(lane[0].asked_s for lane in self._lanes.values())) + self._delay_s
             if now < due:
-                return LookAgain(due, wanted)
+                return LookAgain(due, rows, requests)
             reason = AdaptiveReason.DELAY
-        in_flight = self._rows + running_rows
-        batch = self._close(reason)
-        self._recent_rows, self._recent_s = in_flight, now
-        return batch
+        self._recent_rows, self._recent_requests = self._rows + running_rows, self._requests + running
+        self._recent_s = now
+        return self._close(reason)
 
     def ended(self, now: float) -> None:
         """A batch has ended: those who asked may come again within a moment."""
         self._recent_s = now
 
-    def _expected(self, running_rows: int, now: float) -> int:
-        """Rows worth waiting for."""
+    def _expected(self, running_rows: int, running: int, now: float) -> tuple[int, int]:
+        """Rows, and requests, of which either is worth waiting for: then everybody who could be expected is there."""
         if not self._merge or now - self._recent_s > MOMENT_DELAYS * self._delay_s:
-            return 1
-        return min(self._rows_max, self._recent_rows - running_rows)
+            return 1, 1
+        return min(self._rows_max, self._recent_rows - running_rows), self._recent_requests - running
 
     def _head(self) -> tuple[int, Hashable]:
         """The lane of the most urgent request, the oldest of these."""
@@ -191,7 +193,7 @@ class AdaptiveBatcher(Generic[T]):
         if not self._merge:
             return AdaptiveBatch((first,), rows, reason)
         key = head[1]
-        places = [head] if len(self._lanes) <= 1 else sorted(p for p in self._lanes if p[1] == key)
+        places = sorted(p for p in self._lanes if p[1] == key)
         for place in places:
             while (lane := self._lanes.get(place)) and rows + lane[0].rows <= self._rows_max:
                 rows += lane[0].rows

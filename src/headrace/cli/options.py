@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from headrace.app import PredictorOptions
+from headrace.app.streaming import PredictorOptions
 from headrace.formats.read import ReadOptions
 from headrace.pipeline.run import IfExists
 from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from headrace.app import OpenedRun, execute, open_run, open_watch
+from headrace.app.streaming import OpenedRun, execute, open_run, open_watch
 from headrace.cli.ending import exit_status, say_error, say_report
 from headrace.cli.interrupt import Interrupts
 from headrace.cli.logs import configure_logs

@@ -27,6 +27,7 @@
     │   ├── InstanceLostError       the process that ran it died
     │   ├── ModelLoadError          it did not load or warm up
     │   ├── ModelInputError         what it was given does not fit its inputs
+    │   ├── RefusedRowsError        it refused rows of a request that takes all or nothing
     │   ├── ModelContractError      what it returned does not fit its inputs
     │   └── PredictError            it raised on a batch
     ├── PredictorError              whatever answers requests
@@ -195,6 +196,10 @@ class ModelLoadError(ModelError):
 
 class ModelInputError(ModelError):
     """What the model was given does not fit its inputs' names, types or shapes."""
+
+
+class RefusedRowsError(ModelError):
+    """The model refused rows (`RowError`) of a request that can only be answered as a whole; the message names them."""
 
 
 class ModelContractError(ModelError):

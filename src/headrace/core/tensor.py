@@ -31,6 +31,7 @@ _DATATYPES: dict[str, str] = {
 }
 _DTYPES: dict[str, np.dtype[Any]] = {v: np.dtype(k) for k, v in _DATATYPES.items()}
 _DTYPES["BYTES"] = np.dtype(object)
+_BY_DTYPE: dict[np.dtype[Any], str] = {v: k for k, v in _DTYPES.items()}
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
@@ -38,6 +39,9 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 
     Raises TypeError for a dtype that no protocol carries (complex, datetime, records).
     """
+    known = _BY_DTYPE.get(dtype)
+    if known is not None:
+        return known
     if dtype.kind in "OSU":
         return "BYTES"
     try:
@@ -62,12 +66,20 @@ def text_array(values: Sequence[object]) -> Array:
     return made
 
 
+def _nothing() -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named array whose first axis is rows. BYTES tensors are object arrays of bytes or str."""
+    """A named array whose first axis is rows. BYTES tensors are object arrays of bytes or str.
+
+    `parameters` is what a protocol's tensor says of itself besides, such as a content type; few models read it.
+    """
 
     name: str
     data: Array
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def datatype(self) -> str:
@@ -124,7 +136,7 @@ class InferRequest:
     inputs: tuple[Tensor, ...]
     id: str = ""
     outputs: tuple[str, ...] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, Any] = field(default_factory=_nothing)
     deadline: float | None = None
     priority: int = DEFAULT_PRIORITY
 
@@ -172,7 +184,7 @@ class InferResponse:
     model_name: str = ""
     model_version: str | None = None
     id: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, Any] = field(default_factory=_nothing)
     failures: tuple[RowFailure, ...] = ()
 
     def __getitem__(self, name: str) -> Array:

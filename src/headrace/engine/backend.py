@@ -4,11 +4,13 @@
 """
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +18,13 @@ import numpy as np
 
 from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import CancelledRequestError, ConfigError, ModelLoadError, StoppedError
+from headrace.core.errors import (
+    CancelledRequestError,
+    ConfigError,
+    ModelLoadError,
+    PredictError,
+    StoppedError,
+)
 from headrace.core.model import Model, predicts, streams
 from headrace.core.tensor import Array, ModelMetadata, dtype_of
 from headrace.engine.inputs import ModelInputs
@@ -92,8 +100,8 @@ class LocalBackend:
     false); the arrays that it returns are handed on without a copy, so they must not be written to by the next call.
 
     A model with an asynchronous `predict_stream` gets a thread of its own with an event loop, and all of its methods
-    are called there: between two awaits of its streams nobody else runs. With `inline` it shares the event loop that
-    `loop` is set to before the first stream.
+    are called there: between two awaits of its streams nobody else runs. With `inline` its streams run in the event
+    loops of those who open them.
     """
 
     def __init__(
@@ -108,16 +116,16 @@ class LocalBackend:
         inline: bool = False,
     ) -> None:
         self._name = name
+        self._version = version
         self._clock = clock or SystemClock()
         self._runner: asyncio.Runner | None = None
         self._home: LoopThread | None = None
         self._model: Model | None = None
         self._stream_model: StreamModel | None = None
         self._cancel: Callable[[], object] | None = None
-        self._streams: dict[StreamCall, threading.Thread | None] = {}
-        self._lock = threading.Lock()
+        self._streams: set[StreamCall] = set()
+        self._changed = threading.Condition()
         self._closed = False
-        self.loop: asyncio.AbstractEventLoop | None = None
         self.turns = threading.Lock()
         """Held while the model's code runs in one of several threads."""
         try:
@@ -145,10 +153,11 @@ class LocalBackend:
 
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
         if streams(model):
-            self._stream_model = StreamModel(model, self._name, self._clock, self.turns)
+            self._stream_model = StreamModel(
+                model, self._name, self._version, clock=self._clock, turns=self.turns
+            )
             if self._stream_model.is_async and not inline:
                 self._home = LoopThread(f"headrace-{self._name}-loop")
-                self.loop = self._home.loop
         self._do(model.load)
         # From here on it holds something to be closed.
         self._model = model
@@ -160,6 +169,10 @@ class LocalBackend:
         self._writes_inputs = model.writes_inputs
         if self.rows_max < 1:
             raise ModelLoadError(self._name, f"max_batch_rows must be 1 or more, not {self.rows_max}")
+        if settings.max_batch_delay_ms is None and model.max_batch_delay_ms < 0:
+            raise ModelLoadError(
+                self._name, f"max_batch_delay_ms must be 0 or more, not {model.max_batch_delay_ms}"
+            )
         if not settings.warm_up:
             return
         self._do(model.warm_up)
@@ -182,24 +195,36 @@ class LocalBackend:
         if zeros is None:
             return
         try:
-            self._do(lambda: self.inputs.call(self._predict, zeros))
+            self._do(lambda: self._predicted(zeros))
         except Exception:  # noqa: BLE001 - zeros need not be an input that the model takes
             _log.debug("warm-up with zeros failed", extra={"model": self._name}, exc_info=True)
 
     def call(self, parts: Parts, rows: int, request: str, call: Call, *, fresh: bool) -> Called:
         """See `Backend`."""
-        CALL.set(call)
+        token = CALL.set(call)
+        try:
+            return self._called(parts, rows, request, fresh=fresh)
+        finally:
+            CALL.reset(token)
+
+    def _called(self, parts: Parts, rows: int, request: str, *, fresh: bool) -> Called:
         began_s = self._clock.now()
         tensors = self._joined(parts, fresh=fresh)
         joined_s = self._clock.now()
         if self._stream_model is None or self._home is not None:
-            returned = self._do(lambda: self.inputs.call(self._predict, tensors))
+            returned = self._do(lambda: self._predicted(tensors))
         else:
             with self.turns:
-                returned = self._do(lambda: self.inputs.call(self._predict, tensors))
+                returned = self._do(lambda: self._predicted(tensors))
         inferred_s = self._clock.now()
         outputs = self.check(returned, rows, request)
         return Called(outputs, joined_s - began_s, inferred_s - joined_s, self._clock.now() - inferred_s)
+
+    def _predicted(self, tensors: Mapping[str, Array]) -> Any:
+        returned = self.inputs.call(self._predict, tensors)
+        # Known of an ``async def`` before; what wraps one shows only here.
+        self.is_async = self.is_async or inspect.iscoroutine(returned)
+        return returned
 
     def _joined(self, parts: Parts, *, fresh: bool) -> Mapping[str, Array]:
         """All rows, for the model to do with as it likes: writing there must not spoil the rows of the next try."""
@@ -232,40 +257,50 @@ class LocalBackend:
         """See `Backend`."""
         model = self._stream_model
         assert model is not None, "only asked of models that stream"
-        with self._lock:
+        stream.on_end(lambda: self._ended(stream))
+        with self._changed:
             if self._closed:
                 raise StoppedError(f"model {self._name} is stopping")
-            self._streams[stream] = None
-        stream.on_end(lambda: self._streams.pop(stream, None))
-        loop = self.loop
-        if not model.is_async:
-            thread = model.run_in_thread(stream)
-            if stream in self._streams:
-                self._streams[stream] = thread
-        elif self._home is None:
-            self._begin(model, stream)
-        else:
-            assert loop is not None
-            loop.call_soon_threadsafe(self._begin, model, stream)
+            # Begun under the lock, so that `close` comes after it.
+            if not model.is_async:
+                model.run_in_thread(stream)
+            elif self._home is None:
+                self._begin(model, stream)
+            else:
+                self._home.loop.call_soon_threadsafe(self._begin, model, stream)
+            self._streams.add(stream)
+
+    def _ended(self, stream: StreamCall) -> None:
+        with self._changed:
+            self._streams.discard(stream)
+            self._changed.notify_all()
 
     def _begin(self, model: StreamModel, stream: StreamCall) -> None:
         """In the model's event loop."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(model.run(stream))
-        stream.on_cancel(lambda: loop.call_soon_threadsafe(task.cancel))
+        # A task that is cancelled before its first step runs nothing at all.
+        task.add_done_callback(lambda _: stream.end(model.cancelled()))
+
+        def stop() -> None:
+            with suppress(RuntimeError):  # a caller's loop is closed, and took the task with it
+                loop.call_soon_threadsafe(task.cancel)
+
+        stream.on_cancel(stop)
 
     # Life
 
     def close(self) -> None:
         """See `Backend`."""
-        with self._lock:
+        with self._changed:
             self._closed = True
-            open_streams = list(self._streams.items())
-        for stream, _ in open_streams:
-            stream.cancel()
-        for _, thread in open_streams:
-            if thread is not None:
-                thread.join()
+            open_streams = list(self._streams)
+        for stream in open_streams:
+            stream.cancel(StoppedError(f"model {self._name} is stopping"))
+        if self._stream_model is not None and (self._home is not None or not self._stream_model.is_async):
+            # What inline streams still do is up to the event loop of whoever opened them, which may be the one that stops.
+            with self._changed:
+                self._changed.wait_for(lambda: not self._streams)
         model, self._model = self._model, None
         try:
             if model is not None:
@@ -287,28 +322,43 @@ class LocalBackend:
             return result
         if self._runner is None:
             self._runner = asyncio.Runner()
-        return self._runner.run(self._tracked(result, self._runner.get_loop()))
+        # The context of this call, not of the first one.
+        return self._runner.run(self._awaited(result), context=contextvars.copy_context())
 
-    async def _tracked(self, coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
-        task = asyncio.current_task()
+    def _in_home(self, method: Callable[[], Any], home: LoopThread) -> Any:
+        def begin() -> Any:
+            result = method()
+            return self._awaited(result) if inspect.iscoroutine(result) else result
+
+        try:
+            return home.submit(begin).result()
+        except (asyncio.CancelledError, FutureCancelledError):
+            raise self._cancelled_itself() from None
+
+    async def _awaited(self, coroutine: Any) -> Any:
+        """What a method of the model comes to; CancelledRequestError when `cancel` was called."""
+        task, loop, call = asyncio.current_task(), asyncio.get_running_loop(), CALL.get()
         assert task is not None
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        cancelled = False
+
+        def cancel() -> None:
+            # Once: a second time would break into the model's own cleaning up.
+            nonlocal cancelled
+            if not cancelled:
+                cancelled = True
+                loop.call_soon_threadsafe(task.cancel)
+
+        self._cancel = cancel
+        if call.cancelled:
+            cancel()
         try:
             return await coroutine
         except asyncio.CancelledError:
-            raise self._cancelled() from None
+            if not cancelled:
+                raise self._cancelled_itself() from None
+            raise CancelledRequestError(f"model {self._name}: the call was cancelled") from None
         finally:
             self._cancel = None
 
-    def _in_home(self, method: Callable[[], Any], home: LoopThread) -> Any:
-        future = home.submit(method)
-        self._cancel = future.cancel
-        try:
-            return future.result()
-        except (asyncio.CancelledError, FutureCancelledError):
-            raise self._cancelled() from None
-        finally:
-            self._cancel = None
-
-    def _cancelled(self) -> CancelledRequestError:
-        return CancelledRequestError(f"model {self._name}: the call was cancelled")
+    def _cancelled_itself(self) -> PredictError:
+        return PredictError(self._name, "it raised CancelledError, but nobody had cancelled the call")

@@ -4,7 +4,7 @@ Arrives: tickets, from any thread. Leaves: batches of tickets, to whichever inst
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -55,8 +55,8 @@ class Channel:
     """Takes tickets, gives batches. Bounded in two ways, by who puts.
 
     `put` blocks while `in_flight_max` of its tickets are unanswered: back-pressure for a caller that has more where
-    that came from. `offer` never blocks and says no when `queue_rows_max` rows wait: for callers who can be told.
-    A ticket that is withdrawn while it waits leaves the queue at once.
+    that came from. `offer` never blocks and says no when `queue_rows_max` rows wait, or as many requests of no rows: for
+    callers who can be told. A ticket that is withdrawn while it waits leaves the queue at once.
     """
 
     def __init__(
@@ -72,13 +72,15 @@ class Channel:
         self._put: dict[Future[Any], Ticket] = {}
         self._running_rows = 0
         self._running = 0
+        self._cancelled = 0
         self._idle: dict[Taker, float] = {}
         """Takers that wait, with when they began to, the latest last."""
         self._sleeping: list[Taker] = []
         """Those of them that were not woken since."""
         self._armed: Taker | None = None
         """The one that waits for company, for at most so long."""
-        self._wanted_rows = 1
+        self._wanted = LookAgain()
+        """What it waits for."""
         self._closed = False
         self._dropped = False
 
@@ -91,6 +93,11 @@ class Channel:
     def dropped(self) -> bool:
         """Whether `drop` was called: nothing further is to be begun."""
         return self._dropped
+
+    @property
+    def cancelled(self) -> int:
+        """How many tickets that were `put` were cancelled before they began."""
+        return self._cancelled
 
     # Callers
 
@@ -110,16 +117,25 @@ class Channel:
         with self._lock:
             if self._closed:
                 raise StoppedError("it is stopping")
-            if self._batcher.rows + ticket.rows > self._queue_rows_max:
+            most = self._queue_rows_max
+            if self._batcher.rows + ticket.rows > most or len(self._batcher) >= most:
                 return False
             self._add(ticket)
             return True
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """Nobody waits for this ticket any more; whether it had not been begun."""
+        """Nobody waits for this ticket any more; whether it still waited. One that has ended stays as it is."""
         with self._lock:
+            if ticket.ended:
+                return False
             ticket.cancelled = True
             return self._batcher.remove(ticket)
+
+    def settle(self, tickets: Iterable[Ticket]) -> None:
+        """These have their answers: those that were not withdrawn before have `ended`, and can be withdrawn no more."""
+        with self._lock:
+            for ticket in tickets:
+                ticket.ended = not ticket.cancelled
 
     def again(self, tickets: list[Ticket]) -> None:
         """Queue tickets once more, before their equals: what had them died. Taken also while closing."""
@@ -157,7 +173,11 @@ class Channel:
             if self._armed is taker:
                 self._armed = None
             found = self._batcher.next(
-                running_rows=self._running_rows, idle_since_s=idle_since_s, now=now, flush=self._closed
+                running_rows=self._running_rows,
+                running=self._running,
+                idle_since_s=idle_since_s,
+                now=now,
+                flush=self._closed,
             )
             if isinstance(found, AdaptiveBatch):
                 self._leave(taker)
@@ -171,7 +191,7 @@ class Channel:
             if taker not in self._sleeping:
                 self._sleeping.append(taker)
             if found.at_s is not None and self._armed is None:
-                self._armed, self._wanted_rows = taker, found.rows
+                self._armed, self._wanted = taker, found
                 return found
             # Somebody else waits for company already; this one is woken when there is too much for one.
             return LookAgain()
@@ -193,20 +213,14 @@ class Channel:
     def close(self) -> None:
         """Take no more; what waits can still be taken."""
         with self._lock:
-            self._closed = True
-            self._answered.notify_all()
-            sleeping, self._sleeping = self._sleeping, []
-            self._armed = None
-        for taker in sleeping:
-            taker.wake()
+            self._close()
 
     def drop(self) -> list[Ticket]:
         """Close, and give back what waits, for its caller to fail."""
         with self._lock:
             self._dropped = True
-            waiting = self._batcher.drain()
-        self.close()
-        return waiting
+            self._close()
+            return self._batcher.drain()
 
     def waiting(self) -> tuple[int, int, float, int]:
         """Requests and rows that wait, how long the oldest has, in seconds, and requests in calls."""
@@ -217,10 +231,18 @@ class Channel:
 
     # Under the lock
 
+    def _close(self) -> None:
+        self._closed = True
+        self._armed = None
+        self._answered.notify_all()
+        sleeping, self._sleeping = self._sleeping, []
+        for taker in sleeping:
+            taker.wake()
+
     def _add(self, ticket: Ticket) -> None:
         self._batcher.add(ticket)
         if self._armed is not None:
-            if self._batcher.rows >= self._wanted_rows:
+            if self._batcher.rows >= self._wanted.rows or len(self._batcher) >= self._wanted.requests:
                 self._wake(self._armed)
                 self._armed = None
         elif len(self._sleeping) == len(self._idle):
@@ -244,6 +266,7 @@ class Channel:
             self._answered.notify()
             if future.cancelled():
                 ticket.cancelled = True
+                self._cancelled += 1
                 left = self._batcher.remove(ticket)
         if left:
             # Whoever waits for several futures hears of a cancelled one only like this.

@@ -7,6 +7,7 @@ without an answer: a request ends with a response, an error, or its own cancella
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
@@ -37,7 +38,16 @@ from headrace.engine.revival import Revival
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
 from headrace.engine.tally import Tally, total
-from headrace.engine.ticket import Answer, FutureReply, LoopReply, Ticket, deliver, gone, merge_key
+from headrace.engine.ticket import (
+    Answer,
+    FutureReply,
+    LoopReply,
+    RequestTimes,
+    Ticket,
+    deliver,
+    gone,
+    merge_key,
+)
 
 _log = logging.getLogger("headrace.engine")
 
@@ -59,6 +69,7 @@ class _Slot:
         self.backend: Backend | None = None
         self.instance: Instance | None = None
         self.streams: set[StreamCall] = set()
+        """Changed under the engine's lock."""
         self.revival: Revival | None = None
         self.alive = False
         self.given_up = False
@@ -72,6 +83,7 @@ class _Life:
         self.slots = [_Slot() for _ in range(instances)]
         self.threads: list[threading.Thread] = []
         self.loaded = 0
+        self.ended = 0
         self.load_error: BaseException | None = None
         self.inline: Instance | None = None
         self.lock = threading.Lock()
@@ -80,10 +92,13 @@ class _Life:
         """Set when it ends: nobody waits long for an instance to come back."""
         self.lost: str | None = None
         """Why no instance is left: all died, and none could be started again."""
+        self.over = False
+        """Whether the instances are being closed; set under `lock`."""
         self.began_s = 0.0
-        self.began_ns = 0
-        self.cancelled = 0
-        self.expired = 0
+        self.counting = threading.Lock()
+        """Held where the next two are changed: callers of several threads do that."""
+        self.tally = Tally()
+        """Requests that ended without an instance: withdrawn, or dropped."""
         self.refused = 0
 
     @property
@@ -250,7 +265,8 @@ class Engine:
         """Finish what was accepted, or fail it with StoppedError; then close the instances.
 
         Returns when their threads have ended, so it waits for a call in progress either way. Stopping without
-        `drain` cuts short a stop that drains. Open streams are finished, or cancelled, alike.
+        `drain` cuts short a stop that drains. Open streams are finished, or end with StoppedError, alike; finished they
+        are once their callers have closed them. Not for a thread whose event loop has callers: they could not go on.
         """
         with self._changed:
             life = self._life
@@ -259,15 +275,33 @@ class Engine:
             self._state = _State.STOPPING
         if drain:
             self._finish_streams(life)
-        life.channel.close()
+            life.channel.close()
+        else:
+            self._cut_short(life)
         life.hurry.set()
-        if not drain:
-            deliver([(t, self._stopped("before this request began")) for t in life.channel.drop()])
-            for slot in life.slots:
-                for stream in list(slot.streams):
-                    stream.cancel()
         life.end()
         self._become_stopped(life)
+
+    def _cut_short(self, life: _Life) -> None:
+        with self._changed:
+            streams = [stream for slot in life.slots for stream in slot.streams]
+        for stream in streams:
+            stream.cancel(self._stopped("while this stream was open"))
+        self._drop(life, self._stopped("before this request began"))
+        with self._changed:
+            # A stop that waits for streams to be finished need not.
+            self._changed.notify_all()
+
+    def _drop(self, life: _Life, error: BaseException) -> None:
+        """Fail all that waits, and all that comes."""
+        tickets = life.channel.drop()
+        life.channel.settle(tickets)
+        now = self._clock.now()
+        with life.counting:
+            for ticket in tickets:
+                if ticket.ended:
+                    life.tally.failed(now - ticket.asked_s, rows=ticket.rows)
+        deliver([(ticket, error) for ticket in tickets])
 
     def _finish_streams(self, life: _Life) -> None:
         with self._changed:
@@ -302,38 +336,46 @@ class Engine:
 
     # Callers in event loops
 
-    async def ask(self, request: InferRequest) -> InferResponse:
+    async def ask(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse:
         """Ask, from an event loop; never blocks, never waits for room. One bad row fails the request.
 
         Cancelling takes a waiting request out of the queue. Raises ModelInputError for what does not fit the model,
         OverloadedError when too many rows wait, LimitError for more rows than may ever wait, DeadlineError as soon as the
-        deadline has passed, PredictError for what the model raised, StoppedError.
+        deadline has passed, PredictError for what the model raised, StoppedError. `times`, where given, are filled in.
         """
         life, backend = self._running_life("it is starting or stopping")
         rows = self._checked(backend, request)
         now = self._clock.now()
+        if request.deadline is not None and now >= request.deadline:
+            with life.counting:
+                life.tally.expired += 1
+            raise self._late(request)
         if life.inline is not None:
-            ticket = Ticket(request, rows, now, _NOWHERE, strict=True)
+            ticket = Ticket(request, rows, now, _NOWHERE, strict=True, times=times)
             answer = self._answer_inline(life, life.inline, ticket)
             if isinstance(answer, BaseException):
                 raise answer
             return answer
         loop = asyncio.get_running_loop()
         reply = LoopReply(loop)
-        ticket = Ticket(request, rows, now, reply, key=merge_key(request), strict=True)
+        ticket = Ticket(request, rows, now, reply, key=merge_key(request), strict=True, times=times)
+        if times is not None:
+            times.asked_s = now
         self._admit(life, ticket)
         try:
             if request.deadline is None:
                 return await reply.future
             async with asyncio.timeout_at(loop.time() + request.deadline - now):
                 return await reply.future
-        except asyncio.CancelledError:
-            life.cancelled += 1
-            self._withdraw(life, ticket)
+        except (asyncio.CancelledError, GeneratorExit):
+            if self._withdraw(life, ticket, reply):
+                with life.counting:
+                    life.tally.cancelled += 1
             raise
         except TimeoutError:
-            life.expired += 1
-            self._withdraw(life, ticket)
+            if self._withdraw(life, ticket, reply):
+                with life.counting:
+                    life.tally.expired += 1
             raise self._late(request) from None
 
     def _admit(self, life: _Life, ticket: Ticket) -> None:
@@ -343,9 +385,13 @@ class Engine:
                 f"model {self.name}: a request of {ticket.rows} rows is larger than its whole queue (queue_rows_max "
                 f"{most}): send it in parts"
             )
-        if life.channel.offer(ticket):
-            return
-        life.refused += 1
+        try:
+            if life.channel.offer(ticket):
+                return
+        except StoppedError:
+            raise self._stopped("it is stopping, or has lost its instances") from None
+        with life.counting:
+            life.refused += 1
         _, rows, _, _ = life.channel.waiting()
         raise OverloadedError(
             f"model {self.name}: {rows} rows wait already, and at most {most} may (queue_rows_max): ask again later",
@@ -359,11 +405,15 @@ class Engine:
         row_s = busy_s / done if done else 0.01
         return min(max(rows * row_s / len(life.slots), 0.1), RETRY_AFTER_MAX_S)
 
-    def _withdraw(self, life: _Life, ticket: Ticket) -> None:
-        if not life.channel.withdraw(ticket):
+    def _withdraw(self, life: _Life, ticket: Ticket, reply: LoopReply) -> bool:
+        """Whoever asked has gone; whether the request had not ended, and been counted, before."""
+        waited = life.channel.withdraw(ticket)
+        reply.forget()
+        if ticket.cancelled and not waited:
             for slot in life.slots:
                 if slot.instance is not None:
                     slot.instance.gone()
+        return ticket.cancelled
 
     def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> AnswerStream:
         """Open a stream, from an event loop: `first`, then what `more` gives, go to the model as they come.
@@ -374,33 +424,46 @@ class Engine:
         life, backend = self._running_life("it is starting or stopping")
         if not backend.metadata.streams:
             raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
-        slot = min(life.slots, key=lambda s: (not s.alive, len(s.streams)))
-        most = self.settings.streams_max
-        if sum(len(s.streams) for s in life.slots) >= most:
-            life.refused += 1
-            raise OverloadedError(
-                f"model {self.name} has {most} open streams, and no more may be (streams_max): ask again later",
-                retry_after_s=1.0,
-            )
+        loop = asyncio.get_running_loop()
         call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
         call.requests.offer(first)
-        slot.streams.add(call)
-        slot.tally.streams += 1
-        assert slot.backend is not None
+        slot = self._slot_for(life, call)
         try:
+            assert slot.backend is not None
             slot.backend.open_stream(call)
         except BaseException:
-            slot.streams.discard(call)
+            self._stream_over(life, slot, call)
             raise
+        with life.counting:
+            slot.tally.streams += 1
         feeding: asyncio.Task[None] | None = None
         if more is None:
             call.requests.close()
         else:
-            feeding = asyncio.get_running_loop().create_task(_feed(more, call))
-        return AnswerStream(call, feeding, lambda call: self._stream_over(slot, call))
+            feeding = loop.create_task(_feed(more, call))
+        return AnswerStream(call, feeding, lambda call: self._stream_over(life, slot, call))
 
-    def _stream_over(self, slot: _Slot, call: StreamCall) -> None:
-        slot.tally.stream_items += call.items
+    def _slot_for(self, life: _Life, call: StreamCall) -> _Slot:
+        """The instance with the fewest streams, which has this one from now on."""
+        most = self.settings.streams_max
+        with self._changed:
+            # Asked once more: from here on a stop waits for this stream, or cancels it.
+            if self._life is not life or self._state is not _State.RUNNING:
+                raise self._stopped("it is stopping")
+            slot = min(life.slots, key=lambda s: (not s.alive, len(s.streams)))
+            if sum(len(s.streams) for s in life.slots) < most:
+                slot.streams.add(call)
+                return slot
+        with life.counting:
+            life.refused += 1
+        raise OverloadedError(
+            f"model {self.name} has {most} open streams, and no more may be (streams_max): ask again later",
+            retry_after_s=1.0,
+        )
+
+    def _stream_over(self, life: _Life, slot: _Slot, call: StreamCall) -> None:
+        with life.counting:
+            slot.tally.stream_items += call.items
         with self._changed:
             slot.streams.discard(call)
             self._changed.notify_all()
@@ -446,12 +509,14 @@ class Engine:
         """All that is counted, since `start`, and how things stand; safe from any thread."""
         life = self._life
         requests, rows, oldest_s, running = life.channel.waiting()
+        ended_s = max((s.tally.ended_s for s in life.slots if s.tally.ended_s is not None), default=None)
+        ago_s = 0.0 if ended_s is None else self._clock.now() - ended_s
         base = ModelStatistics(
             self.name,
             self.version or "",
             instances=len(life.slots),
-            cancelled=life.cancelled,
-            expired=life.expired,
+            last_inference_ms=0 if ended_s is None else round((time.time() - ago_s) * 1000),
+            cancelled=life.channel.cancelled,
             refused=life.refused,
             uptime_s=self._clock.now() - life.began_s if self.running else 0.0,
             waiting_requests=requests,
@@ -460,31 +525,44 @@ class Engine:
             in_flight=requests + running,
             open_streams=sum(len(s.streams) for s in life.slots),
         )
-        return total([s.tally for s in life.slots], base)
+        return total([*(s.tally for s in life.slots), life.tally], base)
 
     # Instances' threads
 
     def _serve(self, life: _Life, slot: _Slot) -> None:
         """An instance's thread: load, then answer until stopped."""
         try:
-            backend = self._placement.load()
+            self._load(life, slot)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that starts
+            if slot.backend is not None:
+                slot.backend.close()
             self._report_loaded(life, error)
             return
-        slot.backend = backend
-        slot.instance = Instance(backend, self.name, self._clock, slot.tally)
-        slot.revival = Revival(backend, self.name, self._clock)
-        slot.alive = True
-        if self._placement.inline(backend):
-            life.inline = slot.instance
-        metadata = backend.metadata
-        life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         self._report_loaded(life, None)
+        assert slot.backend is not None
         try:
-            self._answer_until_closed(life, slot, backend)
+            self._answer_until_closed(life, slot, slot.backend)
         finally:
             slot.alive = False
-            backend.close()
+            with life.lock:
+                life.over = life.inline is not None
+            slot.backend.close()
+            with self._changed:
+                life.ended += 1
+                last = life.ended == len(life.slots)
+            if last:
+                # What an instance gave back when the others had ended already.
+                self._drop(life, self._stopped("before this request began"))
+
+    def _load(self, life: _Life, slot: _Slot) -> None:
+        slot.backend = backend = self._placement.load()
+        slot.instance = Instance(backend, self.name, self._clock, slot.tally)
+        metadata = backend.metadata
+        life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
+        if self._placement.inline(backend):
+            life.inline = slot.instance
+        slot.revival = Revival(backend, self.name, self._clock)
+        slot.alive = True
 
     def _answer_until_closed(self, life: _Life, slot: _Slot, backend: Backend) -> None:
         taker = ThreadTaker()
@@ -495,9 +573,8 @@ class Engine:
 
         backend.on_lost(lost)
         while (work := life.channel.take(taker, lambda: backend.lost)) is not None:
-            if not isinstance(work, LookAgain):
-                self._answer(life, slot, work)
-            if backend.lost and not self._revived(life, slot):
+            died = isinstance(work, LookAgain) or not self._answer(life, slot, work)
+            if died and not self._revived(life, slot):
                 return
 
     def _report_loaded(self, life: _Life, error: BaseException | None) -> None:
@@ -506,7 +583,8 @@ class Engine:
             life.loaded += 1
             self._changed.notify_all()
 
-    def _answer(self, life: _Life, slot: _Slot, work: Work) -> None:
+    def _answer(self, life: _Life, slot: _Slot, work: Work) -> bool:
+        """Answer a batch; False when the instance died meanwhile."""
         tickets = [t for t in work.items if t.reply.begin()]
         try:
             if tickets:
@@ -515,8 +593,10 @@ class Engine:
                 slot.revival.proved()
         except InstanceLostError as lost:
             self._recover(life, slot, tickets, lost)
+            return False
         finally:
             life.channel.ended(work)
+        return True
 
     def _answered(
         self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], why: str
@@ -532,37 +612,40 @@ class Engine:
             tally.ended_s = ended_s = self._clock.now()
             tally.busy_s += ended_s - began_s
         tally.closed[why] = tally.closed.get(why, 0) + 1
+        life.channel.settle([ticket for ticket, _ in answered])
         for ticket, answer in answered:
             self._count(tally, ticket, answer, began_s, ended_s)
         return answered
 
     def _count(self, tally: Tally, ticket: Ticket, answer: Answer, began_s: float, ended_s: float) -> None:
         tally.waited(began_s - ticket.asked_s)
+        times = ticket.times
+        if times is not None:
+            times.asked_s, times.began_s, times.ended_s = ticket.asked_s, began_s, ended_s
+        if not ticket.ended:
+            return  # counted when it was withdrawn
         if isinstance(answer, InferResponse):
             failed_rows = len(answer.failures)
             tally.answered(ended_s - ticket.asked_s, rows=ticket.rows - failed_rows, failed_rows=failed_rows)
-        elif ticket.cancelled:
-            return  # counted when it was withdrawn
         elif isinstance(answer, DeadlineError):
             tally.expired += 1
         elif isinstance(answer, CancelledRequestError):
             tally.cancelled += 1
         else:
-            tally.failed(ended_s - ticket.asked_s)
+            tally.failed(ended_s - ticket.asked_s, rows=ticket.rows)
 
     def _recover(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
         """The instance died: what it had is asked once more, each request by itself."""
         again: list[Ticket] = []
-        over: list[tuple[Ticket, Answer]] = []
+        over: list[Ticket] = []
         for ticket in tickets:
             ticket.deaths += 1
             if ticket.deaths < 2:
                 ticket.key = ticket  # shares a call with nobody: one of these may be what killed it
                 again.append(ticket)
             else:
-                over.append((ticket, lost))
-                self._count(slot.tally, ticket, lost, self._clock.now(), self._clock.now())
-        deliver(over)
+                over.append(ticket)
+        self._lose(life, slot, over, lost)
         slot.alive = False
         life.channel.again(again)
 
@@ -584,24 +667,35 @@ class Engine:
         slot.alive = True
         return True
 
+    def _lose(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
+        life.channel.settle(tickets)
+        now = self._clock.now()
+        for ticket in tickets:
+            self._count(slot.tally, ticket, lost, now, now)
+        deliver([(ticket, lost) for ticket in tickets])
+
     def _give_up(self, life: _Life, slot: _Slot, error: BaseException) -> None:
+        """An instance takes nothing any more; without a last one nothing can be answered."""
         _log.error("an instance could not be started again", extra={"model": self.name}, exc_info=error)
-        slot.given_up = True
-        if not all(s.given_up for s in life.slots):
-            return
-        life.lost = f"its process died and could not be started again: {reason(error)}"
-        lost = InstanceLostError(self.name, life.lost)
-        deliver([(t, lost) for t in life.channel.drop()])
+        with self._changed:
+            slot.given_up = True
+            last = all(s.given_up for s in life.slots)
+        if last:
+            life.lost = f"its process died and could not be started again: {reason(error)}"
+            self._drop(life, InstanceLostError(self.name, life.lost))
 
     def _answer_inline(self, life: _Life, instance: Instance, ticket: Ticket) -> Answer:
         """Call the model at once, on the caller's thread."""
         slot = life.slots[0]
         tally = slot.tally
         with life.lock:
+            if life.over:
+                return self._stopped("it is stopping")
             began_s = self._clock.now()
             ((_, answer),) = instance.answer_all((ticket,), lambda t: self._go_on(life, t))
-            ended_s = self._clock.now()
+            tally.ended_s = ended_s = self._clock.now()
             tally.busy_s += ended_s - began_s
+            ticket.ended = True
             self._count(tally, ticket, answer, began_s, ended_s)
         return answer
 
@@ -647,6 +741,8 @@ async def _feed(requests: AsyncIterator[InferRequest], call: StreamCall) -> None
     except CancelledRequestError:
         return
     except asyncio.CancelledError:
+        # These were not all requests: that must not look like their end.
+        error = CancelledRequestError("whoever asked has gone")
         raise
     except BaseException as raised:  # noqa: BLE001 - the model's generator meets it where it waits for a request
         error = raised

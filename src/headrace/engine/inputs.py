@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from headrace.core.errors import ModelInputError, ModelLoadError
 from headrace.core.model import Model
-from headrace.core.tensor import Array, InferRequest, Tensor, TensorSpec
+from headrace.core.tensor import Array, InferRequest, Tensor, TensorSpec, dtype_of
 
 _GUESSED_DATATYPE = "FP32"
 """Of inputs that are known by the names of parameters alone."""
@@ -18,7 +20,8 @@ class ModelInputs:
     """The inputs of one model.
 
     `specs` is what the model's metadata tells: its declared `inputs`, else the parameters of `predict` that have no
-    default (FP32, shape not known), else nothing. Types and shapes are checked only where the model declared them.
+    default (FP32, shape not known), else nothing. Types and shapes are checked only where the model declared them: what
+    converts without loss is taken and converted (FP32 for FP64, UINT8 for FP32, ``[n, 1]`` for ``[n]``).
     """
 
     model: str
@@ -76,7 +79,9 @@ class ModelInputs:
         return self._rows(request)
 
     def call(self, predict: Callable[..., Any], tensors: Mapping[str, Array]) -> Any:
-        """Call `predict` with arrays by input name."""
+        """Call `predict` with arrays by input name, which have been checked."""
+        if self.declared:
+            tensors = {**tensors, **{s.name: _as_declared(s, tensors[s.name]) for s in self.specs}}
         if not self.positional:
             return predict(**tensors)
         names = [s.name for s in self.specs] or list(tensors)
@@ -84,13 +89,9 @@ class ModelInputs:
         return predict(*(tensors[n] for n in names), **rest)
 
     def _check_spec(self, spec: TensorSpec, tensor: Tensor) -> None:
-        shape = tensor.data.shape
-        fits = spec.shape is None or (
-            len(shape) == len(spec.shape)
-            and all(want in (-1, have) for have, want in zip(shape[1:], spec.shape[1:], strict=True))
-        )
-        if fits and tensor.datatype == spec.datatype:
+        if _shape_fits(spec, tensor.data.shape) and _type_fits(spec, tensor):
             return
+        shape = tensor.data.shape
         wanted = spec.datatype if spec.shape is None else f"{spec.datatype} {list(spec.shape)}"
         raise self._error(
             f"input {spec.name!r} takes {wanted}, but was given {tensor.datatype} {list(shape)}"
@@ -104,6 +105,37 @@ class ModelInputs:
 
     def _error(self, why: str) -> ModelInputError:
         return ModelInputError(self.model, why)
+
+
+def _shape_fits(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+    if spec.shape is None:
+        return True
+    if len(shape) == 2 and shape[1] == 1 and len(spec.shape) == 1:
+        return True
+    return len(shape) == len(spec.shape) and all(
+        want in (-1, have) for have, want in zip(shape[1:], spec.shape[1:], strict=True)
+    )
+
+
+def _type_fits(spec: TensorSpec, tensor: Tensor) -> bool:
+    given = tensor.datatype
+    if given == spec.datatype:
+        return True
+    if spec.datatype == "BF16":
+        # numpy has no such type: bit patterns, or the same values widened.
+        return given in ("UINT16", "FP32")
+    if "BYTES" in (given, spec.datatype):
+        return False
+    return np.can_cast(tensor.data.dtype, dtype_of(spec.datatype), "safe")
+
+
+def _as_declared(spec: TensorSpec, data: Array) -> Array:
+    """An array that fits, in the type and number of axes that the model declared; itself where it has them."""
+    if spec.shape is not None and data.ndim > len(spec.shape):
+        data = data.reshape(len(data))
+    if spec.datatype in ("BYTES", "BF16"):
+        return data
+    return data.astype(dtype_of(spec.datatype), copy=False)
 
 
 def _parameters(model: Model) -> list[inspect.Parameter]:

@@ -5,6 +5,7 @@ only the guilty ones fail. Everything here runs in the instance's own thread.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.batching.bisect import Bisection
@@ -17,6 +18,7 @@ from headrace.core.errors import (
     ModelContractError,
     ModelInputError,
     PredictError,
+    RefusedRowsError,
     StoppedError,
 )
 from headrace.core.model import RowError
@@ -52,7 +54,7 @@ class _RunningCall:
 
     @property
     def deadline_s(self) -> float | None:
-        deadlines = [t.request.deadline for t in self.tickets]
+        deadlines = [t.request.deadline for t in self.tickets if not t.cancelled]
         latest = max((d for d in deadlines if d is not None), default=None)
         return None if latest is None or None in deadlines else latest - self._clock.now()
 
@@ -71,12 +73,16 @@ class Instance:
         self._name = name
         self._rows_max = backend.rows_max
         self._running = _RunningCall(clock)
+        self._clock = clock
+        self._guard = threading.Lock()
+        """Held where the call in progress is looked at and changed, so that no other is cancelled in its place."""
         self.tally = tally or Tally()
 
     def gone(self) -> None:
         """Somebody has left: when nobody is left who waits for the call in progress, it is cancelled. Any thread."""
-        if self._running.cancelled:
-            self._backend.cancel()
+        with self._guard:
+            if self._running.cancelled:
+                self._backend.cancel()
 
     def answer_all(self, tickets: Sequence[Ticket], before_call: BeforeCall) -> list[tuple[Ticket, Answer]]:
         """Answer every ticket, in one call of the model where all goes well. Several tickets share one `key`.
@@ -86,23 +92,23 @@ class Instance:
         if len(tickets) == 1:
             return [(tickets[0], self._answer(tickets[0], before_call))]
         answered: list[tuple[Ticket, Answer]] = []
-        search = Bisection(len(tickets))
-        while (indices := search.next()) is not None:
-            asked = [tickets[int(i)] for i in indices]
-            whole = len(asked) == len(tickets)
+        groups = [list(tickets)]
+        while groups:
+            asked = groups.pop()
+            retry = len(asked) < len(tickets)
             going = [t for t in asked if not self._over(t, before_call, answered)]
             if len(going) == 1:
                 answered.append((going[0], self._answer(going[0], before_call)))
-            elif going and not self._answer_together(going, before_call, answered, whole=whole):
-                # Halved: a single one that fails is answered by itself, above.
-                search.failed("")
-                continue
-            search.succeeded()
+            elif going:
+                groups += self._answer_together(going, before_call, answered, retry=retry)
         return answered
 
     def _over(self, ticket: Ticket, before_call: BeforeCall, answered: list[tuple[Ticket, Answer]]) -> bool:
-        """Whether a ticket need not be run any more; then it is answered."""
+        """Whether a ticket need not be run with others; then it is answered."""
         try:
+            if not ticket.rows:
+                answered.append((ticket, self._answer(ticket, before_call)))
+                return True
             before_call(ticket)
         except HeadraceError as error:
             answered.append((ticket, error))
@@ -115,23 +121,25 @@ class Instance:
         before_call: BeforeCall,
         answered: list[tuple[Ticket, Answer]],
         *,
-        whole: bool,
-    ) -> bool:
-        """One call for several tickets; False when it failed, so that they must be parted."""
+        retry: bool,
+    ) -> list[list[Ticket]]:
+        """One call for several tickets; when it failed, those that are to be tried again, parted, the last group first."""
         rows = sum(t.rows for t in tickets)
         parts = [{i.name: i.data for i in t.request.inputs} for t in tickets]
         try:
-            outputs = self._call(tickets, parts, rows, "", retry=not whole)
+            outputs = self._call(tickets, parts, rows, "", retry=retry)
         except InstanceLostError:
             raise
         except CancelledRequestError as error:
+            if any(t.alive(self._clock.now()) for t in tickets):
+                return _halves(tickets)
             answered.extend((t, error) for t in tickets)
-            return True
+            return []
         except RowError as error:
             return self._answer_apart(tickets, error, before_call, answered)
         except BaseException:  # noqa: BLE001 - whose fault it was is found out by parting them
             _log.debug("batch failed", extra={"model": self._name, "rows": rows}, exc_info=True)
-            return False
+            return _halves(tickets)
         start = 0
         for ticket in tickets:
             stop = start + ticket.rows
@@ -139,7 +147,7 @@ class Instance:
                 own = {n: d[start:stop] for n, d in outputs.items()}
                 answered.append((ticket, self._checked_response(own, ticket)))
             start = stop
-        return True
+        return []
 
     def _answer_apart(
         self,
@@ -147,8 +155,8 @@ class Instance:
         refused: RowError,
         before_call: BeforeCall,
         answered: list[tuple[Ticket, Answer]],
-    ) -> bool:
-        """The model named guilty rows: their requests are answered one by one, the others together."""
+    ) -> list[list[Ticket]]:
+        """The model named guilty rows: their requests are answered one by one; the others are to be tried together."""
         guilty: list[Ticket] = []
         others: list[Ticket] = []
         start = 0
@@ -157,11 +165,9 @@ class Instance:
             (guilty if any(row in own for row in refused.rows) else others).append(ticket)
             start += ticket.rows
         if not guilty:
-            return False
+            return _halves(tickets)
         answered.extend((t, self._answer(t, before_call)) for t in guilty)
-        if others:
-            answered.extend(self.answer_all(others, before_call))
-        return True
+        return [others] if others else []
 
     def _checked_response(self, outputs: Outputs, ticket: Ticket) -> Answer:
         try:
@@ -173,7 +179,13 @@ class Instance:
         """One ticket by itself: what it comes to, an error included."""
         try:
             before_call(ticket)
-            answer = self.answer(ticket, before_call)
+            try:
+                answer = self.answer(ticket, before_call)
+            except CancelledRequestError:
+                if not ticket.alive(self._clock.now()):
+                    raise
+                # It was meant for another call.
+                answer = self.answer(ticket, before_call)
             before_call(ticket)
         except InstanceLostError:
             raise
@@ -189,7 +201,7 @@ class Instance:
         """Predict a request of any size, in calls of at most `rows_max` rows; none for no rows.
 
         Rows that the model refuses are failures in the response, unless the ticket is strict: then they are the
-        PredictError that this raises. `before_call` is called before every call of the model but the first, and ends the
+        RefusedRowsError that this raises. `before_call` is called before every call of the model but the first, and ends the
         request with what it raises. Raises ModelContractError when the model returns something else than a row for
         each row.
         """
@@ -220,7 +232,7 @@ class Instance:
             whys = "; ".join(
                 f"row {row}: {str(why)[:WHY_CHARS_MAX]}" for row, why in sorted(error.rows.items())[:8]
             )
-            raise PredictError(self._name, whys or "it refused rows without naming them") from error
+            raise RefusedRowsError(self._name, whys or "it refused rows without naming them") from error
 
     def _answer_rows(
         self, ticket: Ticket, tensors: Mapping[str, Array], rows: int, before_call: BeforeCall
@@ -262,11 +274,13 @@ class Instance:
     ) -> Outputs:
         self.tally.calls += 1
         self.tally.retries += retry
-        self._running.tickets = tickets
+        with self._guard:
+            self._running.tickets = tickets
         try:
             called = self._backend.call(parts, rows, request, self._running, fresh=fresh)
         finally:
-            self._running.tickets = ()
+            with self._guard:
+                self._running.tickets = ()
         self.tally.called(rows, called)
         return called.outputs
 
@@ -289,3 +303,8 @@ class Instance:
             why = f"it has no output {', '.join(map(repr, missing))} (it has {', '.join(map(repr, outputs))})"
             raise ModelInputError(self._name, why)
         return {n: outputs[n] for n in request.outputs}
+
+
+def _halves(tickets: Sequence[Ticket]) -> list[list[Ticket]]:
+    half = len(tickets) // 2
+    return [list(tickets[half:]), list(tickets[:half])]

@@ -5,10 +5,11 @@ from typing import Final
 
 from headrace.core.call import current_call
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Isolation, Model
 from headrace.engine.backend import Backend, LocalBackend
 from headrace.engine.process import ProcessBackend
+from headrace.engine.reason import reason
 from headrace.engine.recipe import recipe_of
 from headrace.engine.settings import ServeSettings
 
@@ -46,11 +47,19 @@ class Placement:
         made: list[Model] = []
         if self._isolation is None:
             # What the model says itself, which is known once there is one.
-            made.append(self._make_model())
+            made.append(self._made())
             self._isolation = made[0].isolation
         if self._isolation == "process":
             return self._apart()
         return self._local((lambda: made[0]) if made else self._make_model)
+
+    def _made(self) -> Model:
+        try:
+            return self._make_model()
+        except (ModelLoadError, ConfigError):
+            raise
+        except BaseException as error:
+            raise ModelLoadError(self._name, f"it did not load: {reason(error)}") from error
 
     def _apart(self) -> ProcessBackend:
         return ProcessBackend(
@@ -91,20 +100,22 @@ class Placement:
             return self._isolation == "inline"
         if backend.is_async or backend.metadata.streams:
             return False
-        return self._fits(backend, 1, INLINE_CALL_S) and self._fits(backend, backend.rows_max, INLINE_BATCH_S)
+        fits = self._fits(backend, 1, INLINE_CALL_S) and self._fits(backend, backend.rows_max, INLINE_BATCH_S)
+        # A plain function that returns a coroutine is known only once it was called.
+        return fits and not backend.is_async
 
     def _fits(self, backend: LocalBackend, rows: int, most_s: float) -> bool:
         """Whether calls on so many rows of zeros keep within a time; not, when they cannot be made."""
-        zeros = backend.zeros(rows)
-        if zeros is None:
-            return False
         times_s: list[float] = []
-        for _ in range(_TRIES):
-            try:
+        try:
+            zeros = backend.zeros(rows)
+            if zeros is None:
+                return False
+            for _ in range(_TRIES):
                 called = backend.call((zeros,), rows, "", current_call(), fresh=False)
-            except Exception:  # noqa: BLE001 - zeros need not be an input that the model takes
-                return False
-            times_s.append(called.input_s + called.infer_s + called.output_s)
-            if called.infer_s > 10 * most_s:
-                return False
+                times_s.append(called.input_s + called.infer_s + called.output_s)
+                if called.infer_s > 10 * most_s:
+                    return False
+        except BaseException:  # noqa: BLE001 - zeros need not be an input that the model takes, nor fit into memory
+            return False
         return sorted(times_s)[_TRIES // 2] <= most_s

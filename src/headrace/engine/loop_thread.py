@@ -5,6 +5,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from headrace.engine.reason import ToldError, reason
@@ -15,16 +16,20 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner()
-        started = threading.Event()
+        started = Future[None]()
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
-        started.wait()
+        started.result()
 
-    def _run(self, started: threading.Event) -> None:
-        with self._runner:
+    def _run(self, started: "Future[None]") -> None:
+        try:
             self.loop = self._runner.get_loop()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever makes this; there may be no file left to open
+            started.set_exception(error)
+            return
+        with self._runner:
             self._over = asyncio.Event()
-            started.set()
+            started.set_result(None)
             self._runner.run(self._over.wait())
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
@@ -32,8 +37,9 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(_called(function), self.loop)
 
     def stop(self) -> None:
-        """Cancel what runs, and end the thread."""
-        self.loop.call_soon_threadsafe(self._over.set)
+        """Cancel what runs, and end the thread. Does nothing the second time."""
+        with suppress(RuntimeError):  # the loop is closed already
+            self.loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
 

@@ -5,12 +5,15 @@ producer and one consumer. The consumer takes all that is there at once, so that
 """
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from headrace.core.errors import CancelledRequestError
+
+_log = logging.getLogger("headrace.engine")
 
 T = TypeVar("T")
 
@@ -19,8 +22,8 @@ class Pipe(Generic[T]):
     """Items in order, at most `items_max` of them on the way.
 
     The producer ends with `close`, with or without an error, which the consumer meets after the last item. The
-    consumer ends with `abandon`: from then on `put` raises CancelledRequestError. Both may be called from any thread,
-    more than once.
+    consumer ends with `abandon`: then a `put` that waits, and every one after, raises CancelledRequestError. Both may
+    be called from any thread, more than once.
     """
 
     def __init__(self, items_max: int) -> None:
@@ -34,6 +37,11 @@ class Pipe(Generic[T]):
         self._putter: Callable[[], None] | None = None
 
     @property
+    def error(self) -> BaseException | None:
+        """What `close` was given."""
+        return self._error
+
+    @property
     def abandoned(self) -> bool:
         """Whether the consumer has gone."""
         return self._abandoned
@@ -43,8 +51,7 @@ class Pipe(Generic[T]):
     def offer(self, item: T) -> bool:
         """Put an item whatever the bound; whether there is room for another. CancelledRequestError once abandoned."""
         with self._lock:
-            if self._abandoned:
-                raise CancelledRequestError("nobody takes this stream's items any more")
+            self._check()
             self._items.append(item)
             wake, self._getter = self._getter, None
             room = len(self._items) < self._items_max
@@ -77,11 +84,17 @@ class Pipe(Generic[T]):
         """Put an item, then block while there is no room for another."""
         if not self.offer(item):
             self._wait(lambda: len(self._items) < self._items_max or self._abandoned, putting=True)
+            self._check()
 
     async def aput(self, item: T) -> None:
         """Put an item, then wait while there is no room for another."""
         if not self.offer(item):
             await self._await(lambda: len(self._items) < self._items_max or self._abandoned, putting=True)
+            self._check()
+
+    def _check(self) -> None:
+        if self._abandoned:
+            raise CancelledRequestError("nobody takes this stream's items any more")
 
     def close(self, error: BaseException | None = None) -> None:
         """No more items come; the first call counts."""
@@ -116,11 +129,6 @@ class Pipe(Generic[T]):
     def ended(self) -> bool:
         """Whether nothing is there, and nothing comes any more."""
         return self._closed and not self._items
-
-    @property
-    def error(self) -> BaseException | None:
-        """What `close` was given."""
-        return self._error
 
     def get(self) -> list[T]:
         """All items that are there, at least one, blocking for it; none at the end. Raises what `close` was given."""
@@ -184,12 +192,12 @@ def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> Call
             woken.set_result(None)
 
     def wake() -> None:
-        if threading.get_ident() == thread:
-            done()
-            return
         try:
-            loop.call_soon_threadsafe(done)
+            if threading.get_ident() == thread:
+                done()
+            else:
+                loop.call_soon_threadsafe(done)
         except RuntimeError:  # the loop is closed: whoever waited there is gone
-            return
+            _log.debug("an item for a closed event loop")
 
     return wake

@@ -32,14 +32,41 @@ class Reply(Protocol):
         ...
 
 
+class RequestTimes:
+    """When a request was asked, and when its calls began and ended: seconds of the engine's clock, None until known.
+
+    Filled in only where somebody asks with one; of a request whose instance died, the last time counts.
+    """
+
+    __slots__ = ("asked_s", "began_s", "ended_s")
+
+    def __init__(self) -> None:
+        self.asked_s: float | None = None
+        self.began_s: float | None = None
+        self.ended_s: float | None = None
+
+
 class Ticket:
     """A request with its number of rows and its reply. The engine's lock guards what changes.
 
     `key` is equal for requests that can share a call of the model. `strict` requests take no answer with rows
-    missing: one bad row fails them. `deaths` counts the instances that died while they had it.
+    missing: one bad row fails them. `deaths` counts the instances that died while they had it. It is `cancelled` when
+    its caller left before it had `ended`; never both.
     """
 
-    __slots__ = ("asked_s", "cancelled", "deaths", "key", "priority", "reply", "request", "rows", "strict")
+    __slots__ = (
+        "asked_s",
+        "cancelled",
+        "deaths",
+        "ended",
+        "key",
+        "priority",
+        "reply",
+        "request",
+        "rows",
+        "strict",
+        "times",
+    )
 
     def __init__(
         self,
@@ -50,6 +77,7 @@ class Ticket:
         *,
         key: Hashable = None,
         strict: bool = False,
+        times: RequestTimes | None = None,
     ) -> None:
         self.request = request
         self.rows = rows
@@ -59,7 +87,9 @@ class Ticket:
         self.priority = request.priority
         self.strict = strict
         self.cancelled = False
+        self.ended = False
         self.deaths = 0
+        self.times = times
 
     def alive(self, now: float) -> bool:
         """Whether anybody still waits for the answer."""
@@ -74,7 +104,8 @@ def merge_key(request: InferRequest) -> Hashable:
         data = tensors[0].data
         signature: Hashable = (tensors[0].name, data.dtype, data.shape[1:])
     else:
-        signature = tuple(sorted((t.name, t.data.dtype.str, t.data.shape[1:]) for t in tensors))
+        # In the order given, which counts for a model that takes its inputs by position.
+        signature = tuple([(t.name, t.data.dtype, t.data.shape[1:]) for t in tensors])
     return signature
 
 
@@ -121,6 +152,11 @@ class LoopReply:
             self.future.set_result(answer)
         else:
             self.future.set_exception(answer)
+
+    def forget(self) -> None:
+        """Nobody awaits it any more: an error that is there already was not overlooked."""
+        if self.future.done() and not self.future.cancelled():
+            self.future.exception()
 
 
 def deliver(answered: Sequence[tuple[Ticket, Answer]]) -> None:

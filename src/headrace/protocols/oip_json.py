@@ -15,16 +15,19 @@ from typing import Any, Final, cast
 
 import orjson
 
-from headrace.core.errors import DataError
+from headrace.core.errors import DataError, ModelContractError, ModelInputError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+from headrace.protocols.oip_quick import quick_request, quick_response
 from headrace.protocols.tensors import (
     Bf16,
+    NotTextError,
     array_from_binary,
     array_from_json,
     binary_values,
     checked_datatype,
     checked_shape,
     json_values,
+    raw_shape,
 )
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
@@ -34,6 +37,7 @@ ERROR_CHARS_MAX = 2000
 """Of an error's text; the rest of a page of HTML helps nobody."""
 
 _Json = dict[str, Any]
+_NO_WISHES: Final[Mapping[str, bool]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +108,12 @@ def encode_request(
 def decode_request(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "bits") -> WireRequest:
     """A request from its body; DataError says what is wrong with it.
 
-    `json_bytes` is the header's value. 0 (a raw tensor without any JSON) is refused: it needs the model's metadata.
+    `json_bytes` is the header's value. 0 (a raw tensor without any JSON) is refused: it needs the model's metadata, so it
+    is for `decode_raw_request`.
     """
     document, rest = _parted(body, json_bytes)
+    if json_bytes is None and (quick := quick_request(document, body)) is not None:
+        return WireRequest(quick, binary_default=False, binary_by_name=_NO_WISHES)
     inputs = _tensors(document, "inputs", rest, bf16)
     if not inputs:
         raise DataError("a request needs at least one tensor in 'inputs'")
@@ -115,6 +122,31 @@ def decode_request(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "
     names, wishes = _requested_outputs(document)
     request = InferRequest(inputs, _text(document, "id"), names, parameters)
     return WireRequest(request, default, wishes)
+
+
+def decode_raw_request(body: bytes, metadata: ModelMetadata, *, bf16: Bf16 = "bits") -> WireRequest:
+    """The request of a body that is nothing but the values of the model's one input; every output is to be binary.
+
+    The size of the body tells the number of rows; where one other size of the input varies it tells that one, of one row.
+    A BYTES input gets the whole body as its one element. Raises DataError for a body that does not fit, ModelInputError
+    for a model of which the shape cannot be told so.
+    """
+    if len(metadata.inputs) != 1:
+        why = (
+            f"a raw request is for models of one input, and it has {len(metadata.inputs)}: send the JSON too"
+        )
+        raise ModelInputError(metadata.name, why)
+    spec = metadata.inputs[0]
+    if spec.shape is None:
+        why = f"the shape of input {spec.name!r} is not known, which a raw request needs: send the JSON too"
+        raise ModelInputError(metadata.name, why)
+    shape = raw_shape(spec.name, spec.datatype, spec.shape, len(body))
+    if spec.datatype == "BYTES":
+        body = len(body).to_bytes(4, "little") + body
+    array = array_from_binary(spec.name, spec.datatype, shape, memoryview(body), bf16=bf16)
+    return WireRequest(
+        InferRequest((Tensor(spec.name, array),)), binary_default=True, binary_by_name=_NO_WISHES
+    )
 
 
 def _requested_outputs(document: _Json) -> tuple[tuple[str, ...], dict[str, bool]]:
@@ -142,10 +174,13 @@ def encode_response(
 ) -> WireBody:
     """A response's body; `binary` says which outputs travel as binary data.
 
-    Raises ValueError when rows failed: the protocol cannot say so, and leaving them out would shift the others.
+    Raises DataError for values that cannot travel in the form that is asked for, ModelContractError for what is no value of the
+    protocol at all, and ValueError when rows failed: the protocol cannot say so, and leaving them out would shift the others.
     """
     if response.failures:
         raise ValueError(f"{len(response.failures)} rows failed, which a V2 response cannot say")
+    if not datatypes and binary is False and (quick := quick_response(response)) is not None:
+        return WireBody(quick)
     document: _Json = {"model_name": response.model_name}
     if response.model_version is not None:
         document["model_version"] = response.model_version
@@ -157,7 +192,10 @@ def encode_response(
     def chosen(output: str) -> bool:
         return binary(output) if callable(binary) else binary
 
-    return _encode(document, "outputs", response.outputs, chosen, datatypes or {})
+    try:
+        return _encode(document, "outputs", response.outputs, chosen, datatypes or {})
+    except NotTextError as error:
+        raise ModelContractError(response.model_name, str(error)) from error
 
 
 def decode_response(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "bits") -> InferResponse:
@@ -228,7 +266,10 @@ def _spec(tensor: _Json, where: str) -> TensorSpec:
 
 def encode_error(why: str) -> bytes:
     """An error's body."""
-    return orjson.dumps({"error": why})
+    try:
+        return orjson.dumps({"error": why})
+    except TypeError:  # lone surrogates, which a model's own message may have
+        return orjson.dumps({"error": why.encode(errors="replace").decode()})
 
 
 def decode_error(body: bytes) -> str:
@@ -281,7 +322,7 @@ def _encode(
     try:
         text = orjson.dumps({**document, key: listed}, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
-        raise DataError(f"this cannot be written as JSON: {error}") from error
+        raise NotTextError(f"this cannot be written as JSON: {error}") from error
     return WireBody(b"".join((text, *buffers)), len(text)) if buffers else WireBody(text)
 
 

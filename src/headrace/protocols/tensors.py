@@ -25,6 +25,12 @@ ELEMENTS_MAX = 2**40
 """Elements of one tensor; what is really there bounds it further."""
 
 _LENGTH = struct.Struct("<I")
+
+
+class NotTextError(DataError):
+    """What was given out as values is none of the protocol's: a defect of whoever made the tensor."""
+
+
 _NUMBERS = {int, float}
 
 
@@ -180,6 +186,36 @@ def array_from_binary(
     return made.reshape(shape)
 
 
+def raw_shape(name: str, datatype: str, declared: tuple[int, ...], size_bytes: int) -> tuple[int, ...]:
+    """The shape of an input of which there are only its bytes; DataError where they do not say.
+
+    `declared` begins with the rows. One size besides them may vary; then there is one row. BYTES are one element.
+    """
+    inner = declared[1:]
+    if datatype == "BYTES":
+        if any(size > 1 for size in declared):
+            raise DataError(
+                f"tensor {name!r}: a raw request has one BYTES element, but the model takes {list(declared)}"
+            )
+        return (1,) * len(declared)
+    width = 2 if datatype == "BF16" else dtype_of(datatype).itemsize
+    varying = [i for i, size in enumerate(inner) if size < 0]
+    if len(varying) > 1:
+        raise DataError(
+            f"tensor {name!r}: more than one size of {list(declared)} varies, which the bytes alone cannot tell"
+        )
+    unit = width * prod(size for size in inner if size >= 0)
+    if not unit or size_bytes % unit:
+        raise DataError(
+            f"tensor {name!r}: {size_bytes} bytes are no multiple of the {unit} that {list(declared)} takes"
+        )
+    count = size_bytes // unit
+    if not varying:
+        return (count, *inner)
+    at = varying[0]
+    return (1, *inner[:at], count, *inner[at + 1 :])
+
+
 def _bytes_elements(name: str, count: int, data: memoryview) -> Array:
     size, at = len(data), 0
     if count * _LENGTH.size > size:
@@ -218,7 +254,9 @@ def json_values(name: str, datatype: str, data: Array) -> Array | list[Any]:
     if values.dtype.kind == "f":
         infinite = np.flatnonzero(np.isinf(values))
         if len(infinite):
-            raise DataError(f"tensor {name!r}: element {infinite[0]} is infinite, which JSON cannot carry")
+            raise DataError(
+                f"tensor {name!r}: element {infinite[0]} is infinite, which JSON cannot carry: it needs binary tensors"
+            )
     return values
 
 
@@ -236,7 +274,7 @@ def _text(name: str, index: int, value: object) -> str:
 
 
 def _not_bytes(name: str, index: int, value: object) -> DataError:
-    return DataError(f"tensor {name!r}: element {index} must be bytes or str, not {type(value).__name__}")
+    return NotTextError(f"tensor {name!r}: element {index} must be bytes or str, not {type(value).__name__}")
 
 
 def binary_values(name: str, datatype: str, data: Array) -> bytes | Array:

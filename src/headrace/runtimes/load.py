@@ -1,32 +1,69 @@
-"""From what a user writes to a model: ``model.onnx``, ``file.py``, ``file.py:Class``, ``package.module:Class``."""
+"""From what a user writes to a model: a file, a folder or a class, and options, all plain text and values."""
 
 import hashlib
 import importlib
-import importlib.util
-import inspect
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import Any, Final
+
+import orjson
 
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model, ModelRecipe
+from headrace.runtimes.classes import (
+    ImportedModule,
+    import_file,
+    import_module,
+    is_dotted_class,
+    is_mlserver_class,
+    model_maker,
+    split_spec,
+    unreadable,
+)
+from headrace.runtimes.options import Options, arguments, option_names, plain_options
 
-_ACCEPTED = "a model is a file model.onnx, file.py or file.py:Class, or a class module:Class"
+_ONNX: Final = ("headrace.runtimes.onnx", "OnnxModel")
+_SKLEARN: Final = ("headrace.runtimes.sklearn", "SklearnModel")
+_TORCH: Final = ("headrace.runtimes.torch", "TorchModel")
+_MLFLOW: Final = ("headrace.runtimes.mlflow", "MlflowModel")
+_HUGGINGFACE: Final = ("headrace.runtimes.huggingface", "HuggingFaceModel")
+
+# Each runtime is an extra, imported when its first model is made.
+_FILES: Final = {
+    ".onnx": _ONNX,
+    ".skops": _SKLEARN,
+    ".joblib": _SKLEARN,
+    ".pkl": _SKLEARN,
+    ".pickle": _SKLEARN,
+    ".pt": _TORCH,
+    ".ts": _TORCH,
+    ".pt2": _TORCH,
+    ".safetensors": _TORCH,
+}
+_MLSERVER_SETTINGS: Final = "model-settings.json"
+_FOLDERS: Final = {"MLmodel": _MLFLOW, "config.json": _HUGGINGFACE}
+_ACCEPTED: Final = (
+    "a model is a file model.onnx, file.py or file.py:Class, a class module:Class, "
+    "a file .skops, .pt, .ts, .pt2 or .safetensors, or a folder with an MLmodel, a config.json or a model-settings.json"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that can be made as often as there are instances; `fingerprint` is its file's sha256.
+    """A model that can be made as often as there are instances, here or in another process.
 
-    What the file imports, or keeps its weights in, does not change the fingerprint.
+    `fingerprint` is the sha256 of its file (of all files' names and contents, for a folder), and of the options where
+    there are any. What a file imports, or keeps its weights in, does not change it. `spec` and `options` are
+    plain text and values: ``model_factory(spec, options).make()`` makes the same model in any process that has the
+    same current directory, so nothing needs to be pickled.
     """
 
     make: Callable[[], Model]
     name: str
     fingerprint: str
+    spec: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,139 +80,128 @@ class NamedMaker:
 
 def make_model(spec: str, options: Mapping[str, Any] | None = None) -> Model:
     """The model of a spec: what a process of its own begins with. Raises what `model_factory` and `make` raise."""
-    del options
-    return model_factory(spec).make()
+    return model_factory(spec, options).make()
 
 
-def model_factory(spec: str) -> ModelSource:
+def model_factory(spec: str, options: Mapping[str, Any] | None = None) -> ModelSource:
     """Find a model; nothing is loaded yet but a Python module.
 
-    `make` carries the recipe by which another process with the same current directory makes it.
+    A function in the place of a class makes the models. `options` are handed to the runtime, class or function as
+    keyword arguments; they must be plain values, as JSON has them.
 
-    A function in the place of a class makes the models. Raises ConfigError for what is no model, ModelLoadError when
-    its file cannot be read or imported; `make` raises MissingExtraError for an ONNX file without onnxruntime.
+    Raises ConfigError for what is no model and for options that a class does not have, ModelLoadError when its file
+    cannot be read or imported. `make` raises MissingExtraError where the runtime's packages are missing, and ConfigError
+    for options that the runtime does not have.
     """
-    source = _source(spec)
-    recipe = ModelRecipe("headrace.runtimes.load:make_model", {"spec": spec, "options": {}})
+    source = _source(spec, options)
+    recipe = ModelRecipe("headrace.runtimes.load:make_model", {"spec": spec, "options": dict(source.options)})
     return replace(source, make=NamedMaker(source.make, recipe))
 
 
-def _source(spec: str) -> ModelSource:
-    path, _, class_name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+def _source(spec: str, options: Mapping[str, Any] | None) -> ModelSource:
     if "://" in spec:
         raise ConfigError(f"{spec}: models are read from local files; download it first, then --model FILE")
-    if path.endswith(".onnx"):
-        return _onnx(Path(path))
-    if path.endswith(".py"):
-        return _python_file(Path(path), class_name)
-    module, _, name = spec.partition(":")
-    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+    plain = plain_options(options, spec)
+    place, class_name = split_spec(spec)
+    path = Path(spec)
+    if place.endswith(".py"):
+        return _class(spec, plain, import_file(Path(place)), class_name)
+    if (runtime := _FILES.get(path.suffix)) is not None:
+        return _made_by(runtime, spec, plain, path.stem, _file_sha256(path) + _class_sha256(path, plain))
+    if spec and path.is_dir():
+        return _folder(spec, plain, path)
+    if not is_dotted_class(place, class_name):
         raise ConfigError(f"{spec!r} is no model: {_ACCEPTED}")
-    return _python_class(module, name)
+    return _class(spec, plain, import_module(place, class_name), class_name)
 
 
-def _unreadable(path: Path, error: OSError) -> ModelLoadError:
-    return ModelLoadError(str(path), f"its file cannot be read: {error.strerror or error}")
+def _class(spec: str, options: Options, imported: ImportedModule, class_name: str) -> ModelSource:
+    found = model_maker(imported, class_name)
+    name = Path(imported.where).stem if imported.where.endswith(".py") else class_name
+    fingerprint = _with_options(imported.fingerprint, options)
+    if is_mlserver_class(found):
+        return ModelSource(lambda: _mlserver(found, name, options), name, fingerprint, spec, options)
+    keywords = arguments(options, option_names(found), spec)
+    make: Callable[[], Model] = (lambda: found(**keywords)) if keywords else found
+    return ModelSource(make, name, fingerprint, spec, options)
 
 
-def _onnx(path: Path) -> ModelSource:
+def _mlserver(found: Any, name: str, options: Options, source: Path | None = None) -> Model:
+    from headrace.runtimes.mlserver import mlserver_model  # noqa: PLC0415 - an extra, imported when used
+
+    return mlserver_model(found, {"name": name, **options}, source)
+
+
+def _mlserver_folder(spec: str, options: Options, folder: Path) -> ModelSource:
+    """A folder as MLServer serves it: the settings name a class, of a module in the folder or an installed one."""
+    file = folder / _MLSERVER_SETTINGS
     try:
-        with path.open("rb") as file:
-            fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise _unreadable(path, error) from error
+        told: Any = orjson.loads(file.read_bytes())
+        module, _, class_name = str(told["implementation"]).rpartition(".")
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ModelLoadError(str(file), f"it is no JSON object with an implementation: {error}") from error
+    own = folder / f"{module.replace('.', '/')}.py"
+    imported = import_file(own) if own.is_file() else import_module(module, class_name)
+    found = model_maker(imported, class_name)
+    if not is_mlserver_class(found):
+        raise ConfigError(f"{file}: its implementation {class_name} is no subclass of mlserver.MLModel")
+    settings = {k: v for k, v in told.items() if k != "implementation"} | options
+    name = str(settings.get("name") or folder.resolve().name)
+    fingerprint = _with_options(_folder_sha256(folder), options)
+    return ModelSource(lambda: _mlserver(found, name, settings, file), name, fingerprint, spec, options)
+
+
+def _folder(spec: str, options: Options, folder: Path) -> ModelSource:
+    if (folder / _MLSERVER_SETTINGS).is_file():
+        return _mlserver_folder(spec, options, folder)
+    for marker, runtime in _FOLDERS.items():
+        if (folder / marker).is_file():
+            return _made_by(runtime, spec, options, folder.resolve().name, _folder_sha256(folder))
+    raise ConfigError(
+        f"the folder {spec} is no model: it has no {', no '.join((*_FOLDERS, _MLSERVER_SETTINGS))}; {_ACCEPTED}"
+    )
+
+
+def _made_by(
+    runtime: tuple[str, str], spec: str, options: Options, name: str, fingerprint: str
+) -> ModelSource:
+    module, class_name = runtime
 
     def make() -> Model:
-        from headrace.runtimes.onnx import OnnxModel  # noqa: PLC0415 - an extra, imported when used
+        found: Any = getattr(importlib.import_module(module), class_name)
+        known = [option for option in option_names(found) or () if option != "path"]
+        return found(Path(spec), **arguments(options, known, spec))
 
-        return OnnxModel(path)
-
-    return ModelSource(make, path.stem, fingerprint)
+    return ModelSource(make, name, _with_options(fingerprint, options), spec, options)
 
 
-def _python_file(path: Path, class_name: str) -> ModelSource:
+def _with_options(fingerprint: str, options: Options) -> str:
+    if not options:
+        return fingerprint
+    text = orjson.dumps(options, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(fingerprint.encode() + text).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
     try:
-        source = path.read_bytes()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise _unreadable(path, error) from error
-    fingerprint = hashlib.sha256(source).hexdigest()
-    module_name = f"headrace_model_{path.stem}_{fingerprint[:12]}"
-    found = importlib.util.spec_from_file_location(module_name, path)
-    assert found is not None
-    module = importlib.util.module_from_spec(found)
-    # Where pickles and dataclasses look a class's module up.
-    sys.modules[module_name] = module
-    try:
-        code = compile(source, str(path), "exec", dont_inherit=True)
-        exec(code, module.__dict__)  # noqa: S102 - the operator named this file
-    except (Exception, SystemExit) as error:
-        sys.modules.pop(module_name, None)
-        raise ModelLoadError(str(path), f"it does not import: {_place(error, path)}") from error
-    return ModelSource(_model_class(module, class_name, str(path)), path.stem, fingerprint)
+        raise unreadable(path, error) from error
 
 
-def _python_class(module_name: str, class_name: str) -> ModelSource:
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        why = f"it does not import: {type(error).__name__}: {error}"
-        raise ModelLoadError(f"{module_name}:{class_name}", why) from error
-    origin = Path(getattr(module, "__file__", None) or "")
-    # Modules without a file (of zip archives, built in) are known by their names alone.
-    source = origin.read_bytes() if origin.is_file() else module_name.encode()
-    model = _model_class(module, class_name, module_name)
-    return ModelSource(model, class_name, hashlib.sha256(source).hexdigest())
+def _class_sha256(path: Path, options: Options) -> str:
+    """Of the file beside the weights that has their class; nothing where there is none."""
+    place, _ = split_spec(str(options.get("class", "")))
+    beside = path.parent / place
+    return _file_sha256(beside) if place.endswith(".py") else ""
 
 
-def _model_class(module: ModuleType, name: str, where: str) -> Callable[[], Model]:
-    """The named class or function, or the one Model that the module itself defines."""
-    models = _models_in(module)
-    if not name:
-        if len(models) == 1:
-            return models[0]
-        if not models:
-            raise ConfigError(f"{where} defines no subclass of headrace.Model")
-        raise ConfigError(
-            f"{where} defines several models ({_listed(models)}): say which, as in {where}:{models[0].__name__}"
-        )
-    found: Any = getattr(module, name, None)
-    if found is None:
-        raise ConfigError(f"{where} has no class {name!r}; it has {_listed(models)}")
-    if inspect.isclass(found) and issubclass(found, Model):
-        return found
-    if inspect.isclass(found) or not callable(found):
-        raise ConfigError(f"{where}:{name} is no subclass of headrace.Model; {where} has {_listed(models)}")
-    return _checked(cast("Callable[[], Any]", found), f"{where}:{name}")
-
-
-def _checked(make: Callable[[], Any], where: str) -> Callable[[], Model]:
-    """A function that makes models, held to it."""
-
-    def checked() -> Model:
-        model = make()
-        if not isinstance(model, Model):
-            raise ModelLoadError(where, f"it returned a {type(model).__name__}, which is no headrace.Model")
-        return model
-
-    return checked
-
-
-def _models_in(module: ModuleType) -> list[type[Model]]:
-    classes = [c for _, c in inspect.getmembers(module, inspect.isclass)]
-    return [c for c in classes if issubclass(c, Model) and c.__module__ == module.__name__]
-
-
-def _listed(models: list[type[Model]]) -> str:
-    return ", ".join(m.__name__ for m in models) or "no models"
-
-
-def _place(error: BaseException, path: Path) -> str:
-    """The error, with its line in the model's own file."""
-    line: int | None = getattr(error, "lineno", None)
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    place = f"{path}:{line}: " if line else ""
-    return f"{place}{type(error).__name__}: {error}"
+def _folder_sha256(folder: Path) -> str:
+    """Over names and contents; what Python itself or a version control keeps there is left out."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in inside.parts):
+            digest.update(f"{inside.as_posix()}\0{_file_sha256(path)}\n".encode())
+    return digest.hexdigest()

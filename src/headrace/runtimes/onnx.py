@@ -9,8 +9,10 @@ from typing import Any, Final, cast
 import numpy as np
 
 from headrace.core.errors import ConfigError, MissingExtraError, ModelContractError, ModelLoadError
-from headrace.core.model import Model, RowError
+from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec, dtype_of
+from headrace.runtimes.fixed_rows import in_pieces
+from headrace.runtimes.text import decoded_text
 
 try:
     import onnxruntime as _onnxruntime
@@ -130,10 +132,10 @@ class OnnxModel(Model):
         """Run the session on a batch. RowError for text that is not UTF-8."""
         for name in self._texts:
             if name in tensors:
-                tensors[name] = _decoded(name, tensors[name])
+                tensors[name] = decoded_text(name, tensors[name])
         if self._fixed_rows is None:
             return self._run(tensors)
-        return self._run_in_pieces(tensors, self._fixed_rows)
+        return in_pieces(self._run, tensors, self._fixed_rows, self._path.stem)
 
     def _run(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
         results = self._session.run(None, dict(tensors))
@@ -141,22 +143,6 @@ class OnnxModel(Model):
         for name, result in zip(self._output_names, results, strict=True):
             outputs[name] = result if isinstance(result, np.ndarray) else self._from_maps(name, result)
         return outputs
-
-    def _run_in_pieces(self, tensors: Mapping[str, Array], size: int) -> dict[str, Array]:
-        rows = len(next(iter(tensors.values())))
-        parts: list[dict[str, Array]] = []
-        for start in range(0, rows, size):
-            piece = {n: d[start : start + size] for n, d in tensors.items()}
-            short = size - len(next(iter(piece.values())))
-            if short:
-                piece = {n: np.concatenate([d, np.repeat(d[-1:], short, axis=0)]) for n, d in piece.items()}
-            outputs = self._run(piece)
-            for name, data in outputs.items():
-                if not data.ndim or len(data) != size:
-                    why = f"output {name!r} has shape {list(data.shape)} for {size} rows: its first axis must be rows"
-                    raise ModelContractError(self._path.stem, why)
-            parts.append({n: d[: size - short] for n, d in outputs.items()})
-        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
     def _from_maps(self, name: str, result: Any) -> Array:
         """A sequence of {class: probability}, one a row, as an array; other sequences as numpy makes of them."""
@@ -176,24 +162,6 @@ def _threads() -> int:
     if not text.isdecimal():
         raise ConfigError(f"{_THREADS_VARIABLE} is {text!r}: make it a number of threads, such as 1")
     return int(text)
-
-
-def _decoded(name: str, data: Array) -> Array:
-    """Text as objects of str, which is what onnxruntime takes: of bytes it would take their Python spelling."""
-    values: list[Any] = data.astype(object).ravel().tolist()
-    if not any(isinstance(v, bytes) for v in values):
-        return data
-    width = max(1, len(values) // max(1, len(data)))
-    texts = np.empty(len(values), object)
-    refused: dict[int, str] = {}
-    for index, value in enumerate(values):
-        try:
-            texts[index] = value.decode() if isinstance(value, bytes) else value
-        except UnicodeDecodeError as error:
-            refused[index // width] = f"input {name!r} is not UTF-8: {error.reason} at byte {error.start}"
-    if refused:
-        raise RowError(refused)
-    return texts.reshape(data.shape)
 
 
 def _batch_rows(inputs: Sequence[TensorSpec]) -> int:

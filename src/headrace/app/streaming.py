@@ -1,9 +1,9 @@
-"""The composition root: builds stores, predictors and runs, and joins them. It decides nothing."""
+"""Streams and runs: stores, predictors and pipelines, joined."""
 
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,12 +27,15 @@ from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
 ModelLike = str | type[Model] | Callable[[], Model] | Predictor
-"""A model file, ``file.py``, ``module:Class``; a Model subclass or a function that makes one; or a Predictor."""
+"""A model file or folder, ``file.py``, ``module:Class``; a Model subclass or a function that makes one; or a Predictor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorOptions:
-    """How many instances of a model here, or how an endpoint elsewhere is asked."""
+    """How many instances of a model here, or how an endpoint elsewhere is asked.
+
+    `model_options` are for the runtime or class that a model's name leads to, such as ``{"method": "predict_proba"}``.
+    """
 
     instances: int = 1
     protocol: str = "auto"
@@ -40,6 +43,7 @@ class PredictorOptions:
     in_flight_max: int = 16
     timeout_s: float = 60.0
     retry_s: float = 120.0
+    model_options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ def open_predictor(
         raise ConfigError(
             "give either a model (--model) or an endpoint (--endpoint), not both and not neither"
         )
+    if options.model_options and not isinstance(model, str):
+        raise ConfigError("model_options are for a model that is named by its file, folder or class")
     if endpoint is not None:
         from headrace.client.endpoint import endpoint_predictor  # noqa: PLC0415 - an extra
 
@@ -71,7 +77,7 @@ def open_predictor(
         )
         return OpenedPredictor(predictor, predictor.url)
     if isinstance(model, str):
-        source = model_factory(model)
+        source = model_factory(model, options.model_options)
         engine = Engine(
             source.make, name=source.name, instances=options.instances, fingerprint=source.fingerprint
         )

@@ -5,13 +5,14 @@ import functools
 import os
 import threading
 
+import numpy as np
 import pytest
 
 import headrace
-from headrace.app import OpenedRun, PredictorOptions, execute, open_predictor, open_run, open_watch
+from headrace.app.streaming import OpenedRun, PredictorOptions, execute, open_predictor, open_run, open_watch
 from headrace.core.errors import ConfigError, ModelLoadError, NotFoundError, OutputExistsError
 from headrace.core.model import Model
-from headrace.core.tensor import TensorSpec
+from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.pipeline.settings import FlowSettings, MappingOptions, StreamSettings
 from headrace.storage.resolve import Stores
 from pipeline.support import ScriptedPredictor
@@ -234,3 +235,22 @@ def test_what_killed_runs_left_on_a_disk_goes_once_it_is_old(tmp_path):
         os.utime(path, (0, 0))
     with open_run(f"{tmp_path}/in/", model=Double, output=f"{tmp_path}/out"):
         assert not [path for path in left if path.exists()]
+
+
+def test_options_go_to_the_model_that_is_named(tmp_path):
+    (tmp_path / "scaled.py").write_text(
+        "import headrace\n\n\nclass Scaled(headrace.Model):\n"
+        "    def __init__(self, factor):\n        self.factor = factor\n\n"
+        "    def predict(self, x):\n        return x * self.factor\n"
+    )
+    options = PredictorOptions(model_options={"factor": 3})
+    opened = open_predictor(str(tmp_path / "scaled.py"), None, options)
+    opened.predictor.start()
+    try:
+        request = InferRequest((Tensor("x", np.ones(2, np.float32)),))
+        assert opened.predictor.submit(request).result(30)["output"].tolist() == [3, 3]
+    finally:
+        opened.predictor.stop()
+    for model, endpoint in ((Double, None), (None, "http://127.0.0.1:9/v2/models/m")):
+        with pytest.raises(ConfigError, match="model_options are for a model that is named"):
+            open_predictor(model, endpoint, options)

@@ -1,0 +1,1 @@
+"""The composition root: builds and joins; it decides nothing."""

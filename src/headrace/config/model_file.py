@@ -1,0 +1,225 @@
+"""``model.toml``: one model, how it is made and how it is served; and the folder that holds many of them.
+
+::
+
+    name = "churn"                  # default: the folder's name
+    version = "2"                   # default: the folder's name below that, where it is a number; else "1"
+    model = "churn.onnx"            # a file beside this one, file.py:Class, or module:Class
+
+    [options]                       # for the runtime, or for the class's __init__
+    intra_op_threads = 2
+
+    [serve]                         # see ServeSettings
+    instances = 2
+    isolation = "process"
+    max_batch_rows = 64
+    max_batch_delay_ms = 5
+    queue_rows_max = 2048
+
+Without ``model`` the one file in the folder that is a model is taken.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from headrace.core.errors import ConfigError, ModelNotFoundError
+from headrace.engine.repository import ModelDefinition
+from headrace.engine.settings import ServeSettings
+from headrace.runtimes.load import model_factory
+
+MODEL_FILE: Final = "model.toml"
+MODELS_MAX: Final = 4096
+"""Models in one folder."""
+_KEYS: Final = {"name", "version", "model", "options", "serve"}
+_KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_SERVE_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "instances": (int,),
+    "isolation": (str,),
+    "max_batch_rows": (int,),
+    "max_batch_delay_ms": (int, float),
+    "queue_rows_max": (int,),
+    "streams_max": (int,),
+    "warm_up": (bool,),
+}
+_MODEL_SUFFIXES: Final = (".onnx", ".skops", ".pt", ".ts", ".pt2", ".py")
+
+
+def read_definition(path: Path, *, name: str | None = None, version: str | None = None) -> ModelDefinition:
+    """The model that a ``model.toml`` describes; `name` and `version` are its defaults.
+
+    Raises ConfigError, with the file and the key, for what cannot be; ModelLoadError where a Python file does not import.
+    """
+    document = _document(path)
+    unknown = document.keys() - _KEYS
+    if unknown:
+        raise _wrong(path, f"there is no {_listed(unknown)} (there are {_listed(_KEYS)})")
+    model = document.get("model")
+    if model is not None and not isinstance(model, str):
+        raise _wrong(path, "'model' must be a file or a class, as text")
+    spec = _spec(path, model)
+    source = model_factory(spec, _table(path, document, "options"))
+    return ModelDefinition(
+        _text(path, document, "name", name or path.parent.name),
+        _text(path, document, "version", version or "1"),
+        source.make,
+        source.fingerprint,
+        _settings(path, _table(path, document, "serve")),
+    )
+
+
+def definition_of(
+    spec: str, settings: ServeSettings, options: Mapping[str, Any] | None = None
+) -> ModelDefinition:
+    """A model from what a user writes: a file, ``file.py:Class``, ``module:Class``; ``NAME=`` before it names it."""
+    name, _, rest = spec.partition("=")
+    if rest and name.replace("-", "_").replace(".", "_").isidentifier():
+        source = model_factory(rest, options)
+    else:
+        name, source = "", model_factory(spec, options)
+    return ModelDefinition(name or source.name, "1", source.make, source.fingerprint, settings)
+
+
+class ModelsFolder:
+    """A folder of models: ``NAME/model.toml``, or ``NAME/VERSION/model.toml`` for several versions of one."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        if not root.is_dir():
+            raise ConfigError(
+                f"{root} is no folder: a models folder has one folder with a {MODEL_FILE} for each model"
+            )
+
+    def all(self) -> list[ModelDefinition]:
+        """Every model. ConfigError when there is none, or when one of them is wrong."""
+        definitions = [d for folder in self._folders() for d in self._in(folder)]
+        if not definitions:
+            raise ConfigError(f"{self._root} holds no model: none of its folders has a {MODEL_FILE}")
+        return definitions
+
+    def find(self, name: str) -> Sequence[ModelDefinition]:
+        """Every version of one model, as it lies there now. ModelNotFoundError when there is none of that name.
+
+        Nothing of other models is read but their names, so that what is wrong with one keeps none of the others. Raises
+        ConfigError as `read_definition`, but with places below the folder alone, since this is asked from elsewhere.
+        """
+        try:
+            found = [d for folder in self._folders() for d in self._in(folder, only=name)]
+        except ConfigError as error:
+            raise ConfigError(self._without_root(str(error))) from error
+        if not found:
+            raise ModelNotFoundError(name, "there is no model of this name in the models folder")
+        return found
+
+    def _folders(self) -> list[Path]:
+        folders = sorted(f for f in self._root.iterdir() if f.is_dir() and not f.name.startswith("."))
+        if len(folders) > MODELS_MAX:
+            raise ConfigError(
+                f"{self._root} has {len(folders)} folders; at most {MODELS_MAX} models are taken"
+            )
+        return folders
+
+    def _in(self, folder: Path, *, only: str | None = None) -> list[ModelDefinition]:
+        if (folder / MODEL_FILE).is_file():
+            files = [(folder / MODEL_FILE, folder.name, "1")]
+        else:
+            versions = sorted(f for f in folder.iterdir() if (f / MODEL_FILE).is_file())
+            files = [(f / MODEL_FILE, folder.name, f.name) for f in versions]
+        return [
+            read_definition(file, name=name, version=version)
+            for file, name, version in files
+            if only is None or _name_of(file, name) == only
+        ]
+
+    def _without_root(self, text: str) -> str:
+        for root in {str(self._root.resolve()), str(self._root)} - {".", "/"}:
+            text = text.replace(f"{root}/", "").replace(root, "the models folder")
+        return text
+
+
+def is_models_folder(path: Path) -> bool:
+    """Whether a path is a folder of models, or of one model."""
+    return path.is_dir() and (
+        (path / MODEL_FILE).is_file()
+        or any(path.glob(f"*/{MODEL_FILE}"))
+        or any(path.glob(f"*/*/{MODEL_FILE}"))
+    )
+
+
+def _name_of(path: Path, default: str) -> str:
+    """The name that a model has; its default where that cannot be told."""
+    try:
+        return str(_document(path).get("name", default))
+    except ConfigError:
+        return default
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(path, f"it cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise _wrong(path, f"it is no TOML: {error}") from error
+
+
+def _spec(path: Path, model: str | None) -> str:
+    """What `model_factory` takes: files are looked for beside the ``model.toml``."""
+    if model is None:
+        return str(_only_model(path))
+    place = model.partition(":")[0] if ".py:" in model else model
+    beside = path.parent / place
+    if not beside.exists():
+        if ":" in model and ".py" not in model:
+            return model
+        raise _wrong(path, f"model {model!r} is not there: {beside} does not exist")
+    return str(path.parent / model)
+
+
+def _only_model(path: Path) -> Path:
+    files = sorted(f for f in path.parent.iterdir() if f.suffix in _MODEL_SUFFIXES)
+    if len(files) == 1:
+        return files[0]
+    if (path.parent / "MLmodel").is_file() or (path.parent / "config.json").is_file():
+        return path.parent
+    why = f"it could be {_listed(f.name for f in files)}" if files else "no file beside it is a model"
+    raise _wrong(path, f'say which model, as in model = "churn.onnx": {why}')
+
+
+def _settings(path: Path, table: Mapping[str, Any]) -> ServeSettings:
+    unknown = table.keys() - _SERVE_TYPES.keys()
+    if unknown:
+        raise _wrong(path, f"[serve] has no {_listed(unknown)} (it has {_listed(_SERVE_TYPES)})")
+    for key, value in table.items():
+        if type(value) not in _SERVE_TYPES[key]:
+            kinds = " or ".join(_KINDS[t] for t in _SERVE_TYPES[key])
+            raise _wrong(path, f"[serve] {key} must be {kinds}, not {value!r:.40}")
+    try:
+        return ServeSettings(**table)
+    except (ConfigError, TypeError) as error:
+        raise _wrong(path, f"[serve] {error}") from error
+
+
+def _table(path: Path, document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    table = document.get(key, {})
+    if not isinstance(table, dict):
+        raise _wrong(path, f"{key!r} must be a table, as in [{key}]")
+    return cast("Mapping[str, Any]", table)
+
+
+def _text(path: Path, document: Mapping[str, Any], key: str, default: str) -> str:
+    value = document.get(key, default)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value or "/" in value:
+        raise _wrong(path, f"{key!r} must be text without a slash, not {value!r:.40}")
+    return value
+
+
+def _wrong(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"{path}: {why}")
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, sorted(names)))

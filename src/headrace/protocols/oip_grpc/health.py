@@ -1,0 +1,28 @@
+"""The messages of `grpc.health.v1.Health`."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.oip_grpc.schema import HEALTH
+
+SERVING: Final = 1
+NOT_SERVING: Final = 2
+SERVICE_UNKNOWN: Final = 3
+
+HealthCheckRequest: Any = message_class("HealthCheckRequest", package=HEALTH.package)
+_RESPONSE: Any = message_class("HealthCheckResponse", package=HEALTH.package)
+_LIST: Any = message_class("HealthListResponse", package=HEALTH.package)
+
+
+def encode_health(status: int) -> bytes:
+    """A HealthCheckResponse."""
+    return _RESPONSE(status=status).SerializeToString()
+
+
+def encode_health_list(statuses: Mapping[str, int]) -> bytes:
+    """A HealthListResponse, by service name."""
+    message = _LIST()
+    for name, status in statuses.items():
+        message.statuses[name].status = status
+    return message.SerializeToString()

@@ -1,0 +1,104 @@
+"""What is said about the server and its models: metadata, configuration, statistics, the index, load and unload."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from headrace.core.errors import DataError
+from headrace.core.statistics import Duration, ModelIndexEntry, ModelStatistics
+from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.oip_grpc.requests import parameters_of
+
+BACKEND: Final = "headrace"
+"""What Triton's model configuration has as the backend."""
+
+_SERVER_METADATA: Any = message_class("ServerMetadataResponse")
+_MODEL_METADATA: Any = message_class("ModelMetadataResponse")
+_MODEL_CONFIG: Any = message_class("ModelConfigResponse")
+_STATISTICS: Any = message_class("ModelStatisticsResponse")
+
+
+def encode_server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes:
+    """A ServerMetadataResponse."""
+    return _SERVER_METADATA(name=name, version=version, extensions=extensions).SerializeToString()
+
+
+def encode_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
+    """A ModelMetadataResponse; a tensor whose shape is not known is said to have one size that may vary."""
+    message = _MODEL_METADATA(name=metadata.name, versions=versions, platform=metadata.platform)
+    for target, specs in ((message.inputs, metadata.inputs), (message.outputs, metadata.outputs)):
+        for spec in specs:
+            target.add(name=spec.name, datatype=spec.datatype, shape=_shape(spec))
+    return message.SerializeToString()
+
+
+def encode_config(metadata: ModelMetadata) -> bytes:
+    """Triton's ModelConfigResponse, as far as it is true of a model here.
+
+    Where every tensor has rows that may vary, `max_batch_size` is the most rows of a call and `dims` leave them
+    out, as Triton does; else it is 0 and `dims` are whole shapes.
+    """
+    message = _MODEL_CONFIG()
+    config = message.config
+    config.name, config.platform, config.backend = metadata.name, metadata.platform, BACKEND
+    specs = (*metadata.inputs, *metadata.outputs)
+    batched = all(len(_shape(spec)) > 1 and _shape(spec)[0] == -1 for spec in specs)
+    config.max_batch_size = metadata.max_batch_rows if batched else 0
+    config.dynamic_batching.max_queue_delay_microseconds = round(metadata.max_batch_delay_ms * 1000)
+    config.model_transaction_policy.decoupled = metadata.streams and not metadata.predicts
+    for target, listed in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
+        for spec in listed:
+            shape = _shape(spec)
+            datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+            target.add(name=spec.name, data_type=f"TYPE_{datatype}", dims=shape[1:] if batched else shape)
+    return message.SerializeToString()
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    return spec.shape or (-1,)
+
+
+def encode_statistics(statistics: Iterable[ModelStatistics]) -> bytes:
+    """A ModelStatisticsResponse. Inferences are rows and executions calls, as Triton counts them."""
+    message = _STATISTICS()
+    for model in statistics:
+        entry = message.model_stats.add(
+            name=model.name,
+            version=model.version,
+            last_inference=model.last_inference_ms,
+            inference_count=model.rows,
+            execution_count=model.calls,
+        )
+        for field in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+            _set_duration(getattr(entry.inference_stats, field), getattr(model, field))
+        for batch in model.batches:
+            counted = entry.batch_stats.add(batch_size=batch.rows)
+            _set_duration(counted.compute_infer, batch.compute)
+    return message.SerializeToString()
+
+
+def _set_duration(target: Any, duration: Duration) -> None:
+    target.count, target.ns = duration.count, duration.ns
+
+
+def encode_index(entries: Iterable[ModelIndexEntry], package: str) -> bytes:
+    """The RepositoryIndexResponse of one of the packages that have one."""
+    message = message_class("RepositoryIndexResponse", package=package)()
+    for entry in entries:
+        message.models.add(
+            name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
+        )
+    return message.SerializeToString()
+
+
+def named_model(message: Any) -> str:
+    """The model that a load or unload request names: in field 2, or, as KServe has it, in field 1; else DataError."""
+    name: str = message.model_name or message.repository_name
+    if not name:
+        raise DataError("a load or unload request needs the model's name")
+    return name
+
+
+def load_parameters(message: Any) -> Mapping[str, Any]:
+    """The parameters of a load request."""
+    return parameters_of(message.parameters)

@@ -1,0 +1,198 @@
+"""What a server says of itself and of its models, in the JSON of the Open Inference Protocol and of Triton's extensions.
+
+Pure: snapshots in, documents out; requests of the model repository in, wishes out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import orjson
+
+from headrace.core.errors import DataError
+from headrace.core.statistics import (
+    BatchStatistics,
+    Duration,
+    ModelIndexEntry,
+    ModelState,
+    ModelStatistics,
+)
+from headrace.core.tensor import ModelMetadata
+
+_Json = dict[str, Any]
+
+
+def encode_server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes:
+    """The server's own metadata document."""
+    return orjson.dumps({"name": name, "version": version, "extensions": list(extensions)})
+
+
+def encode_model_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
+    """A model's metadata document; `versions` are those that can be asked."""
+    document: _Json = {"name": metadata.name, "versions": list(versions), "platform": metadata.platform}
+    for key, specs in (("inputs", metadata.inputs), ("outputs", metadata.outputs)):
+        document[key] = [
+            {"name": s.name, "datatype": s.datatype, "shape": list(s.shape or (-1,))} for s in specs
+        ]
+    return orjson.dumps(document)
+
+
+def encode_index(entries: Sequence[ModelIndexEntry]) -> bytes:
+    """The index of the model repository."""
+    return orjson.dumps(
+        [{"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} for e in entries]
+    )
+
+
+def decode_index_request(body: bytes) -> bool:
+    """Whether only ready models are asked for. An empty body asks for all; DataError says what is wrong."""
+    document = _object_or_nothing(body)
+    ready = document.get("ready", False)
+    if ready is not None and not isinstance(ready, bool):
+        raise DataError(f"'ready' must be true or false, not {ready!r:.40}")
+    return bool(ready)
+
+
+def decode_load_request(body: bytes) -> Mapping[str, Any]:
+    """The parameters of a request to load or unload a model; none for an empty body."""
+    parameters = _object_or_nothing(body).get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise DataError(f"'parameters' must be an object, not {type(parameters).__name__}")
+    return cast("_Json", parameters)
+
+
+def _object_or_nothing(body: bytes) -> _Json:
+    if not body.strip():
+        return {}
+    try:
+        found: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"the body must be a JSON object, not {type(found).__name__}")
+    return cast("_Json", found)
+
+
+def encode_statistics(statistics: Sequence[ModelStatistics]) -> bytes:
+    """The statistics document, as Triton's clients read it."""
+    return orjson.dumps({"model_stats": [_model_statistics(s) for s in statistics]})
+
+
+def _model_statistics(s: ModelStatistics) -> _Json:
+    nothing = _duration(Duration())
+    return {
+        "name": s.name,
+        "version": s.version,
+        "last_inference": s.last_inference_ms,
+        "inference_count": s.rows + s.failed_rows,
+        "execution_count": s.calls,
+        "inference_stats": {
+            "success": _duration(s.success),
+            "fail": _duration(s.fail),
+            "queue": _duration(s.queue),
+            "compute_input": _duration(s.compute_input),
+            "compute_infer": _duration(s.compute_infer),
+            "compute_output": _duration(s.compute_output),
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": b.rows,
+                "compute_input": nothing,
+                "compute_infer": _duration(b.compute),
+                "compute_output": nothing,
+            }
+            for b in s.batches
+        ],
+        "memory_usage": [],
+    }
+
+
+def _duration(duration: Duration) -> _Json:
+    return {"count": duration.count, "ns": duration.ns}
+
+
+# What a server answered
+
+
+def decode_index(body: bytes) -> tuple[ModelIndexEntry, ...]:
+    """The index of a model repository; a state of another server's own is UNKNOWN. DataError when it is none."""
+    return tuple(
+        ModelIndexEntry(
+            str(entry.get("name") or ""),
+            str(entry.get("version") or ""),
+            _state(entry.get("state")),
+            str(entry.get("reason") or ""),
+        )
+        for entry in _entries(_loaded(body), "the index")
+    )
+
+
+def decode_statistics(body: bytes) -> tuple[ModelStatistics, ...]:
+    """What a statistics document says; what is not in it is zero. DataError when it is none."""
+    document = _loaded(body)
+    if not isinstance(document, dict):
+        raise DataError("the statistics must be a JSON object")
+    entries = _entries(cast("_Json", document).get("model_stats"), "'model_stats'")
+    return tuple(_decoded_statistics(entry) for entry in entries)
+
+
+def _decoded_statistics(entry: _Json) -> ModelStatistics:
+    durations = _table(entry.get("inference_stats"))
+    batches = _entries(entry.get("batch_stats") or [], "'batch_stats'")
+    return ModelStatistics(
+        str(entry.get("name") or ""),
+        str(entry.get("version") or ""),
+        last_inference_ms=_count(entry.get("last_inference")),
+        rows=_count(entry.get("inference_count")),
+        calls=_count(entry.get("execution_count")),
+        success=_decoded_duration(durations.get("success")),
+        fail=_decoded_duration(durations.get("fail")),
+        queue=_decoded_duration(durations.get("queue")),
+        compute_input=_decoded_duration(durations.get("compute_input")),
+        compute_infer=_decoded_duration(durations.get("compute_infer")),
+        compute_output=_decoded_duration(durations.get("compute_output")),
+        batches=tuple(
+            BatchStatistics(_count(b.get("batch_size")), _decoded_duration(b.get("compute_infer")))
+            for b in batches
+        ),
+    )
+
+
+def _decoded_duration(found: object) -> Duration:
+    table = _table(found)
+    return Duration(_count(table.get("count")), _count(table.get("ns")))
+
+
+def _loaded(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"the body is not JSON: {error}") from None
+
+
+def _entries(found: object, what: str) -> list[_Json]:
+    if not isinstance(found, list) or not all(isinstance(e, dict) for e in cast("list[object]", found)):
+        raise DataError(f"{what} must be a list of objects")
+    return cast("list[_Json]", found)
+
+
+def _table(found: object) -> _Json:
+    return cast("_Json", found) if isinstance(found, dict) else {}
+
+
+def _count(found: object) -> int:
+    """A number; some gateways write 64-bit integers as strings."""
+    if isinstance(found, str) and found.isascii() and found.isdecimal() and len(found) < 20:
+        return int(found)
+    return found if isinstance(found, int) else 0
+
+
+def _state(found: object) -> ModelState:
+    try:
+        return ModelState(str(found))
+    except ValueError:
+        return ModelState.UNKNOWN

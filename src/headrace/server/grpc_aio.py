@@ -1,0 +1,212 @@
+"""gRPC carried by grpc.aio, the default. The one door to grpcio (extra `grpc`)."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.core.errors import ConfigError, MissingExtraError
+from headrace.server.errors import grpc_status, trailing_metadata
+from headrace.server.grpc_contract import Method, Stream, Unary
+from headrace.server.grpc_service import GrpcService
+
+try:
+    import grpc as _grpc
+    from grpc import aio as _aio
+except ImportError as _error:
+    raise MissingExtraError("grpc", "serving over gRPC") from _error
+
+grpc: Any = _grpc  # it carries no types
+aio: Any = _aio
+
+_CODES: Final[dict[int, Any]] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files of a server's certificate chain and its key, and of the authority whose clients are let in, if any."""
+
+    certificate: Path
+    key: Path
+    client_authority: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAioSettings:
+    """Of the listener.
+
+    Attributes:
+        host: Where to listen; ``0.0.0.0`` or ``::`` is everywhere.
+        port: 0 takes any that is free.
+        tls: None speaks plain HTTP/2.
+        message_bytes_max: Of one message, both ways.
+        calls_max: Calls at once on all connections; more are turned away with RESOURCE_EXHAUSTED.
+        streams_max: Calls at once on one connection; a client keeps more to itself until one ends.
+        keepalive_s: After how long without a word from a client it is asked whether it is still there.
+        keepalive_timeout_s: How long it has to answer.
+        ping_interval_min_s: A client that pings more often than this is disconnected.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8081
+    tls: Tls | None = None
+    message_bytes_max: int = 64 << 20
+    calls_max: int = 4096
+    streams_max: int = 1024
+    keepalive_s: float = 60.0
+    keepalive_timeout_s: float = 20.0
+    ping_interval_min_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "message_bytes_max",
+            "calls_max",
+            "streams_max",
+            "keepalive_s",
+            "keepalive_timeout_s",
+            "ping_interval_min_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} of the gRPC listener must be more than 0")
+
+
+class GrpcAioServer:
+    """A listener of one service. Start and stop it on one event loop; stopping twice, or before it began, is no error.
+
+    Args:
+        service: What answers.
+        settings: Where to listen, and bounds.
+    """
+
+    def __init__(self, service: GrpcService, settings: GrpcAioSettings | None = None) -> None:
+        self._service = service
+        self._settings = settings or GrpcAioSettings()
+        self._server: Any = None
+        self.port = 0
+        """The port that is listened on; 0 before the start."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens; the port is 0 before the start where any was asked for."""
+        host = self._settings.host
+        scheme = "grpc" if self._settings.tls is None else "grpcs"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port or self._settings.port}"
+
+    async def start(self) -> None:
+        """Listen; ConfigError when the address is taken, or a TLS file cannot be used."""
+        settings = self._settings
+        server = aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max)
+        server.add_generic_rpc_handlers((_Handlers(self._service.methods()),))
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.port}"
+        try:
+            if settings.tls is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, _credentials(settings.tls))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"gRPC cannot listen on {address}: {error}. Is the port taken? Choose another"
+            ) from error
+        await server.start()
+        self._server, self.port = server, port
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Take no more calls, give those that run `grace_s` seconds, then cancel them."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        self._service.drain()
+        await server.stop(grace_s)
+        self.port = 0
+
+
+def _options(settings: GrpcAioSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", settings.message_bytes_max),
+        ("grpc.max_concurrent_streams", settings.streams_max),
+        # Else a second server on the same port would silently get half of the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(settings.ping_interval_min_s * 1000)),
+    ]
+
+
+def _credentials(tls: Tls) -> Any:
+    files = (tls.key, tls.certificate, tls.client_authority)
+    try:
+        key, certificate, authority = (file and file.read_bytes() for file in files)
+    except OSError as error:
+        raise ConfigError(f"a TLS file of the gRPC listener cannot be read: {error}") from error
+    return grpc.ssl_server_credentials(
+        [(key, certificate)], root_certificates=authority, require_client_auth=authority is not None
+    )
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Finds a method by its path."""
+
+    def __init__(self, methods: dict[str, Method]) -> None:
+        self._handlers = {path: _handler(method) for path, method in methods.items()}
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handlers.get(handler_call_details.method)
+
+
+class _AioCall:
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def metadata(self, key: str) -> str | None:
+        for name, value in self._context.invocation_metadata() or ():
+            if name == key:
+                return value if isinstance(value, str) else value.decode("latin-1")
+        return None
+
+    def remaining_s(self) -> float | None:
+        return self._context.time_remaining()
+
+
+def _handler(method: Method) -> Any:
+    # Without serializers: messages stay bytes until the service reads them.
+    if method.unary is not None:
+        return grpc.unary_unary_rpc_method_handler(_unary(method.unary))
+    assert method.stream is not None
+    return grpc.stream_stream_rpc_method_handler(_stream(method.stream))
+
+
+def _unary(answer: Unary) -> Callable[[bytes, Any], Any]:
+    async def handle(request: bytes, context: Any) -> bytes | None:
+        try:
+            return await answer(_AioCall(context), request)
+        except Exception as error:  # noqa: BLE001 - every error has a status
+            await _abort(context, error)
+
+    return handle
+
+
+def _stream(answer: Stream) -> Callable[[AsyncIterator[bytes], Any], AsyncGenerator[bytes, None]]:
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+        try:
+            # One answer at a time: the next is asked for when this one is on its way.
+            async with aclosing(answer(_AioCall(context), requests)) as answers:
+                async for message in answers:
+                    yield message
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every error has a status
+            await _abort(context, error)
+
+    return handle
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    code, why = grpc_status(error)
+    await context.abort(_CODES[code], why, trailing_metadata(error))

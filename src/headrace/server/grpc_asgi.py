@@ -1,0 +1,267 @@
+"""gRPC carried by an ASGI server that speaks HTTP/2 with trailers, such as uvicorn with zttp: one port beside REST.
+
+An alternative to `grpc_aio`, over the same methods. It needs the ASGI extension ``http.response.trailers``.
+"""
+
+import asyncio
+import re
+import struct
+import zlib
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, Final
+from urllib.parse import quote
+
+from headrace.core.errors import DataError, DeadlineError, LimitError, UnsupportedError
+from headrace.server.errors import GrpcCode, grpc_status, trailing_metadata
+from headrace.server.grpc_contract import Method
+from headrace.server.grpc_service import GrpcService
+
+MESSAGE_BYTES_MAX: Final = 64 << 20
+CONTENT_TYPE: Final = b"application/grpc"
+BUFFER_BYTES_MAX: Final = 64 << 10
+"""Read ahead of whoever takes a stream's messages."""
+
+_TRAILERS: Final = "http.response.trailers"
+_PREFIX: Final = struct.Struct(">?I")
+_TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
+_UNITS_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
+# What a status message may hold as it is: printable ASCII but for the percent sign.
+_UNQUOTED: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
+_OK_TRAILERS: Final = ((b"grpc-status", str(GrpcCode.OK.value).encode()),)
+_HEADERS: Final = (
+    (b"content-type", b"application/grpc+proto"),
+    (b"grpc-accept-encoding", b"identity,gzip,deflate"),
+)
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class GrpcAsgi:
+    """An ASGI application that answers gRPC calls.
+
+    Args:
+        service: What answers.
+        fallback: What answers requests that are not gRPC, such as the REST application; None refuses them with 415.
+        message_bytes_max: Of one message that arrives, also after it was uncompressed.
+    """
+
+    def __init__(
+        self,
+        service: GrpcService,
+        *,
+        fallback: Callable[[Any, Receive, Send], Awaitable[None]] | None = None,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        self._methods = service.methods()
+        self._fallback = fallback
+        self._message_bytes_max = message_bytes_max
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http":
+            headers = dict(reversed(scope["headers"]))
+            if headers.get(b"content-type", b"").startswith(CONTENT_TYPE):
+                await self._answer(scope, headers, receive, send)
+                return
+        if self._fallback is not None:
+            await self._fallback(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 415, "headers": []})
+            await send({"type": "http.response.body", "body": b"this port speaks gRPC"})
+
+    async def _answer(self, scope: Any, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        if _TRAILERS not in scope.get("extensions", {}):
+            await send({"type": "http.response.start", "status": 505, "headers": []})
+            await send({"type": "http.response.body", "body": b"gRPC needs HTTP/2 and its trailers"})
+            return
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True},
+        )
+        messages = _Messages(receive, headers.get(b"grpc-encoding", b"identity"), self._message_bytes_max)
+        error: BaseException | None = None
+        patience = asyncio.timeout(None)
+        try:
+            call = _AsgiCall(headers)
+            async with patience:
+                patience.reschedule(call.until)
+                await self._run(self._methods.get(scope["path"]), call, messages, send)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not messages.caller_is_gone or task is None or task.uncancel() > 0:
+                raise
+            return
+        except Exception as caught:  # noqa: BLE001 - every error has a status
+            error = DeadlineError("the deadline of the call has passed") if patience.expired() else caught
+        finally:
+            messages.close()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.trailers", "headers": _trailers(error)})
+
+    async def _run(self, method: Method | None, call: "_AsgiCall", messages: "_Messages", send: Send) -> None:
+        if method is None:
+            raise UnsupportedError("there is no such gRPC method here")
+        if method.unary is not None:
+            request = await anext(messages, None)
+            if request is None:
+                raise DataError("the call has no request message")
+            messages.watch()
+            answer = await method.unary(call, request)
+            await send({"type": "http.response.body", "body": _framed(answer), "more_body": True})
+            return
+        assert method.stream is not None
+        messages.watch()
+        async with aclosing(method.stream(call, messages)) as answers:
+            async for answer in answers:
+                await send({"type": "http.response.body", "body": _framed(answer), "more_body": True})
+
+
+class _AsgiCall:
+    __slots__ = ("_headers", "until")
+
+    def __init__(self, headers: dict[bytes, bytes]) -> None:
+        self._headers = headers
+        limit_s = timeout_s(headers.get(b"grpc-timeout"))
+        self.until = None if limit_s is None else _now() + limit_s
+        """On the event loop's clock."""
+
+    def metadata(self, key: str) -> str | None:
+        value = self._headers.get(key.encode())
+        return None if value is None else value.decode("latin-1")
+
+    def remaining_s(self) -> float | None:
+        return None if self.until is None else max(self.until - _now(), 0.0)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def timeout_s(value: bytes | None) -> float | None:
+    """The value of a ``grpc-timeout`` header in seconds; DataError unless it is up to eight digits and a unit."""
+    if value is None:
+        return None
+    found = _TIMEOUT.fullmatch(value.decode("latin-1"))
+    if found is None:
+        raise DataError(f"grpc-timeout is a number and a unit, not {value[:40]!r}")
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+class _Messages:
+    """The messages of one call, as they arrive; cancels the task that made it when the caller goes.
+
+    A unary call reads its message by itself, then watches for the caller to go. A stream watches from its begin:
+    then at most one message, or BUFFER_BYTES_MAX, is read ahead of whoever iterates. While that much waits, nobody
+    listens, and a caller who goes is noticed late.
+    """
+
+    def __init__(self, receive: Receive, encoding: bytes, message_bytes_max: int) -> None:
+        self._receive = receive
+        self._encoding = encoding
+        self._bytes_max = message_bytes_max
+        self._buffer = bytearray()
+        self._more = True
+        self._owner = asyncio.current_task()
+        self._watching: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
+        self.caller_is_gone = False
+
+    def watch(self) -> None:
+        """From now on, read in a task of its own."""
+        self._watching = asyncio.create_task(self._watch())
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        while not self.caller_is_gone:
+            while len(self._buffer) > BUFFER_BYTES_MAX and self._is_enough():
+                self._moved.clear()
+                await self._moved.wait()
+            await self._read()
+            self._moved.set()
+        if self._owner is not None:
+            self._owner.cancel()
+
+    async def _read(self) -> None:
+        event = await self._receive()
+        if event["type"] == "http.disconnect":
+            self._more, self.caller_is_gone = False, True
+            return
+        self._buffer += event.get("body", b"")
+        self._more = event.get("more_body", False)
+
+    def __aiter__(self) -> "_Messages":
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._head_is_whole():
+            if not self._more:
+                if self._buffer:
+                    raise DataError("the request ends inside a message")
+                raise StopAsyncIteration
+            if self._watching is None:
+                await self._read()
+            else:
+                self._moved.clear()
+                await self._moved.wait()
+        compressed, size = _PREFIX.unpack_from(self._buffer)
+        end = _PREFIX.size + size
+        message = bytes(memoryview(self._buffer)[_PREFIX.size : end])
+        del self._buffer[:end]
+        self._moved.set()
+        return _uncompressed(message, self._encoding, self._bytes_max) if compressed else message
+
+    def _is_enough(self) -> bool:
+        try:
+            return self._head_is_whole()
+        except LimitError:  # raised where messages are taken
+            return True
+
+    def _head_is_whole(self) -> bool:
+        """Whether the next message is all there; LimitError as soon as it is known to be too large."""
+        if len(self._buffer) < _PREFIX.size:
+            return False
+        size: int = _PREFIX.unpack_from(self._buffer)[1]
+        if size > self._bytes_max:
+            raise _too_large(size, self._bytes_max)
+        return len(self._buffer) >= _PREFIX.size + size
+
+
+def _uncompressed(data: bytes, encoding: bytes, bytes_max: int) -> bytes:
+    bits = _WINDOW_BITS.get(encoding)
+    if bits is None:
+        raise UnsupportedError(f"messages may be compressed with gzip or deflate, not {encoding[:40]!r}")
+    stream = zlib.decompressobj(bits)
+    try:
+        message = stream.decompress(data, bytes_max + 1)
+    except zlib.error as error:
+        raise DataError(f"a compressed message cannot be read: {error}") from None
+    if len(message) > bytes_max:
+        raise _too_large(len(message), bytes_max)
+    if not stream.eof:
+        raise DataError("a compressed message ends early")
+    return message
+
+
+def _too_large(size: int, bytes_max: int) -> LimitError:
+    return LimitError(f"a message of {size} bytes or more; at most {bytes_max} are taken")
+
+
+def _framed(message: bytes) -> bytes:
+    return _PREFIX.pack(False, len(message)) + message
+
+
+def _trailers(error: BaseException | None) -> Iterable[tuple[bytes, bytes]]:
+    if error is None:
+        return _OK_TRAILERS
+    code, why = grpc_status(error)
+    return [
+        (b"grpc-status", str(code.value).encode()),
+        (b"grpc-message", quote(why, safe=_UNQUOTED).encode()),
+        *((key.encode(), value.encode()) for key, value in trailing_metadata(error)),
+    ]

@@ -1,0 +1,300 @@
+"""What the REST surface is, for machines (an OpenAPI 3.1 document) and for people (a page without scripts)."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+from headrace.core.tensor import ModelMetadata, TensorSpec
+
+_Json = dict[str, Any]
+
+_DATATYPES: Final = (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+    "FP16", "FP32", "FP64", "BYTES", "BF16",
+)  # fmt: skip
+
+_NAME = {"name": "model_name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_VERSION = {
+    "name": "model_version",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1},
+}
+_PARAMETERS: Final[_Json] = {"type": "object", "description": "Names with values of any JSON type."}
+_ERRORS: Final = {
+    "400": "The request is malformed, or does not fit the model.",
+    "401": "No API key came with the request, or one that is not known.",
+    "403": "The API key lacks the role that this needs, or this server does not offer it.",
+    "404": "There is no such model or version.",
+    "413": "The body is too large, or has more rows than may ever wait.",
+    "422": "The model refused rows of the request.",
+    "429": "The model's queue is full; Retry-After says when to ask again.",
+    "500": "The model failed on the request.",
+    "503": "The model is not ready, or the server is going down.",
+    "504": "The request's timeout has passed.",
+}
+
+
+def openapi_document(version: str) -> _Json:
+    """The OpenAPI 3.1 document of the REST surface."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "headrace",
+            "version": version,
+            "description": "The Open Inference Protocol (V2), with streaming, generation, statistics and the model repository.",
+        },
+        "paths": _paths(),
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        # A key is needed only where keys are configured.
+        "security": [{}, {"key": []}],
+    }
+
+
+def _paths() -> _Json:
+    paths: _Json = {
+        "/v2": {"get": _operation("Server metadata", "ServerMetadata", errors=("401",))},
+        "/v2/health/live": {"get": _operation("Whether the server runs", "Live")},
+        "/v2/health/ready": {"get": _ready("Whether it should be sent requests", "Ready")},
+        "/v2/models": {
+            "get": _operation("Names of the models that are ready", "ModelNames", errors=("401",))
+        },
+        "/v2/models/stats": {"get": _operation("Statistics of every model", "Statistics", errors=("401",))},
+        "/v2/repository/index": {
+            "post": _operation(
+                "Every model and version", "Index", "IndexRequest", errors=("400", "401", "403")
+            )
+        },
+    }
+    for verb in ("load", "unload"):
+        errors = ("400", "401", "403", "404", "503")
+        operation = _operation(f"{verb.capitalize()} a model", "Changed", "ChangeRequest", errors=errors)
+        paths[f"/v2/repository/models/{{model_name}}/{verb}"] = {"parameters": [_NAME], "post": operation}
+    for prefix, path_parameters in (
+        ("/v2/models/{model_name}", [_NAME]),
+        ("/v2/models/{model_name}/versions/{model_version}", [_NAME, _VERSION]),
+    ):
+        for action, operation in _model_operations().items():
+            paths[f"{prefix}{action}"] = {"parameters": path_parameters, **operation}
+    return paths
+
+
+def _model_operations() -> dict[str, _Json]:
+    told = ("401", "404", "503")
+    asked = tuple(_ERRORS)
+    return {
+        "": {"get": _operation("Model metadata", "ModelMetadata", errors=told)},
+        "/ready": {"get": _ready("Whether a model can be asked", "ModelReady", errors=("404",))},
+        "/stats": {"get": _operation("Statistics of a model", "Statistics", errors=told)},
+        "/infer": {"post": _operation("Inference", "InferenceResponse", "InferenceRequest", errors=asked)},
+        "/infer_stream": {
+            "post": _streaming("Inference, answered by a stream of events", "InferenceRequest", asked)
+        },
+        "/generate": {"post": _operation("Text in, text out", "Generated", "GenerateRequest", errors=asked)},
+        "/generate_stream": {
+            "post": _streaming("Text in, text out as a stream of events", "GenerateRequest", asked)
+        },
+    }
+
+
+def _operation(summary: str, answer: str, asked: str | None = None, *, errors: Sequence[str] = ()) -> _Json:
+    operation: _Json = {
+        "summary": summary,
+        "responses": {"200": {"description": "It is so.", "content": _content(answer)}, **_failures(errors)},
+    }
+    if asked is not None:
+        operation["requestBody"] = {
+            "required": asked not in ("IndexRequest", "ChangeRequest"),
+            "content": _content(asked),
+        }
+    return operation
+
+
+def _ready(summary: str, answer: str, *, errors: Sequence[str] = ()) -> _Json:
+    operation = _operation(summary, answer, errors=errors)
+    operation["responses"]["503"] = {"description": "It is not.", "content": _either(answer, "Error")}
+    return operation
+
+
+def _streaming(summary: str, asked: str, errors: Sequence[str]) -> _Json:
+    operation = _operation(summary, "Error", asked, errors=errors)
+    operation["responses"]["200"] = {
+        "description": "One event for each response: `data:` and a JSON document. An error after the first is the last event.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+    return operation
+
+
+def _failures(errors: Sequence[str]) -> _Json:
+    return {code: {"description": _ERRORS[code], "content": _content("Error")} for code in errors}
+
+
+def _content(schema: str) -> _Json:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+
+
+def _either(*schemas: str) -> _Json:
+    options = [{"$ref": f"#/components/schemas/{name}"} for name in schemas]
+    return {"application/json": {"schema": {"anyOf": options}}}
+
+
+def _schemas() -> _Json:
+    datatype = {"type": "string", "enum": list(_DATATYPES)}
+    sizes = {"type": "array", "items": {"type": "integer", "minimum": -1}}
+    shape = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 16}
+    name = {"type": "string", "minLength": 1}
+    texts = {"type": "array", "items": {"type": "string"}}
+    spec = _object({"name": name, "datatype": datatype, "shape": sizes}, ("name", "datatype", "shape"))
+    data = {
+        "type": "array",
+        "description": "Values, row-major: flat, or nested as the shape says. Left out where binary_data_size is given.",
+    }
+    tensor = {"name": name, "shape": shape, "datatype": datatype, "parameters": _PARAMETERS, "data": data}
+    duration = _object({"count": {"type": "integer"}, "ns": {"type": "integer"}}, ("count", "ns"))
+    return {
+        "Error": _object({"error": {"type": "string"}}, ("error",)),
+        "Live": _object({"live": {"type": "boolean"}}, ("live",)),
+        "Ready": _object({"ready": {"type": "boolean"}}, ("ready",)),
+        "ModelReady": _object({"name": name, "ready": {"type": "boolean"}}, ("name", "ready")),
+        "ModelNames": _object({"models": texts}, ("models",)),
+        "ServerMetadata": _object(
+            {"name": name, "version": name, "extensions": texts}, ("name", "version", "extensions")
+        ),
+        "ModelMetadata": _object(
+            {
+                "name": name,
+                "versions": texts,
+                "platform": {"type": "string"},
+                "inputs": {"type": "array", "items": spec},
+                "outputs": {"type": "array", "items": spec},
+            },
+            ("name", "versions", "platform", "inputs", "outputs"),
+        ),
+        "InferenceRequest": _object(
+            {
+                "id": {"type": "string"},
+                "parameters": _PARAMETERS,
+                "inputs": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": _object(tensor, ("name", "shape", "datatype")),
+                },
+                "outputs": {
+                    "type": "array",
+                    "items": _object({"name": name, "parameters": _PARAMETERS}, ("name",)),
+                },
+            },
+            ("inputs",),
+        ),
+        "InferenceResponse": _object(
+            {
+                "model_name": name,
+                "model_version": {"type": "string"},
+                "id": {"type": "string"},
+                "parameters": _PARAMETERS,
+                "outputs": {"type": "array", "items": _object(tensor, ("name", "shape", "datatype"))},
+            },
+            ("model_name", "outputs"),
+        ),
+        "GenerateRequest": _object(
+            {"id": {"type": "string"}, "text_input": {"type": "string"}, "parameters": _PARAMETERS},
+            ("text_input",),
+        ),
+        "Generated": _object({"model_name": name, "text_output": {}}, ("model_name",)),
+        "IndexRequest": _object({"ready": {"type": "boolean"}}, ()),
+        "Index": {
+            "type": "array",
+            "items": _object(
+                {"name": name, "version": name, "state": {"type": "string"}, "reason": {"type": "string"}},
+                ("name", "version", "state", "reason"),
+            ),
+        },
+        "ChangeRequest": _object({"parameters": _PARAMETERS}, ()),
+        "Changed": _object({"name": name}, ("name",)),
+        "Duration": duration,
+        "Statistics": _object(
+            {"model_stats": {"type": "array", "items": {"type": "object"}}}, ("model_stats",)
+        ),
+    }
+
+
+def _object(properties: Mapping[str, Any], required: Sequence[str]) -> _Json:
+    return {"type": "object", "properties": dict(properties), "required": list(required)}
+
+
+_STYLE: Final = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2733; background: #f6f8fa; margin: 0; }
+main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
+h1 { font-size: 1.8rem; margin: 0; } h1 small { color: #5b6b7b; font-weight: normal; font-size: 1rem; }
+h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
+table { border-collapse: collapse; width: 100%; background: #fff; border: 1px solid #d5dde5; }
+th, td { text-align: left; padding: .4rem .8rem; border-top: 1px solid #e6ebf0; vertical-align: top; }
+th { background: #eef2f6; font-weight: 600; } td:first-child { white-space: nowrap; }
+code, pre { font: 13px/1.45 ui-monospace, monospace; } pre { background: #1c2733; color: #e8eef4; padding: .8rem 1rem; overflow-x: auto; }
+.verb { display: inline-block; width: 3.2rem; font-weight: 600; color: #0b6b57; }
+"""
+
+
+def docs_page(version: str, models: Sequence[ModelMetadata]) -> str:
+    """A page for people: the models that are ready with an example of asking each, and every route."""
+    described = "".join(map(_model_section, models)) or "<p>No model is ready.</p>"
+    rows = "".join(
+        f"<tr><td><span class=verb>{verb.upper()}</span> <code>{escape(path)}</code></td><td>{escape(operation['summary'])}</td></tr>"
+        for path, item in _paths().items()
+        for verb, operation in item.items()
+        if verb != "parameters"
+    )
+    errors = "".join(f"<tr><td>{code}</td><td>{escape(why)}</td></tr>" for code, why in _ERRORS.items())
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>headrace</title><style>{_STYLE}</style><main>"
+        f"<h1>headrace <small>{escape(version)}</small></h1>"
+        "<p>The Open Inference Protocol (V2). For machines: <a href='/v2/docs/dataplane.json'>OpenAPI document</a>.</p>"
+        f"<h2>Models</h2>{described}<h2>Routes</h2><table>{rows}</table>"
+        f'<h2>Errors</h2><p>Every error is <code>{{"error": "…"}}</code>.</p><table>{errors}</table></main></html>'
+    )
+
+
+def _model_section(model: ModelMetadata) -> str:
+    version = f" <small>version {escape(model.version)}</small>" if model.version else ""
+    rows = "".join(
+        f"<tr><td>{kind}</td><td><code>{escape(s.name)}</code></td><td>{escape(s.datatype)}</td><td>{_shape(s)}</td></tr>"
+        for kind, specs in (("input", model.inputs), ("output", model.outputs))
+        for s in specs
+    )
+    table = (
+        f"<table><tr><th></th><th>name</th><th>datatype</th><th>shape</th></tr>{rows}</table>" if rows else ""
+    )
+    verb = "infer" if model.predicts else "infer_stream"
+    return f"<h3>{escape(model.name)}{version}</h3>{table}<pre>{escape(_curl(model, verb))}</pre>"
+
+
+def _shape(spec: TensorSpec) -> str:
+    return (
+        "not told" if spec.shape is None else escape(" x ".join("n" if d < 0 else str(d) for d in spec.shape))
+    )
+
+
+def _curl(model: ModelMetadata, verb: str) -> str:
+    inputs = (
+        ", ".join(map(_example, model.inputs))
+        or '{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [0.5]}'
+    )
+    return (
+        f"curl localhost:8080/v2/models/{model.name}/{verb} -H 'Content-Type: application/json' \\\n"
+        f"  -d '{{\"inputs\": [{inputs}]}}'"
+    )
+
+
+def _example(spec: TensorSpec) -> str:
+    shape = [1, *(max(d, 1) for d in (spec.shape or (-1, 1))[1:])]
+    count = 1
+    for size in shape:
+        count *= size
+    value = {"BYTES": '"text"', "BOOL": "true"}.get(
+        spec.datatype, "0.5" if spec.datatype.startswith(("F", "BF")) else "1"
+    )
+    data = ", ".join([value] * count) if count <= 16 else f"{value}, …"
+    return f'{{"name": "{spec.name}", "shape": {shape}, "datatype": "{spec.datatype}", "data": [{data}]}}'

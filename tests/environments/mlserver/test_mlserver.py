@@ -1,0 +1,315 @@
+"""Models written for MLServer run unchanged: their codecs, parameters, streams and life.
+
+Runs where mlserver is installed, which is not beside headrace's other tools: ``make test-mlserver``.
+"""
+
+import asyncio
+import json
+import textwrap
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import ConfigError, ModelContractError, ModelInputError, ModelLoadError
+from headrace.core.model import predicts, streams
+from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
+from headrace.engine.instance import Instance
+from headrace.runtimes.load import model_factory
+
+MODELS = """
+    import asyncio
+    from typing import AsyncIterator, List
+    import numpy as np
+    import pandas as pd
+    from mlserver import MLModel
+    from mlserver.codecs import NumpyCodec, NumpyRequestCodec, PandasCodec, StringCodec, decode_args
+    from mlserver.errors import InferenceError, MLServerError
+    from mlserver.types import InferenceRequest, InferenceResponse, Parameters, ResponseOutput
+
+    class Total(MLModel):
+        async def load(self) -> bool:
+            self.offset = (self.settings.parameters.extra or {}).get("offset", 0) if self.settings.parameters else 0
+            return True
+
+        async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+            total = sum(self.decode(i, default_codec=NumpyCodec).sum() for i in payload.inputs)
+            return InferenceResponse(
+                model_name=self.name,
+                model_version=self.version,
+                outputs=[NumpyCodec.encode_output("total", np.array([total + self.offset]))],
+            )
+
+    class Rows(MLModel):
+        @decode_args
+        async def predict(self, x: np.ndarray, names: List[str]) -> np.ndarray:
+            return x.sum(axis=1) * len(names)
+
+    class Upper(MLModel):
+        @decode_args
+        async def predict(self, names: List[str]) -> List[str]:
+            return [n.upper() for n in names]
+
+    class Frames(MLModel):
+        async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+            frame = self.decode_request(payload, default_codec=PandasCodec)
+            frame["sum"] = frame["a"] + frame["b"]
+            frame["who"] = frame["who"].str.title()
+            return self.encode_response(frame[["sum", "who"]], default_codec=PandasCodec)
+
+    class Words(MLModel):
+        async def load(self) -> bool:
+            self.closed = False
+            return True
+
+        async def predict_stream(
+            self, payloads: AsyncIterator[InferenceRequest]
+        ) -> AsyncIterator[InferenceResponse]:
+            try:
+                async for payload in payloads:
+                    for text in self.decode(payload.inputs[0], default_codec=StringCodec):
+                        for word in text.split():
+                            yield InferenceResponse(
+                                model_name=self.name,
+                                id="of the model",
+                                parameters=Parameters(seen=payload.id),
+                                outputs=[StringCodec.encode_output("word", [word])],
+                            )
+            finally:
+                self.closed = True
+
+    class Headers(MLModel):
+        async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+            told = payload.parameters
+            kind = payload.inputs[0].parameters.content_type if payload.inputs[0].parameters else None
+            return InferenceResponse(
+                model_name=self.name,
+                parameters=Parameters(headers={"x-seen": told.headers["x-who"]}, mood=told.mood, kind=kind),
+                outputs=[ResponseOutput(name="y", shape=[2], datatype="FP32", data=[1, None], parameters=Parameters(unit="m"))],
+            )
+
+    class Raw(MLModel):
+        async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+            kind = payload.inputs[0].data[0]
+            outputs = {
+                "nested": ResponseOutput(name="y", shape=[2, 2], datatype="INT32", data=[[1, 2], [3, 4]]),
+                "buffer": NumpyCodec.encode_output("y", np.array([b"ab", b"c"])),
+                "short": ResponseOutput(name="y", shape=[3], datatype="INT32", data=[1]),
+            }
+            if kind == "theirs":
+                raise MLServerError("no such thing")
+            if kind == "ours":
+                raise MLServerError("broken", 500)
+            return InferenceResponse(model_name=self.name, outputs=[outputs[kind]])
+
+    class Refuses(MLModel):
+        async def load(self) -> bool:
+            return False
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "their_models.py"
+    path.write_text(textwrap.dedent(MODELS))
+    return path
+
+
+@pytest.fixture
+def serve(file):
+    """A loaded instance in an engine's hands, closed at the end."""
+    opened = []
+
+    def serve(class_name, **settings):
+        source = model_factory(f"{file}:{class_name}", settings)
+        opened.append(Instance(source.make, source.name))
+        return opened[-1]
+
+    yield serve
+    for instance in opened:
+        instance.close()
+
+
+def ask(instance, *tensors, **request):
+    """One request whole, as MLServer's own data plane does."""
+    asked = InferRequest(tuple(Tensor(n, *rest) for n, *rest in tensors), **request)
+    return instance._awaited(instance._model.predict_request(asked))
+
+
+def stream(instance, *requests, take=None):
+    """What a stream of requests gets."""
+
+    async def given():
+        for request in requests:
+            yield request
+
+    async def collect():
+        found = []
+        answers = instance._model.predict_stream(given())
+        async for response in answers:
+            found.append(response)
+            if len(found) == take:
+                break
+        await answers.aclose()
+        return found
+
+    return instance._awaited(collect())
+
+
+def words(text, **more):
+    return InferRequest((Tensor("text", text_array([text])),), **more)
+
+
+def test_a_numpy_codec_model(serve):
+    instance = serve("Total", parameters={"version": "v3", "extra": {"offset": 10}})
+    response = ask(instance, ("a", np.ones((2, 3), np.float32)), ("b", np.array([4])), id="r1")
+    assert response["total"].tolist() == [[20]]
+    assert response.outputs[0].parameters == {"content_type": "np"}
+    assert (response.model_name, response.model_version, response.id) == ("their_models", "v3", "r1")
+
+
+def test_batches_go_through_decode_args(serve):
+    """Rows as an engine batches them: no request, no parameters."""
+    instance = serve("Rows")
+    tensors = (Tensor("x", np.arange(6.0).reshape(3, 2)), Tensor("names", text_array(["a", b"b", "c"])))
+    response = instance.answer(InferRequest(tensors), 3, lambda: None)
+    assert response["output-0"].tolist() == [[3], [15], [27]]
+
+
+def test_a_string_codec_model(serve):
+    assert ask(serve("Upper"), ("names", text_array(["ann", b"bo"])))["output-0"].tolist() == [
+        [b"ANN"],
+        [b"BO"],
+    ]
+
+
+def test_a_pandas_codec_model(serve):
+    response = ask(
+        serve("Frames"),
+        ("a", np.array([[1], [2]])),
+        ("b", np.array([[10], [20]])),
+        ("who", text_array(["ann", "bo"])[:, None], {"content_type": "str"}),
+        parameters={"content_type": "pd"},
+    )
+    assert response["sum"].tolist() == [[11], [22]]
+    assert response["who"].tolist() == [[b"Ann"], [b"Bo"]]
+    assert response.parameters == {"content_type": "pd"}
+
+
+def test_parameters_and_headers_go_both_ways(serve):
+    response = ask(
+        serve("Headers"),
+        ("x", np.ones(2), {"content_type": "np"}),
+        parameters={"headers": {"x-who": "ann"}, "mood": "good"},
+    )
+    assert response.parameters == {"headers": {"x-seen": "ann"}, "mood": "good", "kind": "np"}
+    assert np.isnan(response["y"][1])
+    assert response["y"].dtype == np.float32
+    assert response.outputs[0].parameters == {"unit": "m"}
+
+
+def test_a_model_of_streams_alone(serve):
+    instance = serve("Words")
+    assert streams(instance._model)
+    assert not predicts(instance._model)
+    answers = stream(instance, words("a b", id="s1"), words("c", id="other"))
+    assert [r["word"].tolist() for r in answers] == [[[b"a"]], [[b"b"]], [[b"c"]]]
+    # As MLServer has it, all of a stream goes under its first request's id.
+    assert {(r.id, r.parameters["seen"]) for r in answers} == {("s1", "s1")}
+    assert instance._model._model.closed
+
+
+def test_a_caller_who_goes_closes_the_stream(serve):
+    instance = serve("Words")
+    assert len(stream(instance, words("a b c"), take=1)) == 1
+    assert instance._model._model.closed
+
+
+def test_what_only_predicts_streams_one_answer(serve):
+    (response,) = stream(serve("Total"), InferRequest((Tensor("x", np.ones(3)),), id="s"))
+    assert (response["total"].tolist(), response.id) == ([[3]], "s")
+
+
+@pytest.mark.parametrize(("kind", "values"), [("nested", [[1, 2], [3, 4]]), ("buffer", [[b"ab"], [b"c"]])])
+def test_data_of_any_layout(serve, kind, values):
+    assert ask(serve("Raw"), ("x", text_array([kind])))["y"].tolist() == values
+
+
+def test_errors_keep_whose_fault_they_are(serve):
+    instance = serve("Raw")
+    with pytest.raises(ModelInputError, match="no such thing"):
+        ask(instance, ("x", text_array(["theirs"])))
+    with pytest.raises(Exception, match="broken") as caught:
+        ask(instance, ("x", text_array(["ours"])))
+    assert not isinstance(caught.value, ModelInputError)
+    with pytest.raises(ModelContractError, match=r"output 'y' has 1 values, but its shape is \[3\]"):
+        ask(instance, ("x", text_array(["short"])))
+    with pytest.raises(ModelInputError):
+        ask(serve("Rows"), ("z", np.ones(3)))
+
+
+def test_settings_tell_metadata_and_batches(serve):
+    instance = serve(
+        "Total",
+        name="sums",
+        max_batch_size=16,
+        max_batch_time=0.25,
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+    )
+    metadata = instance.metadata("")
+    assert metadata.inputs == (TensorSpec("x", "FP32", (-1, 2)),)
+    assert (metadata.max_batch_rows, metadata.max_batch_delay_ms) == (16, 250)
+    assert instance._model._model.name == "sums"
+
+
+def test_a_folder_as_mlserver_serves_it(file, tmp_path):
+    """Settings, code and artefacts in one folder; a relative uri is relative to the settings."""
+    code = """
+        from mlserver import MLModel
+        from mlserver.codecs import NumpyCodec, decode_args
+        from mlserver.utils import get_model_uri
+        import numpy as np
+
+        class Weighted(MLModel):
+            async def load(self) -> bool:
+                self.weights = np.loadtxt(await get_model_uri(self.settings))
+                return True
+
+            @decode_args
+            async def predict(self, x: np.ndarray) -> np.ndarray:
+                return x @ self.weights
+    """
+    folder = tmp_path / "weighted"
+    folder.mkdir()
+    (folder / "weighted.py").write_text(textwrap.dedent(code))
+    (folder / "weights.txt").write_text("1\n2\n")
+    settings = {"name": "w", "implementation": "weighted.Weighted", "parameters": {"uri": "./weights.txt"}}
+    (folder / "model-settings.json").write_text(json.dumps(settings))
+    source = model_factory(str(folder))
+    assert source.name == "w"
+    instance = Instance(source.make, source.name)
+    try:
+        response = instance.answer(InferRequest((Tensor("x", np.ones((3, 2))),)), 3, lambda: None)
+        assert response["output-0"].tolist() == [[3], [3], [3]]
+    finally:
+        instance.close()
+
+
+def test_another_process_can_make_the_same(file):
+    source = model_factory(f"{file}:Total", {"parameters": {"extra": {"offset": 1}}})
+    spec, options = json.loads(json.dumps([source.spec, source.options]))
+    model = model_factory(spec, options).make()
+    asyncio.run(model.load())
+    answer = asyncio.run(model.predict(x=np.ones(2)))
+    assert answer["total"].tolist() == [[3]]
+    asyncio.run(model.close())
+    asyncio.run(model.close())
+
+
+def test_a_model_that_is_not_ready(serve):
+    with pytest.raises(ModelLoadError, match=r"Refuses\.load returned False, not True"):
+        serve("Refuses")
+
+
+def test_settings_that_cannot_be(file):
+    with pytest.raises(ConfigError, match="Total: MLServer does not take these settings: ValidationError"):
+        model_factory(f"{file}:Total", {"max_batch_size": "many"}).make()

@@ -1,0 +1,105 @@
+"""What is said of models: configuration, statistics, and the two ways to name a model to load."""
+
+import pytest
+
+from headrace.core.errors import DataError
+from headrace.core.statistics import BatchStatistics, Duration, ModelStatistics
+from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.oip_grpc.repository import (
+    encode_config,
+    encode_metadata,
+    encode_statistics,
+    load_parameters,
+    named_model,
+)
+
+Config = message_class("ModelConfigResponse")
+Load = message_class("RepositoryModelLoadRequest")
+
+
+def config_of(**settings):
+    return Config.FromString(encode_config(ModelMetadata("m", "1", "onnx", **settings))).config
+
+
+def test_a_batched_models_configuration_leaves_the_rows_out():
+    config = config_of(
+        inputs=(TensorSpec("x", "FP32", (-1, 4)), TensorSpec("t", "BYTES", (-1, 1))),
+        outputs=(TensorSpec("y", "BF16", (-1, 2)),),
+        max_batch_rows=32,
+        max_batch_delay_ms=1.5,
+    )
+    assert (config.name, config.platform, config.backend, config.max_batch_size) == (
+        "m",
+        "onnx",
+        "headrace",
+        32,
+    )
+    assert [(i.name, i.data_type, list(i.dims)) for i in config.input] == [("x", 11, [4]), ("t", 13, [1])]
+    assert [(o.name, o.data_type, list(o.dims)) for o in config.output] == [("y", 14, [2])]
+    assert config.dynamic_batching.max_queue_delay_microseconds == 1500
+    assert not config.model_transaction_policy.decoupled
+
+
+@pytest.mark.parametrize("shape", [None, (-1,), (3, 4)])
+def test_where_rows_do_not_stand_first_and_alone_shapes_are_told_whole(shape):
+    config = config_of(inputs=(TensorSpec("x", "FP32", shape),))
+    assert config.max_batch_size == 0
+    assert tuple(config.input[0].dims) == (shape or (-1,))
+
+
+def test_a_model_that_only_streams_is_decoupled():
+    assert config_of(streams=True, predicts=False).model_transaction_policy.decoupled
+
+
+def test_metadata_tells_every_version_and_a_shape_that_may_vary():
+    metadata = ModelMetadata("m", "2", "onnx", inputs=(TensorSpec("x", "FP32", None),))
+    message = message_class("ModelMetadataResponse").FromString(encode_metadata(metadata, ("1", "2")))
+    assert (message.name, list(message.versions), message.platform) == ("m", ["1", "2"], "onnx")
+    assert list(message.inputs[0].shape) == [-1]
+
+
+def test_statistics_count_rows_as_inferences_and_calls_as_executions():
+    told = ModelStatistics(
+        "m",
+        "1",
+        last_inference_ms=5,
+        rows=30,
+        calls=4,
+        success=Duration(9, 100),
+        fail=Duration(1, 2),
+        queue=Duration(10, 3),
+        compute_infer=Duration(4, 50),
+        batches=(BatchStatistics(8, Duration(3, 40)),),
+    )
+    (model,) = message_class("ModelStatisticsResponse").FromString(encode_statistics([told])).model_stats
+    assert (model.last_inference, model.inference_count, model.execution_count) == (5, 30, 4)
+    stats = model.inference_stats
+    assert [(d.count, d.ns) for d in (stats.success, stats.fail, stats.queue, stats.compute_infer)] == [
+        (9, 100),
+        (1, 2),
+        (10, 3),
+        (4, 50),
+    ]
+    assert [(b.batch_size, b.compute_infer.count, b.compute_infer.ns) for b in model.batch_stats] == [
+        (8, 3, 40)
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model_name": "m"}, {"repository_name": "m"}, {"repository_name": "r", "model_name": "m"}]
+)
+def test_the_model_is_named_in_field_two_or_as_kserve_does_in_field_one(fields):
+    assert named_model(Load(**fields)) == "m"
+
+
+def test_a_load_without_a_name_is_refused():
+    with pytest.raises(DataError, match="the model's name"):
+        named_model(Load())
+
+
+def test_load_parameters_are_plain_values():
+    request = Load(model_name="m")
+    request.parameters["config"].string_param = "{}"
+    request.parameters["file:1/model.onnx"].bytes_param = b"\0"
+    assert load_parameters(request) == {"config": "{}", "file:1/model.onnx": b"\0"}

@@ -1,0 +1,230 @@
+"""ModelInferRequest messages: what they become, and what is refused, whatever the bytes."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from headrace.core.errors import DataError, UnsupportedError
+from headrace.core.tensor import DEFAULT_PRIORITY
+from headrace.protocols.oip_grpc import requests
+from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.oip_grpc.requests import decode_request
+
+Request = message_class("ModelInferRequest")
+NAMES = {
+    "bool": ("BOOL", "bool_contents"),
+    "int8": ("INT8", "int_contents"),
+    "int16": ("INT16", "int_contents"),
+    "int32": ("INT32", "int_contents"),
+    "int64": ("INT64", "int64_contents"),
+    "uint8": ("UINT8", "uint_contents"),
+    "uint16": ("UINT16", "uint_contents"),
+    "uint32": ("UINT32", "uint_contents"),
+    "uint64": ("UINT64", "uint64_contents"),
+    "float32": ("FP32", "fp32_contents"),
+    "float64": ("FP64", "fp64_contents"),
+}
+ARRAYS = st.sampled_from(sorted(NAMES)).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4))
+)
+
+
+def message(array=None, *, datatype="FP32", shape=None, raw=None, name="x", **contents):
+    made = Request(model_name="m", model_version="2", id="i")
+    shape = shape if shape is not None else (array.shape if array is not None else (1,))
+    tensor = made.inputs.add(name=name, datatype=datatype, shape=shape)
+    if raw is not None:
+        made.raw_input_contents.append(raw)
+    for field, value in contents.items():
+        getattr(tensor.contents, field).extend(value)
+    return made
+
+
+def decoded(made, **settings):
+    return decode_request(made.SerializeToString(), **{"now": 100.0, **settings})
+
+
+def refusal(made, kind=DataError):
+    with pytest.raises(kind) as caught:
+        decoded(made)
+    return str(caught.value)
+
+
+@given(ARRAYS)
+def test_raw_contents_become_the_array_that_was_sent(array):
+    wire = decoded(message(array, datatype=NAMES[array.dtype.name][0], raw=array.tobytes()))
+    assert (wire.model, wire.version, wire.raw) == ("m", "2", True)
+    assert wire.request.id == "i"
+    np.testing.assert_array_equal(wire.request["x"], array)
+    assert wire.request["x"].dtype == array.dtype
+
+
+@given(ARRAYS)
+def test_typed_contents_become_the_array_that_was_sent(array):
+    datatype, field = NAMES[array.dtype.name]
+    wire = decoded(message(array, datatype=datatype, **{field: array.ravel().tolist()}))
+    assert not wire.raw
+    np.testing.assert_array_equal(wire.request["x"], array)
+    assert wire.request["x"].dtype == array.dtype
+
+
+def test_bytes_come_as_bytes_both_ways():
+    raw = decoded(message(datatype="BYTES", shape=(2,), raw=b"\2\0\0\0ab\0\0\0\0")).request["x"]
+    typed = decoded(message(datatype="BYTES", shape=(2,), bytes_contents=[b"ab", b""])).request["x"]
+    assert raw.tolist() == typed.tolist() == [b"ab", b""]
+
+
+def test_half_floats_come_raw_and_bf16_as_float32():
+    half = np.array([1.5, -2], np.float16)
+    assert decoded(message(half, datatype="FP16", raw=half.tobytes())).request["x"].dtype == np.float16
+    wide = decoded(message(datatype="BF16", shape=(1,), raw=b"\x80\x3f")).request["x"]
+    assert (wide.dtype, wide.tolist()) == (np.float32, [1.0])
+
+
+def test_parameters_of_every_type_arrive():
+    made = message(raw=b"\0\0\0\0")
+    made.parameters["b"].bool_param = True
+    made.parameters["i"].int64_param = -5
+    made.parameters["s"].string_param = "text"
+    made.parameters["d"].double_param = 0.5
+    made.parameters["u"].uint64_param = 2**64 - 1
+    made.parameters["nothing"].Clear()
+    assert decoded(made).request.parameters == {"b": True, "i": -5, "s": "text", "d": 0.5, "u": 2**64 - 1}
+
+
+def test_priority_and_timeout_are_taken_out_of_the_parameters():
+    made = message(raw=b"\0\0\0\0")
+    made.parameters["priority"].uint64_param = 3
+    made.parameters["timeout"].int64_param = 2_500_000
+    made.parameters["kept"].bool_param = True
+    request = decoded(made).request
+    assert (request.priority, request.deadline, request.parameters) == (3, 102.5, {"kept": True})
+    assert decoded(made, deadline=101.0).request.deadline == 101.0
+    assert decoded(made, deadline=200.0).request.deadline == 102.5
+
+
+def test_zero_priority_and_timeout_mean_none():
+    made = message(raw=b"\0\0\0\0")
+    made.parameters["priority"].uint64_param = 0
+    made.parameters["timeout"].int64_param = 0
+    request = decoded(made).request
+    assert (request.priority, request.deadline) == (DEFAULT_PRIORITY, None)
+
+
+def test_a_triton_clients_wish_for_a_last_answer_is_not_the_models():
+    made = message(raw=b"\0\0\0\0")
+    made.parameters["triton_enable_empty_final_response"].bool_param = True
+    assert decoded(made).empty_final
+    assert decoded(made).request.parameters == {}
+
+
+def test_requested_outputs_are_names():
+    made = message(raw=b"\0\0\0\0")
+    made.outputs.add(name="a")
+    made.outputs.add(name="b")
+    assert decoded(made).request.outputs == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (Request(model_name="m"), "at least one tensor"),
+        (message(raw=b"123"), "takes 4 bytes"),
+        (message(raw=b"1234", fp32_contents=[1]), "has contents, but the request has raw_input_contents"),
+        (message(shape=(2,), fp32_contents=[1]), "takes 2 fp32_contents, but it has 1 fp32_contents"),
+        (message(int_contents=[1]), "takes 1 fp32_contents, but it has 1 int_contents"),
+        (message(fp32_contents=[1], int_contents=[1]), "1 int_contents and 1 fp32_contents"),
+        (message(), "but it has no contents"),
+        (message(datatype="FP16", fp32_contents=[1]), "FP16 travels only in raw_input_contents"),
+        (message(datatype="BF16", fp32_contents=[1]), "BF16 travels only in raw_input_contents"),
+        (message(datatype="FP99", fp32_contents=[1]), "unknown datatype 'FP99'"),
+        (message(datatype="FP99", raw=b"1234"), "unknown datatype 'FP99'"),
+        (message(datatype="INT8", int_contents=[128]), "out of the range of INT8"),
+        (message(datatype="UINT16", uint_contents=[65536]), "out of the range of UINT16"),
+        (message(shape=(-1,), raw=b"1234"), "must be 0 or more, not -1"),
+        (message(shape=(-1, -1), raw=b"1234"), "must be 0 or more, not -1"),
+        (message(shape=(), raw=b"1234"), "at least one dimension"),
+        (message(shape=(1,) * 17, raw=b"1234"), "at most 16"),
+        (message(shape=(2**40, 2), raw=b"1234"), "too large"),
+        (message(name="", raw=b"1234"), "has no name"),
+        (message(name="x" * 5000, raw=b"1234"), "at most 4096"),
+        (
+            Request(model_name="m" * 5000, inputs=message().inputs, raw_input_contents=[b"1234"]),
+            "4096 characters",
+        ),
+        (
+            Request(inputs=[*message().inputs, *message().inputs], raw_input_contents=[b"1234"]),
+            "2 inputs, but 1",
+        ),
+        (Request(inputs=[*message().inputs] * 2, raw_input_contents=[b"1234"] * 2), "the same name"),
+    ],
+)
+def test_what_is_malformed_is_refused_by_name(made, why):
+    assert why in refusal(made)
+
+
+@pytest.mark.parametrize(("name", "value"), [("priority", -1), ("timeout", -5)])
+def test_negative_counts_are_refused(name, value):
+    made = message(raw=b"\0\0\0\0")
+    made.parameters[name].int64_param = value
+    assert f"{name!r} must be a whole number" in refusal(made)
+
+
+def test_a_priority_that_is_no_number_is_refused():
+    made = message(raw=b"\0\0\0\0")
+    made.parameters["priority"].string_param = "high"
+    assert "not 'high'" in refusal(made)
+
+
+def test_an_output_asked_for_twice_is_refused():
+    made = message(raw=b"\0\0\0\0")
+    made.outputs.add(name="a")
+    made.outputs.add(name="a")
+    assert "twice" in refusal(made)
+
+
+def test_what_is_not_offered_says_so():
+    shared = message(shape=(1,))
+    shared.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    assert "shared memory" in refusal(shared, UnsupportedError)
+    classes = message(raw=b"\0\0\0\0")
+    classes.outputs.add(name="a").parameters["classification"].int64_param = 3
+    assert "classification" in refusal(classes, UnsupportedError)
+    region = message(raw=b"\0\0\0\0")
+    region.outputs.add(name="a").parameters["shared_memory_region"].string_param = "r"
+    assert "shared memory" in refusal(region, UnsupportedError)
+
+
+@pytest.mark.parametrize("bound", ["TENSORS_MAX", "PARAMETERS_MAX"])
+def test_numbers_of_things_are_bounded(monkeypatch, bound):
+    monkeypatch.setattr(requests, bound, 1)
+    made = message(raw=b"\0\0\0\0")
+    made.parameters["a"].bool_param = made.parameters["b"].bool_param = True
+    made.inputs.add(name="z", datatype="FP32", shape=(1,))
+    made.raw_input_contents.append(b"\0\0\0\0")
+    assert "at most 1" in refusal(made)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=500)
+def test_any_bytes_are_a_request_or_a_data_error(data):
+    with suppress(DataError, UnsupportedError):
+        decode_request(data, now=0.0)
+
+
+@given(st.binary(max_size=40), st.integers(0, 200), st.integers(0, 255), st.integers(0, 200))
+@settings(max_examples=500)
+def test_a_damaged_request_is_a_request_or_a_data_error(inserted, at, byte, cut):
+    whole = message(np.ones((2, 2), np.float32), raw=b"\0" * 16)
+    whole.parameters["priority"].int64_param = 4
+    typed = message(shape=(2,), datatype="INT8", int_contents=[1, 2], name="t")
+    for made in (whole, typed):
+        data = bytearray(made.SerializeToString())
+        data[at % len(data)] = byte
+        data[cut % len(data) : cut % len(data)] = inserted
+        with suppress(DataError, UnsupportedError):
+            decode_request(bytes(data), now=0.0)

@@ -1,0 +1,251 @@
+"""A dataplane around plain functions, and gRPC clients that speak headrace's private messages."""
+
+import asyncio
+import functools
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+
+from headrace.core.errors import ForbiddenError, ModelNotFoundError, UnauthenticatedError
+from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
+from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+from headrace.protocols.oip_grpc.messages import message_class
+from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
+from headrace.server.grpc_asgi import GrpcAsgi
+from headrace.server.grpc_service import GrpcService
+from headrace.server.grpc_streams import StreamSettings
+from headrace.server.security import Role
+
+WAIT_S = 30.0
+INFERENCE = "/inference.GRPCInferenceService/"
+
+Request = message_class("ModelInferRequest")
+Response = message_class("ModelInferResponse")
+StreamResponse = message_class("ModelStreamInferResponse")
+
+
+@dataclass
+class Served:
+    """A model: `predict` answers one request, `stream` a stream of them; either may be missing."""
+
+    predict: Callable[[InferRequest], Any] | None = None
+    stream: Callable[[AsyncIterator[InferRequest]], Any] | None = None
+    metadata: ModelMetadata = field(default_factory=lambda: ModelMetadata("m"))
+
+
+class FunctionDataplane:
+    """The dataplane's whole interface over a dict of functions, on the caller's event loop."""
+
+    name, version, extensions = "headrace", "1.2", ("model_repository", "statistics")
+
+    def __init__(self, **models: Served) -> None:
+        self.models = models
+        for name, served in models.items():
+            served.metadata = ModelMetadata(
+                name,
+                "1",
+                "python",
+                served.metadata.inputs or (TensorSpec("x", "FP32", (-1, 2)),),
+                served.metadata.outputs or (TensorSpec("y", "FP32", (-1, 2)),),
+                max_batch_rows=8,
+                predicts=served.predict is not None,
+                streams=served.stream is not None,
+            )
+        self.is_ready = True
+        self.seen: list[InferRequest] = []
+        self.loaded: list[tuple[str, Any]] = []
+        self.asked = asyncio.Event()
+        self.cancellations: asyncio.Queue[str] = asyncio.Queue()
+
+    def _find(self, model: str, version: str) -> Served:
+        if model not in self.models or version not in ("", "1"):
+            raise ModelNotFoundError(model, f"no such model or version {version!r}")
+        return self.models[model]
+
+    async def infer(self, model: str, version: str, request: InferRequest) -> InferResponse:
+        self.seen.append(request)
+        self.asked.set()
+        try:
+            answer = self._find(model, version).predict(request)
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+        except asyncio.CancelledError:
+            self.cancellations.put_nowait(model)
+            raise
+        return InferResponse((Tensor("y", answer),), model, "1", request.id)
+
+    async def stream(self, model: str, version: str, requests: AsyncIterator[InferRequest]) -> Any:
+        try:
+            async for answer in self._find(model, version).stream(requests):
+                yield InferResponse((Tensor("y", answer),), model, "1")
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancellations.put_nowait(model)
+            raise
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def model_ready(self, model: str, version: str) -> bool:
+        self._find(model, version)
+        return self.is_ready
+
+    def metadata(self, model: str, version: str) -> ModelMetadata:
+        return self._find(model, version).metadata
+
+    def versions(self, model: str) -> tuple[str, ...]:
+        return ("1",)
+
+    def index(self, *, ready: bool = False) -> tuple[ModelIndexEntry, ...]:
+        listed = tuple(ModelIndexEntry(name, "1", ModelState.READY) for name in self.models)
+        return (
+            listed if ready else (*listed, ModelIndexEntry("broken", "1", ModelState.UNAVAILABLE, "no file"))
+        )
+
+    async def load(self, model: str, parameters: Any = None) -> None:
+        self.loaded.append((model, parameters))
+
+    async def unload(self, model: str) -> None:
+        self.loaded.append((model, None))
+
+    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
+        return tuple(
+            ModelStatistics(
+                name,
+                "1",
+                rows=7,
+                calls=3,
+                success=Duration(3, 99),
+                batches=(BatchStatistics(2, Duration(1, 5)),),
+            )
+            for name in self.models
+            if model in ("", name)
+        )
+
+
+class KeyAccess:
+    """Two keys: one may infer, the other everything."""
+
+    def check(self, authorization: str | None, role: Role) -> None:
+        if authorization not in ("Bearer user", "Bearer admin"):
+            raise UnauthenticatedError("no key that is known")
+        if role is Role.ADMIN and authorization != "Bearer admin":
+            raise ForbiddenError("this key may not change models")
+
+
+def echo(request: InferRequest) -> np.ndarray:
+    """The first input, unchanged."""
+    return request.inputs[0].data
+
+
+def ran(test: Any) -> Any:
+    """A coroutine function as a test, on a loop of its own, for WAIT_S seconds at most."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **settings: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **settings), WAIT_S))
+
+    return run
+
+
+@asynccontextmanager
+async def serving(
+    dataplane: FunctionDataplane,
+    carrier: str = "aio",
+    *,
+    streams: StreamSettings | None = None,
+    access: Any = None,
+    **settings: Any,
+) -> Any:
+    """A real server on a free port, and a channel to it."""
+    service = GrpcService(dataplane, access=access, streams=streams, health_poll_s=0.01)
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    carried = _aio(service, settings) if carrier == "aio" else _asgi(service, settings)
+    async with (
+        carried as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel,
+    ):
+        channel.port = port
+        yield channel
+
+
+@asynccontextmanager
+async def _aio(service: GrpcService, settings: Any) -> Any:
+    server = GrpcAioServer(service, GrpcAioSettings(port=0, **settings))
+    await server.start()
+    try:
+        yield server.port
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def _asgi(service: GrpcService, settings: Any) -> Any:
+    import uvicorn
+
+    app = GrpcAsgi(service, **settings)
+    config = uvicorn.Config(app, http="zttp", http2=True, lifespan="off", log_config=None)
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await server.startup(sockets=[listener])
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            service.drain()
+            server.force_exit = True
+            await server.shutdown(sockets=[listener])
+
+
+def code_of(error: Any) -> str:
+    """The name of the status that a call ended with."""
+    return error.value.code().name
+
+
+def infer_request(
+    array: np.ndarray, *, model: str = "m", raw: bool = True, datatype: str = "FP32", **more: Any
+) -> Any:
+    """A ModelInferRequest of one input `x`."""
+    request = Request(model_name=model, **more)
+    entry = request.inputs.add(name="x", datatype=datatype, shape=array.shape)
+    if raw:
+        request.raw_input_contents.append(array.tobytes())
+    else:
+        entry.contents.fp32_contents.extend(array.ravel().tolist())
+    return request
+
+
+def values(response: Any) -> np.ndarray:
+    """The first output of a ModelInferResponse, FP32."""
+    output = response.outputs[0]
+    if response.raw_output_contents:
+        return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(output.shape)
+    return np.array(output.contents.fp32_contents, np.float32).reshape(output.shape)
+
+
+def unary(channel: Any, name: str = "ModelInfer", *, response: Any = Response, path: str = INFERENCE) -> Any:
+    """A callable for one unary method; it takes messages."""
+    return channel.unary_unary(
+        f"{path}{name}",
+        request_serializer=lambda m: m.SerializeToString(),
+        response_deserializer=response.FromString,
+    )
+
+
+def bidi(
+    channel: Any, name: str = "ModelStreamInfer", *, response: Any = Response, path: str = INFERENCE
+) -> Any:
+    """A callable for one method that streams both ways; it takes messages."""
+    return channel.stream_stream(
+        f"{path}{name}",
+        request_serializer=lambda m: m.SerializeToString(),
+        response_deserializer=response.FromString,
+    )

@@ -1,0 +1,155 @@
+"""The grpc.aio listener: its life, its port, TLS, and its bounds."""
+
+import asyncio
+import subprocess
+
+import grpc
+import numpy as np
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
+from headrace.server.grpc_service import GrpcService
+from server.grpc_support import (
+    FunctionDataplane,
+    Served,
+    code_of,
+    echo,
+    infer_request,
+    ran,
+    serving,
+    unary,
+    values,
+)
+
+ROWS = np.ones((1, 2), np.float32)
+
+
+def server(plane=None, **settings):
+    service = GrpcService(plane or FunctionDataplane(m=Served(echo)))
+    return GrpcAioServer(service, GrpcAioSettings(**{"port": 0, **settings}))
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory):
+    """An authority, and certificates of a server and a client that it signed."""
+    folder = tmp_path_factory.mktemp("pems")
+
+    def openssl(*args):
+        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
+
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl(
+        "req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2"
+    )
+    (folder / "names").write_text("subjectAltName=DNS:localhost")
+    for name in ("server", "client"):
+        openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2"]
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
+    return folder
+
+
+@ran
+async def test_it_may_be_stopped_before_it_starts_and_twice():
+    made = server()
+    await made.stop()
+    await made.start()
+    assert made.port > 0
+    await made.stop()
+    await made.stop()
+    assert made.port == 0
+
+
+@ran
+async def test_a_port_that_is_taken_is_refused():
+    first = server()
+    await first.start()
+    try:
+        with pytest.raises(ConfigError, match="Is the port taken"):
+            await server(port=first.port).start()
+    finally:
+        await first.stop()
+
+
+@ran
+async def test_calls_that_run_are_finished_within_the_grace():
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(request):
+        begun.set()
+        await release.wait()
+        return request["x"]
+
+    made = server(FunctionDataplane(m=Served(slow)))
+    await made.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{made.port}") as channel:
+        call = asyncio.ensure_future(unary(channel)(infer_request(ROWS)).code())
+        await begun.wait()
+        stopping = asyncio.ensure_future(made.stop(20))
+        release.set()
+        await stopping
+        assert (await call).name == "OK"
+
+
+@ran
+async def test_calls_beyond_the_bound_are_turned_away():
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(request):
+        begun.set()
+        await release.wait()
+        return request["x"]
+
+    async with serving(FunctionDataplane(m=Served(slow)), calls_max=1) as channel:
+        first = asyncio.ensure_future(unary(channel)(infer_request(ROWS)).code())
+        await begun.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unary(channel)(infer_request(ROWS))
+        assert code_of(caught) == "RESOURCE_EXHAUSTED"
+        release.set()
+        assert (await first).name == "OK"
+
+
+def credentials(pems, *, client: bool):
+    key, chain = ((pems / f"client.{end}").read_bytes() for end in ("key", "pem")) if client else (None, None)
+    return grpc.ssl_channel_credentials((pems / "ca.pem").read_bytes(), key, chain)
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+@ran
+async def test_tls_and_mutual_tls(pems, mutual):
+    tls = Tls(pems / "server.pem", pems / "server.key", pems / "ca.pem" if mutual else None)
+    made = server(tls=tls)
+    await made.start()
+    try:
+        async with grpc.aio.secure_channel(
+            f"localhost:{made.port}", credentials(pems, client=mutual)
+        ) as channel:
+            np.testing.assert_array_equal(values(await unary(channel)(infer_request(ROWS))), ROWS)
+        if mutual:
+            stranger = grpc.aio.secure_channel(f"localhost:{made.port}", credentials(pems, client=False))
+            async with stranger as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await unary(channel)(infer_request(ROWS))
+            assert code_of(caught) == "UNAVAILABLE"
+        async with grpc.aio.insecure_channel(f"localhost:{made.port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await unary(channel)(infer_request(ROWS))
+    finally:
+        await made.stop()
+
+
+@ran
+async def test_tls_files_that_are_missing_or_broken_are_refused(pems, tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        await server(tls=Tls(pems / "server.pem", tmp_path / "none.key")).start()
+    (tmp_path / "bad.pem").write_text("no certificate")
+    with pytest.raises(ConfigError):
+        await server(tls=Tls(tmp_path / "bad.pem", pems / "server.key")).start()
+
+
+@pytest.mark.parametrize("name", ["message_bytes_max", "calls_max", "streams_max", "keepalive_s"])
+def test_bounds_that_cannot_be_are_refused(name):
+    with pytest.raises(ConfigError, match=name):
+        GrpcAioSettings(**{name: 0})

@@ -1,0 +1,61 @@
+"""Health of the server, its services and its models, asked once and watched."""
+
+import grpc
+import pytest
+
+from headrace.protocols.oip_grpc.messages import message_class
+from headrace.server.grpc_health import Health
+from headrace.server.grpc_inference import Inference
+from server.grpc_support import FunctionDataplane, Served, bidi, code_of, echo, ran, serving, unary
+
+PATH = "/grpc.health.v1.Health/"
+Check = message_class("HealthCheckRequest", package="grpc.health.v1")
+Checked = message_class("HealthCheckResponse", package="grpc.health.v1")
+List = message_class("HealthListRequest", package="grpc.health.v1")
+Listed = message_class("HealthListResponse", package="grpc.health.v1")
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+
+
+@ran
+async def test_check_knows_the_server_services_and_models():
+    plane = FunctionDataplane(m=Served(echo))
+    async with serving(plane) as channel:
+        check = unary(channel, "Check", response=Checked, path=PATH)
+        for service in ("", "inference.GRPCInferenceService", "m"):
+            assert (await check(Check(service=service))).status == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(Check(service="nope"))
+        assert code_of(caught) == "NOT_FOUND"
+        plane.is_ready = False
+        assert (await check(Check())).status == NOT_SERVING
+        statuses = (await unary(channel, "List", response=Listed, path=PATH)(List())).statuses
+        assert {name: s.status for name, s in statuses.items()} == {
+            "": NOT_SERVING,
+            "inference.GRPCInferenceService": NOT_SERVING,
+            "inference.model_repository.ModelRepositoryService": NOT_SERVING,
+        }
+
+
+@ran
+async def test_watch_tells_every_change():
+    plane = FunctionDataplane(m=Served(echo))
+    async with serving(plane) as channel:
+        watch = bidi(channel, "Watch", response=Checked, path=PATH)([Check(service="m")])
+        assert (await watch.read()).status == SERVING
+        plane.is_ready = False
+        assert (await watch.read()).status == NOT_SERVING
+        del plane.models["m"]
+        assert (await watch.read()).status == SERVICE_UNKNOWN
+
+
+@ran
+async def test_a_watch_ends_when_the_server_drains():
+    health = Health(Inference(FunctionDataplane(m=Served(echo))), (), poll_s=1000)
+
+    async def one():
+        yield b""
+
+    watch = health.watch(None, one())
+    assert Checked.FromString(await anext(watch)).status == SERVING
+    health.drain()
+    assert [Checked.FromString(m).status async for m in watch] == [NOT_SERVING]

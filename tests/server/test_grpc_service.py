@@ -1,0 +1,211 @@
+"""Every other method, through a real server and messages of headrace's own."""
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+
+from headrace.core.errors import UnauthenticatedError, UnsupportedError
+from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.oip_grpc.schema import FILES
+from headrace.server.grpc_service import GrpcService
+from headrace.server.grpc_streams import StreamSettings
+from server.grpc_support import (
+    FunctionDataplane,
+    KeyAccess,
+    Served,
+    bidi,
+    code_of,
+    echo,
+    ran,
+    serving,
+    unary,
+)
+
+INFERENCE = "inference"
+REPOSITORY = "inference.model_repository"
+SERVICES = [(INFERENCE, "GRPCInferenceService"), (REPOSITORY, "ModelRepositoryService")]
+
+
+def plane():
+    return FunctionDataplane(m=Served(echo), other=Served(echo))
+
+
+async def ask(channel, method, package=INFERENCE, service="GRPCInferenceService", metadata=None, **fields):
+    request = message_class(f"{method}Request", package=package)(**fields)
+    response = message_class(f"{method}Response", package=package)
+    call = unary(channel, method, response=response, path=f"/{package}.{service}/")
+    return await call(request, metadata=metadata)
+
+
+@ran
+async def test_the_server_tells_how_and_what_it_is():
+    served = plane()
+    async with serving(served) as channel:
+        assert (await ask(channel, "ServerLive")).live
+        assert (await ask(channel, "ServerReady")).ready
+        assert (await ask(channel, "ModelReady", name="m", version="1")).ready
+        served.is_ready = False
+        assert not (await ask(channel, "ServerReady")).ready
+        assert not (await ask(channel, "ModelReady", name="m")).ready
+        told = await ask(channel, "ServerMetadata")
+        assert (told.name, told.version, list(told.extensions)) == (
+            "headrace",
+            "1.2",
+            ["model_repository", "statistics"],
+        )
+
+
+@ran
+async def test_models_tell_what_they_are():
+    async with serving(plane()) as channel:
+        metadata = await ask(channel, "ModelMetadata", name="m")
+        assert (metadata.name, list(metadata.versions), metadata.platform) == ("m", ["1"], "python")
+        assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [("x", "FP32", [-1, 2])]
+        assert (await ask(channel, "ModelConfig", name="m")).config.max_batch_size == 8
+        assert [s.name for s in (await ask(channel, "ModelStatistics")).model_stats] == ["m", "other"]
+        (one,) = (await ask(channel, "ModelStatistics", name="other")).model_stats
+        assert (one.name, one.inference_count, one.inference_stats.success.ns) == ("other", 7, 99)
+
+
+@pytest.mark.parametrize("method", ["ModelReady", "ModelMetadata", "ModelConfig"])
+@ran
+async def test_unknown_models_and_versions_are_not_found(method):
+    async with serving(plane()) as channel:
+        for asked in ({"name": "nope"}, {"name": "m", "version": "9"}):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask(channel, method, **asked)
+            assert code_of(caught) == "NOT_FOUND"
+
+
+@pytest.mark.parametrize(("package", "service"), SERVICES)
+@ran
+async def test_both_repository_services_list_load_and_unload(package, service):
+    served = plane()
+    async with serving(served) as channel:
+        index = await ask(channel, "RepositoryIndex", package, service)
+        assert [(e.name, e.version, e.state, e.reason) for e in index.models] == [
+            ("m", "1", "READY", ""),
+            ("other", "1", "READY", ""),
+            ("broken", "1", "UNAVAILABLE", "no file"),
+        ]
+        assert len((await ask(channel, "RepositoryIndex", package, service, ready=True)).models) == 2
+        parameter = message_class("ModelRepositoryParameter", package=package)(int64_param=3)
+        loaded = await ask(
+            channel, "RepositoryModelLoad", package, service, model_name="a", parameters={"p": parameter}
+        )
+        assert (loaded.model_name, loaded.isLoaded) == ("a", True)
+        await ask(channel, "RepositoryModelLoad", package, service, repository_name="as-kserve-has-it")
+        await ask(channel, "RepositoryModelUnload", package, service, model_name="a")
+    assert served.loaded == [("a", {"p": 3}), ("as-kserve-has-it", {}), ("a", None)]
+
+
+@ran
+async def test_roles_are_asked_for():
+    async with serving(plane(), access=KeyAccess()) as channel:
+        user, admin = ((("authorization", f"Bearer {name}"),) for name in ("user", "admin"))
+        for name, metadata, code in (
+            ("ServerMetadata", None, "UNAUTHENTICATED"),
+            ("RepositoryIndex", user, "PERMISSION_DENIED"),
+            ("RepositoryModelLoad", user, "PERMISSION_DENIED"),
+            ("RepositoryModelUnload", user, "PERMISSION_DENIED"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask(channel, name, metadata=metadata)
+            assert code_of(caught) == code, name
+        assert (await ask(channel, "ServerReady")).ready
+        assert len((await ask(channel, "RepositoryIndex", metadata=admin)).models) == 3
+
+
+@ran
+async def test_no_method_but_probes_and_refusals_answers_without_a_key():
+    """Also those that come later: whoever adds one must ask who is there."""
+    probes = ("ServerLive", "ServerReady", "ModelReady", "Health/Check", "Health/Watch")
+
+    class NobodysCall:
+        def metadata(self, key):
+            return None
+
+        def remaining_s(self):
+            return None
+
+    async def nothing():
+        return
+        yield
+
+    async def first(method):
+        if method.unary:
+            return await method.unary(NobodysCall(), b"")
+        return await anext(method.stream(NobodysCall(), nothing()))
+
+    for path, method in GrpcService(plane(), access=KeyAccess()).methods().items():
+        if path.endswith(probes):
+            continue
+        with pytest.raises((UnauthenticatedError, UnsupportedError)):
+            await first(method)
+
+
+@pytest.mark.parametrize(
+    "name", ["SystemSharedMemoryStatus", "CudaSharedMemoryRegister", "TraceSetting", "LogSettings"]
+)
+@ran
+async def test_what_triton_has_and_this_has_not_says_so(name):
+    async with serving(plane()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"\x0a\x01x")
+    assert code_of(caught) == "UNIMPLEMENTED"
+    assert "not" in caught.value.details()
+
+
+@ran
+async def test_the_methods_are_those_of_the_descriptors_and_the_refusals():
+    described = {
+        f"/{file.package}.{service}/{rpc.name}"
+        for file in FILES
+        for service, rpcs in file.services.items()
+        for rpc in rpcs
+    }
+    methods = GrpcService(plane()).methods()
+    assert described <= set(methods)
+    assert len(set(methods) - described) == 8
+    assert all((method.unary is None) != (method.stream is None) for method in methods.values())
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+@pytest.mark.parametrize(
+    ("dialect", "answer"), [("mlserver", "ModelInferResponse"), ("triton", "ModelStreamInferResponse")]
+)
+@ran
+async def test_reflection_describes_what_is_served(version, dialect, answer):
+    package = f"grpc.reflection.{version}"
+    request = message_class("ServerReflectionRequest", package=package)
+    response = message_class("ServerReflectionResponse", package=package)
+    path = f"/{package}.ServerReflection/"
+    asked = [
+        request(list_services=""),
+        request(file_containing_symbol="inference.GRPCInferenceService"),
+        request(file_containing_symbol="inference.ModelMetadataResponse.TensorMetadata"),
+        request(file_containing_symbol="grpc.health.v1.HealthCheckResponse.ServingStatus"),
+        request(file_by_filename="headrace/health.proto"),
+        request(file_by_filename="nope.proto"),
+        request(all_extension_numbers_of_type="inference.InferParameter"),
+    ]
+    async with serving(plane(), streams=StreamSettings(dialect)) as channel:
+        call = bidi(channel, "ServerReflectionInfo", response=response, path=path)(asked)
+        answers = [a async for a in call]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bidi(channel, "ServerReflectionInfo", response=response, path=path)([request()]).read()
+        assert code_of(caught) == "INVALID_ARGUMENT"
+    names = [s.name for s in answers[0].list_services_response.service]
+    assert names == sorted(names)
+    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health", f"{package}.ServerReflection"} <= set(
+        names
+    )
+    files = [
+        descriptor_pb2.FileDescriptorProto.FromString(a.file_descriptor_response.file_descriptor_proto[0])
+        for a in answers[1:5]
+    ]
+    assert [f.package for f in files] == ["inference", "inference", "grpc.health.v1", "grpc.health.v1"]
+    (stream,) = (m for m in files[0].service[0].method if m.name == "ModelStreamInfer")
+    assert stream.output_type == f".inference.{answer}"
+    assert [a.error_response.error_code for a in answers[5:]] == [5, 12]
+    assert answers[1].original_request == asked[1]

@@ -1,0 +1,177 @@
+"""A server's life: doors before models, drain before leaving, and at once when asked twice."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from engine.support import request
+from headrace.core.errors import ModelLoadError, ModelNotReadyError, StoppedError
+from headrace.engine.repository import ModelDefinition, ModelRepository
+from headrace.engine.settings import ServeSettings
+from headrace.server.dataplane import Dataplane
+from headrace.server.serving import DrainSettings, Serving
+from headrace.testing import EchoModel, HeldModel
+
+WAIT_S = 30.0
+
+
+class Door:
+    """A listener that notes what is done to it."""
+
+    address = "here"
+
+    def __init__(self, log: list[str], name: str = "door") -> None:
+        self.log = log
+        self.name = name
+        self.busy: asyncio.Event | None = None
+        self.closing = asyncio.Event()
+
+    async def start(self) -> None:
+        self.log.append(f"{self.name} opens")
+
+    async def stop(self, grace_s: float) -> None:
+        self.log.append(f"{self.name} closes in {grace_s:g}")
+        self.closing.set()
+        if self.busy is not None and grace_s:
+            await self.busy.wait()
+
+
+def serving(model, log, **drain):
+    repository = ModelRepository(
+        [ModelDefinition("m", "1", model, settings=ServeSettings(isolation="thread", warm_up=False))]
+    )
+    plane = Dataplane(repository)
+    door = Door(log)
+    made = Serving(repository, plane, [door], last=[Door(log, "metrics")], drain=DrainSettings(**drain))
+    return made, plane, door
+
+
+def test_doors_open_first_then_models_load_and_it_is_ready():
+    log = []
+
+    class Loads(EchoModel):
+        def load(self):
+            log.append("model loads")
+
+    async def main():
+        made, plane, _ = serving(Loads, log, grace_s=5)
+        assert not plane.ready()
+
+        def ready():
+            log.append(f"ready {plane.ready()}")
+            made.stop()
+
+        await made.run(ready, signals=False)
+        assert not plane.ready()
+
+    asyncio.run(main())
+    assert log == [
+        "metrics opens",
+        "door opens",
+        "model loads",
+        "ready True",
+        "door closes in 5",
+        "metrics closes in 1",
+    ]
+
+
+def test_a_model_that_does_not_load_closes_the_doors_and_says_why():
+    log = []
+
+    class Broken(EchoModel):
+        def load(self):
+            raise OSError("no weights")
+
+    async def main():
+        made, _, _ = serving(Broken, log)
+        with pytest.raises(ModelLoadError, match="no weights"):
+            await made.run(signals=False)
+
+    asyncio.run(main())
+    assert log[-1] == "metrics closes in 1"
+
+
+def test_while_it_gives_notice_it_is_not_ready_but_open():
+    log = []
+
+    async def main():
+        made, plane, _ = serving(EchoModel, log, notice_s=WAIT_S, grace_s=5)
+        ready = asyncio.Event()
+        running = asyncio.ensure_future(made.run(ready.set, signals=False))
+        await ready.wait()
+        made.stop()
+        async with asyncio.timeout(WAIT_S):
+            while plane.ready():  # noqa: ASYNC110 - it has no event to wait for
+                await asyncio.sleep(0)
+        assert not any("closes" in line for line in log)
+        made.stop()
+        await running
+
+    asyncio.run(main())
+    assert any(line.startswith("door closes") for line in log)
+
+
+def test_asked_twice_it_cuts_off_what_is_under_way():
+    log = []
+
+    async def main():
+        made, _, door = serving(EchoModel, log, grace_s=WAIT_S)
+        door.busy = asyncio.Event()
+        ready = asyncio.Event()
+        running = asyncio.ensure_future(made.run(ready.set, signals=False))
+        await ready.wait()
+        made.stop()
+        await door.closing.wait()
+        made.stop()
+        await asyncio.wait_for(running, WAIT_S)
+
+    asyncio.run(main())
+    assert "door closes in 0" in log
+
+
+def test_stopped_while_models_load_it_ends_without_an_error():
+    log = []
+    loading, go_on = threading.Event(), threading.Event()
+
+    class Lingers(EchoModel):
+        def load(self):
+            loading.set()
+            go_on.wait(WAIT_S)
+
+    async def main():
+        made, _, _ = serving(Lingers, log)
+        running = asyncio.ensure_future(made.run(lambda: log.append("ready"), signals=False))
+        await asyncio.to_thread(loading.wait, WAIT_S)
+        made.stop()
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait_for(running, WAIT_S)
+
+    asyncio.run(main())
+    assert "ready" not in log
+
+
+def test_a_model_that_does_not_answer_in_time_is_cut_off_after_the_grace():
+    log = []
+    model = HeldModel()
+
+    async def main():
+        made, plane, door = serving(lambda: model, log, grace_s=0.05)
+        ready = asyncio.Event()
+        running = asyncio.ensure_future(made.run(ready.set, signals=False))
+        await ready.wait()
+        asking = asyncio.ensure_future(plane.infer("m", "", request()))
+        waiting = asyncio.ensure_future(plane.infer("m", "", request(np.zeros((1, 2), np.float32))))
+        await asyncio.to_thread(model.wait_for_calls, 1)
+        made.stop()
+        # What waits hears of it when the grace is over; the call that runs cannot be stopped, only waited for.
+        with pytest.raises((StoppedError, ModelNotReadyError)):
+            await asyncio.wait_for(waiting, WAIT_S)
+        model.release()
+        await asyncio.wait_for(running, WAIT_S)
+        assert door.closing.is_set()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(main())
