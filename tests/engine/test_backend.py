@@ -302,3 +302,72 @@ def test_a_negative_delay_is_refused():
         _backend(model)
     settings = ServeSettings(max_batch_delay_ms=3.0)
     assert LocalBackend(lambda: model, "m", settings=settings).metadata.max_batch_delay_ms == 3.0
+
+
+@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
+def test_a_second_cancellation_does_not_break_into_the_cleaning_up(make):
+    cleaning, go_on = threading.Event(), threading.Event()
+
+    async def cleans():
+        cleaning.set()
+        await asyncio.to_thread(go_on.wait, 30)
+
+    model = make(cleans=cleans)
+    backend = _backend(model)
+
+    def cancel():
+        assert model.entered.wait(30)
+        backend.cancel()
+        assert cleaning.wait(30)
+        backend.cancel()
+        go_on.set()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(CancelledRequestError):
+        _called(backend, -1)
+    canceller.join()
+    assert model.ended == [1]
+    backend.close()
+
+
+# Plain streams whose caller has gone
+
+
+class _Steps(EchoModel):
+    """Reads all that it is sent before it yields."""
+
+    def __init__(self):
+        self.read, self.entered, self.go_on = 0, threading.Event(), threading.Event()
+
+    def predict_stream(self, requests):
+        for _ in requests:
+            self.read += 1
+            self.entered.set()
+            assert self.go_on.wait(30)
+        yield 1.0
+
+
+def test_a_stream_that_nobody_waits_for_runs_no_code_of_the_model():
+    model = _Steps()
+    model.go_on.set()
+    backend = _backend(model)
+    with backend.turns:
+        _streamed(backend).cancel()
+    backend.close()
+    assert model.read == 0
+
+
+def test_requests_of_a_caller_who_has_gone_are_not_read_on():
+    """However many have arrived already."""
+    model = _Steps()
+    backend = _backend(model)
+    stream = StreamCall(SystemClock(), deadline=None, id="")
+    for _ in range(5):
+        stream.requests.offer(InferRequest(()))
+    backend.open_stream(stream)
+    assert model.entered.wait(30)
+    stream.cancel()
+    model.go_on.set()
+    backend.close()
+    assert model.read == 1

@@ -520,7 +520,8 @@ def test_a_deadline_that_has_passed_is_not_asked():
         with pytest.raises(DeadlineError, match="request r before its deadline"):
             asyncio.run(ask(engine))
         assert _ended(engine) == _only(expired=1)
-        assert engine.model_statistics().calls == 0
+        figures = engine.model_statistics()
+        assert (figures.calls, figures.queue.count) == (0, 0)
 
 
 def test_an_instance_that_sees_a_deadline_first_counts_it_once():

@@ -22,7 +22,7 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
-from headrace.engine.streams import ITEMS_MAX, StreamCall
+from headrace.engine.streams import ITEMS_MAX, AnswerStream, StreamCall
 from headrace.testing import EchoModel, ManualClock
 
 
@@ -782,3 +782,42 @@ def test_a_caller_whose_loop_is_gone_keeps_nobody():
             with pytest.raises(asyncio.CancelledError):
                 asyncio.run(leave(engine))
             engine.stop()
+
+
+def test_a_stream_that_meets_a_stop_is_refused():
+    """The stop came between its being asked for and its taking its place: nobody would wait for it."""
+
+    async def use(engine):
+        life, backend = engine._running_life("")
+        engine._running_life = lambda _: (life, backend)
+        state, engine._state = engine._state, type(engine._state).STOPPING
+        with pytest.raises(StoppedError):
+            engine.stream(request())
+        engine._state = state
+
+    _run(_script(plain_echo), use)
+
+
+def test_a_task_that_never_had_its_first_step_ends_its_stream():
+    """Its caller's loop took it along."""
+
+    async def leave(engine):
+        engine.stream(request())
+        (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+        task.cancel()
+        await asyncio.wait([task])
+
+    with serving(_script(async_hang), isolation="inline") as engine:
+        asyncio.run(leave(engine))
+        assert not engine._life.slots[0].backend._streams
+
+
+def test_items_that_are_there_are_late_too():
+    clock = ManualClock()
+    call = StreamCall(clock, deadline=5.0, id="")
+    call.answers.offer(InferResponse(()))
+    clock.advance(5.0)
+    closed = []
+    with pytest.raises(DeadlineError):
+        asyncio.run(AnswerStream(call, None, closed.append).some())
+    assert closed == [call]

@@ -38,7 +38,16 @@ from headrace.engine.reason import reason
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
 from headrace.engine.tally import Tally, total
-from headrace.engine.ticket import Answer, FutureReply, LoopReply, Ticket, deliver, gone, merge_key
+from headrace.engine.ticket import (
+    Answer,
+    FutureReply,
+    LoopReply,
+    RequestTimes,
+    Ticket,
+    deliver,
+    gone,
+    merge_key,
+)
 
 _log = logging.getLogger("headrace.engine")
 
@@ -285,7 +294,7 @@ class Engine:
         with life.counting:
             for ticket in tickets:
                 if ticket.ended:
-                    life.tally.failed(now - ticket.asked_s)
+                    life.tally.failed(now - ticket.asked_s, rows=ticket.rows)
         deliver([(ticket, error) for ticket in tickets])
 
     def _finish_streams(self, life: _Life) -> None:
@@ -321,31 +330,31 @@ class Engine:
 
     # Callers in event loops
 
-    async def ask(self, request: InferRequest) -> InferResponse:
+    async def ask(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse:
         """Ask, from an event loop; never blocks, never waits for room. One bad row fails the request.
 
         Cancelling takes a waiting request out of the queue. Raises ModelInputError for what does not fit the model,
         OverloadedError when too many rows wait, LimitError for more rows than may ever wait, DeadlineError as soon as the
-        deadline has passed, PredictError for what the model raised, StoppedError.
+        deadline has passed, PredictError for what the model raised, StoppedError. `times`, where given, are filled in.
         """
         life, backend = self._running_life("it is starting or stopping")
-        rows = self._checked(backend, request)
-        if rows > self.settings.queue_rows_max:
-            raise self._too_many(rows)
+        rows = self._admissible(backend, request)
         now = self._clock.now()
         if request.deadline is not None and now >= request.deadline:
             with life.counting:
                 life.tally.expired += 1
             raise self._late(request)
         if life.inline is not None:
-            ticket = Ticket(request, rows, now, _NOWHERE, strict=True)
+            ticket = Ticket(request, rows, now, _NOWHERE, strict=True, times=times)
             answer = self._answer_inline(life, life.inline, ticket)
             if isinstance(answer, BaseException):
                 raise answer
             return answer
         loop = asyncio.get_running_loop()
         reply = LoopReply(loop)
-        ticket = Ticket(request, rows, now, reply, key=merge_key(request), strict=True)
+        ticket = Ticket(request, rows, now, reply, key=merge_key(request), strict=True, times=times)
+        if times is not None:
+            times.asked_s = now
         self._admit(life, ticket)
         try:
             if request.deadline is None:
@@ -378,11 +387,16 @@ class Engine:
             retry_after_s=self._retry_after_s(life, rows),
         )
 
-    def _too_many(self, rows: int) -> LimitError:
-        return LimitError(
-            f"model {self.name}: a request of {rows} rows is larger than its whole queue (queue_rows_max "
-            f"{self.settings.queue_rows_max}): send it in parts"
-        )
+    def _admissible(self, backend: Backend, request: InferRequest) -> int:
+        """How many rows the request has; LimitError for more than may ever wait, also where nothing waits."""
+        rows = self._checked(backend, request)
+        most = self.settings.queue_rows_max
+        if rows > most:
+            raise LimitError(
+                f"model {self.name}: a request of {rows} rows is larger than its whole queue (queue_rows_max "
+                f"{most}): send it in parts"
+            )
+        return rows
 
     def _retry_after_s(self, life: _Life, rows: int) -> float:
         """How long the rows that wait will take, by how long rows took so far."""
@@ -590,6 +604,9 @@ class Engine:
 
     def _count(self, tally: Tally, ticket: Ticket, answer: Answer, began_s: float, ended_s: float) -> None:
         tally.waited(began_s - ticket.asked_s)
+        times = ticket.times
+        if times is not None:
+            times.asked_s, times.began_s, times.ended_s = ticket.asked_s, began_s, ended_s
         if not ticket.ended:
             return  # counted when it was withdrawn
         if isinstance(answer, InferResponse):
@@ -600,7 +617,7 @@ class Engine:
         elif isinstance(answer, CancelledRequestError):
             tally.cancelled += 1
         else:
-            tally.failed(ended_s - ticket.asked_s)
+            tally.failed(ended_s - ticket.asked_s, rows=ticket.rows)
 
     def _recover(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
         """The instance died: what it had is asked once more, each request by itself, and it is started again."""

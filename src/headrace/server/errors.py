@@ -38,7 +38,14 @@ _log = logging.getLogger("headrace.server")
 MESSAGE_CHARS_MAX: Final = 4000
 """Of what a caller is told: over gRPC it travels in a header, and clients limit those to 8 KiB."""
 INTERNAL: Final = "internal error"
+INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
+CLIENT_GONE: Final = 499
+"""What is counted where nobody was left who could be answered."""
+
+_FAULTS: Final = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
 
 
 class GrpcCode(IntEnum):
@@ -90,6 +97,11 @@ class Status:
     retry_after_s: int | None = None
 
 
+def is_fault(status: int | str) -> bool:
+    """Whether a status, HTTP's or gRPC's by name, tells of a fault on this side."""
+    return status >= 500 if isinstance(status, int) else status in _FAULTS
+
+
 def status_of(error: BaseException) -> Status:
     """The status of an error. What nobody expected is logged here."""
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
@@ -100,6 +112,11 @@ def status_of(error: BaseException) -> Status:
     if isinstance(error, e.StoppedError):
         after_s = 1
     return Status(*found, str(error)[:MESSAGE_CHARS_MAX], after_s)
+
+
+def code_of(error: BaseException) -> GrpcCode | None:
+    """The gRPC code of an error of ours; None for what is none."""
+    return next((code for kind, _, code in _TABLE if isinstance(error, kind)), None)
 
 
 def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:

@@ -5,7 +5,7 @@ Cancelling the task that runs a method cancels the model's work.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from headrace.core.errors import UnsupportedError
@@ -18,11 +18,14 @@ from headrace.protocols.oip_grpc.schema import (
     REFLECTION_V1ALPHA,
     REPOSITORY,
 )
+from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_contract import Call, Method, Stream, Unary
 from headrace.server.grpc_health import Health
 from headrace.server.grpc_inference import Inference
+from headrace.server.grpc_observed import observed
 from headrace.server.grpc_streams import InferenceStreams, StreamSettings
+from headrace.server.observation import Observer, Observers
 from headrace.server.security import Access, Role
 
 INFERENCE_SERVICE: Final = "inference.GRPCInferenceService"
@@ -50,6 +53,7 @@ class GrpcService:
         streams: Dialect and bounds of streams.
         health_poll_s: How soon a health watch notices a change.
         now: Monotonic seconds, on the dataplane's clock.
+        observers: Told of every call, as those of `RestApp` are; None: nothing is observed. `answers` counts either way.
     """
 
     def __init__(
@@ -60,7 +64,11 @@ class GrpcService:
         streams: StreamSettings | None = None,
         health_poll_s: float = 1.0,
         now: Callable[[], float] = time.monotonic,
+        observers: Sequence[Observer] | None = None,
     ) -> None:
+        self.answers = Answers("grpc")
+        self._observers = None if observers is None else Observers(observers)
+        self._now = now
         settings = streams or StreamSettings()
         self._dataplane = dataplane
         self._inference = Inference(dataplane, access, now)
@@ -102,7 +110,8 @@ class GrpcService:
             for service, unaries in table.items()
             for name, unary in unaries.items()
         }
-        return methods | {path: Method(stream=stream) for path, stream in streams.items()}
+        methods |= {path: Method(stream=stream) for path, stream in streams.items()}
+        return observed(methods, self.answers, self._observers, self._now)
 
     # Probes have no key: these three need none.
 
