@@ -104,10 +104,17 @@ def is_fault(status: int | str) -> bool:
 
 def status_of(error: BaseException) -> Status:
     """The status of an error. What nobody expected is logged here."""
+    status = quiet_status_of(error)
+    if status.why is INTERNAL:
+        _log.error("a request failed in an unexpected way", exc_info=error)
+    return status
+
+
+def quiet_status_of(error: BaseException) -> Status:
+    """The status of an error that somebody else logs."""
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
-        _log.error("a request failed in an unexpected way", exc_info=error)
-        return Status(500, GrpcCode.INTERNAL, INTERNAL)
+        return Status(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
     after_s = ceil(error.retry_after_s) if isinstance(error, e.OverloadedError) else None
     if isinstance(error, e.StoppedError):
         after_s = 1
