@@ -15,6 +15,7 @@ from headrace.core.errors import (
     ModelContractError,
     ModelInputError,
     PredictError,
+    RefusedRowsError,
     StoppedError,
 )
 from headrace.engine.backend import LocalBackend
@@ -344,6 +345,6 @@ def test_a_batch_answers_each_of_its_tickets_once(asked, guilty, names_rows, gon
         if id(each) in left:
             assert isinstance(answer, CancelledRequestError)
         elif guilty.intersection(values):
-            assert isinstance(answer, PredictError)
+            assert isinstance(answer, PredictError | RefusedRowsError)
         else:
             assert _values(answer) == values

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from headrace.core import errors
-from headrace.server.errors import MESSAGE_CHARS_MAX, GrpcCode, grpc_status, trailing_metadata
+from headrace.server.errors import MESSAGE_CHARS_MAX, GrpcCode, grpc_status, status_of, trailing_metadata
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,66 @@ def test_only_an_overload_has_metadata():
         "retry-after-s": "0.000",
         "grpc-retry-pushback-ms": "1",
     }
+
+
+_MADE = {
+    errors.MissingExtraError: errors.MissingExtraError("onnx", "this"),
+    errors.OutputExistsError: errors.OutputExistsError("s3://b/k"),
+    errors.EmptySourceError: errors.EmptySourceError("s3://b", "nothing"),
+    errors.CorruptError: errors.CorruptError("broken", byte=1),
+    errors.TruncatedError: errors.TruncatedError("ends", byte=1),
+    errors.OverloadedError: errors.OverloadedError("full", retry_after_s=1.2),
+    errors.CountMismatchError: errors.CountMismatchError("here", records_in=1, out=0, failed=0),
+}
+
+
+def every(kind=errors.HeadraceError):
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from every(sub)
+
+
+def made(kind):
+    if kind in _MADE:
+        return _MADE[kind]
+    two = issubclass(kind, errors.ModelError | errors.StorageError | errors.EndpointError)
+    return kind("m", "why") if two else kind("why")
+
+
+EXPECTED = {
+    errors.UnauthenticatedError: (401, GrpcCode.UNAUTHENTICATED),
+    errors.ForbiddenError: (403, GrpcCode.PERMISSION_DENIED),
+    errors.ModelNotFoundError: (404, GrpcCode.NOT_FOUND),
+    errors.LimitError: (413, GrpcCode.RESOURCE_EXHAUSTED),
+    errors.RefusedRowsError: (422, GrpcCode.INVALID_ARGUMENT),
+    errors.OverloadedError: (429, GrpcCode.RESOURCE_EXHAUSTED),
+    errors.CancelledRequestError: (499, GrpcCode.CANCELLED),
+    errors.DeadlineError: (504, GrpcCode.DEADLINE_EXCEEDED),
+    errors.UnsupportedError: (501, GrpcCode.UNIMPLEMENTED),
+    errors.ModelNotReadyError: (503, GrpcCode.UNAVAILABLE),
+    errors.StoppedError: (503, GrpcCode.UNAVAILABLE),
+    errors.InstanceLostError: (503, GrpcCode.UNAVAILABLE),
+    errors.ModelLoadError: (503, GrpcCode.FAILED_PRECONDITION),
+    errors.ModelInputError: (400, GrpcCode.INVALID_ARGUMENT),
+    errors.DataError: (400, GrpcCode.INVALID_ARGUMENT),
+    errors.ConfigError: (400, GrpcCode.INVALID_ARGUMENT),
+    errors.PredictError: (500, GrpcCode.INTERNAL),
+    errors.ModelContractError: (500, GrpcCode.INTERNAL),
+}
+
+
+@pytest.mark.parametrize("kind", list(every()), ids=lambda k: k.__name__)
+def test_every_error_has_its_status_and_its_text(kind):
+    """That of the nearest kind above it; what no client can cause is 500."""
+    error = made(kind)
+    status = status_of(error)
+    expected = next((EXPECTED[k] for k in kind.__mro__ if k in EXPECTED), (500, GrpcCode.INTERNAL))
+    assert (status.http, status.grpc) == expected
+    assert status.why == str(error)
+
+
+def test_when_to_ask_again_is_whole_seconds_upwards():
+    assert status_of(made(errors.OverloadedError)).retry_after_s == 2
+    assert status_of(errors.OverloadedError("full", retry_after_s=0.1)).retry_after_s == 1
+    assert status_of(errors.StoppedError("going down")).retry_after_s == 1
+    assert status_of(errors.DataError("wrong")).retry_after_s is None

@@ -61,8 +61,6 @@ class ServerOptions:
     stream_dialect: StreamDialect = "mlserver"
     """In which form gRPC streams are answered, unless the caller says: MLServer's, or Triton's."""
     drain: DrainSettings = field(default_factory=DrainSettings)
-    request_ids: bool = False
-    """Whether every request has an id, in its response and in log records; the access log and traces imply it."""
     access_log: bool = False
     """Whether every request is logged when it is over; see `headrace.server.request_log`."""
 
@@ -144,7 +142,7 @@ def _watch(options: ServerOptions) -> _Watch:
     if options.access_log:
         # Last, so that it ends first; the trace's id is known from the begin.
         observers.append(RequestLog())
-    return _Watch(observers if observers or options.request_ids else None, close)
+    return _Watch(observers or None, close)
 
 
 def open_repository(

@@ -155,7 +155,6 @@ def _options(given: dict[str, Any]) -> Any:
         limits=RestLimits(body_bytes_max=given["body_mib_max"] << 20),
         stream_dialect=given["stream_dialect"],
         drain=DrainSettings(given["drain_notice_s"], given["drain_grace_s"]),
-        request_ids=True,
         access_log=given["access_log"],
     )
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
 
-from headrace.batching.adaptive import AdaptiveBatcher
+from headrace.batching.adaptive import AdaptiveBatcher, LookAgain
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CancelledRequestError,
@@ -31,9 +31,11 @@ from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Backend
 from headrace.engine.channel import Channel, ThreadTaker, Work
+from headrace.engine.inputs import ModelInputs
 from headrace.engine.instance import Instance
 from headrace.engine.isolation import Placement
 from headrace.engine.reason import reason
+from headrace.engine.revival import Revival
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
 from headrace.engine.tally import Tally, total
@@ -69,6 +71,7 @@ class _Slot:
         self.instance: Instance | None = None
         self.streams: set[StreamCall] = set()
         """Changed under the engine's lock."""
+        self.revival: Revival | None = None
         self.alive = False
         self.given_up = False
 
@@ -88,6 +91,10 @@ class _Life:
         """Held by the caller of an inline instance."""
         self.over = False
         """Whether the instances are being closed; set under `lock`."""
+        self.hurry = threading.Event()
+        """Set when it ends: nobody waits long for an instance to come back."""
+        self.lost: str | None = None
+        """Why no instance is left: all died, and none could be started again."""
         self.began_s = 0.0
         self.counting = threading.Lock()
         """Held where the next two are changed: callers of several threads do that."""
@@ -272,6 +279,7 @@ class Engine:
             life.channel.close()
         else:
             self._cut_short(life)
+        life.hurry.set()
         life.end()
         self._become_stopped(life)
 
@@ -338,6 +346,8 @@ class Engine:
         """
         life, backend = self._running_life("it is starting or stopping")
         rows = self._checked(backend, request)
+        if rows > self.settings.queue_rows_max:
+            raise self._too_many(rows)
         now = self._clock.now()
         if request.deadline is not None and now >= request.deadline:
             with life.counting:
@@ -373,11 +383,6 @@ class Engine:
 
     def _admit(self, life: _Life, ticket: Ticket) -> None:
         most = self.settings.queue_rows_max
-        if ticket.rows > most:
-            raise LimitError(
-                f"model {self.name}: a request of {ticket.rows} rows is larger than its whole queue (queue_rows_max "
-                f"{most}): send it in parts"
-            )
         try:
             if life.channel.offer(ticket):
                 return
@@ -389,6 +394,12 @@ class Engine:
         raise OverloadedError(
             f"model {self.name}: {rows} rows wait already, and at most {most} may (queue_rows_max): ask again later",
             retry_after_s=self._retry_after_s(life, rows),
+        )
+
+    def _too_many(self, rows: int) -> LimitError:
+        return LimitError(
+            f"model {self.name}: a request of {rows} rows is larger than its whole queue (queue_rows_max "
+            f"{self.settings.queue_rows_max}): send it in parts"
         )
 
     def _retry_after_s(self, life: _Life, rows: int) -> float:
@@ -411,12 +422,16 @@ class Engine:
     def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> AnswerStream:
         """Open a stream, from an event loop: `first`, then what `more` gives, go to the model as they come.
 
-        Raises UnsupportedError for a model that has no `predict_stream`, OverloadedError when `streams_max` are open,
+        Raises UnsupportedError for a model that has no `predict_stream`, ModelInputError for a first request that does not fit
+        the inputs that the model declares, OverloadedError when `streams_max` are open,
         StoppedError. What is wrong with a later request, and what its source raises, ends the stream with that error.
         """
         life, backend = self._running_life("it is starting or stopping")
         if not backend.metadata.streams:
             raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
+        if backend.inputs.declared:
+            backend.inputs.check_names(first)
+            more = None if more is None else _checked(more, backend.inputs)
         loop = asyncio.get_running_loop()
         call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
         call.requests.offer(first)
@@ -468,6 +483,8 @@ class Engine:
         backend = life.backend
         if self._state is not _State.RUNNING or backend is None:
             raise self._stopped(why)
+        if life.lost is not None:
+            raise InstanceLostError(self.name, life.lost)
         return life, backend
 
     def _checked(self, backend: Backend, request: InferRequest) -> int:
@@ -531,10 +548,8 @@ class Engine:
             return
         self._report_loaded(life, None)
         assert slot.backend is not None
-        taker = ThreadTaker()
         try:
-            while not slot.given_up and (work := life.channel.take(taker)) is not None:
-                self._answer(life, slot, work)
+            self._answer_until_closed(life, slot, slot.backend)
         finally:
             slot.alive = False
             with life.lock:
@@ -550,11 +565,26 @@ class Engine:
     def _load(self, life: _Life, slot: _Slot) -> None:
         slot.backend = backend = self._placement.load()
         slot.instance = Instance(backend, self.name, self._clock, slot.tally)
+        slot.revival = Revival(backend, self.name, self._clock)
         metadata = backend.metadata
         life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         if self._placement.inline(backend):
             life.inline = slot.instance
         slot.alive = True
+
+    def _answer_until_closed(self, life: _Life, slot: _Slot, backend: Backend) -> None:
+        taker = ThreadTaker()
+
+        def lost() -> None:
+            slot.alive = False
+            taker.wake()
+
+        backend.on_lost(lost)
+        while (work := life.channel.take(taker, lambda: backend.lost)) is not None:
+            if not isinstance(work, LookAgain):
+                self._answer(life, slot, work)
+            if backend.lost and not self._revived(life, slot):
+                return
 
     def _report_loaded(self, life: _Life, error: BaseException | None) -> None:
         with self._changed:
@@ -567,6 +597,8 @@ class Engine:
         try:
             if tickets:
                 deliver(self._answered(life, slot, tickets, work.reason))
+                assert slot.revival is not None
+                slot.revival.proved()
         except InstanceLostError as lost:
             self._recover(life, slot, tickets, lost)
         finally:
@@ -609,7 +641,7 @@ class Engine:
             tally.failed(ended_s - ticket.asked_s, rows=ticket.rows)
 
     def _recover(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
-        """The instance died: what it had is asked once more, each request by itself, and it is started again."""
+        """The instance died: what it had is asked once more, each request by itself."""
         again: list[Ticket] = []
         over: list[Ticket] = []
         for ticket in tickets:
@@ -622,15 +654,24 @@ class Engine:
         self._lose(life, slot, over, lost)
         slot.alive = False
         life.channel.again(again)
-        backend = slot.backend
-        assert backend is not None
+
+    def _revived(self, life: _Life, slot: _Slot) -> bool:
+        """Start an instance again whose process died; False when it is given up, or nobody wants it any more."""
+        assert slot.revival is not None
+
+        def wanted() -> bool:
+            return not life.channel.dropped and (not life.hurry.is_set() or life.channel.waiting()[0] > 0)
+
         try:
-            backend.restart()
+            slot.revival.revive(life.hurry, wanted)
+        except StoppedError:
+            return False
         except BaseException as error:  # noqa: BLE001 - it is given up; what waits has other instances, or hears of it
             self._give_up(life, slot, error)
-            return
+            return False
         slot.tally.restarts += 1
         slot.alive = True
+        return True
 
     def _lose(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
         life.channel.settle(tickets)
@@ -646,8 +687,8 @@ class Engine:
             slot.given_up = True
             last = all(s.given_up for s in life.slots)
         if last:
-            why = f"its process died and could not be started again: {reason(error)}"
-            self._drop(life, InstanceLostError(self.name, why))
+            life.lost = f"its process died and could not be started again: {reason(error)}"
+            self._drop(life, InstanceLostError(self.name, life.lost))
 
     def _answer_inline(self, life: _Life, instance: Instance, ticket: Ticket) -> Answer:
         """Call the model at once, on the caller's thread."""
@@ -695,6 +736,13 @@ class _Nowhere:
 
 
 _NOWHERE = _Nowhere()
+
+
+async def _checked(requests: AsyncIterator[InferRequest], inputs: ModelInputs) -> AsyncIterator[InferRequest]:
+    """The same requests; ModelInputError for one that does not fit."""
+    async for request in requests:
+        inputs.check_names(request)
+        yield request
 
 
 async def _feed(requests: AsyncIterator[InferRequest], call: StreamCall) -> None:

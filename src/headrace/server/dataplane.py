@@ -19,7 +19,6 @@ from headrace.core.errors import (
     ModelContractError,
     ModelError,
     ModelInputError,
-    PredictError,
     StoppedError,
     UnsupportedError,
 )
@@ -141,7 +140,8 @@ class Dataplane:
     ) -> InferResponse:
         """One response for one request; see `Engine.ask` for what it raises, and for `times`.
 
-        A model that only streams is asked by its stream; what it yields is joined, row after row.
+        A model that only streams is asked by its stream; what it yields is joined, row after row; nothing, where it yields
+        nothing.
         """
         engine = self._repository.engine(model, version)
         try:
@@ -289,7 +289,7 @@ async def _collected(engine: Engine, request: InferRequest) -> InferResponse:
     finally:
         await answers.aclose()
     if not items:
-        raise PredictError(engine.name, "its stream ended without a response")
+        return InferResponse((), engine.name, engine.version, request.id)
     if len(items) == 1:
         return items[0]
     names = [t.name for t in items[0].outputs]

@@ -20,6 +20,8 @@ DeadlineError                                   504   DEADLINE_EXCEEDED
 anything else                                   500   INTERNAL
 ==============================================  ====  =====================
 
+The text of a `HeadraceError` goes out: what a model raised is in it as the model said it (`PredictError`), which is meant,
+since nobody else can tell a caller what is wrong with rows. Why a model did not load is told to those alone who load it.
 What is no `HeadraceError` is a defect of ours: it is logged, and the caller is told "internal error" and nothing more.
 """
 
@@ -102,10 +104,17 @@ def is_fault(status: int | str) -> bool:
 
 def status_of(error: BaseException) -> Status:
     """The status of an error. What nobody expected is logged here."""
+    status = quiet_status_of(error)
+    if status.why is INTERNAL:
+        _log.error("a request failed in an unexpected way", exc_info=error)
+    return status
+
+
+def quiet_status_of(error: BaseException) -> Status:
+    """The status of an error that somebody else logs."""
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
-        _log.error("a request failed in an unexpected way", exc_info=error)
-        return Status(500, GrpcCode.INTERNAL, INTERNAL)
+        return Status(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
     after_s = ceil(error.retry_after_s) if isinstance(error, e.OverloadedError) else None
     if isinstance(error, e.StoppedError):
         after_s = 1

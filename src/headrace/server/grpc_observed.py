@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Final
 
 from headrace.server.answers import Answers
-from headrace.server.errors import MESSAGE_CHARS_MAX, GrpcCode, Status, code_of
+from headrace.server.errors import GrpcCode, quiet_status_of
 from headrace.server.grpc_contract import Call, Method, Stream, Unary
 from headrace.server.observation import CURRENT, Observation, Observers
 
@@ -107,9 +107,8 @@ def _stream(path: str, answer: Stream, watch: _Watch) -> Stream:
 
 
 def _failed(error: Exception, seen: Observation | None) -> str:
-    code = code_of(error)
-    told = code or GrpcCode.INTERNAL
+    # Its carrier logs what was not expected.
+    status = quiet_status_of(error)
     if seen is not None:
-        why = "internal error" if code is None else str(error)[:MESSAGE_CHARS_MAX]
-        seen.failed(error, Status(0, told, why))
-    return told.name
+        seen.failed(error, status)
+    return status.grpc.name

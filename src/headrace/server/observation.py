@@ -9,8 +9,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from secrets import token_hex
 from typing import Any, Final, Protocol
-from uuid import uuid4
 
 from headrace.core.tensor import InferRequest
 from headrace.engine.ticket import RequestTimes
@@ -79,7 +79,7 @@ class Observation:
         """What was sent: an HTTP status, or a gRPC code by name."""
         self.failure: tuple[str, Status] | None = None
         """The error, by the name of its class, and what it became; in a stream also one after the begin."""
-        self.request_id = safe_id(header(REQUEST_ID)) or uuid4().hex
+        self.request_id = safe_id(header(REQUEST_ID)) or token_hex(16)
         """What is echoed: the caller's, or one of ours."""
         self.body_id = ""
         self.client = ""

@@ -74,8 +74,8 @@ _Methods = dict[str, _Action]
 class RestApp:
     """The ASGI application. `clock` tells monotonic seconds, as the engines' clocks do.
 
-    `answers` counts what is answered. Of each request `observers` are told, traces and the access log; even with none in the
-    sequence every request has an id, which is in responses and in log records. None: nothing is observed, which costs nothing.
+    `answers` counts what is answered. Of each request `observers` are told, traces and the access log; then every request has
+    an id, which is in its response and in log records. None: nothing is observed, which costs nothing, and only errors have ids.
     """
 
     def __init__(
@@ -134,14 +134,7 @@ class RestApp:
             self.answers.add(exchange.action, exchange.status)
 
     async def _serve_observed(self, exchange: Exchange, observers: Observers) -> None:
-        seen = Observation(
-            "rest",
-            exchange.method,
-            exchange.path,
-            began_s=self._clock(),
-            header=lambda name: exchange.header(name.encode("latin-1")),
-        )
-        exchange.observation = seen
+        exchange.observation = seen = self._observation(exchange)
         exchange.request_id = seen.request_id.encode()
         token = CURRENT.set(seen)
         observers.begin(seen)
@@ -151,6 +144,15 @@ class RestApp:
             seen.status, seen.ended_s = exchange.status, self._clock()
             observers.end(seen)
             CURRENT.reset(token)
+
+    def _observation(self, exchange: Exchange) -> Observation:
+        return Observation(
+            "rest",
+            exchange.method,
+            exchange.path,
+            began_s=self._clock(),
+            header=lambda name: exchange.header(name.encode("latin-1")),
+        )
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
@@ -373,10 +375,11 @@ class RestApp:
             exchange.observation.asked(request)
         some = self._dataplane.stream_one(model, version, request)
         async with aclosing(some):
-            responses: list[InferResponse] | None = await exchange.while_connected(anext(some, None))
+            none: list[InferResponse] = []
+            responses: list[InferResponse] = await exchange.while_connected(anext(some, none))
             self._see_items(exchange, responses)
             first = sse.encode_event(encoded(responses[0])) if responses else b""
-            events = self._events(exchange, first, responses[1:] if responses else [], some, encoded)
+            events = self._events(exchange, first, responses[1:], some, encoded)
             async with aclosing(events):
                 await exchange.respond_streaming(EVENT_STREAM, events)
 
@@ -388,7 +391,7 @@ class RestApp:
         some: AsyncGenerator[list[InferResponse], None],
         encoded: Callable[[InferResponse], bytes],
     ) -> AsyncGenerator[bytes, None]:
-        ready = [first]
+        ready: list[bytes] = [first]
         try:
             # What was encoded before one that cannot be goes out before the error.
             ready.extend(sse.encode_event(encoded(response)) for response in responses)
@@ -421,15 +424,25 @@ class RestApp:
             _log.error("a response failed after it was begun", exc_info=error)
             self.answers.broke(exchange.action, INTERNAL_ERROR)
             raise error
-        status = status_of(error)
-        if exchange.observation is not None:
-            exchange.observation.failed(error, status)
+        status = self._status_of(exchange, error)
         extra: list[tuple[bytes, bytes]] = []
         if status.retry_after_s is not None:
             extra.append((b"retry-after", b"%d" % status.retry_after_s))
         if status.http == 401:
             extra.append((b"www-authenticate", b"Bearer"))
         await self._tell(exchange, status, extra)
+
+    def _status_of(self, exchange: Exchange, error: Exception) -> Status:
+        """The status; what is logged of it has the id that the answer has, also where nothing is observed."""
+        seen = exchange.observation or self._observation(exchange)
+        exchange.request_id = seen.request_id.encode()
+        token = CURRENT.set(seen)
+        try:
+            status = status_of(error)
+        finally:
+            CURRENT.reset(token)
+        seen.failed(error, status)
+        return status
 
     async def _tell(self, exchange: Exchange, status: Status, extra: Headers = ()) -> None:
         await exchange.respond(status.http, oip_json.encode_error(status.why), JSON, extra)

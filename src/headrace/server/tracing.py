@@ -4,6 +4,7 @@ One server span a request, child of the caller's where it sent a W3C ``tracepare
 times that the engine measured. Configured by the usual ``OTEL_*`` environment.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ except ImportError as _error:
 
 _EXPORTERS: Final[Mapping[str, Callable[[], SpanExporter]]] = {
     "otlp": OTLPSpanExporter,
-    "console": ConsoleSpanExporter,
+    # Not the default, which is what standard output was when it was imported.
+    "console": lambda: ConsoleSpanExporter(out=sys.stdout),
 }
 
 Lookup = Callable[[str], str | None]
