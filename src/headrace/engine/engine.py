@@ -570,6 +570,7 @@ class Engine:
         life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         if self._placement.inline(backend):
             life.inline = slot.instance
+        slot.revival = Revival(backend, self.name, self._clock)
         slot.alive = True
 
     def _answer_until_closed(self, life: _Life, slot: _Slot, backend: Backend) -> None:
@@ -581,9 +582,8 @@ class Engine:
 
         backend.on_lost(lost)
         while (work := life.channel.take(taker, lambda: backend.lost)) is not None:
-            if not isinstance(work, LookAgain):
-                self._answer(life, slot, work)
-            if backend.lost and not self._revived(life, slot):
+            died = isinstance(work, LookAgain) or not self._answer(life, slot, work)
+            if died and not self._revived(life, slot):
                 return
 
     def _report_loaded(self, life: _Life, error: BaseException | None) -> None:
@@ -592,7 +592,8 @@ class Engine:
             life.loaded += 1
             self._changed.notify_all()
 
-    def _answer(self, life: _Life, slot: _Slot, work: Work) -> None:
+    def _answer(self, life: _Life, slot: _Slot, work: Work) -> bool:
+        """Answer a batch; False when the instance died meanwhile."""
         tickets = [t for t in work.items if t.reply.begin()]
         try:
             if tickets:
@@ -601,8 +602,10 @@ class Engine:
                 slot.revival.proved()
         except InstanceLostError as lost:
             self._recover(life, slot, tickets, lost)
+            return False
         finally:
             life.channel.ended(work)
+        return True
 
     def _answered(
         self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], why: str
