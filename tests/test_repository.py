@@ -51,7 +51,6 @@ _UNMIRRORED: dict[str, str] = {
     "__init__.py": "tests/test_public_face.py",
     "__main__.py": "three lines; tests/cli runs it",
     "cli/connecting.py": "tests/cli/test_infer.py and test_models.py give its options, and end as it says",
-    "client/server_rest.py": "tests/client/test_server.py puts both implementations to the same questions",
     "client/oip_grpc.py": "tests/client/test_server.py puts both implementations to the same questions",
     "core/outcome.py": "values without behaviour; tests/pipeline/test_items.py makes and reads them",
     "core/predictor.py": "a Protocol; headrace.testing checks implementations",

@@ -45,7 +45,7 @@ def test_the_whole_answer_is_json_for_machines(infer, binary):
 
 
 def test_files_go_in_and_come_out(infer, tmp_path):
-    rows = np.random.default_rng(1).random((5000, 3), np.float32)
+    rows = np.random.default_rng(1).random((3000, 3), np.float32)
     np.save(tmp_path / "rows.npy", rows)
     done = infer("sums", "--input", tmp_path / "rows.npy", "--output", tmp_path / "out.npz")
     assert (done.code, done.out) == (0, "")

@@ -172,9 +172,10 @@ def _as_text(value: Any) -> str:
 def _table(response: InferResponse) -> Table:
     table = plain_table("row ")
     for tensor in response.outputs:
-        for title in _titles(tensor):
-            numeric = tensor.datatype != "BYTES"
-            table.add_column(title, justify="right" if numeric else "left", overflow="fold")
+        titles = _titles(tensor)
+        numbers = tensor.datatype != "BYTES" and tensor.data.size == tensor.rows * len(titles)
+        for title in titles:
+            table.add_column(title, justify="right" if numbers else "left", overflow="fold")
     rows = max((t.rows for t in response.outputs), default=0)
     for row in range(min(rows, ROWS_SHOWN)):
         cells = [str(row)]

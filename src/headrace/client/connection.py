@@ -154,4 +154,5 @@ def _faults(call: HttpCall, timeout_s: float) -> Generator[None, None, None]:
     except (ValueError, aiohttp.NonHttpUrlClientError) as error:
         raise EndpointError(call.url, "this is not a URL that can be asked") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise TransientFault(str(error) or type(error).__name__) from error
+        said = str(error).replace(" ssl:default", "")
+        raise TransientFault(said or type(error).__name__) from error
