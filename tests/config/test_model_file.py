@@ -76,7 +76,7 @@ def test_the_one_file_beside_it_is_the_model(tmp_path):
         ("version = 1.5", "'version' must be text"),
         ("serve = 1", r"must be a table, as in \[serve\]"),
         ("options = []", r"must be a table, as in \[options\]"),
-        ("[serve]\nthreads = 1", r"\[serve\] has no 'threads' \(it has 'instances'"),
+        ("[serve]\nthreads = 1", r"\[serve\] has no 'threads' \(it has 'call_timeout_s', 'instances'"),
         ("[serve]\ninstances = 0", "instances must be 1 or more"),
         ("[serve]\ninstances = 1.5", "instances must be a whole number, not 1.5"),
         ("[serve]\ninstances = true", "instances must be a whole number"),

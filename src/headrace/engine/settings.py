@@ -44,7 +44,7 @@ class ServeSettings:
                 raise ConfigError(f"{name} must be 1 or more, not {value}")
         if self.max_batch_delay_ms is not None and not 0 <= self.max_batch_delay_ms < inf:
             raise ConfigError(f"max_batch_delay_ms must be 0 or more, not {self.max_batch_delay_ms}")
-        if self.call_timeout_s is not None and self.call_timeout_s <= 0:
+        if self.call_timeout_s is not None and not self.call_timeout_s > 0:
             raise ConfigError(f"call_timeout_s must be above 0, not {self.call_timeout_s}")
         if self.isolation not in (None, "auto", "inline", "thread", "process"):
             raise ConfigError(f"isolation must be auto, inline, thread or process, not {self.isolation!r}")
