@@ -19,6 +19,7 @@ from headrace.core.errors import (
     ConfigError,
     DeadlineError,
     InstanceLostError,
+    LimitError,
     ModelInputError,
     OverloadedError,
     StoppedError,
@@ -52,6 +53,8 @@ from headrace.engine.ticket import (
 _log = logging.getLogger("headrace.engine")
 
 RETRY_AFTER_MAX_S = 30.0
+REQUEST_ROWS_MAX = 1 << 20
+"""Rows of one request that is asked: rows without values cost no bytes, so that the size of a body does not bound them."""
 
 
 class _State(Enum):
@@ -340,11 +343,15 @@ class Engine:
         """Ask, from an event loop; never blocks, never waits for room. One bad row fails the request.
 
         Cancelling takes a waiting request out of the queue. Raises ModelInputError for what does not fit the model,
-        OverloadedError when too many rows wait, DeadlineError as soon as the deadline has passed, PredictError for
+        LimitError for more than REQUEST_ROWS_MAX rows, OverloadedError when too many rows wait, DeadlineError as soon as the deadline has passed, PredictError for
         what the model raised, RefusedRowsError for rows that it refused, StoppedError. `times`, where given, are filled in.
         """
         life, backend = self._running_life("it is starting or stopping")
         rows = self._checked(backend, request)
+        if rows > REQUEST_ROWS_MAX:
+            raise LimitError(
+                f"model {self.name}: a request of {rows} rows; at most {REQUEST_ROWS_MAX} are taken"
+            )
         now = self._clock.now()
         if request.deadline is not None and now >= request.deadline:
             with life.counting:
