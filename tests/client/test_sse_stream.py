@@ -40,7 +40,7 @@ def test_where_the_body_is_cut_changes_nothing(documents, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
     decoder = EventDecoder()
     got = [e for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) for e in decoder.feed(body[a:b])]
-    assert got == documents
+    assert got == [d for d in documents if d]
 
 
 def test_an_event_is_told_before_the_next_begins():

@@ -567,7 +567,7 @@ def test_a_full_queue_says_when_to_ask_again():
         first, second = asyncio.run(ask(engine))
         assert first == pytest.approx(0.1)
         assert second == pytest.approx(8.0)
-        assert _ended(engine) == _only(success=4, refused=2)
+        assert _ended(engine) == _only(success=4, refused=3)
 
 
 def test_the_most_urgent_go_first():

@@ -11,8 +11,8 @@ import pytest
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import RowError, streams
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
-from headrace.engine.instance import Instance
 from headrace.runtimes.load import model_factory
+from runtimes.loaded import LoadedModel
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -106,10 +106,10 @@ def test_classification_gives_label_score_and_scores(folder):
     path = folder("BertForSequenceClassification")
     source = model_factory(str(path))
     assert source.name == "BertForSequenceClassification"
-    instance = Instance(source.make, "mood")
+    instance = LoadedModel(source.make, "mood")
     try:
         rows = text_array([*TEXTS, b"\xff", "long " * 500])
-        response = instance.answer(InferRequest((Tensor("text", rows),)), len(rows), lambda: None)
+        response = instance.answer(InferRequest((Tensor("text", rows),)))
     finally:
         instance.close()
     assert [(f.row, "not UTF-8" in f.why) for f in response.failures] == [(3, True)]

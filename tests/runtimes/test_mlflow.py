@@ -13,9 +13,9 @@ from sklearn.linear_model import LogisticRegression
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import RowError, streams
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
-from headrace.engine.instance import Instance
 from headrace.runtimes import mlflow as door
 from headrace.runtimes.load import model_factory
+from runtimes.loaded import LoadedModel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -88,9 +88,9 @@ SCALED = signature(PEOPLE, Scaled().predict(None, PEOPLE), factor=1.0)
 
 def test_columns_and_outputs_come_from_the_signature(saved):
     source = model_factory(str(saved(Scaled(), SCALED)), {"allow_pickle": True, "params": {"factor": 3.0}})
-    instance = Instance(source.make, source.name)
+    instance = LoadedModel(source.make, source.name)
     try:
-        metadata = instance.metadata("")
+        metadata = instance.metadata
         assert metadata.inputs == (
             TensorSpec("age", "FP64", (-1,)),
             TensorSpec("name", "BYTES", (-1,)),
@@ -103,7 +103,7 @@ def test_columns_and_outputs_come_from_the_signature(saved):
             "visits": np.arange(3),
         }
         request = InferRequest(tuple(Tensor(n, d) for n, d in columns.items()))
-        response = instance.answer(request, instance.inputs.check(request), lambda: None)
+        response = instance.answer(request)
     finally:
         instance.close()
     assert response["scaled"].tolist() == [30, 90]

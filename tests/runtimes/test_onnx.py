@@ -18,9 +18,9 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
-from headrace.engine.instance import Instance
 from headrace.runtimes import onnx as door
 from headrace.runtimes.onnx import BATCH_BYTES, BATCH_ROWS_MAX, BATCH_ROWS_MIN, OnnxModel
+from runtimes.loaded import LoadedModel
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 RNG = np.random.default_rng(6)
@@ -325,12 +325,12 @@ def test_a_sequence_of_tensors_becomes_an_array(load):
 
 def test_it_answers_requests(tmp_path):
     (tmp_path / "small.onnx").write_bytes(doubles("n"))
-    instance = Instance(lambda: OnnxModel(tmp_path / "small.onnx"), "small")
+    instance = LoadedModel(lambda: OnnxModel(tmp_path / "small.onnx"), "small")
     try:
-        metadata = instance.metadata("f")
+        metadata = instance.metadata
         assert (metadata.platform, metadata.inputs) == ("OnnxModel", (TensorSpec("x", "FP32", (-1, 3)),))
         request = InferRequest((Tensor("x", X),))
-        response = instance.answer(request, instance.inputs.check(request), lambda: None)
+        response = instance.answer(request)
         assert (response.outputs[0].data == 2 * X).all()
         with pytest.raises(
             ModelInputError, match=r"input 'x' takes FP32 \[-1, 3\], but was given FP64 \[50, 3\]"

@@ -24,10 +24,10 @@ from sklearn.svm import LinearSVC
 from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.core.model import RowError
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
-from headrace.engine.instance import Instance
 from headrace.runtimes import sklearn as door
 from headrace.runtimes.load import model_factory
 from headrace.runtimes.sklearn import SklearnModel
+from runtimes.loaded import LoadedModel
 
 CANCER = load_breast_cancer()
 X, Y = CANCER.data, CANCER.target
@@ -131,9 +131,9 @@ def test_several_targets_have_a_probability_output_each(load):
 def test_labels_of_text_are_text(saved):
     """The engine hands text on as objects, whatever numpy's kind was."""
     path = saved(LogisticRegression().fit(X[:4, :2], LABELS))
-    instance = Instance(model_factory(str(path)).make, "churn")
+    instance = LoadedModel(model_factory(str(path)).make, "churn")
     try:
-        response = instance.answer(InferRequest((Tensor("x", X[:4, :2]),)), 4, lambda: None)
+        response = instance.answer(InferRequest((Tensor("x", X[:4, :2]),)))
         assert response["predict"].dtype == object
         assert set(response["predict"]) <= {"no", "yes"}
     finally:
@@ -219,11 +219,11 @@ def test_inputs_are_overruled_by_the_operator(load):
 
 def test_in_an_engine_rows_are_checked_and_cut(saved):
     source = model_factory(str(saved(LogisticRegression().fit(X[:, :2], Y))))
-    instance = Instance(source.make, "churn")
+    instance = LoadedModel(source.make, "churn")
     try:
-        assert [s.name for s in instance.metadata("").inputs] == ["x"]
+        assert [s.name for s in instance.metadata.inputs] == ["x"]
         request = InferRequest((Tensor("x", X[:9, :2]),), outputs=("predict_proba",))
-        response = instance.answer(request, instance.inputs.check(request), lambda: None)
+        response = instance.answer(request)
         assert [(t.name, t.rows) for t in response.outputs] == [("predict_proba", 9)]
     finally:
         instance.close()

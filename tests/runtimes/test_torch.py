@@ -19,8 +19,8 @@ from headrace.core.errors import (
     ModelLoadError,
 )
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
-from headrace.engine.instance import Instance
 from headrace.runtimes.load import model_factory
+from runtimes.loaded import LoadedModel
 
 torch = pytest.importorskip("torch")
 
@@ -202,12 +202,12 @@ def test_autocast_computes_in_half(net, tmp_path):
 
 def test_the_parameters_of_forward_name_the_inputs(net, tmp_path):
     source = model_factory(str(tmp_path / "net.safetensors"), {"class": "net.py:Net"})
-    instance = Instance(source.make, "net")
+    instance = LoadedModel(source.make, "net")
     try:
         assert [s.name for s in instance.inputs.specs] == ["x"]
         for extra in ((), (Tensor("shift", np.ones((7, 4), np.float32)),)):
             request = InferRequest((Tensor("x", X), *extra))
-            response = instance.answer(request, instance.inputs.check(request), lambda: None)
+            response = instance.answer(request)
             assert np.allclose(response["output"], net.answer + bool(extra))
         with pytest.raises(ModelInputError, match="it has no input 'z'"):
             instance.inputs.check(InferRequest((Tensor("x", X), Tensor("z", X))))
@@ -305,12 +305,12 @@ def test_torchscript_runs(net, tmp_path, name):
 
 def test_torchscript_tells_its_parameters(tmp_path):
     source = model_factory(str(script(Scripted(), tmp_path / "twice.pt")))
-    instance = Instance(source.make, "twice")
+    instance = LoadedModel(source.make, "twice")
     try:
         assert [s.name for s in instance.inputs.specs] == ["x"]
         assert instance.inputs.optional == {"scale"}
         request = InferRequest((Tensor("x", X),))
-        response = instance.answer(request, instance.inputs.check(request), lambda: None)
+        response = instance.answer(request)
         assert np.allclose(response["output_0"], 2 * X)
         assert np.allclose(response["output_1"], X.sum(1), atol=1e-6)
     finally:

@@ -65,7 +65,8 @@ def _tensor(entry: Any) -> Tensor | None:
     if type(name) is not str or not name or type(data) is not list or type(shape) is not list:
         return None
     sizes = cast("list[Any]", shape)
-    if not 0 < len(sizes) <= _DIMENSIONS_MAX or (len(entry) > 4 and entry.get("parameters")):
+    parameters = entry.get("parameters")
+    if not 0 < len(sizes) <= _DIMENSIONS_MAX or (parameters is not None and _matter(parameters)):
         return None
     for size in sizes:
         if type(size) is not int or size <= 0:
@@ -76,9 +77,14 @@ def _tensor(entry: Any) -> Tensor | None:
         if found.ndim > 1 and found.shape != tuple(sizes):
             return None
         made = found if found.dtype is dtype else _converted(found, dtype)
-        return None if made is None else Tensor(name, made.reshape(sizes))
+        return None if made is None else Tensor(name, made.reshape(sizes), parameters or {})
     except (ValueError, OverflowError, FloatingPointError):
         return None
+
+
+def _matter(parameters: Any) -> bool:
+    """Whether a tensor's parameters say where its values are, or are wrong."""
+    return type(parameters) is not dict or "binary_data_size" in parameters
 
 
 @np.errstate(over="raise")

@@ -31,7 +31,7 @@ def decode_events(body: bytes) -> list[bytes]:
     """The data of every whole event of a body. Comments and other fields are passed over."""
     *whole, _ = body.replace(b"\r\n", b"\n").split(_END)
     found = (_data(block.split(b"\n")) for block in whole)
-    return [data for data in found if data is not None]
+    return [data for data in found if data]
 
 
 class EventDecoder:
@@ -60,7 +60,7 @@ class EventDecoder:
                 self._check()
                 continue
             data = _data(self._lines)
-            if data is not None:
+            if data:
                 events.append(data)
             self._lines, self._lines_bytes = [], 0
         self._line += rest
@@ -72,7 +72,6 @@ class EventDecoder:
             raise LimitError(f"an event of the stream has more than {self._event_bytes_max} bytes")
 
 
-def _data(lines: Iterable[bytes]) -> bytes | None:
-    """The data of one event's lines; None where none of them is data."""
-    found = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
-    return b"\n".join(found) if found else None
+def _data(lines: Iterable[bytes]) -> bytes:
+    """The data of one event's lines. Where it is empty there is no event, by the standard."""
+    return b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])
