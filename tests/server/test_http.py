@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.errors import DataError, LimitError
-from headrace.server.http import DisconnectedError, Exchange, SlowBodyError, decompressed, takes_gzip
+from headrace.server.http import (
+    DisconnectedError,
+    Exchange,
+    Patience,
+    SlowBodyError,
+    decompressed,
+    takes_gzip,
+)
 from headrace.server.rest import RestLimits
 from server.support import WAIT_S, Any1, Linear, Server, serving, tensor
 from server.test_rest import ROW, wait_for
@@ -320,7 +327,7 @@ def exchange_of(messages, **headers):
 
     named = [(k.replace("_", "-").encode(), v) for k, v in headers.items()]
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": named}
-    return Exchange(scope, receive, send, body_s_max=0.05), sent
+    return Exchange(scope, receive, send, Patience(0.05)), sent
 
 
 def part(body: bytes, *, more: bool = True):

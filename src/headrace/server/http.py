@@ -11,6 +11,7 @@ from headrace.core.errors import DataError, LimitError
 from headrace.server.answers import UNKNOWN
 from headrace.server.errors import CLIENT_GONE
 from headrace.server.observation import Observation, safe_id
+from headrace.server.overdue import Overdue
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,11 +38,19 @@ class SlowBodyError(Exception):
     """The body did not arrive in time."""
 
 
+class Patience:
+    """How long exchanges of one application wait: for a body, and before their callers are watched."""
+
+    def __init__(self, body_s_max: float = BODY_S_MAX) -> None:
+        self.bodies = Overdue(body_s_max)
+        self.answers = Overdue(WATCH_AFTER_S)
+
+
 class Exchange:
     """A request and its response. Made for each request, so it is kept small."""
 
     __slots__ = (
-        "_body_s_max",
+        "_patience",
         "_read",
         "_receive",
         "_send",
@@ -56,14 +65,14 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_s_max: float = BODY_S_MAX) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, patience: Patience) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
-        self._body_s_max = body_s_max
+        self._patience = patience
         self.started = False
         """Whether the response was begun."""
         self.status = CLIENT_GONE
@@ -94,11 +103,7 @@ class Exchange:
         declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > bytes_max:
             raise _too_large(bytes_max)
-        try:
-            async with asyncio.timeout(self._body_s_max):
-                body = await self._arriving(bytes_max)
-        except TimeoutError:
-            raise SlowBodyError from None
+        body = await self._in_time(bytes_max)
         if self.observation is not None:
             self.observation.bytes_in = len(body)
         encoding = self.headers.get(b"content-encoding")
@@ -111,6 +116,20 @@ class Exchange:
     def unread(self, body: bytes) -> None:
         """Let `body` give this, once more."""
         self._read = body
+
+    async def _in_time(self, bytes_max: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        limit = _Limit(asyncio.current_task(loop))
+        bodies = self._patience.bodies
+        bodies.watch(limit, loop)
+        try:
+            return await self._arriving(bytes_max)
+        except asyncio.CancelledError:
+            if limit.passed and limit.task.uncancel() == 0:
+                raise SlowBodyError from None
+            raise
+        finally:
+            bodies.done(limit)
 
     async def _arriving(self, bytes_max: int) -> bytes:
         message = await self._receive()
@@ -136,7 +155,8 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
         watch = _Watch(self._receive, task)
-        timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, watch.begin)
+        answers = self._patience.answers
+        answers.watch(watch, asyncio.get_running_loop())
         try:
             return await answering
         except asyncio.CancelledError:
@@ -144,7 +164,7 @@ class Exchange:
                 raise DisconnectedError from None
             raise
         finally:
-            timer.cancel()
+            answers.done(watch)
             watch.end()
 
     # Out
@@ -194,7 +214,7 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
         watch = _Watch(self._receive, task)
-        watch.begin()
+        watch.late()
         try:
             async for part in parts:
                 if self.observation is not None:
@@ -209,8 +229,25 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": b""})
 
 
+class _Limit:
+    """Cancels a task that waits too long."""
+
+    __slots__ = ("passed", "task")
+
+    def __init__(self, task: "asyncio.Task[Any] | None") -> None:
+        assert task is not None
+        self.task = task
+        self.passed = False
+
+    def late(self) -> None:
+        self.passed = True
+        self.task.cancel()
+
+
 class _Watch:
     """Cancels a task when the caller goes."""
+
+    __slots__ = ("_receive", "_task", "_watching", "gone")
 
     def __init__(self, receive: Receive, task: "asyncio.Task[Any]") -> None:
         self._receive = receive
@@ -218,7 +255,8 @@ class _Watch:
         self._watching: asyncio.Task[None] | None = None
         self.gone = False
 
-    def begin(self) -> None:
+    def late(self) -> None:
+        """The answer takes long enough to be worth it."""
         self._watching = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:

@@ -26,6 +26,7 @@ from headrace.server.http import (
     DisconnectedError,
     Exchange,
     Headers,
+    Patience,
     Receive,
     Scope,
     Send,
@@ -92,6 +93,7 @@ class RestApp:
         self._dataplane = dataplane
         self._access = access or Access()
         self._limits = limits or RestLimits()
+        self._patience = Patience(self._limits.body_s_max)
         self._clock = clock
         self._fixed: dict[str, _Methods] = {
             "/": {"GET": _Action("server_metadata", None, self._server_metadata)},
@@ -124,7 +126,7 @@ class RestApp:
         """Serve one exchange; see the ASGI specification."""
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, body_s_max=self._limits.body_s_max)
+        exchange = Exchange(scope, receive, send, self._patience)
         try:
             if self._observers is None:
                 await self._serve(exchange)
