@@ -22,13 +22,15 @@ from headrace.server.grpc_errors import MESSAGE_CHARS_MAX, GrpcCode, grpc_status
         (errors.ForbiddenError("no"), GrpcCode.PERMISSION_DENIED),
         (errors.UnsupportedError("no"), GrpcCode.UNIMPLEMENTED),
         (errors.ModelContractError("m", "rows"), GrpcCode.INTERNAL),
+        (errors.RefusedRowsError("m", "row 1: negative"), GrpcCode.INVALID_ARGUMENT),
+        (errors.ModelLoadError("m", "no such file"), GrpcCode.FAILED_PRECONDITION),
     ],
 )
 def test_an_error_of_ours_keeps_its_words(error, code):
     assert grpc_status(error) == (code, str(error))
 
 
-@pytest.mark.parametrize("error", [ValueError("secret"), errors.ModelLoadError("m", "/secret"), KeyError(1)])
+@pytest.mark.parametrize("error", [ValueError("secret"), KeyError(1)])
 def test_a_defect_is_logged_and_says_nothing(error, caplog):
     with caplog.at_level(logging.ERROR):
         assert grpc_status(error) == (GrpcCode.INTERNAL, "internal error")

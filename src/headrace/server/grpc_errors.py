@@ -1,31 +1,11 @@
-"""Which gRPC status an error becomes: nothing else knows one."""
+"""The gRPC status of an error, by the names that `headrace.server.errors` gives."""
 
-import logging
 from enum import IntEnum
 from math import ceil
 from typing import Final
 
-from headrace.core.errors import (
-    CancelledRequestError,
-    ConfigError,
-    DataError,
-    DeadlineError,
-    ForbiddenError,
-    HeadraceError,
-    InstanceLostError,
-    LimitError,
-    ModelContractError,
-    ModelInputError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    OverloadedError,
-    PredictError,
-    StoppedError,
-    UnauthenticatedError,
-    UnsupportedError,
-)
-
-_LOG = logging.getLogger(__name__)
+from headrace.core.errors import OverloadedError
+from headrace.server.errors import status_of
 
 MESSAGE_CHARS_MAX: Final = 4000
 """Of a status message: it travels in a header, and clients limit those to 8 KiB."""
@@ -41,42 +21,20 @@ class GrpcCode(IntEnum):
     NOT_FOUND = 5
     PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
     UNAUTHENTICATED = 16
 
 
-_CODES: Final[dict[type[HeadraceError], GrpcCode]] = {
-    DataError: GrpcCode.INVALID_ARGUMENT,
-    ModelInputError: GrpcCode.INVALID_ARGUMENT,
-    ConfigError: GrpcCode.INVALID_ARGUMENT,
-    ModelNotFoundError: GrpcCode.NOT_FOUND,
-    ModelNotReadyError: GrpcCode.UNAVAILABLE,
-    StoppedError: GrpcCode.UNAVAILABLE,
-    InstanceLostError: GrpcCode.UNAVAILABLE,
-    OverloadedError: GrpcCode.RESOURCE_EXHAUSTED,
-    LimitError: GrpcCode.RESOURCE_EXHAUSTED,
-    DeadlineError: GrpcCode.DEADLINE_EXCEEDED,
-    CancelledRequestError: GrpcCode.CANCELLED,
-    UnauthenticatedError: GrpcCode.UNAUTHENTICATED,
-    ForbiddenError: GrpcCode.PERMISSION_DENIED,
-    UnsupportedError: GrpcCode.UNIMPLEMENTED,
-    PredictError: GrpcCode.INTERNAL,
-    ModelContractError: GrpcCode.INTERNAL,
-}
-
-
 def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:
-    """The code and the message that a caller gets.
+    """The code and the message that a caller gets; see the table of `headrace.server.errors`.
 
     What is no error of ours says only "internal error", and is logged with its traceback.
     """
-    for kind in type(error).__mro__:
-        if code := _CODES.get(kind):
-            return code, str(error)[:MESSAGE_CHARS_MAX]
-    _LOG.error("a call failed by a defect", exc_info=error)
-    return GrpcCode.INTERNAL, "internal error"
+    status = status_of(error)
+    return GrpcCode[status.grpc], status.why[:MESSAGE_CHARS_MAX]
 
 
 def trailing_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:

@@ -89,6 +89,7 @@ def _model_operations() -> dict[str, _Json]:
         "": {"get": _operation("Model metadata", "ModelMetadata", errors=told)},
         "/ready": {"get": _ready("Whether a model can be asked", "ModelReady", errors=("404",))},
         "/stats": {"get": _operation("Statistics of a model", "Statistics", errors=told)},
+        "/config": {"get": _operation("Triton's configuration of a model", "ModelConfig", errors=told)},
         "/infer": {"post": _operation("Inference", "InferenceResponse", "InferenceRequest", errors=asked)},
         "/infer_stream": {
             "post": _streaming("Inference, answered by a stream of events", "InferenceRequest", asked)
@@ -214,6 +215,19 @@ def _schemas() -> _Json:
         },
         "ChangeRequest": _object({"parameters": _PARAMETERS}, ()),
         "Changed": _object({"name": name}, ("name",)),
+        "ModelConfig": _object(
+            {
+                "name": name,
+                "platform": name,
+                "backend": name,
+                "max_batch_size": {"type": "integer", "minimum": 0},
+                "input": {"type": "array", "items": {"type": "object"}},
+                "output": {"type": "array", "items": {"type": "object"}},
+                "dynamic_batching": {"type": "object"},
+                "model_transaction_policy": {"type": "object"},
+            },
+            ("name", "max_batch_size", "input", "output"),
+        ),
         "Duration": duration,
         "Statistics": _object(
             {"model_stats": {"type": "array", "items": {"type": "object"}}}, ("model_stats",)

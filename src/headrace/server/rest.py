@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from headrace.core.errors import AccessError
+from headrace.core.errors import AccessError, UnsupportedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols import generate, oip_json, oip_repository, sse
 from headrace.protocols.schedule import scheduled
@@ -30,6 +30,7 @@ from headrace.server.http import (
     Send,
     SlowBodyError,
 )
+from headrace.server.not_offered import not_offered
 from headrace.server.openapi import docs_page, openapi_document
 from headrace.server.security import Access, Role
 
@@ -94,10 +95,15 @@ class RestApp:
             "generate": {"POST": (Role.INFER, self._generate)},
             "generate_stream": {"POST": (Role.INFER, self._generate_stream)},
             "stats": {"GET": (Role.INFER, self._statistics)},
+            "config": {"GET": (Role.INFER, self._model_config)},
         }
         self._of_repository: dict[str, dict[str, tuple[Role | None, Handler]]] = {
             "load": {"POST": (Role.ADMIN, self._load)},
             "unload": {"POST": (Role.ADMIN, self._unload)},
+        }
+        self._refused: dict[str, tuple[Role | None, Handler]] = {
+            "GET": (None, self._refuse),
+            "POST": (None, self._refuse),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +151,7 @@ class RestApp:
             case ["", "v2", "repository", "models", name, action]:
                 routes = self._of_repository
             case _:
-                return {}, "", ""
+                return (self._refused if not_offered(path) else {}), "", ""
         return (routes.get(action, {}) if name else {}), name, version
 
     async def _other_method(self, exchange: Exchange, methods: dict[str, Any]) -> None:
@@ -185,6 +191,13 @@ class RestApp:
     async def _model_ready(self, exchange: Exchange, model: str, version: str) -> None:
         ready = self._dataplane.model_ready(model, version)
         await exchange.respond(200 if ready else 503, orjson.dumps({"name": model, "ready": ready}))
+
+    async def _model_config(self, exchange: Exchange, model: str, version: str) -> None:
+        body = oip_repository.encode_model_config(self._dataplane.metadata(model, version))
+        await exchange.respond(200, body)
+
+    async def _refuse(self, exchange: Exchange, _model: str, _version: str) -> None:
+        raise UnsupportedError(not_offered(exchange.path))
 
     async def _statistics(self, exchange: Exchange, model: str, version: str) -> None:
         body = oip_repository.encode_statistics(self._dataplane.statistics(model, version))
