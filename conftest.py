@@ -4,6 +4,9 @@ A page's blocks share their names, and a folder of their own as the current dire
 pages speak of (see `_write_samples`). A block may use `await` and `async for` at its top level. To leave a block
 out, write an HTML comment before it: ``<!-- skip: next "why" -->``. Parallel runs must keep a page together
 (``--dist loadfile``).
+
+Shell commands (console blocks) of docs/serving.md run too, line by line, and must succeed. ``headrace serve`` runs beside
+the page, on free ports that take the place of 8080 and 8081 in what follows, until the next one or the page's end.
 """
 
 import ast
@@ -11,7 +14,12 @@ import asyncio
 import inspect
 import io
 import os
+import re
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -78,6 +86,7 @@ def _enter_page(namespace: dict[str, Any]) -> None:
 
 
 def _leave_page(namespace: dict[str, Any]) -> None:
+    _stop_server(namespace)
     folder, before = namespace["__page__"]
     os.chdir(before)
     shutil.rmtree(folder)
@@ -92,10 +101,72 @@ def _run_block(example: Example) -> None:
         asyncio.run(result)
 
 
+PAGES_WITH_COMMANDS = ("serving.md",)
+WAIT_S = 60.0
+_LISTENS = re.compile(r"(rest|grpc)\s+(\w+://\S+)")
+_SERVER, _PORTS = "__server__", "__ports__"
+
+
+def _run_commands(example: Example) -> None:
+    """Run a console block's commands; a backslash at a line's end goes on with the next."""
+    if Path(example.path).name not in PAGES_WITH_COMMANDS:
+        return
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for line in str(example.parsed).replace("\\\n", " ").splitlines():
+        command = _on_free_ports(line, example.namespace)
+        if command.startswith("headrace serve"):
+            _start_server(shlex.split(command, comments=True), example.namespace, environ)
+        elif command.strip():
+            done = subprocess.run(  # noqa: S602 - our own documentation
+                command, shell=True, env=environ, capture_output=True, text=True, check=False, timeout=WAIT_S
+            )
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+def _on_free_ports(command: str, namespace: dict[str, Any]) -> str:
+    rest, grpc = namespace.get(_PORTS, ("8080", "8081"))
+    moved = command.replace("localhost:8080", f"localhost:{rest}").replace(
+        "localhost:8081", f"localhost:{grpc}"
+    )
+    asks = re.match(r"headrace (infer|models)\b", moved)
+    return moved if asks is None or "--url" in moved else f"HEADRACE_URL=http://localhost:{rest} {moved}"
+
+
+def _start_server(command: list[str], namespace: dict[str, Any], environ: dict[str, str]) -> None:
+    _stop_server(namespace)
+    free = ["--rest-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    server = subprocess.Popen([*command, *free], env=environ, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    namespace[_SERVER] = server
+    said: list[str] = []
+    ports: dict[str, str] = {}
+    assert server.stderr is not None
+    for line in server.stderr:
+        said.append(line)
+        if found := _LISTENS.match(line):
+            ports[found[1]] = found[2].rpartition(":")[2]
+        if line.strip() == "ready":
+            namespace[_PORTS] = (ports["rest"], ports["grpc"])
+            return
+    raise AssertionError(f"{shlex.join(command)} ended: {''.join(said)}")
+
+
+def _stop_server(namespace: dict[str, Any]) -> None:
+    server = namespace.pop(_SERVER, None)
+    if server is None:
+        return
+    server.send_signal(signal.SIGTERM)
+    _, said = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 0, said
+
+
 pytest_collect_file = Sybil(
     path=str(ROOT),
     patterns=["README.md", "docs/*.md", "docs/**/*.md"],
-    parsers=[CodeBlockParser("python", _run_block), SkipParser()],
+    parsers=[
+        CodeBlockParser("python", _run_block),
+        CodeBlockParser("console", _run_commands),
+        SkipParser(),
+    ],
     setup=_enter_page,
     teardown=_leave_page,
 ).pytest()

@@ -1,5 +1,6 @@
 """Requests for engine tests, and engines that are always stopped."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -7,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.core import InferRequest, Model, Tensor
+from headrace.core import InferRequest, InferResponse, Model, Tensor
 from headrace.engine import Engine
+from headrace.engine.settings import ServeSettings
 from headrace.engine.ticket import FutureReply, Ticket
 
 WAIT_S = 30.0
@@ -50,3 +52,33 @@ def predicted(model: Any, x: Any, **settings: Any) -> Any:
     """The response of a fresh engine around `model`."""
     with running(model, **settings) as engine:
         return answer(engine, x)
+
+
+@contextmanager
+def serving(make: Any, *, clock: Any = None, **settings: Any) -> Iterator[Engine]:
+    """A started engine that joins requests, in a thread unless asked otherwise."""
+    serve = ServeSettings(**{"isolation": "thread", **settings})
+    factory = (lambda: make) if isinstance(make, Model) else make
+    engine = Engine(factory, name="m", serving=serve, clock=clock)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop(drain=False)
+
+
+async def on_thread(function: Any, *args: Any) -> Any:
+    """What a blocking function comes to, without blocking this event loop."""
+    return await asyncio.wait_for(asyncio.to_thread(function, *args), WAIT_S)
+
+
+async def until(holds: Any) -> None:
+    """Wait, in turns with everybody else, until something holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not holds():  # noqa: ASYNC110 - of anything, in any thread
+            await asyncio.sleep(0.001)
+
+
+def values(response: InferResponse) -> list[Any]:
+    """What the first output holds, flat."""
+    return response.outputs[0].data.ravel().tolist()

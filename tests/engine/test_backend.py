@@ -1,10 +1,18 @@
 """A model in this process: loaded, warmed up, called, streamed and closed where it lives."""
 
+import asyncio
+import threading
+
+import numpy as np
 import pytest
 
-from headrace.core import Model, TensorSpec
-from headrace.core.errors import ModelLoadError
+from headrace.core import InferRequest, Model, Tensor, TensorSpec
+from headrace.core.call import current_call
+from headrace.core.clock import SystemClock
+from headrace.core.errors import CancelledRequestError, ModelLoadError, PredictError, StoppedError
 from headrace.engine.backend import LocalBackend
+from headrace.engine.settings import ServeSettings
+from headrace.engine.streams import StreamCall
 from headrace.testing import EchoModel
 
 X_SPEC = (TensorSpec("x", "FP32", (-1, 3)),)
@@ -114,3 +122,252 @@ def test_a_close_that_fails_is_logged(caplog):
 
     _backend(Stuck()).close()
     assert "model failed to close" in caplog.text
+
+
+# Where the model's code runs
+
+
+class _Everywhere(Model):
+    """Notes the thread and the loop of each of its methods."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def _note(self, what):
+        self.seen[what] = (threading.current_thread().name, asyncio._get_running_loop())
+
+    def load(self):
+        self._note("load")
+
+    def predict(self, x):
+        self._note("predict")
+        return x
+
+    async def predict_stream(self, requests):
+        self._note("stream")
+        async for one in requests:
+            yield one["x"]
+
+    def close(self):
+        self._note("close")
+
+
+def _called(backend: LocalBackend, *values: float, call=None) -> list[float]:
+    x = np.array(values, np.float32).reshape(-1, 1)
+    called = backend.call(({"x": x},), len(x), "", call or current_call(), fresh=True)
+    return called.outputs["output"].ravel().tolist()
+
+
+def _streamed(backend: LocalBackend) -> StreamCall:
+    stream = StreamCall(SystemClock(), deadline=None, id="")
+    stream.requests.offer(InferRequest((Tensor("x", np.ones((1, 1), np.float32)),)))
+    stream.requests.close()
+    backend.open_stream(stream)
+    return stream
+
+
+def test_a_model_with_async_streams_lives_in_one_event_loop():
+    """All of its methods, also the plain ones."""
+    model = _Everywhere()
+    backend = _backend(model)
+    assert _called(backend, 1) == [1]
+    assert len(_streamed(backend).answers.get()) == 1
+    backend.close()
+    assert set(model.seen) == {"load", "predict", "stream", "close"}
+    ((name, loop),) = set(model.seen.values())
+    assert name == "headrace-m-loop"
+    assert loop.is_closed()
+
+
+def test_a_closed_backend_opens_no_stream():
+    backend = _backend(_Everywhere())
+    backend.close()
+    with pytest.raises(StoppedError):
+        _streamed(backend)
+
+
+def test_closing_ends_streams_before_the_model_is_closed():
+    """A plain generator in its thread: its reader is told that it was the engine."""
+    order = []
+
+    class Streams(EchoModel):
+        def predict_stream(self, requests):
+            try:
+                yield from (one["x"] for one in requests)
+                yield 1.0
+                yield from iter(lambda: 1.0, 0.0)
+            finally:
+                order.append("generator")
+
+        def close(self):
+            order.append("model")
+
+    backend = _backend(Streams())
+    stream = _streamed(backend)
+    assert stream.answers.get()
+    backend.close()
+    assert order == ["generator", "model"]
+    with pytest.raises(StoppedError):
+        stream.answers.get()
+
+
+# Cancelling
+
+
+class _Waits(Model):
+    """Waits for ever on negative values, and cleans up."""
+
+    def __init__(self, *, cleans=lambda: asyncio.sleep(0)):
+        self.entered, self.ended, self.cleans = threading.Event(), [], cleans
+
+    async def predict(self, x):
+        if x[0, 0] >= 0:
+            return x
+        self.entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.cleans()
+            self.ended.append(1)
+
+
+class _WaitsBeside(_Waits):
+    """The same in a loop of its own."""
+
+    async def predict_stream(self, requests):
+        yield 1
+
+
+@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
+def test_an_async_predict_is_cancelled(make):
+    """Once, however often it is asked for; and the call is over when its cleaning up is."""
+    model = make()
+    backend = _backend(model)
+
+    def cancel():
+        assert model.entered.wait(30)
+        for _ in range(3):
+            backend.cancel()
+
+    for _ in range(20):
+        model.entered.clear()
+        canceller = threading.Thread(target=cancel)
+        canceller.start()
+        with pytest.raises(CancelledRequestError):
+            _called(backend, -1)
+        canceller.join()
+        backend.cancel()
+        assert _called(backend, 2) == [2]
+    assert len(model.ended) == 20
+    backend.close()
+
+
+class _Gone:
+    """A call of which nobody waits when it begins."""
+
+    cancelled = True
+    deadline_s = None
+
+
+@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
+def test_a_call_that_nobody_waits_for_when_it_begins_is_cancelled(make):
+    """They left between its being taken and its first step."""
+    backend = _backend(make())
+    with pytest.raises(CancelledRequestError):
+        _called(backend, -1, call=_Gone())
+    backend.close()
+
+
+@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
+def test_a_model_that_cancels_itself_was_not_cancelled(make):
+    async def predict(_, x):
+        raise asyncio.CancelledError
+
+    backend = _backend(type("Own", (make,), {"predict": predict})())
+    with pytest.raises(PredictError, match="nobody had cancelled"):
+        _called(backend, 1)
+    backend.close()
+
+
+def test_nothing_of_a_call_is_left_behind():
+    backend = _backend(EchoModel())
+    _called(backend, 1, call=_Gone())
+    assert not current_call().cancelled
+
+
+def test_a_negative_delay_is_refused():
+    model = EchoModel()
+    model.max_batch_delay_ms = -1.0
+    with pytest.raises(ModelLoadError, match="max_batch_delay_ms must be 0 or more"):
+        _backend(model)
+    settings = ServeSettings(max_batch_delay_ms=3.0)
+    assert LocalBackend(lambda: model, "m", settings=settings).metadata.max_batch_delay_ms == 3.0
+
+
+@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
+def test_a_second_cancellation_does_not_break_into_the_cleaning_up(make):
+    cleaning, go_on = threading.Event(), threading.Event()
+
+    async def cleans():
+        cleaning.set()
+        await asyncio.to_thread(go_on.wait, 30)
+
+    model = make(cleans=cleans)
+    backend = _backend(model)
+
+    def cancel():
+        assert model.entered.wait(30)
+        backend.cancel()
+        assert cleaning.wait(30)
+        backend.cancel()
+        go_on.set()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(CancelledRequestError):
+        _called(backend, -1)
+    canceller.join()
+    assert model.ended == [1]
+    backend.close()
+
+
+# Plain streams whose caller has gone
+
+
+class _Steps(EchoModel):
+    """Reads all that it is sent before it yields."""
+
+    def __init__(self):
+        self.read, self.entered, self.go_on = 0, threading.Event(), threading.Event()
+
+    def predict_stream(self, requests):
+        for _ in requests:
+            self.read += 1
+            self.entered.set()
+            assert self.go_on.wait(30)
+        yield 1.0
+
+
+def test_a_stream_that_nobody_waits_for_runs_no_code_of_the_model():
+    model = _Steps()
+    model.go_on.set()
+    backend = _backend(model)
+    with backend.turns:
+        _streamed(backend).cancel()
+    backend.close()
+    assert model.read == 0
+
+
+def test_requests_of_a_caller_who_has_gone_are_not_read_on():
+    """However many have arrived already."""
+    model = _Steps()
+    backend = _backend(model)
+    stream = StreamCall(SystemClock(), deadline=None, id="")
+    for _ in range(5):
+        stream.requests.offer(InferRequest(()))
+    backend.open_stream(stream)
+    assert model.entered.wait(30)
+    stream.cancel()
+    model.go_on.set()
+    backend.close()
+    assert model.read == 1

@@ -399,3 +399,23 @@ def _stress(chance: random.Random, end: str, *, merge: bool) -> None:
     assert Counter(map(id, (t for _, t in ends))) == Counter(map(id, entered))
     assert most_waiting[0] <= 5
     assert channel.waiting() == (0, 0, 0.0, 0)
+
+
+def test_an_unfit_taker_takes_nothing_and_passes_on_what_it_was_woken_for():
+    """Its instance died while it waited; somebody else is woken in its place."""
+    channel = EngineChannel(
+        AdaptiveBatcher(rows_max=1, delay_s=0.0, merge=False),
+        ManualClock(),
+        in_flight_max=4,
+        queue_rows_max=8,
+    )
+    healthy, dead = ThreadTaker(), ThreadTaker()
+    assert isinstance(channel.poll(healthy), LookAgain)
+    assert isinstance(channel.poll(dead), LookAgain)
+    ticket = _ticket()
+    assert channel.offer(ticket)  # wakes the one that came last
+    assert isinstance(channel.take(dead, lambda: True), LookAgain)
+    assert healthy._set
+    assert channel.poll(healthy).items == (ticket,)
+    channel.close()
+    assert channel.take(dead) is None

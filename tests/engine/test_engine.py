@@ -387,6 +387,17 @@ def test_what_would_end_a_thread_fails_the_request_only(error):
         assert answer(engine).outputs[0].rows == 1
 
 
+def test_a_callback_may_stop_the_engine():
+    """With drain: what was accepted is answered, by the very thread that stops."""
+    model = HeldModel()
+    with running(model) as engine:
+        futures = [engine.submit(request(rows(n))) for n in range(3)]
+        futures[0].add_done_callback(lambda _: engine.stop())
+        model.wait_for_calls(1)
+        model.release(3)
+        assert [f.result(WAIT_S).outputs[0].data.tolist() for f in futures] == [[[0]], [[1]], [[2]]]
+
+
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_callback_that_would_end_a_thread_harms_no_other_request(stops):
     """Neither the thread of an instance, nor the one that stops."""

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from engine.support import request, rows, ticket
 from headrace.core import Model, RowError
-from headrace.core.errors import ModelContractError, ModelInputError, StoppedError
+from headrace.core.errors import (
+    CancelledRequestError,
+    ModelContractError,
+    ModelInputError,
+    PredictError,
+    RefusedRowsError,
+    StoppedError,
+)
 from headrace.engine.backend import LocalBackend
 from headrace.engine.instance import Instance
 from headrace.engine.reason import WHY_CHARS_MAX
@@ -241,3 +248,103 @@ def test_a_model_that_does_not_write_into_its_inputs_is_spared_the_copy():
     x = rows(1, 2, 3)
     _answer(model, x)
     assert np.shares_memory(model.given, x)
+
+
+# Who still waits for a call
+
+
+class _Watched(LocalBackend):
+    """Notes what it is asked to cancel, and lets its test look while a call is going on."""
+
+    def __init__(self, model, during=lambda: None):
+        super().__init__(lambda: model, "m")
+        self.cancelled, self.during = 0, during
+
+    def cancel(self):
+        self.cancelled += 1
+
+    def call(self, parts, rows, request, call, *, fresh):
+        self.during(call)
+        return super().call(parts, rows, request, call, fresh=fresh)
+
+
+def test_a_call_is_cancelled_when_the_last_of_its_callers_has_gone():
+    """Neither before, nor after it has ended."""
+    clock = ManualClock()
+    tickets = [ticket(request(deadline=d)) for d in (5.0, 9.0, None)]
+
+    def during(call):
+        instance.gone()
+        assert (backend.cancelled, call.cancelled, call.deadline_s) == (0, False, None)
+        tickets[2].cancelled = True
+        instance.gone()
+        assert (backend.cancelled, call.cancelled, call.deadline_s) == (0, False, 9.0)
+        clock.advance(8.0)
+        tickets[1].cancelled = True
+        instance.gone()
+        assert (backend.cancelled, call.cancelled) == (1, True)
+
+    backend = _Watched(PickyModel(()), during)
+    instance = Instance(backend, "m", clock)
+    instance.answer_all(tickets, lambda _: None)
+    instance.gone()
+    assert backend.cancelled == 1
+
+
+def test_a_cancellation_that_was_meant_for_another_call_harms_nobody():
+    """Whoever still waits is asked again, alone or in a batch."""
+    for count in (1, 3):
+        stray = iter([True])
+
+        def during(_, stray=stray):
+            if next(stray, False):
+                raise CancelledRequestError("the call was cancelled")
+
+        instance = Instance(_Watched(PickyModel(()), during), "m", ManualClock())
+        tickets = [ticket(request(rows(float(n))), strict=True) for n in range(count)]
+        answers = dict(instance.answer_all(tickets, lambda _: None))
+        assert [_values(answers[t]) for t in tickets] == [[n] for n in range(count)]
+
+
+def test_those_who_left_are_told_that_the_call_was_cancelled():
+    tickets = [ticket(request(rows(float(n)))) for n in range(3)]
+
+    def during(_):
+        for each in tickets:
+            each.cancelled = True
+        raise CancelledRequestError("the call was cancelled")
+
+    instance = Instance(_Watched(PickyModel(()), during), "m", ManualClock())
+    answers = instance.answer_all(tickets, lambda _: None)
+    assert [type(a) for _, a in answers] == [CancelledRequestError] * 3
+    assert instance.tally.calls == 1
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=2, max_size=12),
+    st.sets(st.integers(0, 9), max_size=3),
+    st.booleans(),
+    st.sets(st.integers(0, 11), max_size=3),
+)
+def test_a_batch_answers_each_of_its_tickets_once(asked, guilty, names_rows, gone):
+    """Each as if it had been asked alone, whatever fails beside it."""
+    model = PickyModel({float(g) for g in guilty}, names_rows=names_rows)
+    model.max_batch_rows = 1000
+    tickets = [ticket(request(rows(*values)), strict=True) for values in asked]
+    left = {id(t) for n, t in enumerate(tickets) if n in gone}
+
+    def before_call(each):
+        if id(each) in left:
+            raise CancelledRequestError("gone")
+
+    answered = _instance(model).answer_all(tickets, before_call)
+    assert sorted(id(t) for t, _ in answered) == sorted(map(id, tickets))
+    answers = {id(t): a for t, a in answered}
+    for each, values in zip(tickets, asked, strict=True):
+        answer = answers[id(each)]
+        if id(each) in left:
+            assert isinstance(answer, CancelledRequestError)
+        elif guilty.intersection(values):
+            assert isinstance(answer, PredictError | RefusedRowsError)
+        else:
+            assert _values(answer) == values

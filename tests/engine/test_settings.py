@@ -12,6 +12,7 @@ from headrace.engine.settings import ServeSettings
         {"streams_max": -1},
         {"max_batch_rows": 0},
         {"max_batch_delay_ms": -1.0},
+        {"call_timeout_s": 0.0},
         {"isolation": "elsewhere"},
     ],
 )

@@ -59,12 +59,12 @@ def test_ends_of_requests_are_told_apart():
     one.answered(1.0, rows=3, failed_rows=1)
     one.closed = {"rows": 2, "delay": 1}
     other.waited(0.25)
-    other.failed(2.0)
+    other.failed(2.0, rows=6)
     other.expired, other.cancelled = 4, 5
     other.closed = {"rows": 1}
     other.streams, other.stream_items, other.restarts, other.busy_s = 1, 7, 1, 3.0
     summed = total([one, other], BASE)
-    assert (summed.rows, summed.failed_rows) == (3, 1)
+    assert (summed.rows, summed.failed_rows, summed.error_rows) == (3, 1, 6)
     assert (summed.success, summed.fail) == (Duration(1, 1_000_000_000), Duration(1, 2_000_000_000))
     assert summed.queue == Duration(2, 750_000_000)
     assert (summed.queue_s.total, summed.request_s.total) == (0.75, 3.0)

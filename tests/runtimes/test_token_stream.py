@@ -10,8 +10,11 @@ from headrace.runtimes.token_stream import TokenQueue, texts_of
 class Bytes:
     """A tokenizer whose tokens are the bytes of UTF-8; 256 is special, and a leading space is left out, as many do."""
 
+    longest = 0
+
     def decode(self, tokens, *, skip_special_tokens):
         assert skip_special_tokens
+        self.longest = max(self.longest, len(tokens))
         return bytes(t for t in tokens if t < 256).decode(errors="replace").removeprefix(" ")
 
 
@@ -34,6 +37,13 @@ def test_a_character_waits_for_its_last_token():
     tokens = "a\N{SNOWMAN}b c".encode()
     assert list(texts_of(([t] for t in tokens), Bytes())) == ["a", "\N{SNOWMAN}", "b", " ", "c"]
     assert list(texts_of(([t] for t in tokens[:2]), Bytes())) == ["a", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_token_costs_the_same_at_the_end_of_a_long_text():
+    """Only the last tokens are decoded again, not all that were said."""
+    tokenizer = Bytes()
+    assert "".join(texts_of(([t] for t in b"word " * 200), tokenizer)) == "word " * 200
+    assert tokenizer.longest <= 3
 
 
 def test_the_prompt_is_left_out_and_the_end_ends():

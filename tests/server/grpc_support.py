@@ -17,9 +17,9 @@ from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Ten
 from headrace.protocols.oip_grpc.messages import message_class
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_asgi import GrpcAsgi
-from headrace.server.grpc_contract import Role
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import StreamSettings
+from headrace.server.security import Role
 
 WAIT_S = 30.0
 INFERENCE = "/inference.GRPCInferenceService/"

@@ -173,8 +173,13 @@ async def test_keys_are_asked_for(carrier):
 @ran
 async def test_outputs_declared_as_bf16_leave_as_such():
     metadata = ModelMetadata("m", outputs=(TensorSpec("y", "BF16", (-1, 2)),))
-    async with serving(FunctionDataplane(m=Served(echo, metadata=metadata))) as channel:
+    plane = FunctionDataplane(m=Served(echo))
+    async with serving(plane) as channel:
+        before = await unary(channel)(infer_request(ROWS, raw=False))
+        # Loaded again, as another.
+        plane.models["m"].metadata = metadata
         response = await unary(channel)(infer_request(ROWS, raw=False))
+    assert before.outputs[0].datatype == "FP32"
     assert (response.outputs[0].datatype, len(response.raw_output_contents[0])) == ("BF16", ROWS.size * 2)
 
 

@@ -278,18 +278,24 @@ async def test_requests_of_one_stream_are_bounded():
         nonlocal running, most
         running += 1
         most = max(most, running)
-        if running == 2:
-            release.set()
         await release.wait()
         running -= 1
         return request["x"]
 
     settings = StreamSettings("triton", requests_max=2, answers_max=1)
     async with serving(plane(slow=Served(slow)), streams=settings) as channel:
-        call = bidi(channel, response=StreamResponse)(
-            [infer_request(number(i), model="slow") for i in range(9)]
-        )
-        assert len(await until_read(call)) == 9
+        call = bidi(channel, response=StreamResponse)()
+        for i in range(9):
+            await call.write(infer_request(number(i), model="slow"))
+        # Time for all nine to begin, were they not held back.
+        for _ in range(50):
+            await unary(channel)(infer_request(number(1), model="unary"))
+        assert most == 2
+        release.set()
+        await call.done_writing()
+        answers = [await call.read() for _ in range(9)]
+        assert await call.read() is grpc.aio.EOF
+    assert sorted(firsts([a.infer_response for a in answers])) == list(range(9))
     assert most == 2
 
 

@@ -1,6 +1,7 @@
 """A server: models, repository, dataplane and doors, joined."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,15 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.engine.repository import Find, ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
+from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import StreamDialect, StreamSettings
 from headrace.server.listen import HttpListener, Listener, TlsFiles, new_event_loop
+from headrace.server.metrics import Metrics, MetricsApp
+from headrace.server.observation import Observer, tracing_wanted
+from headrace.server.request_log import RequestLog
 from headrace.server.rest import RestApp, RestLimits
 from headrace.server.security import Access, ApiKey, check_bind, parse_keys
 from headrace.server.serving import DrainSettings, Serving
@@ -56,6 +61,8 @@ class ServerOptions:
     stream_dialect: StreamDialect = "mlserver"
     """In which form gRPC streams are answered, unless the caller says: MLServer's, or Triton's."""
     drain: DrainSettings = field(default_factory=DrainSettings)
+    access_log: bool = False
+    """Whether every request is logged when it is over; see `headrace.server.request_log`."""
 
 
 ServedModel = str | type[Model] | Callable[[], Model]
@@ -69,6 +76,8 @@ class OpenedServer:
     serving: Serving
     dataplane: Dataplane
     doors: Mapping[str, Listener]
+    watch: "_Watch"
+    """What is told of requests; closed at the end of `run`."""
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -77,8 +86,11 @@ class OpenedServer:
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT; blocks. In the main thread."""
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(self.serving.run(on_ready))
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self.serving.run(on_ready))
+        finally:
+            self.watch.close()
 
 
 def open_server(
@@ -91,7 +103,8 @@ def open_server(
     """Put a server together: find the models, bind the ports. Nothing is loaded yet.
 
     `settings` and `model_options` are for models that are not in a folder with a ``model.toml`` of their own. Must be
-    called in the event loop that it will run in, or before there is one.
+    called in the event loop that it will run in, or before there is one. Traces are made where the process's ``OTEL_*``
+    variables ask for them.
 
     Raises ConfigError for what cannot be: an unknown model, a port that is taken, an open address without a guard.
     """
@@ -101,9 +114,35 @@ def open_server(
     guarded = bool(keys) or (used.tls is not None and used.tls.client_ca is not None)
     check_bind(used.host, guarded=guarded, insecure=used.insecure)
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=changeable)
-    doors = _doors(dataplane, used, Access(keys))
-    serving = Serving(repository, dataplane, list(doors.values()), drain=used.drain)
-    return OpenedServer(serving, dataplane, doors)
+    watch = _watch(used)
+    doors, answers = _doors(dataplane, used, Access(keys), watch.observers)
+    last: dict[str, Listener] = {}
+    if used.metrics_port is not None:
+        app = MetricsApp(Metrics(dataplane, answers))
+        last["metrics"] = HttpListener(app, used.host, used.metrics_port, used.tls)
+    serving = Serving(repository, dataplane, list(doors.values()), last=list(last.values()), drain=used.drain)
+    return OpenedServer(serving, dataplane, doors | last, watch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    observers: Sequence[Observer] | None = None
+    close: Callable[[], None] = lambda: None
+
+
+def _watch(options: ServerOptions) -> _Watch:
+    observers: list[Observer] = []
+    close = _Watch().close
+    if tracing_wanted(os.environ):
+        from headrace.server.tracing import tracer_from  # noqa: PLC0415 - an extra
+
+        tracer = tracer_from(os.environ, headrace.__version__)
+        observers.append(tracer)
+        close = tracer.close
+    if options.access_log:
+        # Last, so that it ends first; the trace's id is known from the begin.
+        observers.append(RequestLog())
+    return _Watch(observers or None, close)
 
 
 def open_repository(
@@ -146,19 +185,26 @@ def _keys(path: Path | None) -> tuple[ApiKey, ...]:
         raise ConfigError(f"the API keys in {path} cannot be read: {error}") from error
 
 
-def _doors(dataplane: Dataplane, options: ServerOptions, access: Access) -> dict[str, Listener]:
+def _doors(
+    dataplane: Dataplane, options: ServerOptions, access: Access, observers: Sequence[Observer] | None
+) -> tuple[dict[str, Listener], list[Answers]]:
     doors: dict[str, Listener] = {}
+    answers: list[Answers] = []
     if options.rest_port is not None:
-        rest = RestApp(dataplane, access=access, limits=options.limits)
+        rest = RestApp(dataplane, access=access, limits=options.limits, observers=observers)
+        answers.append(rest.answers)
         doors["rest"] = HttpListener(rest, options.host, options.rest_port, options.tls)
     if options.grpc_port is not None:
-        doors["grpc"] = _grpc_door(dataplane, options, access, options.grpc_port)
+        streams = StreamSettings(options.stream_dialect)
+        service = GrpcService(dataplane, access=access, streams=streams, observers=observers)
+        answers.append(service.answers)
+        doors["grpc"] = _grpc_door(service, options, options.grpc_port)
     if not doors:
         raise ConfigError("a server needs a door: leave at least one of the ports open")
-    return doors
+    return doors, answers
 
 
-def _grpc_door(dataplane: Dataplane, options: ServerOptions, access: Access, port: int) -> Listener:
+def _grpc_door(service: GrpcService, options: ServerOptions, port: int) -> Listener:
     tls = options.tls
     settings = GrpcAioSettings(
         host=options.host,
@@ -166,5 +212,4 @@ def _grpc_door(dataplane: Dataplane, options: ServerOptions, access: Access, por
         tls=None if tls is None else Tls(tls.certificate, tls.key, tls.client_ca),
         message_bytes_max=options.limits.body_bytes_max,
     )
-    service = GrpcService(dataplane, access=access, streams=StreamSettings(options.stream_dialect))
     return GrpcAioServer(service, settings)

@@ -193,7 +193,7 @@ class AdaptiveBatcher(Generic[T]):
         if not self._merge:
             return AdaptiveBatch((first,), rows, reason)
         key = head[1]
-        places = [head] if len(self._lanes) <= 1 else sorted(p for p in self._lanes if p[1] == key)
+        places = sorted(p for p in self._lanes if p[1] == key)
         for place in places:
             while (lane := self._lanes.get(place)) and rows + lane[0].rows <= self._rows_max:
                 rows += lane[0].rows

@@ -3,6 +3,9 @@
 import click
 
 import headrace
+from headrace.cli.infer import infer_command
+from headrace.cli.init import init_command
+from headrace.cli.models import models_command
 from headrace.cli.serve import serve_command
 from headrace.cli.stream import stream_command
 
@@ -10,7 +13,8 @@ _EPILOG = """\b
 Examples:
   headrace stream s3://bucket/day.tar.gz --model churn.onnx --output s3://bucket/scored/
   headrace serve churn.onnx words.py:Words
-  headrace serve --help
+  headrace infer churn --input '[[42, 3.5, 0]]'
+  headrace infer --help
 """
 
 
@@ -22,3 +26,6 @@ def main() -> None:
 
 main.add_command(stream_command)
 main.add_command(serve_command)
+main.add_command(infer_command)
+main.add_command(models_command)
+main.add_command(init_command)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headrace.cli.ending import say_error
-from headrace.cli.logs import configure_logs
+from headrace.cli.logs import configure_server_logs
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.engine.settings import ServeSettings
 
@@ -110,14 +110,22 @@ Examples:
     show_default=True,
     help="Then: how long to finish what is under way.",
 )
-@click.option("-v", "--verbose", count=True, help="Log, as JSON lines on standard error; -vv says more.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["json", "text"]),
+    default="json",
+    show_default=True,
+    help="How logs are written to standard error.",
+)
+@click.option("--access-log", is_flag=True, help="Log every request when it is over, with its id.")
+@click.option("-v", "--verbose", count=True, help="Log more.")
 def serve_command(models: tuple[str, ...], **given: Any) -> None:
     """Serve MODEL... over REST, event streams and gRPC.
 
     A MODEL is a file (model.onnx, file.py, file.py:Class), a class (module:Class), or a folder with one model.toml for
     each model; NAME=MODEL gives it another name. SIGTERM drains: not ready, finish, leave.
     """
-    configure_logs(given["verbose"])
+    configure_server_logs(given["log_format"], given["verbose"], access=given["access_log"])
     try:
         # Whoever only streams need not have what serving needs.
         from headrace.app.serving import open_server  # noqa: PLC0415
@@ -147,6 +155,7 @@ def _options(given: dict[str, Any]) -> Any:
         limits=RestLimits(body_bytes_max=given["body_mib_max"] << 20),
         stream_dialect=given["stream_dialect"],
         drain=DrainSettings(given["drain_notice_s"], given["drain_grace_s"]),
+        access_log=given["access_log"],
     )
 
 

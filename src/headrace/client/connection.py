@@ -1,7 +1,8 @@
 """The door to aiohttp: sends one request, and gives a whole answer or says why there is none."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -26,6 +27,15 @@ class HttpCall:
     url: str
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedAnswer:
+    """An answer whose body is read as it comes, piece by piece; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: AsyncGenerator[bytes, None]
 
 
 class Connection:
@@ -70,30 +80,33 @@ class Connection:
             TransientFault: Not reached, lost, or not answered in time.
             EndpointError: What no retry cures: TLS that is not trusted, an answer that is too long.
         """
-        assert self._session is not None, "the connection is not open"
-        try:
+        with _faults(call, timeout_s):
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(self._session, call)
-        except TimeoutError as error:
-            raise TransientFault(f"no answer within {timeout_s:g} s") from error
-        except aiohttp.ClientSSLError as error:
-            raise EndpointError(call.url, f"no trusted TLS connection: {error}") from error
-        except (ValueError, aiohttp.NonHttpUrlClientError) as error:
-            raise EndpointError(call.url, "this is not a URL that can be asked") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise TransientFault(str(error) or type(error).__name__) from error
+                return await self._exchange(self._open_session(), call)
+
+    @asynccontextmanager
+    async def stream(self, call: HttpCall, timeout_s: float) -> AsyncGenerator[StreamedAnswer, None]:
+        """An answer whose body is read while it comes; leaving the context closes the connection if more was to come.
+
+        `timeout_s` is for the answer's head, and then for each piece. Raises what `send` does, also while pieces are read.
+        """
+        with _faults(call, timeout_s):
+            async with asyncio.timeout(timeout_s):
+                response = await self._request(self._open_session(), call)
+        try:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            pieces = _pieces(response, call, timeout_s)
+            async with aclosing(pieces):
+                yield StreamedAnswer(response.status, headers, pieces)
+        finally:
+            response.close()
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "the connection is not open"
+        return self._session
 
     async def _exchange(self, session: aiohttp.ClientSession, call: HttpCall) -> HttpAnswer:
-        # Names in URLs are quoted already: requoting would ask for another model.
-        url = URL(call.url, encoded=True)
-        _ = url.explicit_port  # parsed only when it is asked for
-        async with session.request(
-            call.method,
-            url,
-            data=call.body or None,
-            headers=call.headers,
-            allow_redirects=False,
-        ) as response:
+        async with await self._request(session, call) as response:
             parts: list[bytes] = []
             size = 0
             async for part in response.content.iter_any():
@@ -107,3 +120,38 @@ class Connection:
                 parts.append(part)
             headers = {name.lower(): value for name, value in response.headers.items()}
             return HttpAnswer(response.status, b"".join(parts), headers)
+
+    async def _request(self, session: aiohttp.ClientSession, call: HttpCall) -> aiohttp.ClientResponse:
+        # Names in URLs are quoted already: requoting would ask for another model.
+        url = URL(call.url, encoded=True)
+        _ = url.explicit_port  # parsed only when it is asked for
+        return await session.request(
+            call.method, url, data=call.body or None, headers=call.headers, allow_redirects=False
+        )
+
+
+async def _pieces(
+    response: aiohttp.ClientResponse, call: HttpCall, timeout_s: float
+) -> AsyncGenerator[bytes, None]:
+    while True:
+        with _faults(call, timeout_s):
+            async with asyncio.timeout(timeout_s):
+                piece = await response.content.readany()
+        if not piece:
+            return
+        yield piece
+
+
+@contextmanager
+def _faults(call: HttpCall, timeout_s: float) -> Generator[None, None, None]:
+    """What aiohttp raises, in our words."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise TransientFault(f"no answer within {timeout_s:g} s") from error
+    except aiohttp.ClientSSLError as error:
+        raise EndpointError(call.url, f"no trusted TLS connection: {error}") from error
+    except (ValueError, aiohttp.NonHttpUrlClientError) as error:
+        raise EndpointError(call.url, "this is not a URL that can be asked") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise TransientFault(str(error) or type(error).__name__) from error

@@ -7,7 +7,7 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.call import current_call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
-from headrace.core.model import Model, RowError
+from headrace.core.model import Model, ModelRecipe, RowError
 from headrace.core.outcome import Outcome, Prediction
 from headrace.core.predictor import Predictor
 from headrace.core.service import Service
@@ -30,6 +30,7 @@ __all__ = [
     "InferResponse",
     "Model",
     "ModelMetadata",
+    "ModelRecipe",
     "Outcome",
     "Position",
     "Prediction",

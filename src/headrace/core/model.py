@@ -1,6 +1,7 @@
 """The contract a user writes: one class, numpy in, numpy out."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.core.tensor import Array, InferResponse, TensorSpec
@@ -69,7 +70,7 @@ class Model:
         """Predict a whole batch.
 
         Takes numpy arrays by input name, first axis rows (numbers float32 unless `inputs` says otherwise,
-        text as object arrays of str). Returns one array, or a mapping by output name, with as many rows. May be
+        text as object arrays of str). They are its own, and stay as they are for as long as it keeps them. Returns one array, or a mapping by output name, with as many rows. May be
         ``async def``. Raise `RowError` for rows that cannot be predicted.
         """
         raise NotImplementedError(f"{type(self).__name__} has no predict method")
@@ -92,6 +93,18 @@ class Model:
 
     def close(self) -> None:
         """Called once when the instance goes; free what `load` took."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecipe:
+    """How another process makes the same model, in words alone: a function to import, and what to call it with.
+
+    `function` is ``package.module:name`` (a class is a function too), `arguments` are its keyword arguments: plain
+    values, as JSON has them.
+    """
+
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def predicts(model: Model) -> bool:

@@ -98,6 +98,9 @@ class ModelStatistics:
     """Milliseconds since the epoch; 0 before the first."""
     rows: int = 0
     failed_rows: int = 0
+    """Rows that failed in requests that got a response."""
+    error_rows: int = 0
+    """Rows of requests that got an error."""
     calls: int = 0
     retries: int = 0
     """Calls that looked for the guilty rows of a failed batch."""

@@ -30,6 +30,8 @@ _DATATYPES: dict[str, str] = {
     "float64": "FP64",
 }
 _DTYPES: dict[str, np.dtype[Any]] = {v: np.dtype(k) for k, v in _DATATYPES.items()}
+NUMBERS: frozenset[np.dtype[Any]] = frozenset(_DTYPES.values())
+"""The numpy types of the protocol's numbers."""
 _DTYPES["BYTES"] = np.dtype(object)
 _BY_DTYPE: dict[np.dtype[Any], str] = {v: k for k, v in _DTYPES.items()}
 

@@ -75,8 +75,17 @@ class Backend(Protocol):
         """Begin a stream; its pipes tell the rest. Raises StoppedError when the backend is closed."""
         ...
 
+    @property
+    def lost(self) -> bool:
+        """Whether what ran the model is gone, so that it must be started again before it is called."""
+        ...
+
+    def on_lost(self, hook: Callable[[], None]) -> None:
+        """What to call, from any thread and at any time, when it is found dead; at once, when it is so already."""
+        ...
+
     def restart(self) -> None:
-        """After InstanceLostError: load the model again. Raises what keeps it from being ready."""
+        """When it is lost: one attempt to load the model again. Raises what keeps it from being ready."""
         ...
 
     def close(self) -> None:
@@ -233,8 +242,14 @@ class LocalBackend:
         if cancel is not None:
             cancel()
 
+    lost = False
+    """See `Backend`: this one lives as long as its process."""
+
+    def on_lost(self, hook: Callable[[], None]) -> None:
+        """See `Backend`."""
+
     def restart(self) -> None:
-        """See `Backend`: this one lives as long as its process."""
+        """See `Backend`."""
 
     # Streams
 
@@ -281,7 +296,7 @@ class LocalBackend:
             self._closed = True
             open_streams = list(self._streams)
         for stream in open_streams:
-            stream.cancel()
+            stream.cancel(StoppedError(f"model {self._name} is stopping"))
         if self._stream_model is not None and (self._home is not None or not self._stream_model.is_async):
             # What inline streams still do is up to the event loop of whoever opened them, which may be the one that stops.
             with self._changed:

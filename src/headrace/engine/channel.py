@@ -4,7 +4,7 @@ Arrives: tickets, from any thread. Leaves: batches of tickets, to whichever inst
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -146,11 +146,24 @@ class Channel:
 
     # Instances
 
-    def take(self, taker: ThreadTaker) -> Work | None:
-        """The next batch, however long it takes; None when closed and nothing waits."""
-        while isinstance(found := self.poll(taker), LookAgain):
+    def take(self, taker: ThreadTaker, unfit: Callable[[], bool] = lambda: False) -> Work | LookAgain | None:
+        """The next batch, however long it takes; None when closed and nothing waits.
+
+        `unfit` says that the taker cannot take any, and is asked whenever it wakes: then LookAgain, and the taker has
+        left those that wait for work.
+        """
+        while not unfit():
+            found = self.poll(taker)
+            if not isinstance(found, LookAgain):
+                return found
             taker.wait(None if found.at_s is None else found.at_s - self._clock.now())
-        return found
+        with self._lock:
+            self._leave(taker)
+            if self._armed is taker:
+                self._armed = None
+            # It may have been woken for work that it does not take now.
+            self._wake_one()
+        return LookAgain()
 
     def poll(self, taker: Taker) -> Work | LookAgain | None:
         """The next batch, or when to ask again unless woken before; None when closed and nothing waits."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
 
-from headrace.batching.adaptive import AdaptiveBatcher
+from headrace.batching.adaptive import AdaptiveBatcher, LookAgain
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CancelledRequestError,
@@ -31,13 +31,24 @@ from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Backend
 from headrace.engine.channel import Channel, ThreadTaker, Work
+from headrace.engine.inputs import ModelInputs
 from headrace.engine.instance import Instance
 from headrace.engine.isolation import Placement
 from headrace.engine.reason import reason
+from headrace.engine.revival import Revival
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
 from headrace.engine.tally import Tally, total
-from headrace.engine.ticket import Answer, FutureReply, LoopReply, Ticket, deliver, gone, merge_key
+from headrace.engine.ticket import (
+    Answer,
+    FutureReply,
+    LoopReply,
+    RequestTimes,
+    Ticket,
+    deliver,
+    gone,
+    merge_key,
+)
 
 _log = logging.getLogger("headrace.engine")
 
@@ -60,6 +71,7 @@ class _Slot:
         self.instance: Instance | None = None
         self.streams: set[StreamCall] = set()
         """Changed under the engine's lock."""
+        self.revival: Revival | None = None
         self.alive = False
         self.given_up = False
 
@@ -72,12 +84,17 @@ class _Life:
         self.slots = [_Slot() for _ in range(instances)]
         self.threads: list[threading.Thread] = []
         self.loaded = 0
+        self.ended = 0
         self.load_error: BaseException | None = None
         self.inline: Instance | None = None
         self.lock = threading.Lock()
         """Held by the caller of an inline instance."""
         self.over = False
         """Whether the instances are being closed; set under `lock`."""
+        self.hurry = threading.Event()
+        """Set when it ends: nobody waits long for an instance to come back."""
+        self.lost: str | None = None
+        """Why no instance is left: all died, and none could be started again."""
         self.began_s = 0.0
         self.counting = threading.Lock()
         """Held where the next two are changed: callers of several threads do that."""
@@ -259,18 +276,22 @@ class Engine:
             self._state = _State.STOPPING
         if drain:
             self._finish_streams(life)
-        life.channel.close()
-        if not drain:
-            self._drop(life, self._stopped("before this request began"))
-            with self._changed:
-                streams = [stream for slot in life.slots for stream in slot.streams]
-                self._changed.notify_all()
-            for stream in streams:
-                stream.cancel(self._stopped("while this stream was open"))
+            life.channel.close()
+        else:
+            self._cut_short(life)
+        life.hurry.set()
         life.end()
-        # What an instance gave back that could not be started again.
-        self._drop(life, self._stopped("before this request began"))
         self._become_stopped(life)
+
+    def _cut_short(self, life: _Life) -> None:
+        with self._changed:
+            streams = [stream for slot in life.slots for stream in slot.streams]
+        for stream in streams:
+            stream.cancel(self._stopped("while this stream was open"))
+        self._drop(life, self._stopped("before this request began"))
+        with self._changed:
+            # A stop that waits for streams to be finished need not.
+            self._changed.notify_all()
 
     def _drop(self, life: _Life, error: BaseException) -> None:
         """Fail all that waits, and all that comes."""
@@ -280,7 +301,7 @@ class Engine:
         with life.counting:
             for ticket in tickets:
                 if ticket.ended:
-                    life.tally.failed(now - ticket.asked_s)
+                    life.tally.failed(now - ticket.asked_s, rows=ticket.rows)
         deliver([(ticket, error) for ticket in tickets])
 
     def _finish_streams(self, life: _Life) -> None:
@@ -316,29 +337,33 @@ class Engine:
 
     # Callers in event loops
 
-    async def ask(self, request: InferRequest) -> InferResponse:
+    async def ask(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse:
         """Ask, from an event loop; never blocks, never waits for room. One bad row fails the request.
 
         Cancelling takes a waiting request out of the queue. Raises ModelInputError for what does not fit the model,
         OverloadedError when too many rows wait, LimitError for more rows than may ever wait, DeadlineError as soon as the
-        deadline has passed, PredictError for what the model raised, StoppedError.
+        deadline has passed, PredictError for what the model raised, StoppedError. `times`, where given, are filled in.
         """
         life, backend = self._running_life("it is starting or stopping")
         rows = self._checked(backend, request)
+        if rows > self.settings.queue_rows_max:
+            raise self._too_many(rows)
         now = self._clock.now()
         if request.deadline is not None and now >= request.deadline:
             with life.counting:
                 life.tally.expired += 1
             raise self._late(request)
         if life.inline is not None:
-            ticket = Ticket(request, rows, now, _NOWHERE, strict=True)
+            ticket = Ticket(request, rows, now, _NOWHERE, strict=True, times=times)
             answer = self._answer_inline(life, life.inline, ticket)
             if isinstance(answer, BaseException):
                 raise answer
             return answer
         loop = asyncio.get_running_loop()
         reply = LoopReply(loop)
-        ticket = Ticket(request, rows, now, reply, key=merge_key(request), strict=True)
+        ticket = Ticket(request, rows, now, reply, key=merge_key(request), strict=True, times=times)
+        if times is not None:
+            times.asked_s = now
         self._admit(life, ticket)
         try:
             if request.deadline is None:
@@ -358,11 +383,6 @@ class Engine:
 
     def _admit(self, life: _Life, ticket: Ticket) -> None:
         most = self.settings.queue_rows_max
-        if ticket.rows > most:
-            raise LimitError(
-                f"model {self.name}: a request of {ticket.rows} rows is larger than its whole queue (queue_rows_max "
-                f"{most}): send it in parts"
-            )
         try:
             if life.channel.offer(ticket):
                 return
@@ -374,6 +394,12 @@ class Engine:
         raise OverloadedError(
             f"model {self.name}: {rows} rows wait already, and at most {most} may (queue_rows_max): ask again later",
             retry_after_s=self._retry_after_s(life, rows),
+        )
+
+    def _too_many(self, rows: int) -> LimitError:
+        return LimitError(
+            f"model {self.name}: a request of {rows} rows is larger than its whole queue (queue_rows_max "
+            f"{self.settings.queue_rows_max}): send it in parts"
         )
 
     def _retry_after_s(self, life: _Life, rows: int) -> float:
@@ -396,12 +422,16 @@ class Engine:
     def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> AnswerStream:
         """Open a stream, from an event loop: `first`, then what `more` gives, go to the model as they come.
 
-        Raises UnsupportedError for a model that has no `predict_stream`, OverloadedError when `streams_max` are open,
+        Raises UnsupportedError for a model that has no `predict_stream`, ModelInputError for a first request that does not fit
+        the inputs that the model declares, OverloadedError when `streams_max` are open,
         StoppedError. What is wrong with a later request, and what its source raises, ends the stream with that error.
         """
         life, backend = self._running_life("it is starting or stopping")
         if not backend.metadata.streams:
             raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
+        if backend.inputs.declared:
+            backend.inputs.check_names(first)
+            more = None if more is None else _checked(more, backend.inputs)
         loop = asyncio.get_running_loop()
         call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
         call.requests.offer(first)
@@ -453,6 +483,8 @@ class Engine:
         backend = life.backend
         if self._state is not _State.RUNNING or backend is None:
             raise self._stopped(why)
+        if life.lost is not None:
+            raise InstanceLostError(self.name, life.lost)
         return life, backend
 
     def _checked(self, backend: Backend, request: InferRequest) -> int:
@@ -516,24 +548,43 @@ class Engine:
             return
         self._report_loaded(life, None)
         assert slot.backend is not None
-        taker = ThreadTaker()
         try:
-            while not slot.given_up and (work := life.channel.take(taker)) is not None:
-                self._answer(life, slot, work)
+            self._answer_until_closed(life, slot, slot.backend)
         finally:
             slot.alive = False
             with life.lock:
                 life.over = life.inline is not None
             slot.backend.close()
+            with self._changed:
+                life.ended += 1
+                last = life.ended == len(life.slots)
+            if last:
+                # What an instance gave back when the others had ended already.
+                self._drop(life, self._stopped("before this request began"))
 
     def _load(self, life: _Life, slot: _Slot) -> None:
         slot.backend = backend = self._placement.load()
         slot.instance = Instance(backend, self.name, self._clock, slot.tally)
+        slot.revival = Revival(backend, self.name, self._clock)
         metadata = backend.metadata
         life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         if self._placement.inline(backend):
             life.inline = slot.instance
+        slot.revival = Revival(backend, self.name, self._clock)
         slot.alive = True
+
+    def _answer_until_closed(self, life: _Life, slot: _Slot, backend: Backend) -> None:
+        taker = ThreadTaker()
+
+        def lost() -> None:
+            slot.alive = False
+            taker.wake()
+
+        backend.on_lost(lost)
+        while (work := life.channel.take(taker, lambda: backend.lost)) is not None:
+            died = isinstance(work, LookAgain) or not self._answer(life, slot, work)
+            if died and not self._revived(life, slot):
+                return
 
     def _report_loaded(self, life: _Life, error: BaseException | None) -> None:
         with self._changed:
@@ -541,15 +592,20 @@ class Engine:
             life.loaded += 1
             self._changed.notify_all()
 
-    def _answer(self, life: _Life, slot: _Slot, work: Work) -> None:
+    def _answer(self, life: _Life, slot: _Slot, work: Work) -> bool:
+        """Answer a batch; False when the instance died meanwhile."""
         tickets = [t for t in work.items if t.reply.begin()]
         try:
             if tickets:
                 deliver(self._answered(life, slot, tickets, work.reason))
+                assert slot.revival is not None
+                slot.revival.proved()
         except InstanceLostError as lost:
             self._recover(life, slot, tickets, lost)
+            return False
         finally:
             life.channel.ended(work)
+        return True
 
     def _answered(
         self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], why: str
@@ -572,6 +628,9 @@ class Engine:
 
     def _count(self, tally: Tally, ticket: Ticket, answer: Answer, began_s: float, ended_s: float) -> None:
         tally.waited(began_s - ticket.asked_s)
+        times = ticket.times
+        if times is not None:
+            times.asked_s, times.began_s, times.ended_s = ticket.asked_s, began_s, ended_s
         if not ticket.ended:
             return  # counted when it was withdrawn
         if isinstance(answer, InferResponse):
@@ -582,10 +641,10 @@ class Engine:
         elif isinstance(answer, CancelledRequestError):
             tally.cancelled += 1
         else:
-            tally.failed(ended_s - ticket.asked_s)
+            tally.failed(ended_s - ticket.asked_s, rows=ticket.rows)
 
     def _recover(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
-        """The instance died: what it had is asked once more, each request by itself, and it is started again."""
+        """The instance died: what it had is asked once more, each request by itself."""
         again: list[Ticket] = []
         over: list[Ticket] = []
         for ticket in tickets:
@@ -598,15 +657,24 @@ class Engine:
         self._lose(life, slot, over, lost)
         slot.alive = False
         life.channel.again(again)
-        backend = slot.backend
-        assert backend is not None
+
+    def _revived(self, life: _Life, slot: _Slot) -> bool:
+        """Start an instance again whose process died; False when it is given up, or nobody wants it any more."""
+        assert slot.revival is not None
+
+        def wanted() -> bool:
+            return not life.channel.dropped and (not life.hurry.is_set() or life.channel.waiting()[0] > 0)
+
         try:
-            backend.restart()
+            slot.revival.revive(life.hurry, wanted)
+        except StoppedError:
+            return False
         except BaseException as error:  # noqa: BLE001 - it is given up; what waits has other instances, or hears of it
             self._give_up(life, slot, error)
-            return
+            return False
         slot.tally.restarts += 1
         slot.alive = True
+        return True
 
     def _lose(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
         life.channel.settle(tickets)
@@ -622,8 +690,8 @@ class Engine:
             slot.given_up = True
             last = all(s.given_up for s in life.slots)
         if last:
-            why = f"its process died and could not be started again: {reason(error)}"
-            self._drop(life, InstanceLostError(self.name, why))
+            life.lost = f"its process died and could not be started again: {reason(error)}"
+            self._drop(life, InstanceLostError(self.name, life.lost))
 
     def _answer_inline(self, life: _Life, instance: Instance, ticket: Ticket) -> Answer:
         """Call the model at once, on the caller's thread."""
@@ -671,6 +739,13 @@ class _Nowhere:
 
 
 _NOWHERE = _Nowhere()
+
+
+async def _checked(requests: AsyncIterator[InferRequest], inputs: ModelInputs) -> AsyncIterator[InferRequest]:
+    """The same requests; ModelInputError for one that does not fit."""
+    async for request in requests:
+        inputs.check_names(request)
+        yield request
 
 
 async def _feed(requests: AsyncIterator[InferRequest], call: StreamCall) -> None:

@@ -64,6 +64,17 @@ class ModelInputs:
 
     def check(self, request: InferRequest) -> int:
         """How many rows the request has. Raises ModelInputError when it does not fit."""
+        inputs = request.inputs
+        if len(inputs) == 1 == len(self.specs) and inputs[0].name == self.specs[0].name:
+            if self.declared:
+                self._check_spec(self.specs[0], inputs[0])
+            shape = inputs[0].data.shape
+            return shape[0] if shape else self._rows(request)
+        self.check_names(request)
+        return self._rows(request)
+
+    def check_names(self, request: InferRequest) -> None:
+        """What `check` does, but that inputs need not agree on a number of rows: for streams."""
         given = {t.name: t for t in request.inputs}
         if len(given) < len(request.inputs):
             raise self._error(f"an input is given twice (given: {_listed(t.name for t in request.inputs)})")
@@ -76,12 +87,15 @@ class ModelInputs:
         if given and not self.any_name and (unknown := given.keys() - self.optional):
             takes = _listed(s.name for s in self.specs)
             raise self._error(f"it has no input {_listed(sorted(unknown))} (it takes {takes})")
-        return self._rows(request)
 
     def call(self, predict: Callable[..., Any], tensors: Mapping[str, Array]) -> Any:
         """Call `predict` with arrays by input name, which have been checked."""
         if self.declared:
-            tensors = {**tensors, **{s.name: _as_declared(s, tensors[s.name]) for s in self.specs}}
+            # No comprehension: this is on the way of every call.
+            fitting = dict(tensors)
+            for spec in self.specs:
+                fitting[spec.name] = _as_declared(spec, tensors[spec.name])
+            tensors = fitting
         if not self.positional:
             return predict(**tensors)
         names = [s.name for s in self.specs] or list(tensors)
@@ -89,9 +103,10 @@ class ModelInputs:
         return predict(*(tensors[n] for n in names), **rest)
 
     def _check_spec(self, spec: TensorSpec, tensor: Tensor) -> None:
-        if _shape_fits(spec, tensor.data.shape) and _type_fits(spec, tensor):
+        data = tensor.data
+        shape = data.shape
+        if (_same_shape(spec.shape, shape) or _shape_fits(spec, shape)) and _type_fits(spec, tensor):
             return
-        shape = tensor.data.shape
         wanted = spec.datatype if spec.shape is None else f"{spec.datatype} {list(spec.shape)}"
         raise self._error(
             f"input {spec.name!r} takes {wanted}, but was given {tensor.datatype} {list(shape)}"
@@ -105,6 +120,11 @@ class ModelInputs:
 
     def _error(self, why: str) -> ModelInputError:
         return ModelInputError(self.model, why)
+
+
+def _same_shape(wanted: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
+    """Whether nothing but the rows may vary, and nothing else does."""
+    return wanted is not None and len(wanted) == len(shape) and wanted[1:] == shape[1:]
 
 
 def _shape_fits(spec: TensorSpec, shape: tuple[int, ...]) -> bool:

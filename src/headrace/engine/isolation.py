@@ -8,7 +8,9 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Isolation, Model
 from headrace.engine.backend import Backend, LocalBackend
+from headrace.engine.process import ProcessBackend
 from headrace.engine.reason import reason
+from headrace.engine.recipe import recipe_of
 from headrace.engine.settings import ServeSettings
 
 INLINE_CALL_S: Final = 0.0001
@@ -47,6 +49,8 @@ class Placement:
             # What the model says itself, which is known once there is one.
             made.append(self._made())
             self._isolation = made[0].isolation
+        if self._isolation == "process":
+            return self._apart()
         return self._local((lambda: made[0]) if made else self._make_model)
 
     def _made(self) -> Model:
@@ -56,6 +60,16 @@ class Placement:
             raise
         except BaseException as error:
             raise ModelLoadError(self._name, f"it did not load: {reason(error)}") from error
+
+    def _apart(self) -> ProcessBackend:
+        return ProcessBackend(
+            recipe_of(self._make_model, self._name),
+            self._name,
+            clock=self._clock,
+            fingerprint=self._fingerprint,
+            version=self._version,
+            settings=self._settings,
+        )
 
     def _local(self, make_model: Callable[[], Model]) -> LocalBackend:
         inline = self._isolation == "inline"

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from headrace.core.errors import ModelContractError
-from headrace.core.tensor import Array, TensorSpec, datatype_of
+from headrace.core.tensor import NUMBERS, Array, TensorSpec, datatype_of
 
 Outputs = dict[str, Array]
 
@@ -26,6 +26,11 @@ class OutputCheck:
 
     def __call__(self, returned: Any, rows: int, request: str) -> Outputs:
         """Check what one call returned for `rows` rows of the request that is called `request`."""
+        if type(returned) is np.ndarray and len(self._names) <= 1:
+            array = cast("Array", returned)
+            # Numbers of the protocol, with a row for each row: there is nothing to be turned into anything.
+            if array.shape[:1] == (rows,) and array.dtype in NUMBERS:
+                return {self._names[0] if self._names else _UNNAMED: array}
         named = self._named(returned, request)
         outputs = {name: self._array(name, data, rows, request) for name, data in named.items()}
         missing = [n for n in self._names if n not in outputs]

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from headrace.core.errors import CancelledRequestError
@@ -59,6 +59,27 @@ class Pipe(Generic[T]):
             wake()
         return room
 
+    def offer_all(self, items: Iterable[T]) -> bool:
+        """Put several items whatever the bound; see `offer`."""
+        with self._lock:
+            if self._abandoned:
+                raise CancelledRequestError("nobody takes this stream's items any more")
+            self._items.extend(items)
+            wake, self._getter = self._getter, None
+            room = len(self._items) < self._items_max
+        if wake is not None:
+            wake()
+        return room
+
+    def when_room(self, wake: Callable[[], None]) -> bool:
+        """Call `wake` once, from the consumer, when there is room or nobody takes any more; not when it is so now.
+
+        Whether it is not. For a producer that neither blocks nor awaits.
+        """
+        return self._register(
+            lambda: len(self._items) < self._items_max or self._abandoned, wake, putting=True
+        )
+
     def put(self, item: T) -> None:
         """Put an item, then block while there is no room for another."""
         if not self.offer(item):
@@ -96,6 +117,18 @@ class Pipe(Generic[T]):
         if wake is not None:
             wake()
         return items
+
+    def when_item(self, wake: Callable[[], None]) -> bool:
+        """Call `wake` once, from the producer, when an item is there or no more come; not when it is so now.
+
+        Whether it is not. For a consumer that neither blocks nor awaits.
+        """
+        return self._register(lambda: bool(self._items) or self._closed, wake, putting=False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is there, and nothing comes any more."""
+        return self._closed and not self._items
 
     def get(self) -> list[T]:
         """All items that are there, at least one, blocking for it; none at the end. Raises what `close` was given."""

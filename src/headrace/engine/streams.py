@@ -49,6 +49,7 @@ class StreamCall:
         self._stop: Callable[[], object] | None = None
         self._ended: Callable[[], object] | None = None
         self._why: HeadraceError | None = None
+        self._over = False
         self._lock = threading.Lock()
 
     @property
@@ -76,6 +77,8 @@ class StreamCall:
     def cancel(self, why: HeadraceError | None = None) -> None:
         """The caller has gone, or is sent away with `why`; the model's generator is closed as soon as it can be."""
         with self._lock:
+            if self._over:
+                return  # what is still on the way is all there was, for a caller who is not the one that cancels
             self._why = self._why or why
             self.answers.abandon()
             stop, self._stop = self._stop, None
@@ -87,7 +90,7 @@ class StreamCall:
         """The model has ended: no more answers; no more requests are taken. The first call counts."""
         with self._lock:
             ended, self._ended, self._stop = self._ended, None, None
-            why = self._why
+            why, self._over = self._why, True
         self.requests.abandon()
         if self.answers.abandoned:
             # However it ended: what was dropped must not look like all there was.
@@ -146,9 +149,7 @@ class StreamModel:
                     await asyncio.sleep(0)
                     turn_ends_s = self._clock.now() + TURN_S
         finally:
-            # An iterator that is no generator has nothing to be closed.
-            if hasattr(items, "aclose"):
-                await items.aclose()
+            await items.aclose()
 
     def _run(self, call: StreamCall) -> None:
         token = CALL.set(call)
@@ -175,6 +176,7 @@ class StreamModel:
                     return
                 call.answers.put(self.response(item, call.id))
         finally:
+            # An iterator that is no generator, such as a map, has nothing to be closed.
             if hasattr(items, "close"):
                 with self._turns:
                     items.close()

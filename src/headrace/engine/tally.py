@@ -40,6 +40,7 @@ class Tally:
         self.calls = 0
         self.rows = 0
         self.failed_rows = 0
+        self.error_rows = 0
         self.retries = 0
         self.busy_s = 0.0
         self.starved_s = 0.0
@@ -86,10 +87,11 @@ class Tally:
         self.rows += rows
         self.failed_rows += failed_rows
 
-    def failed(self, seconds: float) -> None:
+    def failed(self, seconds: float, *, rows: int) -> None:
         """One request that got an error."""
         self.fail.add(seconds)
         self.request_s.add(seconds)
+        self.error_rows += rows
 
     def snapshot(self) -> PredictorStatistics:
         """What every predictor tells."""
@@ -110,6 +112,7 @@ def total(tallies: Sequence[Tally], base: ModelStatistics) -> ModelStatistics:
         base,
         rows=sum(t.rows for t in tallies),
         failed_rows=sum(t.failed_rows for t in tallies),
+        error_rows=sum(t.error_rows for t in tallies),
         calls=sum(t.calls for t in tallies),
         retries=sum(t.retries for t in tallies),
         success=_sum([t.success for t in tallies]),

@@ -32,6 +32,20 @@ class Reply(Protocol):
         ...
 
 
+class RequestTimes:
+    """When a request was asked, and when its calls began and ended: seconds of the engine's clock, None until known.
+
+    Filled in only where somebody asks with one; of a request whose instance died, the last time counts.
+    """
+
+    __slots__ = ("asked_s", "began_s", "ended_s")
+
+    def __init__(self) -> None:
+        self.asked_s: float | None = None
+        self.began_s: float | None = None
+        self.ended_s: float | None = None
+
+
 class Ticket:
     """A request with its number of rows and its reply. The engine's lock guards what changes.
 
@@ -51,6 +65,7 @@ class Ticket:
         "request",
         "rows",
         "strict",
+        "times",
     )
 
     def __init__(
@@ -62,6 +77,7 @@ class Ticket:
         *,
         key: Hashable = None,
         strict: bool = False,
+        times: RequestTimes | None = None,
     ) -> None:
         self.request = request
         self.rows = rows
@@ -73,6 +89,7 @@ class Ticket:
         self.cancelled = False
         self.ended = False
         self.deaths = 0
+        self.times = times
 
     def alive(self, now: float) -> bool:
         """Whether anybody still waits for the answer."""

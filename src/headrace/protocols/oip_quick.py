@@ -72,7 +72,7 @@ def _tensor(entry: Any) -> Tensor | None:
             return None
     try:
         # The type that numpy finds tells what is in the list: text and null would make it another one.
-        found: Array = np.array(data)
+        found: Array = np.array(cast("Any", data))
         if found.ndim > 1 and found.shape != tuple(sizes):
             return None
         made = found if found.dtype is dtype else _converted(found, dtype)

@@ -9,7 +9,13 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import DataError
-from headrace.core.statistics import Duration, ModelIndexEntry, ModelStatistics
+from headrace.core.statistics import (
+    BatchStatistics,
+    Duration,
+    ModelIndexEntry,
+    ModelState,
+    ModelStatistics,
+)
 from headrace.core.tensor import ModelMetadata, TensorSpec
 
 _Json = dict[str, Any]
@@ -148,3 +154,86 @@ def _model_statistics(s: ModelStatistics) -> _Json:
 
 def _duration(duration: Duration) -> _Json:
     return {"count": duration.count, "ns": duration.ns}
+
+
+# What a server answered
+
+
+def decode_index(body: bytes) -> tuple[ModelIndexEntry, ...]:
+    """The index of a model repository; a state of another server's own is UNKNOWN. DataError when it is none."""
+    return tuple(
+        ModelIndexEntry(
+            str(entry.get("name") or ""),
+            str(entry.get("version") or ""),
+            _state(entry.get("state")),
+            str(entry.get("reason") or ""),
+        )
+        for entry in _entries(_loaded(body), "the index")
+    )
+
+
+def decode_statistics(body: bytes) -> tuple[ModelStatistics, ...]:
+    """What a statistics document says; what is not in it is zero. DataError when it is none."""
+    document = _loaded(body)
+    if not isinstance(document, dict):
+        raise DataError("the statistics must be a JSON object")
+    entries = _entries(cast("_Json", document).get("model_stats"), "'model_stats'")
+    return tuple(_decoded_statistics(entry) for entry in entries)
+
+
+def _decoded_statistics(entry: _Json) -> ModelStatistics:
+    durations = _table(entry.get("inference_stats"))
+    batches = _entries(entry.get("batch_stats") or [], "'batch_stats'")
+    return ModelStatistics(
+        str(entry.get("name") or ""),
+        str(entry.get("version") or ""),
+        last_inference_ms=_count(entry.get("last_inference")),
+        rows=_count(entry.get("inference_count")),
+        calls=_count(entry.get("execution_count")),
+        success=_decoded_duration(durations.get("success")),
+        fail=_decoded_duration(durations.get("fail")),
+        queue=_decoded_duration(durations.get("queue")),
+        compute_input=_decoded_duration(durations.get("compute_input")),
+        compute_infer=_decoded_duration(durations.get("compute_infer")),
+        compute_output=_decoded_duration(durations.get("compute_output")),
+        batches=tuple(
+            BatchStatistics(_count(b.get("batch_size")), _decoded_duration(b.get("compute_infer")))
+            for b in batches
+        ),
+    )
+
+
+def _decoded_duration(found: object) -> Duration:
+    table = _table(found)
+    return Duration(_count(table.get("count")), _count(table.get("ns")))
+
+
+def _loaded(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"the body is not JSON: {error}") from None
+
+
+def _entries(found: object, what: str) -> list[_Json]:
+    if not isinstance(found, list) or not all(isinstance(e, dict) for e in cast("list[object]", found)):
+        raise DataError(f"{what} must be a list of objects")
+    return cast("list[_Json]", found)
+
+
+def _table(found: object) -> _Json:
+    return cast("_Json", found) if isinstance(found, dict) else {}
+
+
+def _count(found: object) -> int:
+    """A number; some gateways write 64-bit integers as strings."""
+    if isinstance(found, str) and found.isascii() and found.isdecimal() and len(found) < 20:
+        return int(found)
+    return found if isinstance(found, int) else 0
+
+
+def _state(found: object) -> ModelState:
+    try:
+        return ModelState(str(found))
+    except ValueError:
+        return ModelState.UNKNOWN

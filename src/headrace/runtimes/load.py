@@ -3,14 +3,14 @@
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from headrace.core.errors import ConfigError, ModelLoadError
-from headrace.core.model import Model
+from headrace.core.model import Model, ModelRecipe
 from headrace.runtimes.classes import (
     ImportedModule,
     import_file,
@@ -66,16 +66,40 @@ class ModelSource:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True, slots=True)
+class NamedMaker:
+    """Makes a source's models, and knows by what name another process makes them."""
+
+    make: Callable[[], Model]
+    recipe: ModelRecipe
+
+    def __call__(self) -> Model:
+        """A new model."""
+        return self.make()
+
+
+def make_model(spec: str, options: Mapping[str, Any] | None = None) -> Model:
+    """The model of a spec: what a process of its own begins with. Raises what `model_factory` and `make` raise."""
+    return model_factory(spec, options).make()
+
+
 def model_factory(spec: str, options: Mapping[str, Any] | None = None) -> ModelSource:
     """Find a model; nothing is loaded yet but a Python module.
 
     A function in the place of a class makes the models. `options` are handed to the runtime, class or function as
-    keyword arguments; they must be plain values, as JSON has them.
+    keyword arguments; they must be plain values, as JSON has them. `make` carries the recipe by which another process
+    with the same current directory makes the model.
 
     Raises ConfigError for what is no model and for options that a class does not have, ModelLoadError when its file
     cannot be read or imported. `make` raises MissingExtraError where the runtime's packages are missing, and ConfigError
     for options that the runtime does not have.
     """
+    source = _source(spec, options)
+    recipe = ModelRecipe(f"{__name__}:{make_model.__name__}", {"spec": spec, "options": dict(source.options)})
+    return replace(source, make=NamedMaker(source.make, recipe))
+
+
+def _source(spec: str, options: Mapping[str, Any] | None) -> ModelSource:
     if "://" in spec:
         raise ConfigError(f"{spec}: models are read from local files; download it first, then --model FILE")
     plain = plain_options(options, spec)

@@ -19,7 +19,6 @@ from headrace.core.errors import (
     ModelContractError,
     ModelError,
     ModelInputError,
-    PredictError,
     StoppedError,
     UnsupportedError,
 )
@@ -28,6 +27,7 @@ from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Ten
 from headrace.engine.engine import Engine
 from headrace.engine.repository import ModelRepository
 from headrace.engine.streams import AnswerStream
+from headrace.engine.ticket import RequestTimes
 
 AHEAD_MAX: Final = 32
 """Requests of one stream that are asked at once, of a model that does not stream itself."""
@@ -137,25 +137,30 @@ class Dataplane:
 
     # Inference
 
-    async def infer(self, model: str, version: str, request: InferRequest) -> InferResponse:
-        """One response for one request; see `Engine.ask` for what it raises.
+    async def infer(
+        self, model: str, version: str, request: InferRequest, times: RequestTimes | None = None
+    ) -> InferResponse:
+        """One response for one request; see `Engine.ask` for what it raises, and for `times`.
 
-        A model that only streams is asked by its stream; what it yields is joined, row after row.
+        A model that only streams is asked by its stream; what it yields is joined, row after row; nothing, where it yields
+        nothing.
         """
         engine = self._repository.engine(model, version)
         try:
-            return await self._infer(engine, request)
+            return await self._infer(engine, request, times)
         except StoppedError:
             # It was replaced, or unloaded, between the look-up and the question.
             again = self._repository.engine(model, version)
             if again is engine:
                 raise
-            return await self._infer(again, request)
+            return await self._infer(again, request, times)
 
-    async def _infer(self, engine: Engine, request: InferRequest) -> InferResponse:
+    async def _infer(
+        self, engine: Engine, request: InferRequest, times: RequestTimes | None
+    ) -> InferResponse:
         metadata = engine.metadata
         if metadata.predicts or not metadata.streams:
-            return await engine.ask(request)
+            return await engine.ask(request, times)
         return await _collected(engine, request)
 
     async def stream(
@@ -286,7 +291,7 @@ async def _collected(engine: Engine, request: InferRequest) -> InferResponse:
     finally:
         await answers.aclose()
     if not items:
-        raise PredictError(engine.name, "its stream ended without a response")
+        return InferResponse((), engine.name, engine.version, request.id)
     if len(items) == 1:
         return items[0]
     names = [t.name for t in items[0].outputs]

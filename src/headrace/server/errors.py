@@ -20,11 +20,14 @@ DeadlineError                                   504   DEADLINE_EXCEEDED
 anything else                                   500   INTERNAL
 ==============================================  ====  =====================
 
+The text of a `HeadraceError` goes out: what a model raised is in it as the model said it (`PredictError`), which is meant,
+since nobody else can tell a caller what is wrong with rows. Why a model did not load is told to those alone who load it.
 What is no `HeadraceError` is a defect of ours: it is logged, and the caller is told "internal error" and nothing more.
 """
 
 import logging
 from dataclasses import dataclass
+from enum import IntEnum
 from math import ceil
 from typing import Final
 
@@ -32,47 +35,108 @@ from headrace.core import errors as e
 
 _log = logging.getLogger("headrace.server")
 
-_TABLE: Final[tuple[tuple[type[BaseException], int, str], ...]] = (
-    # The more special first.
-    (e.UnauthenticatedError, 401, "UNAUTHENTICATED"),
-    (e.ForbiddenError, 403, "PERMISSION_DENIED"),
-    (e.ModelNotFoundError, 404, "NOT_FOUND"),
-    (e.LimitError, 413, "RESOURCE_EXHAUSTED"),
-    (e.RefusedRowsError, 422, "INVALID_ARGUMENT"),
-    (e.OverloadedError, 429, "RESOURCE_EXHAUSTED"),
-    (e.CancelledRequestError, 499, "CANCELLED"),
-    (e.DeadlineError, 504, "DEADLINE_EXCEEDED"),
-    (e.UnsupportedError, 501, "UNIMPLEMENTED"),
-    (e.ModelNotReadyError, 503, "UNAVAILABLE"),
-    (e.StoppedError, 503, "UNAVAILABLE"),
-    (e.InstanceLostError, 503, "UNAVAILABLE"),
-    (e.ModelLoadError, 503, "FAILED_PRECONDITION"),
-    (e.ModelInputError, 400, "INVALID_ARGUMENT"),
-    (e.DataError, 400, "INVALID_ARGUMENT"),
-    (e.ConfigError, 400, "INVALID_ARGUMENT"),
-    (e.HeadraceError, 500, "INTERNAL"),
-)
+MESSAGE_CHARS_MAX: Final = 4000
+"""Of what a caller is told: over gRPC it travels in a header, and clients limit those to 8 KiB."""
 INTERNAL: Final = "internal error"
+INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
+CLIENT_GONE: Final = 499
+"""What is counted where nobody was left who could be answered."""
+
+_FAULTS: Final = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
+
+
+class GrpcCode(IntEnum):
+    """Status codes of gRPC that are used here."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+_TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
+    # The more special first.
+    (e.UnauthenticatedError, 401, GrpcCode.UNAUTHENTICATED),
+    (e.ForbiddenError, 403, GrpcCode.PERMISSION_DENIED),
+    (e.ModelNotFoundError, 404, GrpcCode.NOT_FOUND),
+    (e.LimitError, 413, GrpcCode.RESOURCE_EXHAUSTED),
+    (e.RefusedRowsError, 422, GrpcCode.INVALID_ARGUMENT),
+    (e.OverloadedError, 429, GrpcCode.RESOURCE_EXHAUSTED),
+    (e.CancelledRequestError, 499, GrpcCode.CANCELLED),
+    (e.DeadlineError, 504, GrpcCode.DEADLINE_EXCEEDED),
+    (e.UnsupportedError, 501, GrpcCode.UNIMPLEMENTED),
+    (e.ModelNotReadyError, 503, GrpcCode.UNAVAILABLE),
+    (e.StoppedError, 503, GrpcCode.UNAVAILABLE),
+    (e.InstanceLostError, 503, GrpcCode.UNAVAILABLE),
+    (e.ModelLoadError, 503, GrpcCode.FAILED_PRECONDITION),
+    (e.ModelInputError, 400, GrpcCode.INVALID_ARGUMENT),
+    (e.DataError, 400, GrpcCode.INVALID_ARGUMENT),
+    (e.ConfigError, 400, GrpcCode.INVALID_ARGUMENT),
+    (e.HeadraceError, 500, GrpcCode.INTERNAL),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a caller is told: HTTP status, gRPC code by name, text, and when to ask again."""
+    """What a caller is told: HTTP status, gRPC code, text, and when to ask again."""
 
     http: int
-    grpc: str
+    grpc: GrpcCode
     why: str
     retry_after_s: int | None = None
 
 
+def is_fault(status: int | str) -> bool:
+    """Whether a status, HTTP's or gRPC's by name, tells of a fault on this side."""
+    return status >= 500 if isinstance(status, int) else status in _FAULTS
+
+
 def status_of(error: BaseException) -> Status:
     """The status of an error. What nobody expected is logged here."""
+    status = quiet_status_of(error)
+    if status.why is INTERNAL:
+        _log.error("a request failed in an unexpected way", exc_info=error)
+    return status
+
+
+def quiet_status_of(error: BaseException) -> Status:
+    """The status of an error that somebody else logs."""
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
-        _log.error("a request failed in an unexpected way", exc_info=error)
-        return Status(500, "INTERNAL", INTERNAL)
+        return Status(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
     after_s = ceil(error.retry_after_s) if isinstance(error, e.OverloadedError) else None
     if isinstance(error, e.StoppedError):
         after_s = 1
-    return Status(*found, str(error), after_s)
+    return Status(*found, str(error)[:MESSAGE_CHARS_MAX], after_s)
+
+
+def code_of(error: BaseException) -> GrpcCode | None:
+    """The gRPC code of an error of ours; None for what is none."""
+    return next((code for kind, _, code in _TABLE if isinstance(error, kind)), None)
+
+
+def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:
+    """The code and the message of an error, for a gRPC caller."""
+    status = status_of(error)
+    return status.grpc, status.why
+
+
+def trailing_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """What goes beside a gRPC status: of an overload, when to come back, in seconds and as gRPC's own retry policy reads it."""
+    if not isinstance(error, e.OverloadedError):
+        return ()
+    return (
+        ("retry-after-s", f"{error.retry_after_s:.3f}"),
+        ("grpc-retry-pushback-ms", str(ceil(error.retry_after_s * 1000))),
+    )

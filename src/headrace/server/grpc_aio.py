@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.core.errors import ConfigError, MissingExtraError
+from headrace.server.errors import grpc_status, trailing_metadata
 from headrace.server.grpc_contract import Method, Stream, Unary
-from headrace.server.grpc_errors import grpc_status, trailing_metadata
 from headrace.server.grpc_service import GrpcService
 
 try:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from headrace.core.errors import DataError, DeadlineError, LimitError, UnsupportedError
+from headrace.server.errors import GrpcCode, grpc_status, trailing_metadata
 from headrace.server.grpc_contract import Method
-from headrace.server.grpc_errors import GrpcCode, grpc_status, trailing_metadata
 from headrace.server.grpc_service import GrpcService
 
 MESSAGE_BYTES_MAX: Final = 64 << 20

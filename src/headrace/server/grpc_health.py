@@ -48,9 +48,8 @@ class Health:
             return SERVICE_UNKNOWN
         return SERVING if ready and not self._draining.is_set() else NOT_SERVING
 
-    async def check(self, call: Call, data: bytes) -> bytes:
-        """Health.Check."""
-        self._inference.check(call)
+    async def check(self, _: Call, data: bytes) -> bytes:
+        """Health.Check; needs no key, since probes have none."""
         service: str = parsed(HealthCheckRequest, data).service
         status = self._status(service)
         if status == SERVICE_UNKNOWN:
@@ -62,9 +61,8 @@ class Health:
         self._inference.check(call)
         return encode_health_list({service: self._status(service) for service in self._services})
 
-    async def watch(self, call: Call, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async def watch(self, _: Call, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Health.Watch: the status now, and whenever it changes, until the caller goes or the server stops."""
-        self._inference.check(call)
         service: str = parsed(HealthCheckRequest, await anext(messages, b"")).service
         told: int | None = None
         while True:

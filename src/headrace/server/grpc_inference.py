@@ -7,7 +7,10 @@ from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import InferResponse, ModelMetadata
 from headrace.protocols.oip_grpc.requests import WireRequest, decode_request
 from headrace.protocols.oip_grpc.responses import encode_response
-from headrace.server.grpc_contract import Access, Call, Dataplane, Role
+from headrace.server.dataplane import Dataplane
+from headrace.server.grpc_contract import Call
+from headrace.server.observation import CURRENT
+from headrace.server.security import Access, Role
 
 
 class Inference:
@@ -30,7 +33,10 @@ class Inference:
     def check(self, call: Call, role: Role = Role.INFER) -> None:
         """Raises UnauthenticatedError or ForbiddenError."""
         if self._access is not None:
-            self._access.check(call.metadata("authorization"), role)
+            client = self._access.check(call.metadata("authorization"), role)
+            seen = CURRENT.get()
+            if seen is not None:
+                seen.client = client
 
     def decoded(self, call: Call, data: bytes) -> WireRequest:
         """A request, due when its caller's patience ends; DataError where the message is malformed."""
@@ -64,4 +70,11 @@ class Inference:
         """ModelInfer."""
         self.check(call)
         wire = self.decoded(call, data)
-        return self.encoded(wire, await self.dataplane.infer(wire.model, wire.version, wire.request))
+        seen = CURRENT.get()
+        if seen is None:
+            return self.encoded(wire, await self.dataplane.infer(wire.model, wire.version, wire.request))
+        seen.model, seen.version = wire.model, wire.version
+        seen.asked(wire.request)
+        response = await self.dataplane.infer(wire.model, wire.version, wire.request, seen.times)
+        seen.version = response.model_version or wire.version
+        return self.encoded(wire, response)

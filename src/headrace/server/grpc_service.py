@@ -5,7 +5,7 @@ Cancelling the task that runs a method cancels the model's work.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from headrace.core.errors import UnsupportedError
@@ -18,10 +18,15 @@ from headrace.protocols.oip_grpc.schema import (
     REFLECTION_V1ALPHA,
     REPOSITORY,
 )
-from headrace.server.grpc_contract import Access, Call, Dataplane, Method, Role, Stream, Unary
+from headrace.server.answers import Answers
+from headrace.server.dataplane import Dataplane
+from headrace.server.grpc_contract import Call, Method, Stream, Unary
 from headrace.server.grpc_health import Health
 from headrace.server.grpc_inference import Inference
+from headrace.server.grpc_observed import observed
 from headrace.server.grpc_streams import InferenceStreams, StreamSettings
+from headrace.server.observation import Observer, Observers
+from headrace.server.security import Access, Role
 
 INFERENCE_SERVICE: Final = "inference.GRPCInferenceService"
 REPOSITORY_SERVICE: Final = "inference.model_repository.ModelRepositoryService"
@@ -48,6 +53,7 @@ class GrpcService:
         streams: Dialect and bounds of streams.
         health_poll_s: How soon a health watch notices a change.
         now: Monotonic seconds, on the dataplane's clock.
+        observers: Told of every call, as those of `RestApp` are; None: nothing is observed. `answers` counts either way.
     """
 
     def __init__(
@@ -58,7 +64,11 @@ class GrpcService:
         streams: StreamSettings | None = None,
         health_poll_s: float = 1.0,
         now: Callable[[], float] = time.monotonic,
+        observers: Sequence[Observer] | None = None,
     ) -> None:
+        self.answers = Answers("grpc")
+        self._observers = None if observers is None else Observers(observers)
+        self._now = now
         settings = streams or StreamSettings()
         self._dataplane = dataplane
         self._inference = Inference(dataplane, access, now)
@@ -100,26 +110,26 @@ class GrpcService:
             for service, unaries in table.items()
             for name, unary in unaries.items()
         }
-        return methods | {path: Method(stream=stream) for path, stream in streams.items()}
+        methods |= {path: Method(stream=stream) for path, stream in streams.items()}
+        return observed(methods, self.answers, self._observers, self._now)
 
-    async def _server_live(self, call: Call, _: bytes) -> bytes:
-        self._inference.check(call)
+    # Probes have no key: these three need none.
+
+    async def _server_live(self, _call: Call, _: bytes) -> bytes:
         return _LIVE(live=self._dataplane.live()).SerializeToString()
 
-    async def _server_ready(self, call: Call, _: bytes) -> bytes:
-        self._inference.check(call)
+    async def _server_ready(self, _call: Call, _: bytes) -> bytes:
         return _READY(ready=self._dataplane.ready()).SerializeToString()
+
+    async def _model_ready(self, _: Call, data: bytes) -> bytes:
+        asked = parsed(_MODEL_READY_REQUEST, data)
+        ready = self._dataplane.model_ready(asked.name, asked.version)
+        return _MODEL_READY(ready=ready).SerializeToString()
 
     async def _server_metadata(self, call: Call, _: bytes) -> bytes:
         self._inference.check(call)
         plane = self._dataplane
         return repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
-
-    async def _model_ready(self, call: Call, data: bytes) -> bytes:
-        self._inference.check(call)
-        asked = parsed(_MODEL_READY_REQUEST, data)
-        ready = self._dataplane.model_ready(asked.name, asked.version)
-        return _MODEL_READY(ready=ready).SerializeToString()
 
     async def _model_metadata(self, call: Call, data: bytes) -> bytes:
         self._inference.check(call)

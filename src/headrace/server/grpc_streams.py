@@ -15,8 +15,8 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.protocols.oip_grpc.requests import WireRequest
 from headrace.protocols.oip_grpc.responses import encode_stream_error, wrapped
+from headrace.server.errors import grpc_status
 from headrace.server.grpc_contract import Call
-from headrace.server.grpc_errors import grpc_status
 from headrace.server.grpc_inference import Inference
 
 StreamDialect = Literal["mlserver", "triton"]

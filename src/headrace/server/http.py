@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from typing import Any, Final
 
 from headrace.core.errors import DataError, LimitError
+from headrace.server.answers import UNKNOWN
+from headrace.server.errors import CLIENT_GONE
+from headrace.server.observation import Observation, safe_id
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -15,6 +18,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 JSON: Final = b"application/json"
+_REQUEST_ID: Final = b"x-request-id"
 WATCH_AFTER_S: Final = 0.02
 """How long an answer may take before it is watched whether its caller is still there: watching costs a task."""
 BODY_S_MAX: Final = 300.0
@@ -36,7 +40,21 @@ class SlowBodyError(Exception):
 class Exchange:
     """A request and its response. Made for each request, so it is kept small."""
 
-    __slots__ = ("_body_s_max", "_read", "_receive", "_send", "headers", "method", "path", "query", "started")
+    __slots__ = (
+        "_body_s_max",
+        "_read",
+        "_receive",
+        "_send",
+        "action",
+        "headers",
+        "method",
+        "observation",
+        "path",
+        "query",
+        "request_id",
+        "started",
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_s_max: float = BODY_S_MAX) -> None:
         self.method: str = scope["method"]
@@ -48,6 +66,15 @@ class Exchange:
         self._body_s_max = body_s_max
         self.started = False
         """Whether the response was begun."""
+        self.status = CLIENT_GONE
+        """What was sent."""
+        self.action = UNKNOWN
+        self.observation: Observation | None = None
+        """What is gathered for traces and logs; None: nobody asks."""
+        self.request_id = self.headers.get(_REQUEST_ID)
+        """What responses carry as their ``X-Request-Id``."""
+        if self.request_id is not None:
+            self.request_id = safe_id(self.request_id.decode("latin-1")).encode() or None
         self._read: bytes | None = None
 
     def header(self, name: bytes) -> str | None:
@@ -72,6 +99,8 @@ class Exchange:
                 body = await self._arriving(bytes_max)
         except TimeoutError:
             raise SlowBodyError from None
+        if self.observation is not None:
+            self.observation.bytes_in = len(body)
         encoding = self.headers.get(b"content-encoding")
         if encoding is None:
             return body
@@ -125,7 +154,12 @@ class Exchange:
     ) -> None:
         """A whole response."""
         self.started = True
+        self.status = status
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra]
+        if self.request_id is not None:
+            headers.append((_REQUEST_ID, self.request_id))
+        if self.observation is not None:
+            self.observation.bytes_out = len(body)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
@@ -152,7 +186,10 @@ class Exchange:
     ) -> None:
         """A body in parts, each sent when it comes. DisconnectedError when the caller goes, `parts` is closed then."""
         self.started = True
+        self.status = 200
         headers = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *extra]
+        if self.request_id is not None:
+            headers.append((_REQUEST_ID, self.request_id))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         task = asyncio.current_task()
         assert task is not None
@@ -160,6 +197,8 @@ class Exchange:
         watch.begin()
         try:
             async for part in parts:
+                if self.observation is not None:
+                    self.observation.bytes_out += len(part)
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
         except asyncio.CancelledError:
             if watch.gone and task.uncancel() == 0:

@@ -1,42 +1,63 @@
 """What the REST surface is, for machines (an OpenAPI 3.1 document) and for people (a page without scripts)."""
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import prod
 from typing import Any, Final
+from urllib.parse import quote
 
 from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.protocols.oip_json import HEADER_LENGTH
 
 _Json = dict[str, Any]
 
+_EXAMPLE_VALUES_MAX: Final = 64
 _DATATYPES: Final = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
     "FP16", "FP32", "FP64", "BYTES", "BF16",
 )  # fmt: skip
 
-_NAME = {"name": "model_name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-_VERSION = {
-    "name": "model_version",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "minLength": 1},
-}
 _PARAMETERS: Final[_Json] = {"type": "object", "description": "Names with values of any JSON type."}
+_GIVEN_PARAMETERS: Final[_Json] = {**_PARAMETERS, "type": ["object", "null"]}
+_GIVEN_ID: Final[_Json] = {"type": ["string", "null"]}
+_JSON_BYTES: Final[_Json] = {
+    "name": HEADER_LENGTH,
+    "in": "header",
+    "description": "How many bytes of the body are JSON, where binary tensors follow; 0 for one tensor without any JSON.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+_BINARY: Final[_Json] = {
+    "schema": {
+        "type": "string",
+        "format": "binary",
+        "description": "JSON, then the values of each tensor that has a binary_data_size.",
+    }
+}
+_EVENT: Final[_Json] = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "contentMediaType": "application/json"}},
+    "required": ["data"],
+}
 _ERRORS: Final = {
     "400": "The request is malformed, or does not fit the model.",
     "401": "No API key came with the request, or one that is not known.",
     "403": "The API key lacks the role that this needs, or this server does not offer it.",
     "404": "There is no such model or version.",
+    "408": "The body did not arrive in time.",
     "413": "The body is too large, or has more rows than may ever wait.",
     "422": "The model refused rows of the request.",
     "429": "The model's queue is full; Retry-After says when to ask again.",
     "500": "The model failed on the request.",
+    "501": "This part of the protocol is not offered here; the text says what is.",
     "503": "The model is not ready, or the server is going down.",
     "504": "The request's timeout has passed.",
 }
 
 
-def openapi_document(version: str) -> _Json:
-    """The OpenAPI 3.1 document of the REST surface."""
+def openapi_document(version: str, models: Sequence[ModelMetadata] = ()) -> _Json:
+    """The OpenAPI 3.1 document of the REST surface; `models` are those that it names, with an example for each."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -44,7 +65,7 @@ def openapi_document(version: str) -> _Json:
             "version": version,
             "description": "The Open Inference Protocol (V2), with streaming, generation, statistics and the model repository.",
         },
-        "paths": _paths(),
+        "paths": _paths(models),
         "components": {
             "schemas": _schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -54,7 +75,9 @@ def openapi_document(version: str) -> _Json:
     }
 
 
-def _paths() -> _Json:
+def _paths(models: Sequence[ModelMetadata] = ()) -> _Json:
+    name = _path_parameter("model_name", sorted({m.name for m in models}))
+    model_version = _path_parameter("model_version", sorted({m.version for m in models if m.version}))
     paths: _Json = {
         "/v2": {"get": _operation("Server metadata", "ServerMetadata", errors=("401",))},
         "/v2/health/live": {"get": _operation("Whether the server runs", "Live")},
@@ -65,39 +88,59 @@ def _paths() -> _Json:
         "/v2/models/stats": {"get": _operation("Statistics of every model", "Statistics", errors=("401",))},
         "/v2/repository/index": {
             "post": _operation(
-                "Every model and version", "Index", "IndexRequest", errors=("400", "401", "403")
+                "Every model and version", "Index", "IndexRequest", errors=("400", "401", "403", "408", "413")
             )
         },
     }
     for verb in ("load", "unload"):
-        errors = ("400", "401", "403", "404", "503")
+        errors = ("400", "401", "403", "404", "408", "413", "501", "503")
         operation = _operation(f"{verb.capitalize()} a model", "Changed", "ChangeRequest", errors=errors)
-        paths[f"/v2/repository/models/{{model_name}}/{verb}"] = {"parameters": [_NAME], "post": operation}
+        paths[f"/v2/repository/models/{{model_name}}/{verb}"] = {"parameters": [name], "post": operation}
     for prefix, path_parameters in (
-        ("/v2/models/{model_name}", [_NAME]),
-        ("/v2/models/{model_name}/versions/{model_version}", [_NAME, _VERSION]),
+        ("/v2/models/{model_name}", [name]),
+        ("/v2/models/{model_name}/versions/{model_version}", [name, model_version]),
     ):
-        for action, operation in _model_operations().items():
+        for action, operation in _model_operations(models).items():
             paths[f"{prefix}{action}"] = {"parameters": path_parameters, **operation}
     return paths
 
 
-def _model_operations() -> dict[str, _Json]:
+def _path_parameter(name: str, known: Sequence[str]) -> _Json:
+    schema: _Json = {"type": "string", "minLength": 1, "pattern": "^[^/]+$"}
+    if known:
+        schema = {"type": "string", "enum": list(known)}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
     told = ("401", "404", "503")
     asked = tuple(_ERRORS)
+    infer = _operation("Inference", "InferenceResponse", "InferenceRequest", errors=asked)
+    infer_stream = _streaming("Inference, answered by a stream of events", "InferenceRequest", asked)
+    generated = _operation("Text in, text out", "Generated", "GenerateRequest", errors=asked)
+    generated_stream = _streaming("Text in, text out as a stream of events", "GenerateRequest", asked)
+    generated["responses"]["200"]["content"] = _either("Generated", "InferenceResponse")
+    for operation in (infer, generated):
+        operation["responses"]["200"]["content"]["application/octet-stream"] = _BINARY
+    for operation in (infer, infer_stream, generated, generated_stream):
+        operation["parameters"] = [_JSON_BYTES]
+        operation["requestBody"]["content"]["application/octet-stream"] = _BINARY
+    examples = {
+        m.name: {"value": {"inputs": [_example(s) for s in m.inputs]}}
+        for m in models
+        if m.inputs and all(map(_is_short, m.inputs))
+    }
+    for operation in (infer, infer_stream) if examples else ():
+        operation["requestBody"]["content"]["application/json"]["examples"] = examples
     return {
         "": {"get": _operation("Model metadata", "ModelMetadata", errors=told)},
         "/ready": {"get": _ready("Whether a model can be asked", "ModelReady", errors=("404",))},
         "/stats": {"get": _operation("Statistics of a model", "Statistics", errors=told)},
         "/config": {"get": _operation("Triton's configuration of a model", "ModelConfig", errors=told)},
-        "/infer": {"post": _operation("Inference", "InferenceResponse", "InferenceRequest", errors=asked)},
-        "/infer_stream": {
-            "post": _streaming("Inference, answered by a stream of events", "InferenceRequest", asked)
-        },
-        "/generate": {"post": _operation("Text in, text out", "Generated", "GenerateRequest", errors=asked)},
-        "/generate_stream": {
-            "post": _streaming("Text in, text out as a stream of events", "GenerateRequest", asked)
-        },
+        "/infer": {"post": infer},
+        "/infer_stream": {"post": infer_stream},
+        "/generate": {"post": generated},
+        "/generate_stream": {"post": generated_stream},
     }
 
 
@@ -124,7 +167,7 @@ def _streaming(summary: str, asked: str, errors: Sequence[str]) -> _Json:
     operation = _operation(summary, "Error", asked, errors=errors)
     operation["responses"]["200"] = {
         "description": "One event for each response: `data:` and a JSON document. An error after the first is the last event.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _EVENT}},
     }
     return operation
 
@@ -148,12 +191,16 @@ def _schemas() -> _Json:
     shape = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 16}
     name = {"type": "string", "minLength": 1}
     texts = {"type": "array", "items": {"type": "string"}}
+    text = {"anyOf": [{"type": "string"}, texts]}
     spec = _object({"name": name, "datatype": datatype, "shape": sizes}, ("name", "datatype", "shape"))
     data = {
         "type": "array",
         "description": "Values, row-major: flat, or nested as the shape says. Left out where binary_data_size is given.",
     }
     tensor = {"name": name, "shape": shape, "datatype": datatype, "parameters": _PARAMETERS, "data": data}
+    given = {**tensor, "parameters": _GIVEN_PARAMETERS, "data": {**data, "type": ["array", "null"]}}
+    wish = _object({"binary_data": {"type": "boolean"}}, ())
+    asked = {"name": name, "parameters": {**wish, "type": ["object", "null"]}}
     duration = _object({"count": {"type": "integer"}, "ns": {"type": "integer"}}, ("count", "ns"))
     return {
         "Error": _object({"error": {"type": "string"}}, ("error",)),
@@ -176,17 +223,14 @@ def _schemas() -> _Json:
         ),
         "InferenceRequest": _object(
             {
-                "id": {"type": "string"},
-                "parameters": _PARAMETERS,
+                "id": _GIVEN_ID,
+                "parameters": _request_parameters({"binary_data_output": {"type": "boolean"}}),
                 "inputs": {
                     "type": "array",
                     "minItems": 1,
-                    "items": _object(tensor, ("name", "shape", "datatype")),
+                    "items": _object(given, ("name", "shape", "datatype")),
                 },
-                "outputs": {
-                    "type": "array",
-                    "items": _object({"name": name, "parameters": _PARAMETERS}, ("name",)),
-                },
+                "outputs": {"type": ["array", "null"], "items": _object(asked, ("name",))},
             },
             ("inputs",),
         ),
@@ -200,12 +244,20 @@ def _schemas() -> _Json:
             },
             ("model_name", "outputs"),
         ),
-        "GenerateRequest": _object(
-            {"id": {"type": "string"}, "text_input": {"type": "string"}, "parameters": _PARAMETERS},
-            ("text_input",),
-        ),
+        "GenerateRequest": {
+            "description": "Text for the model, with parameters beside it; or an inference request.",
+            "anyOf": [
+                {
+                    **_object(
+                        {"id": _GIVEN_ID, "text_input": text, "parameters": _request_parameters({})}, ()
+                    ),
+                    "required": ["text_input"],
+                },
+                {"$ref": "#/components/schemas/InferenceRequest"},
+            ],
+        },
         "Generated": _object({"model_name": name, "text_output": {}}, ("model_name",)),
-        "IndexRequest": _object({"ready": {"type": "boolean"}}, ()),
+        "IndexRequest": _object({"ready": {"type": ["boolean", "null"]}}, ()),
         "Index": {
             "type": "array",
             "items": _object(
@@ -213,7 +265,7 @@ def _schemas() -> _Json:
                 ("name", "version", "state", "reason"),
             ),
         },
-        "ChangeRequest": _object({"parameters": _PARAMETERS}, ()),
+        "ChangeRequest": _object({"parameters": _GIVEN_PARAMETERS}, ()),
         "Changed": _object({"name": name}, ("name",)),
         "ModelConfig": _object(
             {
@@ -233,6 +285,18 @@ def _schemas() -> _Json:
             {"model_stats": {"type": "array", "items": {"type": "object"}}}, ("model_stats",)
         ),
     }
+
+
+def _request_parameters(more: _Json) -> _Json:
+    scheduling = {
+        "priority": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "1 is the most urgent, 0 the default.",
+        },
+        "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 is none."},
+    }
+    return {**_GIVEN_PARAMETERS, "properties": {**scheduling, **more}}
 
 
 def _object(properties: Mapping[str, Any], required: Sequence[str]) -> _Json:
@@ -292,23 +356,23 @@ def _shape(spec: TensorSpec) -> str:
 
 
 def _curl(model: ModelMetadata, verb: str) -> str:
-    inputs = (
-        ", ".join(map(_example, model.inputs))
-        or '{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [0.5]}'
-    )
-    return (
-        f"curl localhost:8080/v2/models/{model.name}/{verb} -H 'Content-Type: application/json' \\\n"
-        f"  -d '{{\"inputs\": [{inputs}]}}'"
-    )
+    inputs = [_example(s) for s in model.inputs or (TensorSpec("x", "FP32", (-1, 1)),)]
+    path = quote(f"/v2/models/{model.name}/{verb}")
+    body = shlex.quote(json.dumps({"inputs": inputs}, ensure_ascii=False))
+    return f"curl localhost:8080{path} -H 'Content-Type: application/json' \\\n  -d {body}"
 
 
-def _example(spec: TensorSpec) -> str:
+def _example(spec: TensorSpec) -> _Json:
     shape = [1, *(max(d, 1) for d in (spec.shape or (-1, 1))[1:])]
-    count = 1
-    for size in shape:
-        count *= size
-    value = {"BYTES": '"text"', "BOOL": "true"}.get(
-        spec.datatype, "0.5" if spec.datatype.startswith(("F", "BF")) else "1"
-    )
-    data = ", ".join([value] * count) if count <= 16 else f"{value}, …"
-    return f'{{"name": "{spec.name}", "shape": {shape}, "datatype": "{spec.datatype}", "data": [{data}]}}'
+    text = spec.datatype == "BYTES"
+    value: str | bool | float = 0.5 if spec.datatype in ("FP16", "FP32", "FP64", "BF16") else 1
+    if text or spec.datatype == "BOOL":
+        value = "text" if text else True
+    data = [value] * prod(shape) if _is_short(spec) else [value, "…"]
+    return {"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": data}
+
+
+def _is_short(spec: TensorSpec) -> bool:
+    """Whether an example of a row can be written out, in JSON."""
+    sizes = (spec.shape or ())[1:]
+    return prod(max(size, 1) for size in sizes) <= _EXAMPLE_VALUES_MAX and spec.datatype != "BF16"

@@ -6,10 +6,10 @@ of `server.errors`. Routes are looked up by hand: a framework would cost more th
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -17,8 +17,9 @@ from headrace.core.errors import AccessError, UnsupportedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols import generate, oip_json, oip_repository, sse
 from headrace.protocols.schedule import scheduled
+from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
-from headrace.server.errors import NOT_FOUND, Status, status_of
+from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, GrpcCode, Status, status_of
 from headrace.server.http import (
     BODY_S_MAX,
     JSON,
@@ -31,6 +32,7 @@ from headrace.server.http import (
     SlowBodyError,
 )
 from headrace.server.not_offered import not_offered
+from headrace.server.observation import CURRENT, Observation, Observer, Observers
 from headrace.server.openapi import docs_page, openapi_document
 from headrace.server.security import Access, Role
 
@@ -40,7 +42,7 @@ EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
 _OCTETS: Final = b"application/octet-stream"
 _HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
 _HTML: Final = b"text/html; charset=utf-8"
-_SLOW_BODY: Final = Status(408, "DEADLINE_EXCEEDED", "the body did not arrive in time")
+_SLOW_BODY: Final = Status(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,23 @@ Handler = Callable[[Exchange, str, str], Awaitable[None]]
 """Handles an exchange for a model and a version, both empty where the path has none."""
 
 
+class _Action(NamedTuple):
+    """What is done for one method of one path: its name in metrics and traces, who may, and by what."""
+
+    name: str
+    role: Role | None
+    handler: Handler
+
+
+_Methods = dict[str, _Action]
+
+
 class RestApp:
-    """The ASGI application. `clock` tells monotonic seconds, as the engines' clocks do."""
+    """The ASGI application. `clock` tells monotonic seconds, as the engines' clocks do.
+
+    `answers` counts what is answered. Of each request `observers` are told, traces and the access log; then every request has
+    an id, which is in its response and in log records. None: nothing is observed, which costs nothing, and only errors have ids.
+    """
 
     def __init__(
         self,
@@ -69,42 +86,43 @@ class RestApp:
         access: Access | None = None,
         limits: RestLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observers: Sequence[Observer] | None = None,
     ) -> None:
+        self.answers = Answers("rest")
+        self._observers = None if observers is None else Observers(observers)
         self._dataplane = dataplane
         self._access = access or Access()
         self._limits = limits or RestLimits()
         self._clock = clock
-        self._fixed: dict[str, dict[str, tuple[Role | None, Handler]]] = {
-            "/": {"GET": (None, self._server_metadata)},
-            "/v2": {"GET": (Role.INFER, self._server_metadata)},
-            "/v2/health/live": {"GET": (None, self._live)},
-            "/v2/health/ready": {"GET": (None, self._ready)},
-            "/v2/models": {"GET": (Role.INFER, self._models)},
-            "/v2/models/stats": {"GET": (Role.INFER, self._statistics)},
-            "/v2/repository/index": {"POST": (Role.ADMIN, self._index)},
-            "/v2/docs": {"GET": (None, self._docs)},
-            "/v2/docs/dataplane.json": {"GET": (None, self._openapi)},
-            "/docs": {"GET": (None, self._docs)},
-            "/openapi.json": {"GET": (None, self._openapi)},
+        self._fixed: dict[str, _Methods] = {
+            "/": {"GET": _Action("server_metadata", None, self._server_metadata)},
+            "/v2": {"GET": _Action("server_metadata", Role.INFER, self._server_metadata)},
+            "/v2/health/live": {"GET": _Action("live", None, self._live)},
+            "/v2/health/ready": {"GET": _Action("ready", None, self._ready)},
+            "/v2/models": {"GET": _Action("models", Role.INFER, self._models)},
+            "/v2/models/stats": {"GET": _Action("statistics", Role.INFER, self._statistics)},
+            "/v2/repository/index": {"POST": _Action("index", Role.ADMIN, self._index)},
+            "/v2/docs": {"GET": _Action("docs", None, self._docs)},
+            "/v2/docs/dataplane.json": {"GET": _Action("openapi", None, self._openapi)},
+            "/docs": {"GET": _Action("docs", None, self._docs)},
+            "/openapi.json": {"GET": _Action("openapi", None, self._openapi)},
         }
-        self._of_model: dict[str, dict[str, tuple[Role | None, Handler]]] = {
-            "": {"GET": (Role.INFER, self._model_metadata)},
-            "ready": {"GET": (None, self._model_ready)},
-            "infer": {"POST": (Role.INFER, self._infer)},
-            "infer_stream": {"POST": (Role.INFER, self._infer_stream)},
-            "generate": {"POST": (Role.INFER, self._generate)},
-            "generate_stream": {"POST": (Role.INFER, self._generate_stream)},
-            "stats": {"GET": (Role.INFER, self._statistics)},
-            "config": {"GET": (Role.INFER, self._model_config)},
+        self._of_model: dict[str, _Methods] = {
+            "": {"GET": _Action("model_metadata", Role.INFER, self._model_metadata)},
+            "ready": {"GET": _Action("model_ready", None, self._model_ready)},
+            "infer": {"POST": _Action("infer", Role.INFER, self._infer)},
+            "infer_stream": {"POST": _Action("infer_stream", Role.INFER, self._infer_stream)},
+            "generate": {"POST": _Action("generate", Role.INFER, self._generate)},
+            "generate_stream": {"POST": _Action("generate_stream", Role.INFER, self._generate_stream)},
+            "stats": {"GET": _Action("statistics", Role.INFER, self._statistics)},
+            "config": {"GET": _Action("model_config", Role.INFER, self._model_config)},
         }
-        self._of_repository: dict[str, dict[str, tuple[Role | None, Handler]]] = {
-            "load": {"POST": (Role.ADMIN, self._load)},
-            "unload": {"POST": (Role.ADMIN, self._unload)},
+        self._of_repository: dict[str, _Methods] = {
+            "load": {"POST": _Action("load", Role.ADMIN, self._load)},
+            "unload": {"POST": _Action("unload", Role.ADMIN, self._unload)},
         }
-        self._refused: dict[str, tuple[Role | None, Handler]] = {
-            "GET": (None, self._refuse),
-            "POST": (None, self._refuse),
-        }
+        refuse = _Action("not_offered", None, self._refuse)
+        self._refused: _Methods = {"GET": refuse, "POST": refuse}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one exchange; see the ASGI specification."""
@@ -112,16 +130,51 @@ class RestApp:
             return
         exchange = Exchange(scope, receive, send, body_s_max=self._limits.body_s_max)
         try:
+            if self._observers is None:
+                await self._serve(exchange)
+            else:
+                await self._serve_observed(exchange, self._observers)
+        finally:
+            self.answers.add(exchange.action, exchange.status)
+
+    async def _serve_observed(self, exchange: Exchange, observers: Observers) -> None:
+        exchange.observation = seen = self._observation(exchange)
+        exchange.request_id = seen.request_id.encode()
+        token = CURRENT.set(seen)
+        observers.begin(seen)
+        try:
+            await self._serve(exchange)
+        finally:
+            seen.status, seen.ended_s = exchange.status, self._clock()
+            observers.end(seen)
+            CURRENT.reset(token)
+
+    def _observation(self, exchange: Exchange) -> Observation:
+        return Observation(
+            "rest",
+            exchange.method,
+            exchange.path,
+            began_s=self._clock(),
+            header=lambda name: exchange.header(name.encode("latin-1")),
+        )
+
+    async def _serve(self, exchange: Exchange) -> None:
+        try:
             methods, model, version = self._route(exchange.path)
             # The server sends no body after HEAD.
-            found = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
-            if found is None:
+            action = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
+            if action is None:
                 await self._other_method(exchange, methods)
                 return
-            role, handler = found
-            if role is not None and not self._access.open:
-                self._access.check(exchange.header(b"authorization"), role)
-            await handler(exchange, model, version)
+            exchange.action = action.name
+            seen = exchange.observation
+            if seen is not None:
+                seen.action, seen.model, seen.version = action.name, model, version
+            if action.role is not None and not self._access.open:
+                client = self._access.check(exchange.header(b"authorization"), action.role)
+                if seen is not None:
+                    seen.client = client
+            await action.handler(exchange, model, version)
         except DisconnectedError:
             return
         except SlowBodyError:
@@ -131,7 +184,7 @@ class RestApp:
 
     # Routes
 
-    def _route(self, path: str) -> tuple[dict[str, tuple[Role | None, Handler]], str, str]:
+    def _route(self, path: str) -> tuple[_Methods, str, str]:
         """What can be done at a path: by method, with the model and the version that it names."""
         if path[-1:] == "/" and len(path) > 1:
             path = path[:-1]
@@ -154,15 +207,15 @@ class RestApp:
                 return (self._refused if not_offered(path) else {}), "", ""
         return (routes.get(action, {}) if name else {}), name, version
 
-    async def _other_method(self, exchange: Exchange, methods: dict[str, Any]) -> None:
+    async def _other_method(self, exchange: Exchange, methods: _Methods) -> None:
         if not methods:
             await self._tell(
-                exchange, Status(NOT_FOUND, "NOT_FOUND", f"there is nothing at {exchange.path[:200]}")
+                exchange, Status(NOT_FOUND, GrpcCode.NOT_FOUND, f"there is nothing at {exchange.path[:200]}")
             )
             return
         allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
         why = f"{exchange.method[:20]} is not for {exchange.path[:200]}: use {allowed}"
-        status = Status(405, "UNIMPLEMENTED", why)
+        status = Status(405, GrpcCode.UNIMPLEMENTED, why)
         await self._tell(exchange, status, ((b"allow", allowed.encode()),))
 
     # Health and metadata
@@ -260,10 +313,23 @@ class RestApp:
         # First, so that an unknown model is told as such whatever the body.
         metadata = self._dataplane.metadata(model, version)
         wire = await self._request(exchange, metadata)
-        response = await exchange.while_connected(self._dataplane.infer(model, version, wire.request))
+        response = await self._answer(exchange, model, version, wire.request)
         binary = wire.binary if wire.binary_default or wire.binary_by_name else False
         body = oip_json.encode_response(response, binary=binary, datatypes=_declared(metadata))
         await self._respond(exchange, body)
+
+    async def _answer(
+        self, exchange: Exchange, model: str, version: str, request: InferRequest
+    ) -> InferResponse:
+        seen = exchange.observation
+        if seen is None:
+            return await exchange.while_connected(self._dataplane.infer(model, version, request))
+        seen.asked(request)
+        response: InferResponse = await exchange.while_connected(
+            self._dataplane.infer(model, version, request, seen.times)
+        )
+        seen.version = response.model_version or version
+        return response
 
     async def _respond(self, exchange: Exchange, body: oip_json.WireBody) -> None:
         content_type, extra = JSON, ()
@@ -287,7 +353,7 @@ class RestApp:
         if request is None:
             await self._infer(exchange, model, version)
             return
-        response = await exchange.while_connected(self._dataplane.infer(model, version, request))
+        response = await self._answer(exchange, model, version, request)
         await self._respond(exchange, oip_json.WireBody(generate.encode_generated(response)))
 
     async def _generate_stream(self, exchange: Exchange, model: str, version: str) -> None:
@@ -316,34 +382,50 @@ class RestApp:
         encoded: Callable[[InferResponse], bytes],
     ) -> None:
         """Events as they come. What fails before the first is a plain error; later, an error event is the last."""
+        if exchange.observation is not None:
+            exchange.observation.asked(request)
         some = self._dataplane.stream_one(model, version, request)
         async with aclosing(some):
-            responses = await exchange.while_connected(anext(some, None))
+            none: list[InferResponse] = []
+            responses: list[InferResponse] = await exchange.while_connected(anext(some, none))
+            self._see_items(exchange, responses)
             first = sse.encode_event(encoded(responses[0])) if responses else b""
-            events = self._events(first, (responses or [])[1:], some, encoded)
+            events = self._events(exchange, first, responses[1:], some, encoded)
             async with aclosing(events):
                 await exchange.respond_streaming(EVENT_STREAM, events)
 
     async def _events(
         self,
+        exchange: Exchange,
         first: bytes,
         responses: list[InferResponse],
         some: AsyncGenerator[list[InferResponse], None],
         encoded: Callable[[InferResponse], bytes],
     ) -> AsyncGenerator[bytes, None]:
-        ready = [first]
+        ready: list[bytes] = [first]
         try:
             # What was encoded before one that cannot be goes out before the error.
             ready.extend(sse.encode_event(encoded(response)) for response in responses)
             yield b"".join(ready)
             ready = []
             async for later in some:
+                self._see_items(exchange, later)
                 ready.extend(sse.encode_event(encoded(response)) for response in later)
                 yield b"".join(ready)
                 ready = []
         except Exception as error:  # noqa: BLE001 - the status is sent: an event must say it
-            ready.append(sse.encode_event(oip_json.encode_error(status_of(error).why)))
+            status = status_of(error)
+            self.answers.broke(exchange.action, status.http)
+            if exchange.observation is not None:
+                exchange.observation.failed(error, status)
+            ready.append(sse.encode_event(oip_json.encode_error(status.why)))
             yield b"".join(ready)
+
+    def _see_items(self, exchange: Exchange, responses: Sequence[InferResponse] | None) -> None:
+        seen = exchange.observation
+        if seen is not None and responses:
+            seen.sent(len(responses), self._clock())
+            seen.version = responses[0].model_version or seen.version
 
     # Errors
 
@@ -351,14 +433,27 @@ class RestApp:
         if exchange.started:
             # Nothing can be said any more; a cut connection is the one sign that is left.
             _log.error("a response failed after it was begun", exc_info=error)
+            self.answers.broke(exchange.action, INTERNAL_ERROR)
             raise error
-        status = status_of(error)
+        status = self._status_of(exchange, error)
         extra: list[tuple[bytes, bytes]] = []
         if status.retry_after_s is not None:
             extra.append((b"retry-after", b"%d" % status.retry_after_s))
         if status.http == 401:
             extra.append((b"www-authenticate", b"Bearer"))
         await self._tell(exchange, status, extra)
+
+    def _status_of(self, exchange: Exchange, error: Exception) -> Status:
+        """The status; what is logged of it has the id that the answer has, also where nothing is observed."""
+        seen = exchange.observation or self._observation(exchange)
+        exchange.request_id = seen.request_id.encode()
+        token = CURRENT.set(seen)
+        try:
+            status = status_of(error)
+        finally:
+            CURRENT.reset(token)
+        seen.failed(error, status)
+        return status
 
     async def _tell(self, exchange: Exchange, status: Status, extra: Headers = ()) -> None:
         await exchange.respond(status.http, oip_json.encode_error(status.why), JSON, extra)

@@ -80,7 +80,7 @@ def decode_request(data: bytes, *, now: float, deadline: float | None = None) ->
     """
     message = parsed(_REQUEST, data)
     raw = message.raw_input_contents
-    inputs = _raw_inputs(message.inputs, raw) if raw else _typed_inputs(message.inputs)
+    inputs = tensors_of(message.inputs, raw)
     model, version, id = message.model_name, message.model_version, message.id
     if len(model) > NAME_CHARS_MAX or len(version) > NAME_CHARS_MAX or len(id) > NAME_CHARS_MAX:
         raise DataError(f"model_name, model_version and id may have {NAME_CHARS_MAX} characters, not more")
@@ -127,6 +127,11 @@ def _requested_outputs(outputs: Sequence[Any]) -> tuple[str, ...]:
     if any(_SHARED_MEMORY in output.parameters for output in outputs):
         raise _no_shared_memory()
     return names
+
+
+def tensors_of(tensors: Sequence[Any], raw: Sequence[bytes]) -> tuple[Tensor, ...]:
+    """The tensors of a message, whose values are raw contents where it has any; else typed ones. Raises DataError."""
+    return _raw_inputs(tensors, raw) if raw else _typed_inputs(tensors)
 
 
 def _raw_inputs(inputs: Sequence[Any], raw: Sequence[bytes]) -> tuple[Tensor, ...]:

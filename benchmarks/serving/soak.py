@@ -1,0 +1,175 @@
+"""A day's mix in minutes: is the server's memory flat, and is every request answered?
+
+    python benchmarks/serving/soak.py [--requests 500000] [--connections 16]
+
+Inference, bad requests, unknown models, streams that are read, streams that are left after an event, requests whose caller
+leaves before the answer, and gRPC calls that are cancelled: over one server with three models. Prints memory (USS, MB: what is its own) every
+tenth of the way, what came of the requests, and exits with 1 when the memory after the first fifth grows by more than 5 %.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import uvloop
+
+HERE = Path(__file__).parent
+GROWTH_MAX = 0.05
+WARM_SHARE = 0.2
+
+
+def body(columns: int) -> bytes:
+    values = [round(random.random(), 4) for _ in range(columns)]
+    return json.dumps(
+        {"inputs": [{"name": "x", "shape": [1, columns], "datatype": "FP32", "data": values}]}
+    ).encode()
+
+
+def post(model: str, verb: str, content: bytes) -> bytes:
+    head = f"POST /v2/models/{model}/{verb} HTTP/1.1\r\nHost: soak\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+WORDS = json.dumps({"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["go"]}]}).encode()
+# Share of the mix, what is sent, after how much of the answer the caller leaves (None: never), the status that is right.
+MIX = [
+    (0.88, post("echo", "infer", body(16)), None, 200),
+    (0.03, post("echo", "infer", b"{not json"), None, 400),
+    (0.02, post("echo", "infer", body(7)), None, 400),
+    (0.01, post("nobody", "infer", body(16)), None, 404),
+    (0.02, post("words", "infer_stream", WORDS), None, 200),
+    (0.02, post("words", "infer_stream", WORDS), 1, 200),
+    (0.02, post("slow", "infer", body(16)), 0, 0),
+]
+
+
+class Client:
+    """One connection after another, one request at a time."""
+
+    def __init__(self, port: int, seen: Counter) -> None:
+        self.port = port
+        self.seen = seen
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self) -> None:
+        ((_, request, leave_after, right),) = random.choices(MIX, [m[0] for m in MIX])
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.streams
+        writer.write(request)
+        if leave_after == 0:
+            await asyncio.sleep(0)
+            self.leave()
+            self.seen["left"] += 1
+            return
+        status, chunked, length = await self.head(reader)
+        self.seen["right" if status == right else f"wrong: {status}"] += 1
+        if leave_after == 1:
+            await reader.read(64)
+            self.leave()
+        elif chunked:
+            await reader.readuntil(b"0\r\n\r\n")
+        else:
+            await reader.readexactly(length)
+
+    async def head(self, reader: asyncio.StreamReader) -> tuple[int, bool, int]:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = (
+            int(head.split(b"content-length: ")[1].split(b"\r\n")[0]) if b"content-length: " in head else 0
+        )
+        return int(head[9:12]), b"chunked" in head, length
+
+    def leave(self) -> None:
+        assert self.streams is not None
+        self.streams[1].transport.abort()
+        self.streams = None
+
+
+async def cancelled_calls(port: int, seen: Counter, until: asyncio.Event) -> None:
+    import grpc.aio
+
+    from headrace.protocols.oip_grpc import messages
+
+    request = messages.message_class("ModelInferRequest")(model_name="slow")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 16])
+    request.raw_input_contents.append(bytes(64))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        while not until.is_set():
+            asked = call(request.SerializeToString())
+            await asyncio.sleep(random.random() * 0.01)
+            asked.cancel()
+            seen["cancelled over gRPC"] += 1
+
+
+def uss_mb(process: psutil.Process) -> float:
+    tree = [process, *process.children(recursive=True)]
+    return sum(p.memory_full_info().uss for p in tree) / 1e6
+
+
+async def soak(ports: tuple[int, int], process: psutil.Process, requests: int, connections: int) -> int:
+    seen: Counter = Counter()
+    left, tenth, memory = requests, requests // 10, []
+    over = asyncio.Event()
+
+    async def client() -> None:
+        nonlocal left
+        mine = Client(ports[0], seen)
+        while left > 0:
+            left -= 1
+            if left % tenth == 0:
+                memory.append(uss_mb(process))
+                print(f"{requests - left:>9,} requests  {memory[-1]:7.1f} MB", flush=True)
+            await mine.ask()
+
+    began = time.monotonic()
+    cancelling = asyncio.ensure_future(cancelled_calls(ports[1], seen, over))
+    await asyncio.gather(*(client() for _ in range(connections)))
+    over.set()
+    await cancelling
+    took = time.monotonic() - began
+    warm = memory[int(len(memory) * WARM_SHARE) - 1]
+    growth = max(memory[int(len(memory) * WARM_SHARE) :]) / warm - 1
+    print(f"{requests / took:,.0f} requests/s; {dict(seen)}")
+    print(f"memory after warm-up {warm:.1f} MB, at most {growth:+.1%}")
+    wrong = [k for k in seen if k.startswith("wrong")]
+    return 1 if growth > GROWTH_MAX or wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=500_000)
+    parser.add_argument("--connections", type=int, default=16)
+    asked = parser.parse_args()
+    models = [f"{name.lower()}={HERE / 'models.py'}:{name}" for name in ("Echo", "Slow", "Words")]
+    command = [sys.executable, "-m", "headrace", "serve", *models]
+    command += ["--rest-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    server = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    where = {}
+    for line in server.stderr:
+        if line.strip() == "ready":
+            break
+        where.update([line.split()])
+    ports = tuple(int(where[door].rsplit(":", 1)[1]) for door in ("rest", "grpc"))
+    try:
+        return uvloop.run(soak(ports, psutil.Process(server.pid), asked.requests, asked.connections))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Answers of a model, for people as a table or as plain text, for machines as JSON, and as files."""
+
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.core.errors import ConfigError, DataError
+from headrace.core.tensor import Array, InferResponse, Tensor
+from headrace.protocols.oip_json import encode_response
+
+ROWS_SHOWN: Final = 20
+COLUMNS_SHOWN: Final = 8
+"""Of one output with several values a row; wider ones are abridged."""
+CELL_CHARS_MAX: Final = 200
+PLAIN_WIDTH: Final = 200
+"""Columns of a table that does not go to a terminal."""
+_ENDS: Final = 3
+
+
+def say_table(table: Table) -> None:
+    """Print a table; wide enough for whoever pipes it on."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(table)
+
+
+def plain_table(*columns: str) -> Table:
+    """An empty table in the one style of all commands; columns that end in a space are for numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column.strip(), justify="right" if column.endswith(" ") else "left")
+    return table
+
+
+def say_response(response: InferResponse, *, json_lines: bool) -> None:
+    """On standard output: one JSON document, one text as it is, or a table with a line a row."""
+    if json_lines:
+        click.echo(_document(response))
+        return
+    text = _single_text(response)
+    if text is not None:
+        click.echo(printable(text))
+        return
+    say_table(_table(response))
+    rows = max((t.rows for t in response.outputs), default=0)
+    if rows > ROWS_SHOWN:
+        click.echo(f"… and {rows - ROWS_SHOWN:,} more rows: --json or --output FILE gives all", err=True)
+
+
+class StreamDisplay:
+    """Prints the items of a stream as they come. Texts run on as the model cuts them; anything else has a line each."""
+
+    def __init__(self, *, json_lines: bool) -> None:
+        self._json_lines = json_lines
+        self._in_line = False
+
+    def item(self, response: InferResponse) -> None:
+        """One item, on standard output at once."""
+        if self._json_lines:
+            click.echo(_document(response))
+            return
+        text = _single_text(response)
+        if text is None:
+            self.end()
+            click.echo("  ".join(f"{t.name} {_values(t)}" for t in response.outputs))
+            return
+        shown = printable(text)
+        click.echo(shown, nl=False)
+        if shown:
+            self._in_line = not shown.endswith("\n")
+
+    def end(self) -> None:
+        """The stream is over, however it ended: the line too."""
+        if self._in_line:
+            click.echo()
+            self._in_line = False
+
+
+def save_response(response: InferResponse, path: Path) -> None:
+    """Outputs as ``.npz`` (by name), ``.npy`` (the one output) or ``.json`` (the whole answer).
+
+    Raises ConfigError for another ending, or several outputs for one array, or when the file cannot be written.
+    """
+    check_output(path)
+    arrays = {t.name: _savable(t) for t in response.outputs}
+    if path.suffix == ".npy" and len(arrays) != 1:
+        raise ConfigError(
+            f"{path} takes one array, but there are outputs {', '.join(arrays)}: use .npz or .json"
+        )
+    try:
+        with path.open("wb") as file:
+            if path.suffix == ".json":
+                file.write(_document(response) + b"\n")
+            elif path.suffix == ".npy":
+                np.save(file, next(iter(arrays.values())), allow_pickle=False)
+            else:
+                _save_npz(file, arrays)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def check_output(path: Path) -> None:
+    """ConfigError unless the path's ending is one that is written."""
+    if path.suffix not in (".npz", ".npy", ".json"):
+        raise ConfigError(f"--output {path}: a file for outputs ends in .npz, .npy or .json")
+
+
+def printable(text: str) -> str:
+    """Text that cannot move a terminal's cursor or change its colours."""
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text.replace("\r\n", "\n")
+    )
+
+
+def _save_npz(file: Any, arrays: dict[str, Array]) -> None:
+    np.savez(file, allow_pickle=False, **arrays)
+
+
+def _savable(tensor: Tensor) -> Array:
+    """Text as numpy's own strings: arrays of objects would be pickled."""
+    if tensor.datatype != "BYTES":
+        return tensor.data
+    return np.array([_as_text(v) for v in tensor.data.ravel().tolist()], "U").reshape(tensor.data.shape)
+
+
+def _document(response: InferResponse) -> bytes:
+    try:
+        return encode_response(response).body
+    except DataError:
+        # Infinity, or bytes that are no text: shown as well as JSON can.
+        outputs = [
+            {"name": t.name, "shape": list(t.data.shape), "datatype": t.datatype, "data": _json_values(t)}
+            for t in response.outputs
+        ]
+        return orjson.dumps({"model_name": response.model_name, "outputs": outputs})
+
+
+def _json_values(tensor: Tensor) -> list[Any]:
+    values = tensor.data.ravel().tolist()
+    return [_as_text(v) for v in values] if tensor.datatype == "BYTES" else [_json_number(v) for v in values]
+
+
+def _json_number(value: Any) -> Any:
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _single_text(response: InferResponse) -> str | None:
+    """The text, when the answer is one text and nothing else."""
+    if len(response.outputs) != 1:
+        return None
+    tensor = response.outputs[0]
+    if tensor.datatype != "BYTES" or tensor.data.size != 1:
+        return None
+    return _as_text(tensor.data.ravel()[0])
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _table(response: InferResponse) -> Table:
+    table = plain_table("row ")
+    for tensor in response.outputs:
+        for title in _titles(tensor):
+            numeric = tensor.datatype != "BYTES"
+            table.add_column(title, justify="right" if numeric else "left", overflow="fold")
+    rows = max((t.rows for t in response.outputs), default=0)
+    for row in range(min(rows, ROWS_SHOWN)):
+        cells = [str(row)]
+        for tensor in response.outputs:
+            cells += _cells(tensor, row)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _titles(tensor: Tensor) -> Sequence[str]:
+    width = tensor.data.shape[1] if tensor.data.ndim == 2 else 0
+    if 1 < width <= COLUMNS_SHOWN:
+        return [f"{tensor.name}[{i}]" for i in range(width)]
+    return [tensor.name]
+
+
+def _cells(tensor: Tensor, row: int) -> list[str]:
+    width = len(_titles(tensor))
+    if row >= tensor.rows:
+        return [""] * width
+    values = np.asarray(tensor.data[row], tensor.data.dtype).ravel()
+    if width > 1 or values.size == 1:
+        return [_cell(v) for v in values.tolist()]
+    return [_abridged(values)]
+
+
+def _values(tensor: Tensor) -> str:
+    values = tensor.data.ravel()
+    return _cell(values[0]) if values.size == 1 else _abridged(values)
+
+
+def _abridged(values: Array) -> str:
+    if values.size <= COLUMNS_SHOWN:
+        return f"[{', '.join(_cell(v) for v in values.tolist())}]"
+    first, last = values[:_ENDS].tolist(), values[-_ENDS:].tolist()
+    shown = f"{', '.join(map(_cell, first))}, …, {', '.join(map(_cell, last))}"
+    return f"[{shown}] ({values.size:,} values)"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return f"{value:.6g}"
+    if isinstance(value, bytes | str):
+        text = printable(_as_text(value)).replace("\n", "⏎").replace("\t", " ")
+        return text if len(text) <= CELL_CHARS_MAX else f"{text[:CELL_CHARS_MAX]}…"
+    return str(value)

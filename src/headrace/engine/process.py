@@ -1,0 +1,222 @@
+"""A model in a process of its own: its crash, its memory, and its hold on Python's lock touch nobody else.
+
+Arrays go through memory that both processes see (`engine.shared_arrays`), what is said of them through a socket
+(`engine.call_socket`), streams and cancellations through another (`engine.wire`). Nothing is pickled.
+"""
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from headrace.core.call import Call
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import ConfigError, DataError, InstanceLostError, ModelInputError, StoppedError
+from headrace.core.model import ModelRecipe
+from headrace.core.tensor import ModelMetadata
+from headrace.engine.backend import Called, Parts
+from headrace.engine.bootstrap import Bootstrap, loaded_of
+from headrace.engine.inputs import ModelInputs
+from headrace.engine.link import Link
+from headrace.engine.outputs import OutputCheck
+from headrace.engine.settings import ServeSettings
+from headrace.engine.shared_arrays import Memory, Placed, read_arrays, write_arrays
+from headrace.engine.streams import StreamCall
+from headrace.engine.told import error_of
+
+_DEFAULTS = ServeSettings()
+
+
+class ProcessBackend:
+    """Implements `headrace.engine.backend.Backend`. Make it in the thread that calls it: the process ends with it.
+
+    What `predict` is given lies in memory that is the model's to write into; an array that it keeps stays as it is,
+    since the next call is then given other memory. What it returns is copied.
+
+    A process that dies, and one that is killed since a call took longer than `call_timeout_s`, makes that call raise
+    InstanceLostError, and ends its streams with it. An error of the model arrives as its kind and text: headrace's
+    own errors and MemoryError as what they were, others as `ToldError`.
+    """
+
+    inputs: ModelInputs
+    check: OutputCheck
+    rows_max: int
+    metadata: ModelMetadata
+
+    def __init__(
+        self,
+        recipe: ModelRecipe,
+        name: str,
+        *,
+        clock: Clock | None = None,
+        fingerprint: str = "",
+        version: str | None = None,
+        settings: ServeSettings = _DEFAULTS,
+    ) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise ConfigError(f"model {name}: a process of its own needs Linux; set isolation to thread")
+        self._name = name
+        self._clock = clock or SystemClock()
+        self._timeout_s = settings.call_timeout_s
+        self._boot = Bootstrap(
+            recipe=recipe,
+            name=name,
+            version=version,
+            fingerprint=fingerprint,
+            settings=settings,
+            log_level=min(
+                logging.getLogger(logger).getEffectiveLevel() for logger in (None, "headrace.engine")
+            ),
+            parent_pid=os.getpid(),
+        )
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._calling: tuple[int, Call] | None = None
+        self._on_lost: Callable[[], None] | None = None
+        self._closed = False
+        self._link: Link | None = None
+        self._start()
+
+    def _start(self) -> None:
+        link = Link(self._boot, self._clock, self._lost)
+        self.metadata, self.inputs = loaded_of(link.loaded)
+        self.check = OutputCheck(self._name, self.metadata.outputs)
+        self.rows_max = self.metadata.max_batch_rows
+        link.calls.limit(self._timeout_s)
+        self._link = link
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, while there is one."""
+        link = self._link
+        return None if link is None else link.pid
+
+    # Calls
+
+    def call(self, parts: Parts, rows: int, request: str, call: Call, *, fresh: bool) -> Called:
+        """See `Backend`."""
+        del fresh
+        link = self._alive()
+        began_s = self._clock.now()
+        arrays = self._written(link, parts)
+        number = next(self._numbers)
+        message = {
+            "call": number,
+            "rows": rows,
+            "request": request,
+            "deadline_s": call.deadline_s,
+            "arrays": arrays,
+            "arena": link.arena.size,
+        }
+        sent_s = self._clock.now()
+        reply = self._asked(link, number, message, call)
+        came_s = self._clock.now()
+        outputs = read_arrays(self._returned(link), reply["arrays"], copy=True)
+        # Half of what neither side has spent is the way there, half the way back.
+        way_s = max(0.0, came_s - sent_s - reply["took_s"]) / 2
+        input_s = sent_s - began_s + way_s + reply["input_s"]
+        output_s = self._clock.now() - came_s + way_s + reply["output_s"]
+        return Called(outputs, input_s, reply["infer_s"], output_s)
+
+    def _alive(self) -> Link:
+        link = self._link
+        if link is None:
+            raise InstanceLostError(
+                self._name, "its process died and is being started again: ask again later"
+            )
+        if link.lost:
+            raise link.lost_error()
+        return link
+
+    def _written(self, link: Link, parts: Parts) -> list[Placed]:
+        try:
+            return write_arrays(link.arena, parts)
+        except (TypeError, DataError) as error:
+            raise ModelInputError(self._name, f"a request cannot go to its process: {error}") from error
+
+    def _asked(self, link: Link, number: int, message: dict[str, Any], call: Call) -> dict[str, Any]:
+        with self._lock:
+            self._calling = (number, call)
+        try:
+            link.calls.send(message, link.arena.new_fd())
+            if call.cancelled:
+                # Whoever asked has gone while nobody could be told.
+                link.cancel(number)
+            reply, fd = link.calls.receive()
+        except TimeoutError:
+            link.kill(
+                f"a call took longer than call_timeout_s ({self._timeout_s} s), so its process was killed"
+            )
+            raise link.lost_error() from None
+        except EOFError:
+            raise link.lost_error() from None
+        finally:
+            with self._lock:
+                self._calling = None
+        if fd is not None:
+            try:
+                link.returned = Memory(fd, reply["arena"])
+            finally:
+                os.close(fd)
+        if reply["kept"]:
+            link.arena.drop()
+        if "error" in reply:
+            raise error_of(reply["error"])
+        return reply
+
+    def _returned(self, link: Link) -> Memory:
+        assert link.returned is not None, "the first answer brings it"
+        return link.returned
+
+    def cancel(self) -> None:
+        """See `Backend`: the model is told (`current_call`), and an asynchronous `predict` is cancelled."""
+        with self._lock:
+            link, calling = self._link, self._calling
+            # Another call may have begun since whoever asks this looked.
+            if link is not None and calling is not None and calling[1].cancelled:
+                link.cancel(calling[0])
+
+    # Streams
+
+    def open_stream(self, stream: StreamCall) -> None:
+        """See `Backend`. Raises InstanceLostError while there is no process."""
+        if self._closed:
+            raise StoppedError(f"model {self._name} is stopping")
+        self._alive().open_stream(stream)
+
+    # Life
+
+    @property
+    def lost(self) -> bool:
+        """See `Backend`."""
+        return not self._closed and (self._link is None or self._link.lost)
+
+    def on_lost(self, hook: Callable[[], None]) -> None:
+        """See `Backend`."""
+        self._on_lost = hook
+        if self.lost:
+            hook()
+
+    def _lost(self) -> None:
+        hook = self._on_lost
+        if hook is not None:
+            hook()
+
+    def restart(self) -> None:
+        """See `Backend`: one attempt. Raises StoppedError once closed."""
+        if self._closed:
+            raise StoppedError(f"model {self._name} is closed")
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._start()
+
+    def close(self) -> None:
+        """See `Backend`: the model is given CLOSE_S to close, then its process is ended."""
+        self._closed = True
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()

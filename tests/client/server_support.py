@@ -1,0 +1,81 @@
+"""A server with the models of tests/servers/models_for_clients.py, and the questions that either protocol must answer."""
+
+import asyncio
+import socket
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from headrace.app.asking import open_model_server
+from headrace.client.server import ModelAddress
+from headrace.core.tensor import InferRequest, Tensor
+from servers.served import WAIT_S, Served, serving
+
+MODELS = Path(__file__).parents[1] / "servers" / "models_for_clients.py"
+INFER_KEY, ADMIN_KEY = "infer-key-0123456789", "admin-key-0123456789"
+
+
+def write_models(folder: Path, closed_port: int) -> Path:
+    """A models folder with all of them; the port is knocked at for each stream of words that is over."""
+    for name in ("Sums", "Words", "Free", "Pairs", "Wide"):
+        path = folder / name.lower()
+        path.mkdir(parents=True)
+        options = f"[options]\nclosed_port = {closed_port}\n" if name == "Words" else ""
+        (path / "models.py").write_text(MODELS.read_text())
+        (path / "model.toml").write_text(f'model = "models.py:{name}"\n{options}')
+    return folder
+
+
+@contextmanager
+def served_models(folder: Path, *arguments: object):
+    """They are served; gives where, and a socket that accepts once for each stream of words that is over."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        closed.settimeout(WAIT_S)
+        models = write_models(folder / "models", closed.getsockname()[1])
+        with serving(models, *arguments) as served:
+            yield served, closed
+
+
+def url_of(served: Served, protocol: str) -> str:
+    return served.rest if protocol == "rest" else served.grpc
+
+
+def asked(url: str, ask, **more):
+    """What the coroutine function `ask` gives, which is handed the open server."""
+
+    async def main():
+        async with open_model_server(url, **{"environ": {}, "timeout_s": 30.0, **more}) as server:
+            return await ask(server)
+
+    return asyncio.run(main())
+
+
+def request_of(**tensors) -> InferRequest:
+    return InferRequest(tuple(Tensor(n, np.asarray(v)) for n, v in tensors.items()), id="q")
+
+
+def text_request(text: str, **parameters) -> InferRequest:
+    return InferRequest((Tensor("text", np.array([text], object)),), parameters=parameters)
+
+
+class Seen(list):
+    """What came, and an event for the word that is waited for."""
+
+    def __init__(self, last: str):
+        self.last = last
+        self.came = asyncio.Event()
+
+    def append(self, word: str) -> None:
+        super().append(word)
+        if word == self.last:
+            self.came.set()
+
+
+async def words_of(server, text: str, seen: list[str], **parameters) -> list[str]:
+    address = ModelAddress("words")
+    async with aclosing(server.stream(address, text_request(text, **parameters))) as responses:
+        async for response in responses:
+            word = response["word"][0]
+            seen.append(word.decode() if isinstance(word, bytes) else word)
+    return seen

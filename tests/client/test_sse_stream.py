@@ -1,0 +1,84 @@
+"""Events of a stream are read as they come, however the network cuts them."""
+
+import asyncio
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.client.sse_stream import read_responses
+from headrace.core.errors import DataError, EndpointRefusedError, LimitError
+from headrace.core.tensor import InferResponse, Tensor
+from headrace.protocols.oip_json import encode_error, encode_response
+from headrace.protocols.sse import EventDecoder, encode_event, encode_events
+
+RESPONSES = [
+    InferResponse((Tensor("word", np.array([w], object)),), "words", "1") for w in ("to ", "be ", "", "✓")
+]
+BODIES = [encode_response(r).body for r in RESPONSES]
+
+
+async def pieces_of(*pieces):
+    for piece in pieces:
+        yield piece
+
+
+def read(*pieces):
+    async def main():
+        return [r async for r in read_responses(pieces_of(*pieces), "http://here")]
+
+    return asyncio.run(main())
+
+
+@given(st.lists(st.binary(min_size=1).filter(lambda b: b"\n" not in b and b"\r" not in b)), st.data())
+def test_where_the_body_is_cut_changes_nothing(documents, data):
+    body = b": a comment\n\n" + encode_events(documents)
+    if data.draw(st.booleans()):
+        body = body.replace(b"\n", b"\r\n")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
+    decoder = EventDecoder()
+    got = [e for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) for e in decoder.feed(body[a:b])]
+    assert got == documents
+
+
+def test_an_event_is_told_before_the_next_begins():
+    decoder = EventDecoder()
+    assert decoder.feed(b"data: 1\n") == []
+    assert decoder.feed(b"\ndata: 2") == [b"1"]
+    assert decoder.feed(b"\n\n") == [b"2"]
+
+
+def test_data_of_several_lines_is_joined_and_an_unfinished_event_is_none():
+    assert EventDecoder().feed(b"event: x\ndata: a\ndata:b\n\ndata: c\n") == [b"a\nb"]
+
+
+@pytest.mark.parametrize("body", [b"data: " + b"x" * 100, b"data: xxxxx\n" * 10])
+def test_an_event_without_end_is_refused_before_it_fills_the_memory(body):
+    with pytest.raises(LimitError, match="more than 50 bytes"):
+        EventDecoder(event_bytes_max=50).feed(body)
+
+
+def test_responses_come_one_by_one():
+    words = [r["word"][0] for r in read(encode_events(BODIES))]
+    assert words == ["to ", "be ", "", "✓"]
+
+
+def test_an_error_event_ends_the_stream_after_what_came_before():
+    seen = []
+
+    async def main():
+        body = encode_event(BODIES[0]) + encode_event(encode_error("model words: no more"))
+        async for response in read_responses(pieces_of(body), "http://here"):
+            seen.append(response)
+
+    with pytest.raises(EndpointRefusedError, match=r"http://here: the stream failed: model words: no more"):
+        asyncio.run(main())
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("event", [b"[]", b"nonsense", orjson.dumps({"model_name": "x"})])
+def test_an_event_that_is_no_response_is_refused(event):
+    with pytest.raises(DataError):
+        read(encode_event(event))

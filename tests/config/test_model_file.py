@@ -1,0 +1,198 @@
+"""``model.toml`` and the folder of many: what is taken, what is refused, and where the fault is."""
+
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.model_file import (
+    _SERVE_TYPES,
+    MODEL_FILE,
+    ModelsFolder,
+    definition_of,
+    is_models_folder,
+    read_definition,
+)
+from headrace.core.errors import ConfigError, HeadraceError, ModelNotFoundError
+from headrace.engine.settings import ServeSettings
+
+CODE = """
+from headrace import Model
+class M(Model):
+    def __init__(self, factor=1): self.factor = factor
+    def predict(self, x): return x * self.factor
+"""
+
+
+def written(folder: Path, text: str = 'model = "m.py:M"\n', code: str | None = CODE) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if code is not None:
+        (folder / "m.py").write_text(code)
+    (folder / MODEL_FILE).write_text(text)
+    return folder / MODEL_FILE
+
+
+def test_a_whole_file(tmp_path):
+    path = written(
+        tmp_path / "folder",
+        'name = "churn"\nversion = 2\nmodel = "m.py:M"\n[options]\nfactor = 3\n'
+        '[serve]\ninstances = 2\nisolation = "thread"\nmax_batch_rows = 64\nmax_batch_delay_ms = 5\n'
+        "queue_rows_max = 2048\nstreams_max = 3\nwarm_up = false\n",
+    )
+    found = read_definition(path)
+    assert (found.name, found.version) == ("churn", "2")
+    assert found.make().factor == 3
+    assert found.fingerprint
+    assert found.settings == ServeSettings(2, "thread", 64, 5, 2048, 3, warm_up=False)
+
+
+def test_defaults(tmp_path):
+    found = read_definition(written(tmp_path / "churn"))
+    assert (found.name, found.version, found.settings) == ("churn", "1", ServeSettings())
+
+
+def test_the_one_file_beside_it_is_the_model(tmp_path):
+    assert read_definition(written(tmp_path / "a", "")).make().factor == 1
+    (tmp_path / "a" / "other.py").write_text(CODE)
+    with pytest.raises(ConfigError, match=r"it could be 'm\.py', 'other\.py'"):
+        read_definition(tmp_path / "a" / MODEL_FILE)
+    with pytest.raises(ConfigError, match="no file beside it is a model"):
+        read_definition(written(tmp_path / "b", "", code=None))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("nonsense = 1", "there is no 'nonsense'"),
+        ("model = 1", "'model' must be a file or a class"),
+        ('model = "none.onnx"', "does not exist"),
+        ('name = ""', "'name' must be text without a slash"),
+        ('name = "a/b"', "'name' must be text without a slash"),
+        ("name = true", "'name' must be text"),
+        ('version = "1/2"', "'version' must be text without a slash"),
+        ("version = 1.5", "'version' must be text"),
+        ("serve = 1", r"must be a table, as in \[serve\]"),
+        ("options = []", r"must be a table, as in \[options\]"),
+        ("[serve]\nthreads = 1", r"\[serve\] has no 'threads' \(it has 'instances'"),
+        ("[serve]\ninstances = 0", "instances must be 1 or more"),
+        ("[serve]\ninstances = 1.5", "instances must be a whole number, not 1.5"),
+        ("[serve]\ninstances = true", "instances must be a whole number"),
+        ("[serve]\ninstances = 2024-01-01", "instances must be a whole number"),
+        ('[serve]\nmax_batch_rows = "64"', "max_batch_rows must be a whole number"),
+        ("[serve]\nmax_batch_delay_ms = -1", "must be 0 or more"),
+        ("[serve]\nmax_batch_delay_ms = nan", "must be 0 or more"),
+        ("[serve]\nwarm_up = 1", "warm_up must be true or false"),
+        ('[serve]\nisolation = "box"', "isolation must be auto"),
+        ("[serve]\nisolation = 1", "isolation must be text"),
+        ("= 1", "it is no TOML"),
+        ("a = 1\na = 2", "it is no TOML"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path, text, why):
+    path = written(tmp_path / "a", text)
+    with pytest.raises(ConfigError, match=why) as raised:
+        read_definition(path)
+    assert str(path) in str(raised.value)
+
+
+def test_what_is_no_text_is_told(tmp_path):
+    path = written(tmp_path / "a")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_definition(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_definition(tmp_path / "none" / MODEL_FILE)
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_model_or_an_error(tmp_path_factory, text):
+    path = written(tmp_path_factory.mktemp("any"))
+    path.write_text(text, encoding="utf-8", errors="replace")
+    with suppress(HeadraceError):
+        assert read_definition(path).name
+
+
+def test_every_setting_can_be_said():
+    assert set(_SERVE_TYPES) == {f.name for f in fields(ServeSettings)}
+
+
+# Folders
+
+
+def test_a_folder_of_models_and_versions(tmp_path):
+    written(tmp_path / "one")
+    written(tmp_path / "two" / "1")
+    written(tmp_path / "two" / "2", 'model = "m.py:M"\nversion = "two"\n')
+    written(tmp_path / ".hidden")
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "file").write_text("")
+    found = [(d.name, d.version) for d in ModelsFolder(tmp_path).all()]
+    assert found == [("one", "1"), ("two", "1"), ("two", "two")]
+    assert [d.version for d in ModelsFolder(tmp_path).find("two")] == ["1", "two"]
+
+
+def test_a_model_is_found_as_it_is_now(tmp_path):
+    written(tmp_path / "one")
+    folder = ModelsFolder(tmp_path)
+    with pytest.raises(ModelNotFoundError):
+        folder.find("two")
+    written(tmp_path / "somewhere", 'name = "two"\nmodel = "m.py:M"\n')
+    assert [d.name for d in folder.find("two")] == ["two"]
+    with pytest.raises(ModelNotFoundError):
+        folder.find("somewhere")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../one", "one/..", "one\0", "*"])
+def test_names_are_names_and_no_paths(tmp_path, name):
+    written(tmp_path / "models" / "one")
+    written(tmp_path / "outside")
+    with pytest.raises(ModelNotFoundError):
+        ModelsFolder(tmp_path / "models").find(name)
+
+
+def test_one_wrong_model_keeps_none_of_the_others(tmp_path):
+    ran = tmp_path / "ran"
+    written(tmp_path / "good")
+    written(tmp_path / "broken", "= nonsense")
+    written(tmp_path / "loud", code=f"open({str(ran)!r}, 'w')\n{CODE}")
+    folder = ModelsFolder(tmp_path)
+    assert [d.name for d in folder.find("good")] == ["good"]
+    assert not ran.exists(), "the code of other models is not run"
+    with pytest.raises(ConfigError):
+        folder.all()
+
+
+def test_errors_of_a_name_tell_no_place_of_the_machine(tmp_path):
+    written(tmp_path / "broken", "= nonsense")
+    written(tmp_path / "lost", 'model = "none.onnx"')
+    for name in ("broken", "lost"):
+        with pytest.raises(ConfigError) as raised:
+            ModelsFolder(tmp_path).find(name)
+        assert f"{name}/{MODEL_FILE}" in str(raised.value)
+        assert str(tmp_path) not in str(raised.value)
+
+
+def test_no_folder_and_an_empty_one_are_told(tmp_path):
+    with pytest.raises(ConfigError, match="is no folder"):
+        ModelsFolder(tmp_path / "none")
+    with pytest.raises(ConfigError, match="holds no model"):
+        ModelsFolder(tmp_path).all()
+
+
+def test_folders_of_models_are_told_apart(tmp_path):
+    assert not is_models_folder(tmp_path)
+    assert not is_models_folder(tmp_path / "none")
+    written(tmp_path / "a" / "1")
+    assert is_models_folder(tmp_path)
+    assert is_models_folder(tmp_path / "a")
+    assert is_models_folder(tmp_path / "a" / "1")
+
+
+def test_a_model_may_be_named_on_the_command_line(tmp_path):
+    written(tmp_path)
+    spec = f"{tmp_path / 'm.py'}:M"
+    assert definition_of(f"my-model.2={spec}", ServeSettings()).name == "my-model.2"
+    assert definition_of(spec, ServeSettings(), {"factor": 4}).make().factor == 4

@@ -1,0 +1,237 @@
+"""Models that processes of their own make by name, each with one thing that it does."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from headrace.core import Model, RowError, current_call
+
+POISON = -1.0
+"""A value that kills the process that is asked about it."""
+
+
+class Echo(Model):
+    """What it is given."""
+
+    def predict(self, **tensors):
+        return tensors
+
+
+class Identity(Model):
+    """One input, checked."""
+
+    max_batch_rows = 64
+
+    def predict(self, x):
+        return x
+
+
+class Pid(Identity):
+    """The process that it runs in, for each row; dies of poison."""
+
+    def predict(self, x):
+        if (x == POISON).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.full((len(x), 1), os.getpid())
+
+
+class Apart(Pid):
+    """Asks for a process itself."""
+
+    isolation = "process"
+
+
+class Erring(Model):
+    """Raises what it is told to, by the first value."""
+
+    def predict(self, x):
+        kind = int(x[0, 0])
+        if kind == 1:
+            raise RowError(0, "refused")
+        if kind == 2:
+            raise MemoryError("too large")
+        if kind == 3:
+            raise ValueError("odd é \ud800")
+        if kind == 4:
+            return x[1:]
+        if kind == 5:
+            sys.exit(3)
+        if kind == 6:
+            return {"o": np.array([None] * len(x), object)}
+        return x
+
+
+class Small(Model):
+    """Takes no more than two rows at once, as a graphics card might."""
+
+    def predict(self, x):
+        if len(x) > 2:
+            raise MemoryError
+        return x
+
+
+class Writing(Model):
+    """Writes into what it is given, and answers out of that memory."""
+
+    def predict(self, x):
+        assert x.flags.c_contiguous
+        assert x.flags.writeable
+        x *= 2
+        return x[::-1]
+
+
+class Keeping(Model):
+    """Answers with what it was given the last time."""
+
+    def load(self):
+        self.last = None
+
+    def predict(self, x):
+        last, self.last = self.last, x
+        return x if last is None else last
+
+
+class Growing(Model):
+    """As many columns as the first value says."""
+
+    def predict(self, x):
+        return np.full((len(x), int(x[0, 0])), 7, np.uint8)
+
+
+class Waiting(Model):
+    """Says that it began by making a file, then works until nobody waits for it any more."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def predict(self, x):
+        if x[0, 0] == 0:
+            return x
+        (self.folder / "began").touch()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if current_call().cancelled:
+                (self.folder / "cancelled").touch()
+                raise TimeoutError("nobody waits")
+            time.sleep(0.001)
+        return x
+
+
+class WaitingAsync(Waiting):
+    """The same, in an event loop that is told by cancelling."""
+
+    async def predict(self, x):
+        if x[0, 0] == 0:
+            return x
+        (self.folder / "began").touch()
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            (self.folder / "cancelled").touch()
+            raise
+        return x
+
+
+class Unloadable(Identity):
+    """Does not load: how, its argument says."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def load(self):
+        if self.how == "raises":
+            raise OSError("no weights")
+        if self.how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class LoadsOnce(Pid):
+    """Loads the first time, and never again."""
+
+    def __init__(self, folder):
+        self.mark = Path(folder) / "loaded"
+
+    def load(self):
+        if self.mark.exists():
+            raise OSError("weights are gone")
+        self.mark.touch()
+
+
+class Closing(Identity):
+    """Makes a file when it is closed; hangs there when told to."""
+
+    def __init__(self, folder, hangs=False):
+        self.folder = Path(folder)
+        self.hangs = hangs
+
+    def close(self):
+        if self.hangs:
+            time.sleep(60)
+        (self.folder / "closed").touch()
+
+
+class Talking(Identity):
+    """Writes to the log."""
+
+    def predict(self, x):
+        logging.getLogger("model.talking").warning("saw %d rows", len(x))
+        return x
+
+
+class Hanging(Identity):
+    """Hangs on poison."""
+
+    def predict(self, x):
+        if (x == POISON).any():
+            time.sleep(60)
+        return x
+
+
+class Counting(Model):
+    """For each request of a stream, as many items as it says; dies, errs or hangs by the number."""
+
+    def predict(self, x):
+        return x
+
+    async def predict_stream(self, requests):
+        async for request in requests:
+            count = int(request["n"][0])
+            if count == -1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if count == -2:
+                raise ValueError("odd")
+            if count == -3:
+                await asyncio.sleep(60)
+            if count == -4:
+                yield {"bad": np.array([object()], object)}
+            for i in range(count):
+                yield {"i": np.array([i]), "text": request["text"] if i % 2 else "täxt"}
+
+
+class CountingPlain(Model):
+    """The same without an event loop, for as long as somebody takes it."""
+
+    def predict(self, x):
+        return x
+
+    def predict_stream(self, requests):
+        for request in requests:
+            for i in range(int(request["n"][0])):
+                yield {"i": np.array([i])}
+
+
+def make_identity(rows_max):
+    """A maker with an argument."""
+    model = Identity()
+    model.max_batch_rows = rows_max
+    return model
+
+
+def make_nothing():
+    """Makes no model."""

@@ -1,0 +1,49 @@
+"""What is told while a process starts comes out as it went in, through JSON."""
+
+import orjson
+import pytest
+
+from headrace.core import Model, ModelMetadata, ModelRecipe, TensorSpec
+from headrace.engine.bootstrap import Bootstrap, loaded_of, loaded_values
+from headrace.engine.inputs import ModelInputs
+from headrace.engine.settings import ServeSettings
+from headrace.testing import EchoModel
+
+
+def _through_json(values):
+    return orjson.loads(orjson.dumps(values))
+
+
+def test_a_bootstrap_comes_out_as_it_went_in():
+    boot = Bootstrap(
+        recipe=ModelRecipe("a.b:c", {"x": [1, "y", None]}),
+        name="m",
+        version=None,
+        fingerprint="f",
+        settings=ServeSettings(isolation="process", max_batch_rows=7, call_timeout_s=2.5),
+        log_level=20,
+        parent_pid=1,
+    )
+    assert Bootstrap.of(_through_json(boot.values())) == boot
+
+
+class _Declared(EchoModel):
+    inputs = (TensorSpec("x", "FP32", (-1, 3)), TensorSpec("t", "BYTES"))
+
+    def predict(self, x, t, mode=None):
+        return x
+
+
+class _Any(Model):
+    def predict(self, *args):
+        return args[0]
+
+
+@pytest.mark.parametrize("model", [EchoModel(), _Declared(), _Any()])
+def test_what_is_known_of_a_model_comes_out_as_it_went_in(model):
+    """Requests are checked here by what was read from the model's signature there."""
+    inputs = ModelInputs.of(model, "m")
+    metadata = ModelMetadata(
+        "m", None, inputs=inputs.specs, outputs=(TensorSpec("o", "INT8", (-1,)),), streams=True
+    )
+    assert loaded_of(_through_json(loaded_values(metadata, inputs))) == (metadata, inputs)

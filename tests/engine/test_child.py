@@ -1,0 +1,131 @@
+"""The process of an instance, as whoever starts it sees it: what it says, and that it never stays behind."""
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.support import WAIT_S
+from headrace.core import ModelRecipe
+from headrace.engine.bootstrap import CONTROL_BYTES, Bootstrap
+from headrace.engine.call_socket import CallSocket
+from headrace.engine.settings import ServeSettings
+
+_TESTS = str(Path(__file__).parent.parent)
+_MODELS = "engine.process_models"
+# A process that serves a model in another, says which, and never ends by itself.
+_PARENT = f"""
+import sys, threading
+sys.path.insert(0, {_TESTS!r})
+from {_MODELS} import Hanging as Model
+from headrace.engine.process import ProcessBackend
+from headrace.engine.recipe import recipe_of
+backend = ProcessBackend(recipe_of(Model, "m"), "m")
+print(backend.pid, flush=True)
+if sys.argv[1] == "calling":
+    import numpy as np
+    from headrace.core import current_call
+    print("now", flush=True)
+    backend.call(({{"x": np.full((1, 1), -1.0)}},), 1, "", current_call(), fresh=True)
+threading.Event().wait()
+"""
+
+
+@contextmanager
+def _child():
+    """A child whose other ends are held here."""
+    (calls, their_calls), (wire, their_wire) = socket.socketpair(), socket.socketpair()
+    control = os.memfd_create("control")
+    os.ftruncate(control, CONTROL_BYTES)
+    fds = (their_calls.fileno(), their_wire.fileno(), control)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, _TESTS])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.engine.child", *map(str, fds)], pass_fds=fds, env=environ
+    )
+    their_calls.close()
+    their_wire.close()
+    os.close(control)
+    try:
+        yield process, CallSocket(calls), wire
+    finally:
+        calls.close()
+        wire.close()
+        process.kill()
+        process.wait()
+
+
+def _boot(function, **arguments):
+    recipe = ModelRecipe(f"{_MODELS}:{function}", arguments)
+    return Bootstrap(recipe, "m", None, "", ServeSettings(), 30, os.getpid()).values()
+
+
+def test_it_loads_and_closes_as_it_is_told():
+    """Bootstrap in, what is known of the model out; status 0."""
+    with _child() as (process, calls, _):
+        calls.send(_boot("make_identity", rows_max=3))
+        loaded, _ = calls.receive()
+        assert loaded["metadata"]["max_batch_rows"] == 3
+        calls.send({"close": True})
+        assert process.wait(WAIT_S) == 0
+
+
+def test_it_says_why_it_does_not_load():
+    with _child() as (process, calls, _):
+        calls.send(_boot("Unloadable", how="raises"))
+        said, _ = calls.receive()
+        assert said["error"]["kind"] == "ModelLoadError"
+        assert "no weights" in said["error"]["why"]
+        assert process.wait(WAIT_S) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "loaded", "call", "wire"])
+def test_it_ends_when_either_socket_does(when):
+    """Before it knows anything, and while it waits for work."""
+    with _child() as (process, calls, wire):
+        if when != "before":
+            calls.send(_boot("Echo"))
+            calls.receive()
+        if when != "wire":
+            calls.close()
+        if when != "call":
+            wire.close()
+        assert process.wait(WAIT_S) == 1
+
+
+def test_it_ends_when_somebody_else_started_it():
+    """Whoever did has ended before it could ask to be told."""
+    with _child() as (process, calls, _):
+        calls.send(_boot("Echo") | {"parent_pid": 1})
+        assert process.wait(WAIT_S) == 1
+
+
+@pytest.mark.parametrize("doing", ["idle", "calling"])
+def test_it_dies_with_the_process_that_serves(doing):
+    """Also by kill -9, also in the midst of a call; nothing is left in shared memory."""
+    shared = set(Path("/dev/shm").iterdir())
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, doing], stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(parent.stdout.readline()))
+    if doing == "calling":
+        assert parent.stdout.readline() == "now\n"
+    assert os.getsid(child.pid) == child.pid != os.getsid(0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    # Its zombie, if whoever inherits it does not reap, is not running.
+    try:
+        child.wait(WAIT_S)
+    except psutil.TimeoutExpired:
+        assert child.status() == psutil.STATUS_ZOMBIE
+    assert set(Path("/dev/shm").iterdir()) <= shared
+
+
+def test_the_control_page_is_one_page():
+    """It is mapped whole."""
+    assert CONTROL_BYTES == mmap.PAGESIZE

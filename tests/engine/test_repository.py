@@ -1,0 +1,279 @@
+"""Models by name and version: which answers, what is ready, and changes while others ask."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from engine.support import WAIT_S, request
+from headrace.core import Model
+from headrace.core.errors import ConfigError, ModelLoadError, ModelNotFoundError, ModelNotReadyError
+from headrace.core.statistics import ModelState
+from headrace.engine.repository import ModelDefinition, ModelRepository
+from headrace.engine.settings import ServeSettings
+from headrace.testing import EchoModel, HeldModel
+
+SETTINGS = ServeSettings(max_batch_delay_ms=0, isolation="thread")
+
+
+class Broken(Model):
+    def load(self):
+        raise FileNotFoundError("/secret/weights.bin")
+
+    def predict(self, x):
+        return x
+
+
+class Times(Model):
+    def __init__(self, factor: float):
+        self.factor = factor
+        self.closed = False
+
+    def predict(self, x):
+        return x * self.factor
+
+    def close(self):
+        self.closed = True
+
+
+def definition(name: str, version: str = "1", make=EchoModel) -> ModelDefinition:
+    return ModelDefinition(name, version, make, settings=SETTINGS)
+
+
+@pytest.fixture
+def opened():
+    """Makes repositories that are stopped in the end."""
+    made: list[ModelRepository] = []
+
+    def make(*definitions, start=True, **more):
+        repository = ModelRepository(definitions, **more)
+        made.append(repository)
+        if start:
+            repository.start()
+        return repository
+
+    yield make
+    for repository in made:
+        repository.stop(drain=False)
+
+
+def answer(repository, name, version="", value=1.0):
+    asked = request(np.array([value], np.float32))
+    return repository.engine(name, version).submit(asked).result(WAIT_S)["output"].tolist()[0]
+
+
+def states(repository):
+    return {(e.name, e.version): (e.state, e.reason) for e in repository.index()}
+
+
+def test_two_of_one_name_and_version_cannot_be():
+    with pytest.raises(ConfigError, match="model a version 1 is there twice"):
+        ModelRepository([definition("a"), definition("a")])
+
+
+def test_versions_are_ordered_by_number_after_everything_else(opened):
+    repository = opened(*(definition("a", v) for v in ("10", "9", "beta", "2")))
+    assert repository.versions("a") == ("beta", "2", "9", "10")
+    assert repository.engine("a").version == "10"
+    assert repository.engine("a", "beta").version == "beta"
+
+
+def test_what_is_not_there_is_not_found(opened):
+    repository = opened(definition("a", "1"), definition("a", "2"))
+    for ask in (
+        repository.engine,
+        repository.model_ready,
+        repository.versions,
+        repository.statistics,
+        repository.unload,
+        repository.load,
+    ):
+        with pytest.raises(ModelNotFoundError, match="no model of this name"):
+            ask("b")
+    for ask in (repository.engine, repository.model_ready, repository.statistics):
+        with pytest.raises(ModelNotFoundError, match="no version '3' \\(it has 1, 2\\)"):
+            ask("a", "3")
+
+
+def test_nothing_is_ready_before_the_start_and_after_the_stop(opened):
+    repository = opened(definition("a"), start=False)
+    assert not repository.ready()
+    assert not repository.model_ready("a")
+    with pytest.raises(ModelNotReadyError, match="unavailable"):
+        repository.engine("a")
+    repository.start()
+    assert repository.ready()
+    assert repository.model_ready("a")
+    repository.stop()
+    assert not repository.ready()
+    assert not repository.model_ready("a")
+
+
+def test_no_models_are_not_ready(opened):
+    assert not opened().ready()
+
+
+def test_it_is_not_ready_while_models_load(opened):
+    entered, go = threading.Event(), threading.Event()
+
+    class Slow(EchoModel):
+        def load(self):
+            entered.set()
+            assert go.wait(WAIT_S)
+
+    repository = opened(definition("quick"), definition("slow", make=Slow), start=False)
+    starting = threading.Thread(target=repository.start)
+    starting.start()
+    assert entered.wait(WAIT_S)
+    assert states(repository)["slow", "1"][0] is ModelState.LOADING
+    assert not repository.ready()
+    go.set()
+    starting.join(WAIT_S)
+    assert repository.ready()
+
+
+def test_a_start_that_fails_leaves_nothing_running(opened):
+    good = Times(1)
+    repository = opened(definition("good", make=lambda: good), definition("bad", make=Broken), start=False)
+    with pytest.raises(ModelLoadError, match="weights"):
+        repository.start()
+    assert good.closed
+    assert not repository.ready()
+    assert repository.index(ready=True) == ()
+
+
+def test_why_a_model_is_not_there_is_in_the_index_alone(opened):
+    repository = opened(definition("good"), find=lambda name: [definition(name, make=Broken)])
+    with pytest.raises(ModelLoadError):
+        repository.load("bad")
+    state, why = states(repository)["bad", "1"]
+    assert state is ModelState.UNAVAILABLE
+    assert "/secret" in why
+    with pytest.raises(ModelNotReadyError) as raised:
+        repository.engine("bad")
+    assert "/secret" not in str(raised.value)
+    assert repository.ready(), "the others go on, and so does the server"
+
+
+def test_a_model_that_is_loaded_again_goes_on_until_the_new_one_is_ready(opened):
+    made = [Times(1), Times(2)]
+    entered, go = threading.Event(), threading.Event()
+
+    def second_load():
+        entered.set()
+        assert go.wait(WAIT_S)
+
+    made[1].load = second_load
+    factories = iter(made)
+    repository = opened(definition("a", make=lambda: next(factories)))
+    loading = threading.Thread(target=repository.load, args=("a",))
+    loading.start()
+    assert entered.wait(WAIT_S)
+    assert answer(repository, "a") == 1
+    assert repository.ready()
+    assert states(repository)["a", "1"][0] is ModelState.READY
+    go.set()
+    loading.join(WAIT_S)
+    assert answer(repository, "a") == 2
+    assert made[0].closed
+
+
+def test_a_load_that_fails_leaves_what_was_there(opened):
+    wanted = [definition("a", make=lambda: Times(1))]
+    repository = opened(*wanted, find=lambda _: wanted)
+    wanted[0] = definition("a", make=Broken)
+    with pytest.raises(ModelLoadError):
+        repository.load("a")
+    assert answer(repository, "a") == 1
+    assert states(repository)["a", "1"] == (ModelState.READY, "")
+
+
+def test_a_request_that_the_old_one_has_is_answered_by_it(opened):
+    held = HeldModel()
+    factories = iter([held, Times(2)])
+    repository = opened(definition("a", make=lambda: next(factories)))
+    asked = repository.engine("a").submit(request(np.array([1.0], np.float32)))
+    held.wait_for_calls(1)
+    loading = threading.Thread(target=repository.load, args=("a",))
+    loading.start()
+    while repository.engine("a") is None or repository.engine("a").metadata.platform != "Times":
+        assert loading.is_alive()
+    assert answer(repository, "a") == 2
+    assert not asked.done()
+    held.release()
+    assert asked.result(WAIT_S)["output"].tolist() == [1.0]
+    loading.join(WAIT_S)
+
+
+def test_versions_come_and_go_with_the_folder(opened):
+    wanted = [definition("a", "1"), definition("a", "2")]
+    repository = opened(*wanted, find=lambda _: wanted)
+    wanted[:] = [definition("a", "2"), definition("a", "3")]
+    repository.load("a")
+    assert repository.versions("a") == ("2", "3")
+    with pytest.raises(ModelNotFoundError):
+        repository.engine("a", "1")
+    assert set(states(repository)) == {("a", "2"), ("a", "3")}
+
+
+def test_a_model_that_is_gone_from_the_folder_is_loaded_as_it_was(opened):
+    def nothing(name):
+        raise ModelNotFoundError(name, "gone")
+
+    repository = opened(definition("a"), find=nothing)
+    repository.unload("a")
+    repository.load("a")
+    assert repository.model_ready("a")
+    with pytest.raises(ModelNotFoundError, match="gone"):
+        repository.load("b")
+
+
+def test_unloading_and_loading_again(opened):
+    repository = opened(definition("a"), definition("b"))
+    repository.unload("a")
+    repository.unload("a")
+    assert states(repository)["a", "1"] == (ModelState.UNAVAILABLE, "unloaded")
+    assert repository.ready()
+    assert repository.versions("a") == ()
+    assert [s.name for s in repository.statistics()] == ["b"]
+    repository.load("a")
+    assert answer(repository, "a") == 1
+    repository.unload("a")
+    repository.unload("b")
+    assert not repository.ready(), "nothing is there to be asked"
+
+
+def test_unloading_waits_for_what_the_model_has(opened):
+    held = HeldModel()
+    repository = opened(definition("held", make=lambda: held), definition("b"))
+    asked = repository.engine("held").submit(request(np.array([1.0], np.float32)))
+    held.wait_for_calls(1)
+    unloading = threading.Thread(target=repository.unload, args=("held",))
+    unloading.start()
+    while states(repository)["held", "1"][0] is not ModelState.UNLOADING:
+        assert unloading.is_alive()
+    assert repository.ready(), "one that is unloaded on purpose takes no readiness away"
+    with pytest.raises(ModelNotReadyError, match="unloading"):
+        repository.engine("held")
+    held.release()
+    unloading.join(WAIT_S)
+    assert asked.result(0)["output"].tolist() == [1.0]
+
+
+def test_changes_from_many_threads_leave_one_engine(opened):
+    made: list[Times] = []
+
+    def make():
+        made.append(Times(1))
+        return made[-1]
+
+    repository = opened(definition("a", make=make))
+    threads = [threading.Thread(target=repository.load, args=("a",)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        assert answer(repository, "a") == 1
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(made) == 7
+    assert [m.closed for m in made] == [True] * 6 + [False]

@@ -1,0 +1,105 @@
+"""Arrays in shared memory: placed, joined, seen without a copy, and told when somebody keeps them."""
+
+import gc
+import os
+
+import numpy as np
+import psutil
+import pytest
+
+from headrace.core.errors import DataError, LimitError
+from headrace.engine.shared_arrays import ARENA_BYTES_MIN, Arena, Memory, read_arrays, write_arrays
+
+
+def _seen(arena: Arena) -> Memory:
+    """What the other process maps."""
+    fd = arena.new_fd()
+    try:
+        return Memory(fd, arena.size)
+    finally:
+        os.close(fd)
+
+
+def test_arrays_are_seen_where_they_lie():
+    """No copy: what one side writes the other reads."""
+    arena = Arena()
+    headers = write_arrays(
+        arena, ({"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.zeros((2, 0))},)
+    )
+    memory = _seen(arena)
+    found = read_arrays(memory, headers, copy=False)
+    assert found["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["y"].shape == (2, 0)
+    found["x"][0, 0] = 9
+    assert read_arrays(arena.memory, headers, copy=True)["x"][0, 0] == 9
+
+
+def test_arrays_begin_where_any_processor_can_read_them():
+    arena = Arena()
+    headers = write_arrays(arena, ({f"n{i}": np.zeros(i + 1, np.uint8) for i in range(5)},))
+    assert [header[3] % 64 for header in headers] == [0] * 5
+    assert len({header[3] for header in headers}) == 5
+
+
+def test_parts_are_joined_as_numpy_joins_them():
+    """Also where their types differ."""
+    parts = ({"x": np.array([1, 2], np.int32)}, {"x": np.array([0.5], np.float64)})
+    arena = Arena()
+    headers = write_arrays(arena, parts)
+    found = read_arrays(_seen(arena), headers, copy=True)["x"]
+    expected = np.concatenate([p["x"] for p in parts])
+    assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+    with pytest.raises(ValueError, match="dimension"):
+        write_arrays(arena, ({"x": np.zeros((1, 2))}, {"x": np.zeros((1, 3))}))
+
+
+def test_text_stays_text_and_bytes_bytes():
+    values = np.array([["a", b"b"], ["ü", b""]], object)
+    arena = Arena()
+    headers = write_arrays(arena, ({"t": values}, {"t": values}))
+    found = read_arrays(_seen(arena), headers, copy=False)["t"]
+    assert found.tolist() == [*values.tolist(), *values.tolist()]
+    with pytest.raises(DataError, match="must be bytes or str"):
+        write_arrays(arena, ({"t": np.array([1.5], object)},))
+
+
+def test_it_grows_by_being_replaced_and_is_bounded():
+    arena = Arena(bytes_max=4 * ARENA_BYTES_MIN)
+    arena.place([1])
+    first = _seen(arena)
+    assert (arena.size, arena.new_fd()) == (ARENA_BYTES_MIN, None)
+    arena.place([ARENA_BYTES_MIN, ARENA_BYTES_MIN + 1])
+    assert arena.size == 4 * ARENA_BYTES_MIN
+    assert _seen(arena).size == arena.size != first.size
+    with pytest.raises(LimitError, match="max_batch_rows"):
+        arena.place([4 * ARENA_BYTES_MIN, 1])
+
+
+def test_who_keeps_an_array_is_seen():
+    """A view of it too; a copy does not count."""
+    arena = Arena()
+    headers = write_arrays(arena, ({"x": np.arange(4.0)},))
+    memory = _seen(arena)
+    assert not memory.kept
+    view = read_arrays(memory, headers, copy=False)["x"][1:].reshape(3, 1)
+    assert memory.kept
+    copied = view.copy()
+    del view
+    assert not memory.kept
+    assert copied.tolist() == [[1], [2], [3]]
+
+
+def test_nothing_is_left_of_it():
+    """No file, once it is dropped; arrays that are held stay readable."""
+    gc.collect()
+    before = psutil.Process().num_fds()
+    arena = Arena()
+    headers = write_arrays(arena, ({"x": np.arange(4.0)},))
+    memory = _seen(arena)
+    held = read_arrays(memory, headers, copy=False)["x"]
+    arena.drop()
+    del memory
+    assert held.tolist() == [0, 1, 2, 3]
+    del held
+    assert psutil.Process().num_fds() == before
+    arena.drop()

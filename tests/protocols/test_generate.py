@@ -1,0 +1,139 @@
+"""Text in, text out."""
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import DataError
+from headrace.core.tensor import InferResponse, ModelMetadata, Tensor, TensorSpec, text_array
+from headrace.protocols.generate import VALUES_MAX, decode_generate, encode_generated, is_inference
+from protocols.test_oip_repository import JSON
+
+ONE = ModelMetadata("m", inputs=(TensorSpec("prompt", "BYTES", (-1,)),))
+WIDE = ModelMetadata("m", inputs=(TensorSpec("prompt", "BYTES", (-1, -1)),))
+MANY = ModelMetadata(
+    "m",
+    inputs=(
+        TensorSpec("text_input", "BYTES", (-1, 1)),
+        TensorSpec("temperature", "FP32", (-1, 1)),
+        TensorSpec("k", "INT32", (-1,)),
+    ),
+)
+UNKNOWN = ModelMetadata("m")
+
+
+def decoded(document, metadata=ONE):
+    return decode_generate(orjson.dumps(document), metadata)
+
+
+def test_text_goes_to_the_one_input():
+    found = decoded({"text_input": "a", "id": "i", "parameters": {"p": 1}, "q": 2})
+    (tensor,) = found.inputs
+    assert (tensor.name, tensor.data.tolist(), tensor.data.dtype) == ("prompt", ["a"], object)
+    assert (found.id, found.parameters) == ("i", {"p": 1, "q": 2})
+
+
+def test_a_list_is_rows_or_one_row_as_the_model_declares():
+    assert decoded({"text_input": ["a", "b"]})["prompt"].shape == (2,)
+    assert decoded({"text_input": ["a", "b"]}, WIDE)["prompt"].shape == (1, 2)
+    assert decoded({"text_input": "a"}, UNKNOWN)["text_input"].tolist() == ["a"]
+
+
+def test_other_inputs_go_by_their_names_and_types():
+    found = decoded({"text_input": "a", "temperature": 0.5, "k": [1, 2], "top_p": 1}, MANY)
+    assert found["temperature"].dtype == np.float32
+    assert found["k"].tolist() == [1, 2]
+    assert found.parameters == {"top_p": 1}
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ({}, "needs 'text_input'"),
+        ({"id": "x", "parameters": {}}, "needs 'text_input'"),
+        ({"text_input": 1}, "FP32|BYTES values cannot be int|must be text"),
+        ({"text_input": None}, "cannot be null|must be text"),
+        ({"text_input": ["a", 1]}, "must be text or a list of texts"),
+        ({"text_input": ["a", ["b"]]}, "must be text or a list of texts"),
+        ({"text_input": "a", "id": 3}, "'id' must be a string"),
+        ({"text_input": "a", "parameters": []}, "must be an object"),
+        ([], "must be a JSON object"),
+    ],
+)
+def test_what_is_wrong_is_told(document, why):
+    with pytest.raises(DataError, match=why):
+        decoded(document)
+
+
+def test_values_are_bounded():
+    with pytest.raises(DataError, match=f"at most {VALUES_MAX}"):
+        decoded({"text_input": [""] * (VALUES_MAX + 1)})
+
+
+@pytest.mark.parametrize(
+    ("body", "inference"),
+    [
+        (b'{"inputs":[{"name":"x"}]}', True),
+        (b'{"inputs":[]}', True),
+        (b'{"inputs":["text"]}', False),
+        (b'{"inputs":{}}', False),
+        (b'{"text_input":"a"}', False),
+        (b"[]", False),
+        (b"{", False),
+    ],
+)
+def test_inference_requests_are_told_apart(body, inference):
+    assert is_inference(body) is inference
+
+
+def test_a_response_is_its_outputs_by_name():
+    response = InferResponse(
+        (
+            Tensor("answer", text_array(["é"])),
+            Tensor("score", np.array([[0.5]], np.float32)),
+            Tensor("ids", np.arange(3)[::-1]),
+        ),
+        "m",
+        "2",
+        "i",
+    )
+    assert encode_generated(response) == (
+        '{"model_name":"m","model_version":"2","id":"i","text_output":"é","score":0.5,"ids":[2,1,0]}'.encode()
+    )
+
+
+def test_only_one_text_is_the_text():
+    both = InferResponse(
+        (Tensor("a", text_array(["x"])), Tensor("text_output", text_array([b"y", b"\xff"]))), "m"
+    )
+    assert orjson.loads(encode_generated(both)) == {
+        "model_name": "m",
+        "a": "x",
+        "text_output": ["y", "\ufffd"],
+    }
+    assert orjson.loads(encode_generated(InferResponse((), "m"))) == {"model_name": "m"}
+
+
+def test_what_json_cannot_write_is_an_error():
+    with pytest.raises(DataError):
+        encode_generated(InferResponse((Tensor("x", text_array(["\ud800"])),), "m"))
+
+
+@given(
+    st.binary(max_size=60)
+    | JSON.map(orjson.dumps)
+    | st.dictionaries(st.sampled_from(["text_input", "id", "parameters", "temperature", "k", "z"]), JSON).map(
+        orjson.dumps
+    ),
+    st.sampled_from([ONE, WIDE, MANY, UNKNOWN]),
+)
+def test_any_body_is_taken_or_refused(body, metadata):
+    try:
+        found = decode_generate(body, metadata)
+    except DataError:
+        return
+    assert found.inputs
+    assert all(t.data.ndim >= 1 for t in found.inputs)
+    is_inference(body)

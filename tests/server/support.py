@@ -1,0 +1,320 @@
+"""Real servers for tests: real engines behind the REST door, on a socket of this machine, in a thread of their own."""
+
+import asyncio
+import http.client
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from headrace.core import Model, RowError, TensorSpec
+from headrace.engine.repository import Find, ModelDefinition, ModelRepository
+from headrace.engine.settings import ServeSettings
+from headrace.server.dataplane import Dataplane
+from headrace.server.listen import HttpListener, new_event_loop
+from headrace.server.rest import RestApp, RestLimits
+from headrace.server.security import Access, ApiKey
+
+WAIT_S = 30.0
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+class Linear(Model):
+    """``x[n, 4] -> y[n, 1]``: the sum of a row."""
+
+    inputs = (TensorSpec("x", "FP32", (-1, 4)),)
+    outputs = (TensorSpec("y", "FP32", (-1, 1)),)
+
+    def predict(self, x):
+        """A sum for each row."""
+        return x.sum(axis=1, keepdims=True)
+
+
+class Any1(Model):
+    """Echoes whatever it is given, by input name."""
+
+    def predict(self, **tensors):
+        """The inputs as outputs of the same names."""
+        return tensors
+
+
+class Typed(Model):
+    """One declared input of each kind, echoed; BF16 as the protocol's own type."""
+
+    inputs = (
+        TensorSpec("flag", "BOOL", (-1,)),
+        TensorSpec("text", "BYTES", (-1,)),
+        TensorSpec("half", "FP16", (-1, 2)),
+        TensorSpec("brain", "BF16", (-1, 2)),
+        TensorSpec("whole", "INT64", (-1,)),
+    )
+    outputs = inputs
+
+    def predict(self, flag, text, half, brain, whole):
+        """The same."""
+        return {"flag": flag, "text": text, "half": half, "brain": brain, "whole": whole}
+
+
+class Strided(Model):
+    """Two views of its input, neither contiguous nor in one order."""
+
+    def predict(self, x):
+        """Columns reversed, and every second one."""
+        return {"reversed": x[:, ::-1], "second": x[:, ::2], "column": np.asfortranarray(x)}
+
+
+class Words(Model):
+    """Streams the words of a text; a word ``boom`` raises, a word ``inf`` is no number that JSON carries."""
+
+    inputs = (TensorSpec("text", "BYTES", (-1,)),)
+    outputs = (TensorSpec("word", "BYTES", (-1,)),)
+
+    async def predict_stream(self, requests):
+        """A response for each word."""
+        async for request in requests:
+            text = request["text"][0]
+            for word in (text.decode() if isinstance(text, bytes) else text).split():
+                if word == "boom":
+                    raise ValueError("boom at /secret/weights.bin")
+                yield {"word": np.array([np.inf], np.float32)} if word == "inf" else {"word": [word]}
+
+
+class Raising(Model):
+    """Raises on negative values, refuses a row of 13."""
+
+    def predict(self, x):
+        """The same rows."""
+        if (x < 0).any():
+            raise ValueError("negative at /secret/weights.bin")
+        if (x == 13).any():
+            raise RowError(int(np.argmax(x == 13)), "thirteen")
+        return x
+
+
+class Texts(Model):
+    """``text_input -> text_output``, in capitals; a second input has a default."""
+
+    inputs = (TensorSpec("text_input", "BYTES", (-1,)),)
+    outputs = (TensorSpec("text_output", "BYTES", (-1,)),)
+
+    def predict(self, text_input):
+        """Capitals."""
+        return np.array([str(t).upper() for t in text_input], object)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response as it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Its JSON; for binary tensors that before them."""
+        length = self.headers.get(HEADER_LENGTH.lower())
+        return json.loads(self.body if length is None else self.body[: int(length)])
+
+    @property
+    def error(self) -> str:
+        """What an error says; it says nothing else."""
+        document = self.json
+        assert set(document) == {"error"}, document
+        return document["error"]
+
+
+class Server:
+    """A REST door that is open; see `serving`."""
+
+    def __init__(self, repository: ModelRepository, dataplane: Dataplane, app: RestApp) -> None:
+        self.repository = repository
+        self.dataplane = dataplane
+        self.app = app
+        self.loop = new_event_loop()
+        self._listener = HttpListener(app, "127.0.0.1", 0)
+        self.port = self._listener.port
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._stop = asyncio.Event()
+        self._started = threading.Event()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._serve())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+    async def _serve(self) -> None:
+        await self._listener.start()
+        self._started.set()
+        await self._stop.wait()
+        await self._listener.stop(1.0)
+
+    def start(self) -> None:
+        """Open the door."""
+        self._thread.start()
+        assert self._started.wait(WAIT_S)
+
+    def close(self) -> None:
+        """Close it, and stop the models."""
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(WAIT_S)
+        self.repository.stop(drain=False)
+
+    def open_tasks(self) -> int:
+        """Tasks of its event loop besides its own two."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return asyncio.run_coroutine_threadsafe(count(), self.loop).result(WAIT_S)
+
+    # Asking
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """One request on a connection of its own; `body` is bytes, or something for JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        try:
+            return ask_on(connection, method, path, body, headers)
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        """GET."""
+        return self.ask("GET", path, None, headers)
+
+    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+        """POST."""
+        return self.ask("POST", path, body, headers)
+
+    def infer(
+        self, model: str, *inputs: Any, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> Answer:
+        """POST to ``infer`` of a model."""
+        return self.post(f"/v2/models/{model}/infer", {"inputs": inputs, **more}, headers)
+
+    def socket(self) -> "Socket":
+        """A raw connection."""
+        return Socket(self.port)
+
+
+def ask_on(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """One request on a connection that is kept."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, data, dict(headers or {}))
+    response = connection.getresponse()
+    return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+
+class Socket:
+    """Bytes as they are, for what no client would send."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+        self.received = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, *parts: bytes) -> "Socket":
+        """Send all of it."""
+        self._socket.sendall(b"".join(parts))
+        return self
+
+    def post(self, path: str, body: bytes, *headers: bytes) -> "Socket":
+        """Send a whole POST."""
+        lines = [b"POST %s HTTP/1.1" % path.encode(), b"Host: x", b"Content-Length: %d" % len(body), *headers]
+        return self.send(b"\r\n".join(lines), b"\r\n\r\n", body)
+
+    def until(self, end: bytes) -> bytes:
+        """Read up to and with `end`; what was read beyond stays."""
+        while end not in self.received:
+            part = self._socket.recv(1 << 16)
+            assert part, f"closed before {end!r}: {self.received[-300:]!r}"
+            self.received += part
+        found, _, self.received = self.received.partition(end)
+        return found + end
+
+    def answer(self) -> Answer:
+        """Read one response that has a length."""
+        head = self.until(b"\r\n\r\n").decode("latin-1").split("\r\n")
+        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
+        length = int(headers["content-length"])
+        while len(self.received) < length:
+            part = self._socket.recv(1 << 16)
+            assert part, "closed in the middle of a response"
+            self.received += part
+        body, self.received = self.received[:length], self.received[length:]
+        return Answer(int(head[0].split()[1]), headers, body)
+
+    def rest(self) -> bytes:
+        """All until the server closes."""
+        while part := self._socket.recv(1 << 16):
+            self.received += part
+        return self.received
+
+    def abort(self) -> None:
+        """Close so that the server gets a reset."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
+
+
+def definition(make: Any, name: str, version: str = "1", **settings: Any) -> ModelDefinition:
+    """A model to serve; an object is shared by all instances."""
+    factory = (lambda: make) if isinstance(make, Model) else make
+    return ModelDefinition(
+        name, version, factory, settings=ServeSettings(**{"max_batch_delay_ms": 0, **settings})
+    )
+
+
+@contextmanager
+def serving(
+    models: Mapping[str, Any] | Sequence[ModelDefinition],
+    *,
+    keys: Sequence[ApiKey] = (),
+    limits: RestLimits | None = None,
+    changeable: bool = False,
+    find: Find | None = None,
+    started: bool = True,
+    **settings: Any,
+) -> Iterator[Server]:
+    """A server of models by name, which is closed in the end."""
+    if isinstance(models, Mapping):
+        models = [definition(make, name, **settings) for name, make in models.items()]
+    repository = ModelRepository(models, find=find)
+    dataplane = Dataplane(repository, version="1.2", changeable=changeable)
+    server = Server(repository, dataplane, RestApp(dataplane, access=Access(keys), limits=limits))
+    server.start()
+    try:
+        if started:
+            repository.start()
+        yield server
+    finally:
+        server.close()
+
+
+def tensor(name: str = "x", data: Any = (1.0,), datatype: str = "FP32", shape: Any = None) -> dict[str, Any]:
+    """A tensor of a request, one value a row unless `shape` says otherwise."""
+    return {
+        "name": name,
+        "shape": [len(data)] if shape is None else shape,
+        "datatype": datatype,
+        "data": list(data),
+    }

@@ -1,0 +1,110 @@
+"""Every error has a status, and only ours say what happened."""
+
+import logging
+
+import pytest
+
+from headrace.core import errors
+from headrace.server.errors import MESSAGE_CHARS_MAX, GrpcCode, grpc_status, status_of, trailing_metadata
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.TruncatedError("ends", byte=1), GrpcCode.INVALID_ARGUMENT),
+        (errors.MissingExtraError("x", "y"), GrpcCode.INVALID_ARGUMENT),
+        (errors.ModelNotFoundError("m", "no"), GrpcCode.NOT_FOUND),
+        (errors.StoppedError("stopped"), GrpcCode.UNAVAILABLE),
+        (errors.InstanceLostError("m", "died"), GrpcCode.UNAVAILABLE),
+        (errors.LimitError("too large"), GrpcCode.RESOURCE_EXHAUSTED),
+        (errors.DeadlineError("late"), GrpcCode.DEADLINE_EXCEEDED),
+        (errors.CancelledRequestError("gone"), GrpcCode.CANCELLED),
+        (errors.ForbiddenError("no"), GrpcCode.PERMISSION_DENIED),
+        (errors.UnsupportedError("no"), GrpcCode.UNIMPLEMENTED),
+        (errors.ModelContractError("m", "rows"), GrpcCode.INTERNAL),
+    ],
+)
+def test_an_error_of_ours_keeps_its_words(error, code):
+    assert grpc_status(error) == (code, str(error))
+
+
+@pytest.mark.parametrize("error", [ValueError("secret"), KeyError(1)])
+def test_a_defect_is_logged_and_says_nothing(error, caplog):
+    with caplog.at_level(logging.ERROR):
+        assert grpc_status(error) == (GrpcCode.INTERNAL, "internal error")
+    assert caplog.records[0].exc_info[1] is error
+
+
+def test_a_long_message_is_cut():
+    assert len(grpc_status(errors.DataError("x" * 100_000))[1]) == MESSAGE_CHARS_MAX
+
+
+def test_only_an_overload_has_metadata():
+    assert trailing_metadata(errors.DataError("x")) == ()
+    assert dict(trailing_metadata(errors.OverloadedError("x", retry_after_s=0.0001))) == {
+        "retry-after-s": "0.000",
+        "grpc-retry-pushback-ms": "1",
+    }
+
+
+_MADE = {
+    errors.MissingExtraError: errors.MissingExtraError("onnx", "this"),
+    errors.OutputExistsError: errors.OutputExistsError("s3://b/k"),
+    errors.EmptySourceError: errors.EmptySourceError("s3://b", "nothing"),
+    errors.CorruptError: errors.CorruptError("broken", byte=1),
+    errors.TruncatedError: errors.TruncatedError("ends", byte=1),
+    errors.OverloadedError: errors.OverloadedError("full", retry_after_s=1.2),
+    errors.CountMismatchError: errors.CountMismatchError("here", records_in=1, out=0, failed=0),
+}
+
+
+def every(kind=errors.HeadraceError):
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from every(sub)
+
+
+def made(kind):
+    if kind in _MADE:
+        return _MADE[kind]
+    two = issubclass(kind, errors.ModelError | errors.StorageError | errors.EndpointError)
+    return kind("m", "why") if two else kind("why")
+
+
+EXPECTED = {
+    errors.UnauthenticatedError: (401, GrpcCode.UNAUTHENTICATED),
+    errors.ForbiddenError: (403, GrpcCode.PERMISSION_DENIED),
+    errors.ModelNotFoundError: (404, GrpcCode.NOT_FOUND),
+    errors.LimitError: (413, GrpcCode.RESOURCE_EXHAUSTED),
+    errors.RefusedRowsError: (422, GrpcCode.INVALID_ARGUMENT),
+    errors.OverloadedError: (429, GrpcCode.RESOURCE_EXHAUSTED),
+    errors.CancelledRequestError: (499, GrpcCode.CANCELLED),
+    errors.DeadlineError: (504, GrpcCode.DEADLINE_EXCEEDED),
+    errors.UnsupportedError: (501, GrpcCode.UNIMPLEMENTED),
+    errors.ModelNotReadyError: (503, GrpcCode.UNAVAILABLE),
+    errors.StoppedError: (503, GrpcCode.UNAVAILABLE),
+    errors.InstanceLostError: (503, GrpcCode.UNAVAILABLE),
+    errors.ModelLoadError: (503, GrpcCode.FAILED_PRECONDITION),
+    errors.ModelInputError: (400, GrpcCode.INVALID_ARGUMENT),
+    errors.DataError: (400, GrpcCode.INVALID_ARGUMENT),
+    errors.ConfigError: (400, GrpcCode.INVALID_ARGUMENT),
+    errors.PredictError: (500, GrpcCode.INTERNAL),
+    errors.ModelContractError: (500, GrpcCode.INTERNAL),
+}
+
+
+@pytest.mark.parametrize("kind", list(every()), ids=lambda k: k.__name__)
+def test_every_error_has_its_status_and_its_text(kind):
+    """That of the nearest kind above it; what no client can cause is 500."""
+    error = made(kind)
+    status = status_of(error)
+    expected = next((EXPECTED[k] for k in kind.__mro__ if k in EXPECTED), (500, GrpcCode.INTERNAL))
+    assert (status.http, status.grpc) == expected
+    assert status.why == str(error)
+
+
+def test_when_to_ask_again_is_whole_seconds_upwards():
+    assert status_of(made(errors.OverloadedError)).retry_after_s == 2
+    assert status_of(errors.OverloadedError("full", retry_after_s=0.1)).retry_after_s == 1
+    assert status_of(errors.StoppedError("going down")).retry_after_s == 1
+    assert status_of(errors.DataError("wrong")).retry_after_s is None

@@ -1,0 +1,929 @@
+"""The REST door, asked over real sockets: every route, every form of a request, every error a client can cause."""
+
+import threading
+import time
+
+import numpy as np
+import orjson
+import pytest
+
+from headrace.core import Model, TensorSpec
+from headrace.core.errors import UnsupportedError
+from headrace.protocols.oip_json import decode_response
+from headrace.protocols.sse import decode_events
+from headrace.testing import EchoModel, HeldModel
+from server.support import (
+    HEADER_LENGTH,
+    WAIT_S,
+    Any1,
+    Linear,
+    Raising,
+    Server,
+    Strided,
+    Texts,
+    Typed,
+    Words,
+    definition,
+    serving,
+    tensor,
+)
+
+ROW = tensor("x", [1, 2, 3, 4], shape=[1, 4])
+
+
+class Both(Model):
+    """Predicts, and streams a response for each row."""
+
+    inputs = (TensorSpec("x", "FP32", (-1,)),)
+
+    def predict(self, x):
+        return x
+
+    def predict_stream(self, requests):
+        for request in requests:
+            for value in request["x"]:
+                yield {"y": np.array([value], np.float32), "z": np.array([1, 2], np.int64)}
+
+
+class Texted(Model):
+    """What no tensor of the protocol is: an object that is neither text nor bytes."""
+
+    def predict(self, x):
+        return {"y": np.array([object()] * len(x), object)}
+
+
+class Surrogate(Model):
+    """Raises a text that is no UTF-8."""
+
+    def predict(self, x):
+        raise ValueError("lone \ud800 surrogate")
+
+
+class Infinite(Model):
+    """A number that JSON does not carry."""
+
+    def predict(self, x):
+        return np.array([[np.inf, np.nan]] * len(x), np.float32)
+
+
+@pytest.fixture(scope="module")
+def server():
+    models = [
+        definition(Linear, "linear"),
+        definition(Linear, "linear", "2"),
+        definition(Linear, "linear", "10"),
+        definition(EchoModel, "echo"),
+        definition(Any1, "any"),
+        definition(Any1, "inline", isolation="inline"),
+        definition(Typed, "typed"),
+        definition(Strided, "strided"),
+        definition(Words, "words"),
+        definition(Raising, "raising"),
+        definition(Texts, "texts"),
+        definition(Both, "both"),
+        definition(Texted, "texted"),
+        definition(Surrogate, "surrogate"),
+        definition(Infinite, "infinite"),
+        definition(Linear, "stats"),
+        definition(Linear, "na me/é%".replace("/", "-")),
+    ]
+    with serving(models) as opened:
+        yield opened
+
+
+def binary_body(*tensors: tuple[str, str, list[int], bytes], **document) -> tuple[bytes, dict[str, str]]:
+    """A body of JSON and raw tensors, and its header."""
+    inputs = [
+        {"name": n, "datatype": d, "shape": s, "parameters": {"binary_data_size": len(raw)}}
+        for n, d, s, raw in tensors
+    ]
+    head = orjson.dumps({"inputs": inputs, **document})
+    return head + b"".join(raw for *_, raw in tensors), {HEADER_LENGTH: str(len(head))}
+
+
+def outputs_of(answer):
+    """Arrays by name of a response, and its JSON."""
+    length = answer.headers.get(HEADER_LENGTH.lower())
+    response = decode_response(answer.body, None if length is None else int(length))
+    return {t.name: t.data for t in response.outputs}
+
+
+# What the server says of itself
+
+
+def test_the_server_tells_its_name_version_and_extensions(server: Server):
+    for path in ("/v2", "/v2/", "/"):
+        answer = server.get(path)
+        assert answer.status == 200
+        assert (answer.json["name"], answer.json["version"]) == ("headrace", "1.2")
+        assert "binary_tensor_data" in answer.json["extensions"]
+
+
+def test_health_has_a_body_of_json(server: Server):
+    assert server.get("/v2/health/live").json == {"live": True}
+    assert server.get("/v2/health/ready").json == {"ready": True}
+    assert server.get("/v2/models/linear/ready").json == {"name": "linear", "ready": True}
+
+
+def test_a_server_whose_models_load_is_live_and_not_ready():
+    with serving({"linear": Linear}, started=False) as server:
+        assert server.get("/v2/health/live").status == 200
+        answer = server.get("/v2/health/ready")
+        assert (answer.status, answer.json) == (503, {"ready": False})
+        assert server.get("/v2/models/linear/ready").status == 503
+        assert server.infer("linear", ROW).status == 503
+        assert server.get("/v2/models/linear").status == 503
+        assert server.get("/v2/models/nope/ready").status == 404
+        server.repository.start()
+        assert server.get("/v2/health/ready").status == 200
+        server.dataplane.drain()
+        assert server.get("/v2/health/ready").status == 503
+        assert server.infer("linear", ROW).status == 200, "who drains still answers"
+
+
+def test_metadata_of_a_model_and_of_a_version(server: Server):
+    found = server.get("/v2/models/linear").json
+    assert found["versions"] == ["1", "2", "10"]
+    assert found["platform"] == "Linear"
+    assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert found["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [-1, 1]}]
+    assert server.get("/v2/models/linear/versions/2").json["name"] == "linear"
+    assert set(server.get("/v2/models").json["models"]) >= {"linear", "echo"}
+
+
+def test_the_newest_version_answers_unless_one_is_named(server: Server):
+    assert server.infer("linear", ROW).json["model_version"] == "10"
+    assert server.infer("linear/versions/2", ROW).json["model_version"] == "2"
+    assert server.get("/v2/models/linear/versions/2/ready").status == 200
+    answer = server.infer("linear/versions/3", ROW)
+    assert answer.status == 404
+    assert "no version '3'" in answer.error
+
+
+def test_statistics_count_what_was_asked(server: Server):
+    server.infer("linear/versions/1", ROW)
+    (one,) = server.get("/v2/models/linear/versions/1/stats").json["model_stats"]
+    assert (one["name"], one["version"]) == ("linear", "1")
+    assert one["inference_count"] >= 1
+    assert len(server.get("/v2/models/linear/stats").json["model_stats"]) == 3
+    assert len(server.get("/v2/models/stats").json["model_stats"]) == 17
+
+
+def test_a_model_may_be_called_stats(server: Server):
+    assert server.infer("stats", ROW).status == 200
+    assert server.get("/v2/models/stats/ready").json == {"name": "stats", "ready": True}
+    assert "model_stats" in server.get("/v2/models/stats").json
+
+
+def test_names_are_quoted_in_paths(server: Server):
+    assert server.get("/v2/models/na%20me-%C3%A9%25").json["name"] == "na me-é%"
+
+
+def test_the_index_tells_every_version(server: Server):
+    everything = server.post("/v2/repository/index").json
+    assert {"name": "linear", "version": "2", "state": "READY", "reason": ""} in everything
+    assert server.post("/v2/repository/index", {"ready": True}).json == everything
+    assert server.post("/v2/repository/index", {"ready": "yes"}).status == 400
+    assert server.post("/v2/repository/index", b"[]").status == 400
+
+
+def test_documents_for_machines_and_people(server: Server):
+    document = server.get("/v2/docs/dataplane.json").json
+    assert document == server.get("/openapi.json").json
+    assert "/v2/models/{model_name}/infer" in document["paths"]
+    page = server.get("/v2/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "linear" in page.body.decode()
+
+
+# Routes
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models",
+        "/v2/nothing",
+        "/v2/models/linear/nothing",
+        "/v2/models//infer",
+        "/v2/models/linear/versions//infer",
+        "/v2/models/linear/versions",
+        "/v2/models/linear/infer/more",
+        "/v2//models",
+        "/v2/models/linear//",
+        "/v2/repository/models//load",
+        "/v2/repository/models/linear/nothing",
+        "/V2",
+        "/v2/models/..%2F..%2Fetc%2Fpasswd/infer",
+    ],
+)
+def test_nothing_is_at_other_paths(server: Server, path):
+    for method in ("GET", "POST"):
+        answer = server.ask(method, path)
+        assert answer.status == 404
+        assert "there is nothing at" in answer.error
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "%2e%2e",
+        "..%2f..%2fetc",
+        "%00",
+        "a%00b",
+        "x" * 10_000,
+        "%F0%9F%92%A9",
+        "%FF%FE",
+        "é",
+        "<script>",
+        "a%0d%0aSet-Cookie:x",
+        "%25s",
+    ],
+)
+def test_unknown_models_are_not_found_whatever_the_body(server: Server, name):
+    with server.socket() as raw:
+        for body in (b"{", b'{"inputs": []}', b"\0" * 100):
+            for action in ("infer", "infer_stream", "generate", "generate_stream"):
+                answer = raw.post(f"/v2/models/{name}/{action}", body).answer()
+                if answer.status == 400:  # what is no path at all
+                    return
+                assert answer.status == 404
+                assert len(answer.error) < 4100
+                assert "traceback" not in answer.error.lower()
+        for path in (f"/v2/models/{name}", f"/v2/models/{name}/ready", f"/v2/models/{name}/stats"):
+            assert raw.send(b"GET ", path.encode(), b" HTTP/1.1\r\n\r\n").answer().status == 404
+
+
+def test_trailing_slashes_change_nothing(server: Server):
+    assert server.get("/v2/models/linear/").json["name"] == "linear"
+    assert server.get("/v2/models/").json["models"]
+    assert server.post("/v2/models/linear/infer/", {"inputs": [ROW]}).status == 200
+    assert server.get("/v2/health/live/").status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/v2", "GET, HEAD"),
+        ("GET", "/v2/models/linear/infer", "POST"),
+        ("HEAD", "/v2/models/linear/infer", "POST"),
+        ("DELETE", "/v2/models/linear", "GET, HEAD"),
+        ("OPTIONS", "/v2/health/live", "GET, HEAD"),
+        ("PATCH", "/v2/repository/index", "POST"),
+        ("PUT", "/v2/repository/models/linear/load", "POST"),
+        ("TRACE", "/v2/models/linear/stats", "GET, HEAD"),
+    ],
+)
+def test_other_methods_are_told_which_there_are(server: Server, method, path, allow):
+    answer = server.ask(method, path)
+    assert answer.status == 405
+    assert answer.headers["allow"] == allow
+    assert method == "HEAD" or allow in answer.error
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2", "/v2/models/linear", "/v2/models/linear/versions/2/ready", "/v2/docs"]
+)
+def test_head_is_get_without_a_body(server: Server, path):
+    head, get = server.ask("HEAD", path), server.get(path)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == str(len(get.body))
+    assert server.ask("HEAD", "/v2/models/nope").status == 404
+
+
+# Inference in JSON
+
+
+def test_the_bytes_of_a_response(server: Server):
+    answer = server.infer("linear/versions/1", ROW, id="a")
+    assert answer.body == (
+        b'{"model_name":"linear","model_version":"1","id":"a","outputs":'
+        b'[{"name":"y","shape":[1,1],"datatype":"FP32","data":[10.0]}]}'
+    )
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_data_may_be_nested_or_flat(server: Server):
+    nested = {**ROW, "shape": [2, 4], "data": [[1, 2, 3, 4], [5, 6, 7, 8]]}
+    flat = {**ROW, "shape": [2, 4], "data": [1, 2, 3, 4, 5, 6, 7, 8]}
+    for one in (nested, flat):
+        assert server.infer("linear", one).json["outputs"][0]["data"] == [10.0, 26.0]
+
+
+def test_parameters_and_unknown_keys_are_taken(server: Server):
+    more = {"content_type": "np", "anything": [{"at": ["all"]}]}
+    answer = server.infer("linear", {**ROW, "parameters": more, "extra": 1}, parameters=more, unknown={})
+    assert answer.status == 200
+
+
+def test_no_rows_are_no_outputs(server: Server):
+    answer = server.infer("linear", {**ROW, "shape": [0, 4], "data": []})
+    assert (answer.status, answer.json["outputs"]) == (200, [])
+
+
+def test_rows_without_values(server: Server):
+    answer = server.infer("any", tensor("x", [], shape=[3, 0]))
+    assert answer.json["outputs"] == [{"name": "x", "shape": [3, 0], "datatype": "FP32", "data": []}]
+
+
+def test_outputs_that_are_asked_for_come_in_that_order(server: Server):
+    inputs = [tensor("a"), tensor("b"), tensor("c")]
+    answer = server.infer("any", *inputs, outputs=[{"name": "c"}, {"name": "a"}])
+    assert [o["name"] for o in answer.json["outputs"]] == ["c", "a"]
+    answer = server.infer("any", *inputs, outputs=[{"name": "nope"}])
+    assert answer.status == 400
+    assert "no output 'nope' (it has 'a', 'b', 'c')" in answer.error
+
+
+def test_outputs_in_any_order_in_memory_are_written_row_by_row(server: Server):
+    data = tensor("x", list(range(8)), shape=[2, 4])
+    json = {o["name"]: o["data"] for o in server.infer("strided", data).json["outputs"]}
+    assert json == {"reversed": [3, 2, 1, 0, 7, 6, 5, 4], "second": [0, 2, 4, 6], "column": list(range(8))}
+    binary = outputs_of(server.infer("strided", data, parameters={"binary_data_output": True}))
+    assert {n: a.ravel().tolist() for n, a in binary.items()} == json
+
+
+def test_null_is_nan_both_ways_and_infinity_is_refused(server: Server):
+    answer = server.infer("any", tensor("x", [1.5, None]))
+    assert answer.json["outputs"][0]["data"] == [1.5, None]
+    answer = server.infer("infinite", tensor("x"))
+    assert answer.status == 400
+    assert "infinite" in answer.error
+    assert "binary" in answer.error
+    found = outputs_of(server.infer("infinite", tensor("x"), parameters={"binary_data_output": True}))
+    assert np.isinf(found["output"][0, 0])
+
+
+def test_generators_are_gathered_for_who_wants_one_response(server: Server):
+    answer = server.infer("words", tensor("text", ["to be or"], "BYTES"))
+    assert answer.json["outputs"] == [
+        {"name": "word", "shape": [3], "datatype": "BYTES", "data": ["to", "be", "or"]}
+    ]
+
+
+def test_a_model_of_both_predicts_on_infer(server: Server):
+    assert server.infer("both", tensor("x", [1, 2])).json["outputs"][0]["name"] == "output"
+
+
+# Binary tensors
+
+
+def test_binary_both_ways_as_tritonclient_asks(server: Server):
+    x = np.arange(8, dtype=np.float32)
+    body, header = binary_body(("x", "FP32", [2, 4], x.tobytes()), parameters={"binary_data_output": True})
+    answer = server.post(
+        "/v2/models/linear/infer", body, {**header, "Content-Type": "application/octet-stream"}
+    )
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/octet-stream"
+    json_bytes = int(answer.headers[HEADER_LENGTH.lower()])
+    assert orjson.loads(answer.body[:json_bytes])["outputs"] == [
+        {"name": "y", "shape": [2, 1], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    ]
+    assert np.frombuffer(answer.body[json_bytes:], "<f4").tolist() == [6.0, 22.0]
+
+
+def test_json_in_and_binary_out_and_the_reverse(server: Server):
+    assert outputs_of(server.infer("linear", ROW, parameters={"binary_data_output": True}))["y"][0, 0] == 10
+    body, header = binary_body(("x", "FP32", [1, 4], np.ones(4, "<f4").tobytes()))
+    answer = server.post("/v2/models/linear/infer", body, header)
+    assert answer.json["outputs"][0]["data"] == [4.0]
+    assert HEADER_LENGTH.lower() not in answer.headers
+
+
+def test_some_outputs_binary_and_others_json(server: Server):
+    inputs = [tensor("a"), tensor("b", ["é"], "BYTES"), tensor("c", [7], "INT64")]
+    asked = [{"name": "a", "parameters": {"binary_data": False}}, {"name": "b"}, {"name": "c"}]
+    answer = server.infer("any", *inputs, outputs=asked, parameters={"binary_data_output": True})
+    first, second, third = answer.json["outputs"]
+    assert first["data"] == [1.0]
+    assert [second["parameters"], third["parameters"]] == [{"binary_data_size": 6}, {"binary_data_size": 8}]
+    assert answer.body.endswith(b"\x02\0\0\0\xc3\xa9\x07\0\0\0\0\0\0\0")
+    asked = [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}]
+    answer = server.infer("any", *inputs, outputs=asked)
+    assert answer.json["outputs"][1]["data"] == ["é"]
+
+
+def test_every_datatype_in_binary(server: Server):
+    brain = np.array([1.5, -2.0, 0.0, 3.0], np.float32).view(np.uint32) >> 16
+    body, header = binary_body(
+        ("flag", "BOOL", [2], b"\1\0"),
+        ("text", "BYTES", [2], b"\1\0\0\0\xff\0\0\0\0"),
+        ("half", "FP16", [2, 2], np.array([1, 2, 3, 4.5], "<f2").tobytes()),
+        ("brain", "BF16", [2, 2], brain.astype("<u2").tobytes()),
+        ("whole", "INT64", [2], np.array([-1, 2**62], "<i8").tobytes()),
+        parameters={"binary_data_output": True},
+    )
+    answer = server.post("/v2/models/typed/infer", body, header)
+    assert answer.status == 200, answer.body
+    assert [o["datatype"] for o in answer.json["outputs"]] == ["BOOL", "BYTES", "FP16", "BF16", "INT64"]
+    sent = body[int(header[HEADER_LENGTH]) :]
+    assert answer.body[int(answer.headers[HEADER_LENGTH.lower()]) :] == sent
+
+
+def test_zero_rows_and_zero_sizes_in_binary(server: Server):
+    body, header = binary_body(("x", "FP32", [3, 0], b""), parameters={"binary_data_output": True})
+    answer = server.post("/v2/models/any/infer", body, header)
+    assert answer.json["outputs"][0]["parameters"] == {"binary_data_size": 0}
+    body, header = binary_body(("x", "FP32", [0, 4], b""))
+    assert server.post("/v2/models/linear/infer", body, header).json["outputs"] == []
+
+
+def test_bytes_that_are_no_text_need_binary(server: Server):
+    body, header = binary_body(("x", "BYTES", [1], b"\1\0\0\0\xff"))
+    answer = server.post("/v2/models/any/infer", body, header)
+    assert answer.status == 400
+    assert "not UTF-8" in answer.error
+
+
+def test_a_raw_request_is_one_tensor_and_nothing_else(server: Server):
+    raw = {HEADER_LENGTH: "0"}
+    answer = server.post("/v2/models/linear/infer", np.arange(8, dtype="<f4").tobytes(), raw)
+    assert outputs_of(answer)["y"].ravel().tolist() == [6.0, 22.0]
+    answer = server.post("/v2/models/words/infer", b"to be", raw)
+    assert outputs_of(answer)["word"].tolist() == [b"to", b"be"]
+    answer = server.post("/v2/models/linear/infer", b"123", raw)
+    assert answer.status == 400
+    assert "3 bytes" in answer.error
+    assert "one input" in server.post("/v2/models/typed/infer", b"", raw).error
+    assert "not known" in server.post("/v2/models/echo/infer", b"1234", raw).error
+    assert server.post("/v2/models/linear/infer_stream", np.ones(4, "<f4").tobytes(), raw).status == 200
+
+
+# Bad requests
+
+
+BAD_TENSORS = {
+    "product is not the number of values": {**ROW, "shape": [2, 4]},
+    "negative size": {**ROW, "shape": [-1, 4]},
+    "huge size": {**ROW, "shape": [2**63, 4]},
+    "huge size and nothing": {**ROW, "shape": [2**63, 0], "data": []},
+    "larger than 64 bits": {**ROW, "shape": [2**70, 4]},
+    "size is no integer": {**ROW, "shape": [1.0, 4]},
+    "size is true": {**ROW, "shape": [True, 4]},
+    "shape is text": {**ROW, "shape": "1,4"},
+    "no shape": {k: v for k, v in ROW.items() if k != "shape"},
+    "no dimension": {**ROW, "shape": [], "data": [1]},
+    "many dimensions": {**ROW, "shape": [1] * 100},
+    "datatype unknown": {**ROW, "datatype": "FP128"},
+    "datatype is a number": {**ROW, "datatype": 32},
+    "datatype is a list": {**ROW, "datatype": []},
+    "integers with fractions": {**ROW, "datatype": "INT32", "data": [1.5, 2, 3, 4]},
+    "out of range": {**ROW, "datatype": "UINT8", "data": [256, 0, 0, 0]},
+    "negative unsigned": {**ROW, "datatype": "UINT32", "data": [-1, 0, 0, 0]},
+    "too large for its float": {**ROW, "data": [1e39, 0, 0, 0]},
+    "text for numbers": {**ROW, "data": ["1", "2", "3", "4"]},
+    "true for numbers": {**ROW, "data": [True, 2, 3, 4.5]},
+    "numbers for text": {**ROW, "datatype": "BYTES"},
+    "ragged": {**ROW, "data": [[1, 2], [3], [4]]},
+    "lists and values": {**ROW, "data": [[1, 2], 3, 4]},
+    "nested otherwise": {**ROW, "data": [[1, 2], [3, 4]]},
+    "data is text": {**ROW, "data": "1234"},
+    "data is an object": {**ROW, "data": {"0": 1}},
+    "no data": {k: v for k, v in ROW.items() if k != "data"},
+    "no name": {k: v for k, v in ROW.items() if k != "name"},
+    "empty name": {**ROW, "name": ""},
+    "name is a number": {**ROW, "name": 5},
+    "another name": {**ROW, "name": "z"},
+    "parameters is a list": {**ROW, "parameters": []},
+    "binary size without binary": {**ROW, "parameters": {"binary_data_size": 16}},
+    "BF16 in JSON": {**ROW, "datatype": "BF16"},
+    "a string": "x",
+    "null": None,
+}
+
+
+@pytest.mark.parametrize("what", BAD_TENSORS)
+@pytest.mark.parametrize("action", ["infer", "infer_stream", "generate"])
+def test_a_wrong_tensor_is_a_bad_request(server: Server, what, action):
+    answer = server.post(f"/v2/models/linear/{action}", {"inputs": [BAD_TENSORS[what]]})
+    assert answer.status == 400, answer.body
+    assert answer.error
+
+
+BAD_BODIES = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "a list": b"[]",
+    "NaN": b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[NaN,1,2,3]}]}',
+    "Infinity": b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[Infinity,1,2,3]}]}',
+    "lone surrogate": b'{"id":"\\ud800","inputs":[]}',
+    "no UTF-8": b'{"id":"\xff"}',
+    "UTF-16": '{"inputs":[]}'.encode("utf-16"),
+    "nested 100 000 deep": b'{"inputs":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "data nested 900 deep": orjson.dumps({"inputs": [ROW]}).replace(b"[1,2,3,4]", b"[" * 900 + b"]" * 900),
+    "no inputs": b'{"inputs":[]}',
+    "inputs is an object": b'{"inputs":{}}',
+    "the same twice": orjson.dumps({"inputs": [ROW, ROW]}),
+    "an input too many": orjson.dumps({"inputs": [ROW, {**ROW, "name": "z"}]}),
+    "10 000 inputs": orjson.dumps({"inputs": [{**ROW, "name": str(i)} for i in range(10_000)]}),
+    "10 000 outputs": orjson.dumps({"inputs": [ROW], "outputs": [{"name": str(i)} for i in range(10_000)]}),
+    "1 000 outputs": orjson.dumps({"inputs": [ROW], "outputs": [{"name": str(i)} for i in range(1000)]}),
+    "the same output twice": orjson.dumps({"inputs": [ROW], "outputs": [{"name": "y"}] * 2}),
+    "parameters is text": orjson.dumps({"inputs": [ROW], "parameters": "p"}),
+    "id is a number": orjson.dumps({"inputs": [ROW], "id": 7}),
+    "priority is text": orjson.dumps({"inputs": [ROW], "parameters": {"priority": "1"}}),
+    "priority is negative": orjson.dumps({"inputs": [ROW], "parameters": {"priority": -1}}),
+    "timeout is true": orjson.dumps({"inputs": [ROW], "parameters": {"timeout": True}}),
+    "binary_data_output is 1": orjson.dumps({"inputs": [ROW], "parameters": {"binary_data_output": 1}}),
+    "binary_data is text": orjson.dumps(
+        {"inputs": [ROW], "outputs": [{"name": "y", "parameters": {"binary_data": "y"}}]}
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_BODIES)
+def test_a_wrong_body_is_a_bad_request(server: Server, what):
+    began = time.monotonic()
+    answer = server.post("/v2/models/linear/infer", BAD_BODIES[what])
+    assert answer.status == 400, answer.body
+    assert 0 < len(answer.error) < 4100
+    assert time.monotonic() - began < 5
+
+
+def test_the_last_of_duplicate_keys_counts(server: Server):
+    body = b'{"id":"a","id":"b","inputs":[{"name":"x","shape":[9],"shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
+    assert server.post("/v2/models/linear/infer", body).json["id"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "raw"),
+    [
+        ("1000000", 16, b"\0" * 16),
+        ("-1", 16, b"\0" * 16),
+        ("1e3", 16, b"\0" * 16),
+        ("9" * 30, 16, b"\0" * 16),
+        ("", 16, b"\0" * 16),
+        (None, 17, b"\0" * 16),
+        (None, 2**63, b"\0" * 16),
+        (None, -1, b"\0" * 16),
+        (None, "16", b"\0" * 16),
+        (None, True, b"\0" * 16),
+        (None, 16.0, b"\0" * 16),
+        (None, None, b"\0" * 16),
+        (None, 15, b"\0" * 15),
+        (None, 16, b"\0" * 17),
+    ],
+)
+def test_lying_sizes_of_binary_tensors(server: Server, header, size, raw):
+    head = orjson.dumps(
+        {
+            "inputs": [
+                {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": size}}
+            ]
+        }
+    )
+    headers = {HEADER_LENGTH: str(len(head)) if header is None else header}
+    answer = server.post("/v2/models/linear/infer", head + raw, headers)
+    assert answer.status == 400
+    assert answer.error
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xff\xff\xff", b"\5\0\0\0abc", b"\1\0\0\0a\1\0\0", b"\1\0\0\0", b"", b"\1\0\0\0aX"]
+)
+def test_lying_lengths_of_bytes_elements(server: Server, raw):
+    body, header = binary_body(("text", "BYTES", [1], raw))
+    assert server.post("/v2/models/words/infer", body, header).status == 400
+    body, header = binary_body(("text", "BYTES", [2**32], raw))
+    assert server.post("/v2/models/words/infer", body, header).status == 400
+
+
+@pytest.mark.parametrize("model", ["any", "inline"])
+def test_rows_beyond_the_whole_queue_are_too_large_and_quick(server: Server, model):
+    """2^40 rows of no values are a body of a few bytes: they must not be worked through."""
+    answer = server.infer(model, tensor("x", [], shape=[2**40, 0]))
+    assert answer.status == 413
+    assert "queue_rows_max" in answer.error
+
+
+# Errors of models
+
+
+def test_what_a_model_raises_is_told_as_its_own_message_and_no_more(server: Server):
+    answer = server.infer("raising", tensor("x", [-1]))
+    assert answer.status == 500
+    # The model's own message goes out, as the model wrote it: nothing of ours does.
+    assert answer.error == "model raising: ValueError: negative at /secret/weights.bin"
+
+
+def test_refused_rows_are_named(server: Server):
+    answer = server.infer("raising", tensor("x", [1, 13]))
+    assert (answer.status, answer.error) == (422, "model raising: row 1: thirteen")
+
+
+def test_what_a_model_returns_wrongly_is_no_fault_of_the_request(server: Server):
+    assert server.infer("texted", tensor("x")).status == 500
+
+
+def test_an_error_that_is_no_text_is_told_all_the_same(server: Server):
+    answer = server.infer("surrogate", tensor("x"))
+    assert answer.status == 500
+    assert "surrogate" in answer.error
+
+
+def test_a_defect_of_ours_tells_nothing(server: Server, monkeypatch, caplog):
+    def broken(*_):
+        raise RuntimeError("secret /etc/passwd")
+
+    monkeypatch.setattr(server.dataplane, "metadata", broken)
+    answer = server.infer("linear", ROW)
+    assert (answer.status, answer.error) == (500, "internal error")
+    assert "secret" in caplog.text
+
+
+# Order, patience and refusal
+
+
+def test_a_full_queue_is_429_and_tells_when_to_come_again():
+    held = HeldModel()
+    with serving({"held": held}, queue_rows_max=2, max_batch_rows=1) as server:
+        threads = [threading.Thread(target=server.infer, args=("held", tensor("x"))) for _ in range(3)]
+        threads[0].start()
+        held.wait_for_calls(1)
+        for thread in threads[1:]:
+            thread.start()
+        wait_for(lambda: server.dataplane.statistics("held")[0].waiting_rows == 2)
+        answer = server.infer("held", tensor("x"))
+        assert answer.status == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "queue_rows_max" in answer.error
+        assert server.infer("held", tensor("x", [1, 2, 3])).status == 413, "it would never fit"
+        held.release(10)
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert server.infer("held", tensor("x")).status == 200
+
+
+def test_a_timeout_in_microseconds_is_504():
+    held = HeldModel()
+    with serving({"held": held}) as server:
+        began = time.monotonic()
+        answer = server.infer("held", tensor("x"), parameters={"timeout": 50_000}, id="late")
+        assert answer.status == 504
+        assert "late" in answer.error
+        assert 0.04 < time.monotonic() - began < 5
+        held.release(10)
+        assert server.infer("held", tensor("x"), parameters={"timeout": 2**63}).status == 200
+        assert server.infer("held", tensor("x"), parameters={"timeout": 0, "priority": 0}).status == 200
+
+
+def test_the_urgent_go_first():
+    order: list[float] = []
+
+    class Noting(HeldModel):
+        def predict(self, x):
+            order.extend(x.ravel().tolist())
+            return super().predict(x)
+
+    held = Noting()
+    with serving({"held": held}, max_batch_rows=1) as server:
+
+        def ask(value: float, priority: int):
+            server.infer("held", tensor("x", [value]), parameters={"priority": priority})
+
+        threads = []
+        for waiting, (value, priority) in enumerate([(1, 0), (2, 20), (3, 0), (4, 1)]):
+            threads.append(threading.Thread(target=ask, args=(value, priority)))
+            threads[-1].start()
+            held.wait_for_calls(1)
+            wait_for(lambda n=waiting: server.dataplane.statistics("held")[0].waiting_rows == n)
+        held.release(10)
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert order == [1, 4, 3, 2]
+
+
+def test_a_caller_who_goes_is_taken_out_of_the_queue():
+    held = HeldModel()
+    with serving({"held": held}, max_batch_rows=1) as server:
+        first = threading.Thread(target=server.infer, args=("held", tensor("x")))
+        first.start()
+        held.wait_for_calls(1)
+        gone = server.socket().post("/v2/models/held/infer", orjson.dumps({"inputs": [tensor("x")]}))
+        wait_for(lambda: server.dataplane.statistics("held")[0].waiting_requests == 1)
+        gone.abort()
+        wait_for(lambda: server.dataplane.statistics("held")[0].waiting_requests == 0)
+        assert server.dataplane.statistics("held")[0].cancelled == 1
+        held.release(10)
+        first.join(WAIT_S)
+        wait_for(lambda: server.open_tasks() <= 3)
+        assert held.calls == 1, "nobody waited for the second"
+
+
+# Event streams
+
+
+def test_the_bytes_of_a_stream(server: Server):
+    with server.socket() as raw:
+        body = orjson.dumps({"id": "i", "inputs": [tensor("text", ["to é"], "BYTES")]})
+        raw.post("/v2/models/words/infer_stream", body, b"Connection: close")
+        head, _, rest = raw.rest().partition(b"\r\n\r\n")
+    assert b"HTTP/1.1 200" in head
+    assert b"content-type: text/event-stream; charset=utf-8" in head.lower()
+    assert b"cache-control: no-cache" in head
+    assert b"content-length" not in head.lower()
+
+    def event(word):
+        return (
+            '{"model_name":"words","model_version":"1","id":"i","outputs":'
+            f'[{{"name":"word","shape":[1],"datatype":"BYTES","data":["{word}"]}}]}}'
+        )
+
+    assert unchunked(rest) == f"data: {event('to')}\n\ndata: {event('é')}\n\n".encode()
+
+
+def test_a_stream_of_a_model_that_does_not_stream_is_one_event(server: Server):
+    answer = server.post("/v2/models/linear/infer_stream", {"inputs": [ROW]})
+    (event,) = decode_events(answer.body)
+    assert orjson.loads(event)["outputs"][0]["data"] == [10.0]
+    assert orjson.loads(event)["model_version"] == "10"
+
+
+def test_outputs_of_a_stream_are_those_that_were_asked_for(server: Server):
+    body = {"inputs": [tensor("x", [1, 2])], "outputs": [{"name": "z"}]}
+    events = decode_events(server.post("/v2/models/both/infer_stream", body).body)
+    assert [[o["name"] for o in orjson.loads(e)["outputs"]] for e in events] == [["z"], ["z"]]
+    answer = server.post(
+        "/v2/models/words/infer_stream",
+        {"inputs": [tensor("text", ["a"], "BYTES")], "outputs": [{"name": "no"}]},
+    )
+    assert answer.status == 400
+    assert "no output 'no'" in answer.error
+
+
+def test_what_fails_before_the_first_event_is_a_plain_error(server: Server):
+    def ask(text):
+        return server.post("/v2/models/words/infer_stream", {"inputs": [tensor("text", [text], "BYTES")]})
+
+    answer = ask("boom")
+    assert (answer.status, answer.headers["content-type"]) == (500, "application/json")
+    assert "boom" in answer.error
+    answer = ask("inf")
+    assert answer.status == 400, "what cannot be encoded is before the first event too"
+    assert "infinite" in answer.error
+
+
+@pytest.mark.parametrize(("text", "why"), [("a b boom c", "boom"), ("a b inf c", "infinite")])
+def test_what_fails_later_is_the_last_event(server: Server, text, why):
+    answer = server.post("/v2/models/words/infer_stream", {"inputs": [tensor("text", [text], "BYTES")]})
+    assert answer.status == 200
+    *words, last = decode_events(answer.body)
+    assert [orjson.loads(e)["outputs"][0]["data"] for e in words] == [["a"], ["b"]]
+    assert why in orjson.loads(last)["error"]
+    assert set(orjson.loads(last)) == {"error"}
+
+
+def test_a_stream_without_a_response_has_no_events(server: Server):
+    answer = server.post("/v2/models/words/infer_stream", {"inputs": [tensor("text", [""], "BYTES")]})
+    assert (answer.status, answer.body) == (200, b"")
+
+
+class Endless(Model):
+    """Streams for ever; notes how far it got, and that it was closed."""
+
+    inputs = (TensorSpec("x", "FP32", (-1,)),)
+
+    def __init__(self):
+        self.yielded = 0
+        self.closed = threading.Event()
+
+    def predict_stream(self, requests):
+        (request,) = list(requests)
+        block = np.zeros(1000, np.float64)
+        try:
+            while True:
+                self.yielded += 1
+                yield {"y": block, "n": np.array([float(request["x"][0])])}
+        finally:
+            self.closed.set()
+
+
+def test_a_caller_who_leaves_a_stream_closes_the_generator():
+    model = Endless()
+    with serving({"endless": model}) as server:
+        raw = server.socket().post("/v2/models/endless/infer_stream", orjson.dumps({"inputs": [tensor("x")]}))
+        raw.until(b"data: ")
+        assert not model.closed.is_set()
+        raw.abort()
+        assert model.closed.wait(WAIT_S)
+        wait_for(lambda: server.dataplane.statistics("endless")[0].open_streams == 0)
+        wait_for(lambda: server.open_tasks() <= 3)
+
+
+def test_a_slow_reader_holds_the_model_back():
+    """What nobody reads is not made: some events are on the way, and no more."""
+    model = Endless()
+    with serving({"endless": model}) as server:
+        with server.socket() as raw:
+            raw.post("/v2/models/endless/infer_stream", orjson.dumps({"inputs": [tensor("x")]}))
+            raw.until(b"data: ")
+            seen = -1
+            while seen != model.yielded:  # until it stands still
+                seen = model.yielded
+                time.sleep(0.3)
+            # 256 in the pipe, as many taken from it at once, and what fits into the sockets' buffers.
+            assert model.yielded < 4000
+            assert not model.closed.is_set()
+        assert model.closed.wait(WAIT_S)
+
+
+def test_open_streams_are_bounded():
+    model = Endless()
+    with serving({"endless": model}, streams_max=1) as server, server.socket() as raw:
+        raw.post("/v2/models/endless/infer_stream", orjson.dumps({"inputs": [tensor("x")]}))
+        raw.until(b"data: ")
+        answer = server.post("/v2/models/endless/infer_stream", {"inputs": [tensor("x")]})
+        assert answer.status == 429
+        assert answer.headers["retry-after"] == "1"
+
+
+def test_a_stream_ends_at_its_timeout():
+    model = Endless()
+    with serving({"endless": model}) as server:
+        answer = server.post(
+            "/v2/models/endless/infer_stream", {"inputs": [tensor("x")], "parameters": {"timeout": 100_000}}
+        )
+        assert "deadline" in orjson.loads(decode_events(answer.body)[-1])["error"]
+        assert model.closed.wait(WAIT_S)
+
+
+# Generate
+
+
+def test_generate_is_text_in_and_text_out(server: Server):
+    answer = server.post("/v2/models/texts/generate", {"text_input": "hello", "id": "g", "stream": False})
+    assert answer.json == {"model_name": "texts", "model_version": "1", "id": "g", "text_output": "HELLO"}
+    answer = server.post("/v2/models/texts/versions/1/generate", {"text_input": ["a", "b"]})
+    assert answer.json["text_output"] == ["A", "B"]
+
+
+def test_generate_stream_is_an_event_for_each_piece(server: Server):
+    answer = server.post("/v2/models/words/generate_stream", {"text_input": "to be", "parameters": {"t": 1}})
+    assert [orjson.loads(e)["text_output"] for e in decode_events(answer.body)] == ["to", "be"]
+
+
+def test_generate_takes_inference_requests_as_mlserver_does(server: Server):
+    request = {"inputs": [tensor("text_input", ["a"], "BYTES")]}
+    assert server.post("/v2/models/texts/generate", request).json["outputs"][0]["data"] == ["A"]
+    events = decode_events(server.post("/v2/models/texts/generate_stream", request).body)
+    assert orjson.loads(events[0])["outputs"][0]["data"] == ["A"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"text_input": {}}',
+        b'{"text_input": 5}',
+        b'{"text_input": null}',
+        b'{"text_input": "a", "id": 3}',
+        b'{"text_input": "a", "parameters": []}',
+        b'{"text_input": "a", "timeout": "soon"}',
+        b'{"text_input": "\\ud800"}',
+        b'{"inputs": [{"name": "text_input"}]}',
+        b'{"text_input": ' + b"[" * 100_000,
+    ],
+)
+def test_wrong_generate_requests(server: Server, body):
+    for action in ("generate", "generate_stream"):
+        answer = server.post(f"/v2/models/texts/{action}", body)
+        assert answer.status == 400
+        assert answer.error
+
+
+# Unsupported
+
+
+def test_what_is_not_offered_is_501(server: Server, monkeypatch):
+    def unsupported(*_):
+        raise UnsupportedError("not here")
+
+    monkeypatch.setattr(server.dataplane, "metadata", unsupported)
+    assert server.infer("linear", ROW).status == 501
+
+
+def wait_for(condition):
+    """Until it is so; real servers are waited for by asking them."""
+    ends = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < ends, "it did not come to be"
+        time.sleep(0.005)
+
+
+def unchunked(body: bytes) -> bytes:
+    """A chunked body without its framing; it must be whole."""
+    parts = []
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        count = int(size, 16)
+        if not count:
+            assert body == b"\r\n"
+            return b"".join(parts)
+        parts.append(body[:count])
+        body = body[count:].removeprefix(b"\r\n")
