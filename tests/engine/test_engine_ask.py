@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from engine.support import WAIT_S, on_thread, request, rows, serving, until, values
-from headrace.core import Model, RowError, TensorSpec
+from headrace.core import InferRequest, InferResponse, Model, RowError, Tensor, TensorSpec
 from headrace.core.call import current_call
 from headrace.core.errors import (
     CancelledRequestError,
     ConfigError,
     DeadlineError,
     InstanceLostError,
-    LimitError,
     ModelContractError,
     ModelInputError,
     ModelLoadError,
@@ -25,6 +24,7 @@ from headrace.core.errors import (
     RefusedRowsError,
     StoppedError,
 )
+from headrace.core.tensor import text_array
 from headrace.engine import Engine
 from headrace.engine.settings import ServeSettings
 from headrace.testing import EchoModel, HeldModel, ManualClock, PickyModel
@@ -550,7 +550,7 @@ def test_a_full_queue_says_when_to_ask_again():
         tasks = await _first_runs(engine, model, request(rows(1, 2, 3)))
         with pytest.raises(OverloadedError, match="3 rows wait already, and at most 4 may") as first:
             await engine.ask(request(rows(1, 2)))
-        with pytest.raises(LimitError, match="5 rows is larger than its whole queue"):
+        with pytest.raises(OverloadedError):
             await engine.ask(request(rows(*range(5))))
         clock.advance(8.0)
         model.gate.set()
@@ -976,3 +976,52 @@ def test_held_models_can_be_left_to_the_queue():
 
     with serving(model) as engine:
         assert asyncio.run(ask(engine)) == [[0], [1]]
+
+
+# Whole requests
+
+
+class Whole(Model):
+    """An adapter of another server's model: it sees the request, and answers with as many rows as it likes."""
+
+    def __init__(self):
+        self.seen = []
+
+    def predict(self, x):
+        raise AssertionError("requests are served whole")
+
+    async def predict_request(self, request):
+        self.seen.append(len(request["x"]))
+        if request.parameters.get("refuse"):
+            raise RowError(0, "not this one")
+        word = request.inputs[0].parameters.get("content_type", "none")
+        tensors = (Tensor("word", text_array([word]), {"content_type": "str"}), Tensor("n", np.arange(3)))
+        return InferResponse(tensors, parameters={"kind": "whole"})
+
+
+def test_a_model_of_whole_requests_is_called_with_one_at_a_time():
+    model = Whole()
+
+    def asked(**settings):
+        x = Tensor("x", rows(1, 2), {"content_type": "np"})
+        return InferRequest((x,), **settings)
+
+    async def ask(engine):
+        requests = [asked(id="a"), asked(id="b", outputs=("n",)), asked(parameters={"refuse": True})]
+        return await asyncio.gather(*(engine.ask(r) for r in requests), return_exceptions=True)
+
+    with serving(model) as engine:
+        assert engine.metadata.whole_requests
+        whole, chosen, refused = asyncio.run(ask(engine))
+    assert model.seen == [2, 2, 2]
+    assert (whole.id, whole.model_name, whole.parameters) == ("a", "m", {"kind": "whole"})
+    assert (whole["word"].tolist(), whole.outputs[0].parameters) == (["np"], {"content_type": "str"})
+    assert [t.name for t in chosen.outputs] == ["n"]
+    assert isinstance(refused, RefusedRowsError)
+    assert "row 0: not this one" in str(refused)
+
+
+def test_a_model_of_whole_requests_cannot_be_in_a_process_of_its_own():
+    engine = Engine(Whole, name="m", serving=ServeSettings(isolation="process"))
+    with pytest.raises(ConfigError, match="set isolation to thread"):
+        engine.start()

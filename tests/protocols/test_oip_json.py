@@ -276,3 +276,20 @@ def test_what_would_quietly_be_something_else_is_refused(document, says):
 )
 def test_an_error_is_read_in_any_form(body, said):
     assert decode_error(body) == said
+
+
+def test_what_a_tensor_says_of_itself_travels_both_ways():
+    """Content types and the like; how the values travel is the body's own business."""
+    body = {
+        "inputs": [
+            {"name": "x", "shape": [1], "datatype": "FP32", "data": [1], "parameters": {"content_type": "np"}}
+        ]
+    }
+    request = decode_request(orjson.dumps(body)).request
+    assert request.inputs[0].parameters == {"content_type": "np"}
+    for binary in (True, False):
+        wire = encode_request(request, binary=binary)
+        again = decode_request(wire.body, wire.json_bytes).request
+        assert again.inputs[0].parameters == {"content_type": "np"}
+        answer = encode_response(InferResponse(request.inputs, "m"), binary=binary)
+        assert decode_response(answer.body, answer.json_bytes).outputs[0].parameters == {"content_type": "np"}

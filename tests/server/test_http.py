@@ -240,6 +240,7 @@ def test_what_is_no_http_ends_the_connection_and_nothing_else(server: Server, re
         raw.send(request_bytes)
         answer = raw.rest()
     assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert answer == b"" or set(orjson.loads(answer.partition(b"\r\n\r\n")[2])) == {"error"}
     assert b"Traceback" not in answer
     assert server.infer("linear", ROW).status == 200
 
@@ -253,6 +254,35 @@ def test_a_caller_who_leaves_in_the_middle_leaves_nothing_behind(server: Server,
         server.socket().send(sent).abort()
     wait_for(lambda: server.open_tasks() <= before)
     assert server.infer("linear", ROW).status == 200
+
+
+def test_a_head_without_an_end_is_refused(server: Server):
+    with server.socket() as raw:
+        try:
+            raw.send(b"GET /v2 HTTP/1.1\r\n", b"a: b\r\n" * 200_000)
+            answer = raw.rest()
+        except (ConnectionResetError, BrokenPipeError):
+            answer = b"HTTP/1.1 431"  # it was closed before all of it was sent
+    assert answer.startswith(b"HTTP/1.1 431")
+    with server.socket() as raw:
+        raw.send(b"GET /v2 HTTP/1.1\r\nlong: ", b"x" * 60_000, b"\r\n\r\n")
+        assert raw.answer().status == 200
+
+
+def test_a_head_that_drips_is_given_up(monkeypatch):
+    """Of the first request of a connection, and of a later one."""
+    monkeypatch.setattr("headrace.server.listen.HEAD_S_MAX", 0.2)
+    with serving({"linear": Linear}) as server:
+        with server.socket() as raw:
+            assert raw.send(b"GET /v2 HTT").rest() == b""
+        with server.socket() as raw:
+            assert raw.send(b"GET /v2 HTTP/1.1\r\n\r\n").answer().status == 200
+            assert raw.send(b"GET /v2 HTT").rest() == b""
+        with server.socket() as raw:
+            raw.post(PATH, BODY)
+            assert raw.answer().status == 200
+            time.sleep(0.3)
+            assert raw.post(PATH, BODY).answer().status == 200, "an idle connection is kept"
 
 
 def test_a_body_that_drips_is_given_up():

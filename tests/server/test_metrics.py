@@ -74,7 +74,7 @@ def test_concurrent_load_is_counted_exactly(isolation):
 
 
 def test_buckets_are_cumulative_and_bounded_as_they_are_counted():
-    with serving(definition(EchoModel)) as served:
+    with serving(definition(EchoModel, queue_rows_max=8192)) as served:
         for rows in (1, 2, 3, 4096, 4097):
             assert served.ask("/v2/models/m/infer", infer(*[1.0] * rows)).status == 200
         found = served.scrape()

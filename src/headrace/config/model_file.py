@@ -41,6 +41,7 @@ _SERVE_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "max_batch_delay_ms": (int, float),
     "queue_rows_max": (int,),
     "streams_max": (int,),
+    "call_timeout_s": (int, float),
     "warm_up": (bool,),
 }
 _MODEL_SUFFIXES: Final = (".onnx", ".skops", ".pt", ".ts", ".pt2", ".py")

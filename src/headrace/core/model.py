@@ -75,6 +75,11 @@ class Model:
         """
         raise NotImplementedError(f"{type(self).__name__} has no predict method")
 
+    predict_request: Any = None
+    """For adapters of other servers' models: a method ``(request: InferRequest) -> InferResponse``, perhaps ``async
+    def``, that is called instead of `predict` where requests are served: with one whole request, its parameters
+    included, never joined with others, in the server's own process. What it returns need not have a row for each row."""
+
     def predict_stream(self, requests: Any, /) -> AsyncIterator[StreamItem] | Iterator[StreamItem]:
         """Answer a stream of requests by a stream of responses, in any combination of one and many.
 

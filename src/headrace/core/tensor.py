@@ -112,7 +112,8 @@ class ModelMetadata:
 
     `fingerprint` changes when the model's file or code changes: a resumed run refuses another one.
     `max_batch_rows` is the most rows for one call, `max_batch_delay_ms` how long a row may wait for company.
-    `predicts` and `streams` say which of `predict` and `predict_stream` the model has.
+    `predicts` and `streams` say which of `predict` and `predict_stream` the model has, `whole_requests` that it is
+    called with one request at a time (`Model.predict_request`).
     """
 
     name: str
@@ -125,6 +126,7 @@ class ModelMetadata:
     fingerprint: str = ""
     predicts: bool = True
     streams: bool = False
+    whole_requests: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,12 +21,13 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CancelledRequestError,
     ConfigError,
+    ModelContractError,
     ModelLoadError,
     PredictError,
     StoppedError,
 )
 from headrace.core.model import Model, predicts, streams
-from headrace.core.tensor import Array, ModelMetadata, dtype_of
+from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, dtype_of
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.loop_thread import LoopThread
 from headrace.engine.outputs import OutputCheck, Outputs
@@ -65,6 +66,10 @@ class Backend(Protocol):
         `fresh` arrays are nobody else's. Raises what the model raised, ModelContractError for what it returned,
         InstanceLostError when it died.
         """
+        ...
+
+    def call_request(self, request: InferRequest, call: Call) -> InferResponse:
+        """Call `predict_request`, of a model that has one. Raises what `call` does."""
         ...
 
     def cancel(self) -> None:
@@ -149,6 +154,7 @@ class LocalBackend:
             fingerprint=fingerprint,
             predicts=predicts(model),
             streams=streams(model),
+            whole_requests=model.predict_request is not None,
         )
 
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
@@ -206,6 +212,26 @@ class LocalBackend:
             return self._called(parts, rows, request, fresh=fresh)
         finally:
             CALL.reset(token)
+
+    def call_request(self, request: InferRequest, call: Call) -> InferResponse:
+        """See `Backend`."""
+        model = self._model
+        assert model is not None
+        token = CALL.set(call)
+        try:
+            if self._stream_model is None or self._home is not None:
+                returned = self._do(lambda: model.predict_request(request))
+            else:
+                with self.turns:
+                    returned = self._do(lambda: model.predict_request(request))
+        finally:
+            CALL.reset(token)
+        if not isinstance(returned, InferResponse):
+            kind = type(returned).__name__
+            raise ModelContractError(self._name, f"predict_request returned a {kind}, not an InferResponse")
+        return replace(
+            returned, model_name=self._name, model_version=self.metadata.version, id=returned.id or request.id
+        )
 
     def _called(self, parts: Parts, rows: int, request: str, *, fresh: bool) -> Called:
         began_s = self._clock.now()

@@ -113,12 +113,15 @@ class Channel:
         future.add_done_callback(self._done)
 
     def offer(self, ticket: Ticket) -> bool:
-        """Queue a ticket if there is room; whether there was. Raises StoppedError once closed."""
+        """Queue a ticket if there is room; whether there was. Raises StoppedError once closed.
+
+        One with more rows than may ever wait is taken when nothing else waits: it has to be answered some time.
+        """
         with self._lock:
             if self._closed:
                 raise StoppedError("it is stopping")
-            most = self._queue_rows_max
-            if self._batcher.rows + ticket.rows > most or len(self._batcher) >= most:
+            most, waiting = self._queue_rows_max, len(self._batcher)
+            if waiting and (self._batcher.rows + ticket.rows > most or waiting >= most):
                 return False
             self._add(ticket)
             return True

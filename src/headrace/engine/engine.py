@@ -19,7 +19,6 @@ from headrace.core.errors import (
     ConfigError,
     DeadlineError,
     InstanceLostError,
-    LimitError,
     ModelInputError,
     OverloadedError,
     StoppedError,
@@ -341,13 +340,11 @@ class Engine:
         """Ask, from an event loop; never blocks, never waits for room. One bad row fails the request.
 
         Cancelling takes a waiting request out of the queue. Raises ModelInputError for what does not fit the model,
-        OverloadedError when too many rows wait, LimitError for more rows than may ever wait, DeadlineError as soon as the
-        deadline has passed, PredictError for what the model raised, StoppedError. `times`, where given, are filled in.
+        OverloadedError when too many rows wait, DeadlineError as soon as the deadline has passed, PredictError for
+        what the model raised, RefusedRowsError for rows that it refused, StoppedError. `times`, where given, are filled in.
         """
         life, backend = self._running_life("it is starting or stopping")
         rows = self._checked(backend, request)
-        if rows > self.settings.queue_rows_max:
-            raise self._too_many(rows)
         now = self._clock.now()
         if request.deadline is not None and now >= request.deadline:
             with life.counting:
@@ -361,14 +358,22 @@ class Engine:
             return answer
         loop = asyncio.get_running_loop()
         reply = LoopReply(loop)
-        ticket = Ticket(request, rows, now, reply, key=merge_key(request), strict=True, times=times)
+        ticket = Ticket(request, rows, now, reply, strict=True, times=times)
+        ticket.key = ticket if backend.metadata.whole_requests else merge_key(request)
         if times is not None:
             times.asked_s = now
         self._admit(life, ticket)
+        left_s = None if request.deadline is None else request.deadline - now
+        return await self._answer_of(life, ticket, reply, left_s)
+
+    async def _answer_of(
+        self, life: _Life, ticket: Ticket, reply: LoopReply, left_s: float | None
+    ) -> InferResponse:
+        """What a queued ticket comes to; it is withdrawn when its caller goes or its time is over."""
         try:
-            if request.deadline is None:
+            if left_s is None:
                 return await reply.future
-            async with asyncio.timeout_at(loop.time() + request.deadline - now):
+            async with asyncio.timeout(left_s):
                 return await reply.future
         except (asyncio.CancelledError, GeneratorExit):
             if self._withdraw(life, ticket, reply):
@@ -379,7 +384,7 @@ class Engine:
             if self._withdraw(life, ticket, reply):
                 with life.counting:
                     life.tally.expired += 1
-            raise self._late(request) from None
+            raise self._late(ticket.request) from None
 
     def _admit(self, life: _Life, ticket: Ticket) -> None:
         most = self.settings.queue_rows_max
@@ -394,12 +399,6 @@ class Engine:
         raise OverloadedError(
             f"model {self.name}: {rows} rows wait already, and at most {most} may (queue_rows_max): ask again later",
             retry_after_s=self._retry_after_s(life, rows),
-        )
-
-    def _too_many(self, rows: int) -> LimitError:
-        return LimitError(
-            f"model {self.name}: a request of {rows} rows is larger than its whole queue (queue_rows_max "
-            f"{self.settings.queue_rows_max}): send it in parts"
         )
 
     def _retry_after_s(self, life: _Life, rows: int) -> float:

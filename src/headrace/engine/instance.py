@@ -7,6 +7,7 @@ only the guilty ones fail. Everything here runs in the instance's own thread.
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from headrace.batching.bisect import Bisection
 from headrace.core.clock import Clock
@@ -23,7 +24,7 @@ from headrace.core.errors import (
 )
 from headrace.core.model import RowError
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
-from headrace.engine.backend import Backend
+from headrace.engine.backend import Backend, Called
 from headrace.engine.outputs import Outputs
 from headrace.engine.reason import WHY_CHARS_MAX, reason
 from headrace.engine.tally import Tally
@@ -206,6 +207,8 @@ class Instance:
         each row.
         """
         request, rows = ticket.request, ticket.rows
+        if ticket.strict and self._backend.metadata.whole_requests:
+            return self._call_whole(ticket)
         tensors = {t.name: t.data for t in request.inputs}
         if rows and rows <= self._rows_max and ticket.strict:
             return self._response(self._call_strictly(ticket, tensors, rows), request, ())
@@ -225,14 +228,37 @@ class Instance:
         joined = self._backend.check.joined(kept, request.id)
         return self._response(joined, request, tuple(failures))
 
+    def _call_whole(self, ticket: Ticket) -> InferResponse:
+        """One call for one request, by a model that wants it so."""
+        request = ticket.request
+        self.tally.calls += 1
+        with self._guard:
+            self._running.tickets = (ticket,)
+        began_s = self._clock.now()
+        try:
+            response = self._backend.call_request(request, self._running)
+        except RowError as error:
+            raise self._refused(error) from error
+        finally:
+            with self._guard:
+                self._running.tickets = ()
+        self.tally.called(ticket.rows, Called({}, infer_s=self._clock.now() - began_s))
+        if not request.outputs:
+            return response
+        wanted = self._wanted({t.name: t.data for t in response.outputs}, request)
+        return replace(response, outputs=tuple(t for n in wanted for t in response.outputs if t.name == n))
+
     def _call_strictly(self, ticket: Ticket, tensors: Mapping[str, Array], rows: int) -> Outputs:
         try:
             return self._call((ticket,), (tensors,), rows, ticket.request.id)
         except RowError as error:
-            whys = "; ".join(
-                f"row {row}: {str(why)[:WHY_CHARS_MAX]}" for row, why in sorted(error.rows.items())[:8]
-            )
-            raise RefusedRowsError(self._name, whys or "it refused rows without naming them") from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: RowError) -> RefusedRowsError:
+        whys = "; ".join(
+            f"row {row}: {str(why)[:WHY_CHARS_MAX]}" for row, why in sorted(error.rows.items())[:8]
+        )
+        return RefusedRowsError(self._name, whys or "it refused rows without naming them")
 
     def _answer_rows(
         self, ticket: Ticket, tensors: Mapping[str, Array], rows: int, before_call: BeforeCall

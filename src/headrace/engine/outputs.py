@@ -27,7 +27,7 @@ class OutputCheck:
     def __call__(self, returned: Any, rows: int, request: str) -> Outputs:
         """Check what one call returned for `rows` rows of the request that is called `request`."""
         if type(returned) is np.ndarray and len(self._names) <= 1:
-            array = cast("Array", returned)
+            array: Array = returned
             # Numbers of the protocol, with a row for each row: there is nothing to be turned into anything.
             if array.shape[:1] == (rows,) and array.dtype in NUMBERS:
                 return {self._names[0] if self._names else _UNNAMED: array}

@@ -15,7 +15,7 @@ from headrace.core.call import Call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, DataError, InstanceLostError, ModelInputError, StoppedError
 from headrace.core.model import ModelRecipe
-from headrace.core.tensor import ModelMetadata
+from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Called, Parts
 from headrace.engine.bootstrap import Bootstrap, loaded_of
 from headrace.engine.inputs import ModelInputs
@@ -82,6 +82,11 @@ class ProcessBackend:
     def _start(self) -> None:
         link = Link(self._boot, self._clock, self._lost)
         self.metadata, self.inputs = loaded_of(link.loaded)
+        if self.metadata.whole_requests:
+            link.close()
+            raise ConfigError(
+                f"model {self._name} takes whole requests, which cannot be sent to a process of its own; set isolation to thread"
+            )
         self.check = OutputCheck(self._name, self.metadata.outputs)
         self.rows_max = self.metadata.max_batch_rows
         link.calls.limit(self._timeout_s)
@@ -94,6 +99,10 @@ class ProcessBackend:
         return None if link is None else link.pid
 
     # Calls
+
+    def call_request(self, request: InferRequest, call: Call) -> InferResponse:
+        """See `Backend`; models that need it are refused before they are asked."""
+        raise NotImplementedError
 
     def call(self, parts: Parts, rows: int, request: str, call: Call, *, fresh: bool) -> Called:
         """See `Backend`."""

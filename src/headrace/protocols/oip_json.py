@@ -316,11 +316,13 @@ def _encode(
         if datatypes.get(tensor.name) == "BF16" and tensor.data.dtype.name in ("uint16", "float32"):
             datatype = "BF16"
         entry: _Json = {"name": tensor.name, "shape": list(tensor.data.shape), "datatype": datatype}
+        if tensor.parameters:
+            entry["parameters"] = dict(tensor.parameters)
         if binary(tensor.name):
             values = binary_values(tensor.name, datatype, tensor.data)
             buffers.append(values if isinstance(values, bytes) else values.data)
             size = len(values) if isinstance(values, bytes) else values.nbytes
-            entry["parameters"] = {"binary_data_size": size}
+            entry["parameters"] = {**tensor.parameters, "binary_data_size": size}
         else:
             entry["data"] = json_values(tensor.name, datatype, tensor.data)
         listed.append(entry)
@@ -373,7 +375,8 @@ def _tensors(document: _Json, key: str, rest: memoryview, bf16: Bf16) -> tuple[T
             raise DataError(f"tensor {name!r} is in {key!r} twice")
         datatype = checked_datatype(name, entry.get("datatype"))
         shape = checked_shape(name, entry.get("shape"))
-        size = _binary_size(entry, name)
+        parameters = _parameters(entry, f"tensor {name!r}")
+        size = _binary_size(entry, name, parameters.pop("binary_data_size", None))
         if size is None:
             array = array_from_json(name, datatype, shape, entry["data"])
         else:
@@ -383,15 +386,14 @@ def _tensors(document: _Json, key: str, rest: memoryview, bf16: Bf16) -> tuple[T
                 )
             array = array_from_binary(name, datatype, shape, rest[at : at + size], bf16=bf16)
             at += size
-        found[name] = Tensor(name, array)
+        found[name] = Tensor(name, array, parameters)
     if at != len(rest):
         raise DataError(f"{len(rest) - at} bytes follow the last tensor")
     return tuple(found.values())
 
 
-def _binary_size(entry: _Json, name: str) -> int | None:
+def _binary_size(entry: _Json, name: str, size: Any) -> int | None:
     """Bytes of binary data; None when the values are JSON. Exactly one of both must be there."""
-    size = _parameters(entry, f"tensor {name!r}").get("binary_data_size")
     if (size is None) == (entry.get("data") is None):
         both = "neither" if size is None else "both"
         raise DataError(f"tensor {name!r} needs either 'data' or 'binary_data_size', but has {both}")

@@ -65,7 +65,7 @@ def _tensor(entry: Any) -> Tensor | None:
     if type(name) is not str or not name or type(data) is not list or type(shape) is not list:
         return None
     sizes = cast("list[Any]", shape)
-    if not 0 < len(sizes) <= _DIMENSIONS_MAX or (len(entry) > 4 and _matter(entry.get("parameters"))):
+    if not 0 < len(sizes) <= _DIMENSIONS_MAX or (len(entry) > 4 and entry.get("parameters")):
         return None
     for size in sizes:
         if type(size) is not int or size <= 0:
@@ -79,11 +79,6 @@ def _tensor(entry: Any) -> Tensor | None:
         return None if made is None else Tensor(name, made.reshape(sizes))
     except (ValueError, OverflowError, FloatingPointError):
         return None
-
-
-def _matter(parameters: Any) -> bool:
-    """Whether a tensor's parameters say where its values are, or are wrong."""
-    return parameters is not None and (type(parameters) is not dict or "binary_data_size" in parameters)
 
 
 @np.errstate(over="raise")
@@ -112,7 +107,7 @@ def quick_response(response: InferResponse) -> bytes | None:
     for tensor in response.outputs:
         data = tensor.data
         datatype = _DATATYPES.get(data.dtype)
-        if datatype is None:
+        if datatype is None or tensor.parameters:
             return None
         listed.append({"name": tensor.name, "shape": data.shape, "datatype": datatype, "data": data.ravel()})
     document: _Json = {"model_name": response.model_name}

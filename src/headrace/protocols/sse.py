@@ -30,7 +30,7 @@ def encode_events(documents: Iterable[bytes]) -> bytes:
 def decode_events(body: bytes) -> list[bytes]:
     """The data of every whole event of a body. Comments and other fields are passed over."""
     *whole, _ = body.replace(b"\r\n", b"\n").split(_END)
-    return [data for block in whole if (data := _data(block.split(b"\n")))]
+    return [data for block in whole if (data := _data(block.split(b"\n"))) is not None]
 
 
 class EventDecoder:
@@ -58,7 +58,7 @@ class EventDecoder:
                 self._lines_bytes += len(line)
                 self._check()
                 continue
-            if data := _data(self._lines):
+            if (data := _data(self._lines)) is not None:
                 events.append(data)
             self._lines, self._lines_bytes = [], 0
         self._line += rest
@@ -70,6 +70,7 @@ class EventDecoder:
             raise LimitError(f"an event of the stream has more than {self._event_bytes_max} bytes")
 
 
-def _data(lines: Iterable[bytes]) -> bytes:
-    """The data of one event's lines; empty where there is none."""
-    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+def _data(lines: Iterable[bytes]) -> bytes | None:
+    """The data of one event's lines; None where it has none, as a comment."""
+    found = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
+    return b"\n".join(found) if found else None

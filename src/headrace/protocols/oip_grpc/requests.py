@@ -145,7 +145,12 @@ def _raw_inputs(inputs: Sequence[Any], raw: Sequence[bytes]) -> tuple[Tensor, ..
         name = _name(tensor, "an input")
         if tensor.HasField("contents") and tensor.contents.ByteSize():
             raise DataError(f"tensor {name!r} has contents, but the request has raw_input_contents: use one")
-        made.append(Tensor(name, _raw_array(name, tensor.datatype, tensor.shape[:], data)))
+        array = _raw_array(name, tensor.datatype, tensor.shape[:], data)
+        made.append(
+            Tensor(name, array, parameters_of(tensor.parameters))
+            if tensor.parameters
+            else Tensor(name, array)
+        )
     return _distinct(made)
 
 
@@ -174,7 +179,8 @@ def _typed_inputs(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         if _SHARED_MEMORY in tensor.parameters:
             raise _no_shared_memory()
         shape = checked_shape(name, tensor.shape[:])
-        made.append(Tensor(name, _typed_array(name, tensor.datatype, shape, tensor.contents)))
+        array = _typed_array(name, tensor.datatype, shape, tensor.contents)
+        made.append(Tensor(name, array, parameters_of(tensor.parameters)))
     return _distinct(made)
 
 

@@ -76,11 +76,15 @@ def encode_response(
     if not raw and not any(datatype in _RAW_ONLY for _, datatype in named):
         for tensor, datatype in named:
             entry = add(name=tensor.name, datatype=datatype, shape=tensor.data.shape)
+            if tensor.parameters:
+                set_parameters(entry.parameters, tensor.parameters)
             _set_contents(entry.contents, tensor, datatype)
         return message.SerializeToString()
     parts: list[Any] = [b""]
     for tensor, datatype in named:
-        add(name=tensor.name, datatype=datatype, shape=tensor.data.shape)
+        entry = add(name=tensor.name, datatype=datatype, shape=tensor.data.shape)
+        if tensor.parameters:
+            set_parameters(entry.parameters, tensor.parameters)
         values = binary_values(tensor.name, datatype, tensor.data)
         size = len(values) if isinstance(values, bytes) else values.nbytes
         parts += (_RAW_OUTPUT, _varint(size), values)
