@@ -16,13 +16,16 @@ DEMO_REPEAT := 800
 MLSERVER_BIN := .venv-mlserver/bin
 MLSERVER_PIP := $(MLSERVER_BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --constraint constraints-mlserver.txt
 MLSERVER_SETUP := .venv-mlserver/setup.stamp
+# So do the clients of other projects: their pins clash, and the names of their messages in one process. MLServer's is in its own.
+CLIENTS := kserve open_inference tritonclient
+CLIENT_SETUPS := $(CLIENTS:%=.venv-clients/%/setup.stamp)
 
 # Trained weights that only an old source package has: two files of it are unpacked, and nothing of it is installed.
 TEXTGENRNN := textgenrnn-2.0.0
 TEXTGENRNN_TO := .venv/share/textgenrnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples fmt lint quick test test-mlserver check bench docs-test clean
+.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check bench docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -59,7 +62,12 @@ test: $(SETUP) ## Run every test, with real servers, and every snippet of the do
 test-mlserver: $(MLSERVER_SETUP) ## Run the tests of models written for MLServer, in an environment of their own
 	$(MLSERVER_BIN)/python -m pytest --confcutdir=tests/environments/mlserver tests/environments/mlserver $(ARGS)
 
-check: lint test test-mlserver ## Do what CI does
+test-clients: $(SETUP) $(MLSERVER_SETUP) ## Ask a real server by the clients of other projects, each in an environment of its own
+	@$(MAKE) --no-print-directory --jobs $(words $(CLIENTS)) $(CLIENT_SETUPS)
+	$(BIN)/python tests/environments/serve_for_clients.py mlserver=$(MLSERVER_BIN)/python \
+		$(foreach client,$(CLIENTS),$(client)=.venv-clients/$(client)/bin/python) -- $(ARGS)
+
+check: lint test test-mlserver test-clients ## Do what CI does
 
 bench: $(SETUP) ## Measure against the limit of this machine
 	$(BIN)/python benchmarks $(ARGS)
@@ -96,6 +104,13 @@ $(MLSERVER_SETUP): pyproject.toml constraints-mlserver.txt | $(MLSERVER_BIN)/pyt
 	@echo 'Installing headrace and MLServer into .venv-mlserver (less than a minute, once)'
 	@$(MLSERVER_PIP) setuptools pytest pytest-timeout
 	@$(MLSERVER_PIP) --no-build-isolation --editable '.[mlserver]'
+	@touch $@
+
+# What is to be installed stands there in full, so nothing is resolved; only what is imported is compiled.
+.venv-clients/%/setup.stamp: tests/environments/clients/%/requirements.txt
+	@echo 'Installing the client $* into $(@D) (less than a minute, once)'
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --no-deps --no-compile --requirement $<
 	@touch $@
 
 .venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python

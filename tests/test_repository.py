@@ -229,6 +229,19 @@ def test_every_extra_has_its_door(extra):
     )
 
 
+def test_clients_of_other_projects_are_pinned():
+    """Each has its folder, its verb's list names it, and its environment is told in full, by exact versions."""
+    folder = ROOT / "tests" / "environments" / "clients"
+    listed = re.search(r"^CLIENTS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1).split()
+    assert sorted(path.parent.name for path in folder.glob("*/requirements.txt")) == listed
+    for client in listed:
+        pins = _pins(f"tests/environments/clients/{client}/requirements.txt")
+        assert list(pins) == sorted(pins)
+        assert {"pytest", "pytest-timeout"} <= set(pins)
+        assert not {"headrace", "pip"} & set(pins)
+        assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins.values())
+
+
 def test_extras_without_a_door_exist():
     """An exemption for an extra that is gone would hide the next one of that name."""
     assert set(_EXTRAS_WITHOUT_DOOR) <= set(PYPROJECT["project"]["optional-dependencies"])
@@ -292,4 +305,5 @@ def test_ci_runs_what_the_readme_promises():
         "make lint",
         "make test",
         *(f"make test-{extra}" for extra in _EXTRAS_APART),
+        "make test-clients",
     ]

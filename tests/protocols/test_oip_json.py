@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from headrace.core.errors import DataError
+from headrace.core.errors import DataError, UnsupportedError
 from headrace.core.tensor import (
     InferRequest,
     InferResponse,
@@ -246,6 +246,19 @@ def test_metadata_is_taken_as_servers_write_it():
     found = decode_metadata(body)
     assert (found.version, found.outputs) == ("3", ())
     assert found.inputs == (TensorSpec("x", "FP32", (-1, 4)), TensorSpec("z", "INT8", None))
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"shared_memory_region": "r"}}]}, "shared memory"),
+        ({"inputs": [tensor_of()], "outputs": [{"name": "y", "parameters": {"shared_memory_region": "r"}}]}, "'y': shared"),
+        ({"inputs": [tensor_of()], "outputs": [{"name": "y", "parameters": {"classification": 3}}]}, "'y': classification"),
+    ],
+)  # fmt: skip
+def test_what_would_quietly_be_something_else_is_refused(document, says):
+    with pytest.raises(UnsupportedError, match=says):
+        decode_request(body_of(**document))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from headrace.core.errors import DataError, ModelContractError, ModelInputError
+from headrace.core.errors import DataError, ModelContractError, ModelInputError, UnsupportedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.protocols.oip_quick import quick_request, quick_response
 from headrace.protocols.tensors import (
@@ -106,14 +106,18 @@ def encode_request(
 
 
 def decode_request(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "bits") -> WireRequest:
-    """A request from its body; DataError says what is wrong with it.
+    """A request from its body.
 
+    Raises DataError, which says what is wrong with it, and UnsupportedError for shared memory and classification.
     `json_bytes` is the header's value. 0 (a raw tensor without any JSON) is refused: it needs the model's metadata, so it
     is for `decode_raw_request`.
     """
     document, rest = _parted(body, json_bytes)
     if json_bytes is None and (quick := quick_request(document, body)) is not None:
         return WireRequest(quick, binary_default=False, binary_by_name=_NO_WISHES)
+    for entry in _objects(document, "inputs"):
+        if "parameters" in entry:
+            _check_offered(_parameters(entry, "an input"), "an input")
     inputs = _tensors(document, "inputs", rest, bf16)
     if not inputs:
         raise DataError("a request needs at least one tensor in 'inputs'")
@@ -158,6 +162,7 @@ def _requested_outputs(document: _Json) -> tuple[tuple[str, ...], dict[str, bool
             raise DataError(f"output {name!r} is asked for twice")
         names.append(name)
         parameters = _parameters(asked, f"output {name!r}")
+        _check_offered(parameters, f"output {name!r}")
         if "binary_data" in parameters:
             wishes[name] = _wish(parameters["binary_data"], "binary_data")
     return tuple(names), wishes
@@ -395,6 +400,16 @@ def _binary_size(entry: _Json, name: str, size: Any) -> int | None:
     if size is not None and (type(size) is not int or size < 0):
         raise DataError(f"tensor {name!r}: binary_data_size must be a number of bytes, not {size!r:.40}")
     return size
+
+
+def _check_offered(parameters: _Json, what: str) -> None:
+    """Refuse what Triton's clients may ask of a tensor, and what would quietly be something else if it were passed over."""
+    if "shared_memory_region" in parameters:
+        raise UnsupportedError(
+            f"{what}: shared memory is not offered: send the tensors in the request, as binary data"
+        )
+    if "classification" in parameters:
+        raise UnsupportedError(f"{what}: classification is not offered: ask for the scores and sort them")
 
 
 def _objects(document: _Json, key: str) -> Iterable[_Json]:

@@ -4,7 +4,7 @@ Pure: snapshots in, documents out; requests of the model repository in, wishes o
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
@@ -16,9 +16,12 @@ from headrace.core.statistics import (
     ModelState,
     ModelStatistics,
 )
-from headrace.core.tensor import ModelMetadata
+from headrace.core.tensor import ModelMetadata, TensorSpec
 
 _Json = dict[str, Any]
+
+BACKEND: Final = "headrace"
+"""What Triton's model configuration has as the backend."""
 
 
 def encode_server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes:
@@ -30,10 +33,48 @@ def encode_model_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> b
     """A model's metadata document; `versions` are those that can be asked."""
     document: _Json = {"name": metadata.name, "versions": list(versions), "platform": metadata.platform}
     for key, specs in (("inputs", metadata.inputs), ("outputs", metadata.outputs)):
-        document[key] = [
-            {"name": s.name, "datatype": s.datatype, "shape": list(s.shape or (-1,))} for s in specs
-        ]
+        document[key] = [{"name": s.name, "datatype": s.datatype, "shape": list(_shape(s))} for s in specs]
     return orjson.dumps(document)
+
+
+def model_config(metadata: ModelMetadata) -> _Json:
+    """Triton's configuration of a model, as far as it is true of a model here, in the names of its messages.
+
+    Where every tensor has rows that may vary, ``max_batch_size`` is the most rows of a call and ``dims`` leave them
+    out, as Triton does; else it is 0 and ``dims`` are whole shapes. A shape that is not known is one size that may vary.
+    """
+    specs = (*metadata.inputs, *metadata.outputs)
+    batched = all(len(_shape(spec)) > 1 and _shape(spec)[0] == -1 for spec in specs)
+
+    def listed(specs: Sequence[TensorSpec]) -> list[_Json]:
+        return [
+            {
+                "name": spec.name,
+                "data_type": "TYPE_" + ("STRING" if spec.datatype == "BYTES" else spec.datatype),
+                "dims": list(_shape(spec)[1 if batched else 0 :]),
+            }
+            for spec in specs
+        ]
+
+    return {
+        "name": metadata.name,
+        "platform": metadata.platform,
+        "backend": BACKEND,
+        "max_batch_size": metadata.max_batch_rows if batched else 0,
+        "input": listed(metadata.inputs),
+        "output": listed(metadata.outputs),
+        "dynamic_batching": {"max_queue_delay_microseconds": round(metadata.max_batch_delay_ms * 1000)},
+        "model_transaction_policy": {"decoupled": metadata.streams and not metadata.predicts},
+    }
+
+
+def encode_model_config(metadata: ModelMetadata) -> bytes:
+    """Triton's configuration document of a model; see `model_config`."""
+    return orjson.dumps(model_config(metadata))
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    return spec.shape or (-1,)
 
 
 def encode_index(entries: Sequence[ModelIndexEntry]) -> bytes:
@@ -75,7 +116,7 @@ def _object_or_nothing(body: bytes) -> _Json:
 
 
 def encode_statistics(statistics: Sequence[ModelStatistics]) -> bytes:
-    """The statistics document, as Triton's clients read it."""
+    """The statistics document, as Triton's clients read it. Inferences are rows that were answered, executions are calls."""
     return orjson.dumps({"model_stats": [_model_statistics(s) for s in statistics]})
 
 
@@ -85,7 +126,7 @@ def _model_statistics(s: ModelStatistics) -> _Json:
         "name": s.name,
         "version": s.version,
         "last_inference": s.last_inference_ms,
-        "inference_count": s.rows + s.failed_rows,
+        "inference_count": s.rows,
         "execution_count": s.calls,
         "inference_stats": {
             "success": _duration(s.success),

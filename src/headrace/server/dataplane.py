@@ -37,7 +37,9 @@ COLLECTED_MAX: Final = 65_536
 EXTENSIONS: Final = (
     "binary_tensor_data",
     "generate",
+    "model_configuration",
     "model_repository",
+    "model_repository(unload_dependents)",
     "schedule_policy",
     "statistics",
     "parameters",

@@ -136,6 +136,7 @@ def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
         "": {"get": _operation("Model metadata", "ModelMetadata", errors=told)},
         "/ready": {"get": _ready("Whether a model can be asked", "ModelReady", errors=("404",))},
         "/stats": {"get": _operation("Statistics of a model", "Statistics", errors=told)},
+        "/config": {"get": _operation("Triton's configuration of a model", "ModelConfig", errors=told)},
         "/infer": {"post": infer},
         "/infer_stream": {"post": infer_stream},
         "/generate": {"post": generated},
@@ -266,6 +267,19 @@ def _schemas() -> _Json:
         },
         "ChangeRequest": _object({"parameters": _GIVEN_PARAMETERS}, ()),
         "Changed": _object({"name": name}, ("name",)),
+        "ModelConfig": _object(
+            {
+                "name": name,
+                "platform": name,
+                "backend": name,
+                "max_batch_size": {"type": "integer", "minimum": 0},
+                "input": {"type": "array", "items": {"type": "object"}},
+                "output": {"type": "array", "items": {"type": "object"}},
+                "dynamic_batching": {"type": "object"},
+                "model_transaction_policy": {"type": "object"},
+            },
+            ("name", "max_batch_size", "input", "output"),
+        ),
         "Duration": duration,
         "Statistics": _object(
             {"model_stats": {"type": "array", "items": {"type": "object"}}}, ("model_stats",)

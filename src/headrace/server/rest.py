@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from headrace.core.errors import AccessError
+from headrace.core.errors import AccessError, UnsupportedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols import generate, oip_json, oip_repository, sse
 from headrace.protocols.schedule import scheduled
@@ -32,6 +32,7 @@ from headrace.server.http import (
     Send,
     SlowBodyError,
 )
+from headrace.server.not_offered import not_offered
 from headrace.server.observation import CURRENT, Observation, Observer, Observers
 from headrace.server.openapi import docs_page, openapi_document
 from headrace.server.security import Access, Role
@@ -116,11 +117,14 @@ class RestApp:
             "generate": {"POST": _Action("generate", Role.INFER, self._generate)},
             "generate_stream": {"POST": _Action("generate_stream", Role.INFER, self._generate_stream)},
             "stats": {"GET": _Action("statistics", Role.INFER, self._statistics)},
+            "config": {"GET": _Action("model_config", Role.INFER, self._model_config)},
         }
         self._of_repository: dict[str, _Methods] = {
             "load": {"POST": _Action("load", Role.ADMIN, self._load)},
             "unload": {"POST": _Action("unload", Role.ADMIN, self._unload)},
         }
+        refuse = _Action("not_offered", None, self._refuse)
+        self._refused: _Methods = {"GET": refuse, "POST": refuse}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one exchange; see the ASGI specification."""
@@ -202,7 +206,7 @@ class RestApp:
             case ["", "v2", "repository", "models", name, action]:
                 routes = self._of_repository
             case _:
-                return {}, "", ""
+                return (self._refused if not_offered(path) else {}), "", ""
         return (routes.get(action, {}) if name else {}), name, version
 
     async def _other_method(self, exchange: Exchange, methods: _Methods) -> None:
@@ -242,6 +246,13 @@ class RestApp:
     async def _model_ready(self, exchange: Exchange, model: str, version: str) -> None:
         ready = self._dataplane.model_ready(model, version)
         await exchange.respond(200 if ready else 503, orjson.dumps({"name": model, "ready": ready}))
+
+    async def _model_config(self, exchange: Exchange, model: str, version: str) -> None:
+        body = oip_repository.encode_model_config(self._dataplane.metadata(model, version))
+        await exchange.respond(200, body)
+
+    async def _refuse(self, exchange: Exchange, _model: str, _version: str) -> None:
+        raise UnsupportedError(not_offered(exchange.path))
 
     async def _statistics(self, exchange: Exchange, model: str, version: str) -> None:
         body = oip_repository.encode_statistics(self._dataplane.statistics(model, version))

@@ -1,10 +1,13 @@
 """What is said of models: configuration, statistics, and the two ways to name a model to load."""
 
+import orjson
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from headrace.core.errors import DataError
 from headrace.core.statistics import BatchStatistics, Duration, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.protocols import oip_repository
 from headrace.protocols.oip_grpc.messages import message_class
 from headrace.protocols.oip_grpc.repository import (
     encode_config,
@@ -13,6 +16,7 @@ from headrace.protocols.oip_grpc.repository import (
     load_parameters,
     named_model,
 )
+from headrace.protocols.oip_repository import encode_model_config, model_config
 
 Config = message_class("ModelConfigResponse")
 Load = message_class("RepositoryModelLoadRequest")
@@ -52,6 +56,23 @@ def test_a_model_that_only_streams_is_decoupled():
     assert config_of(streams=True, predicts=False).model_transaction_policy.decoupled
 
 
+@pytest.mark.parametrize("shape", [None, (-1, 4), (3, 4)])
+def test_rest_tells_the_same_configuration(shape):
+    metadata = ModelMetadata(
+        "m", "1", "onnx", inputs=(TensorSpec("x", "BYTES", shape),), outputs=(TensorSpec("y", "FP16", shape),)
+    )
+    told = MessageToDict(Config.FromString(encode_config(metadata)).config, preserving_proto_field_name=True)
+    document = orjson.loads(encode_model_config(metadata))
+    assert document == model_config(metadata)
+    assert document["input"][0]["data_type"] == told["input"][0]["data_type"] == "TYPE_STRING"
+    assert document["output"][0]["dims"] == [int(size) for size in told["output"][0]["dims"]]
+    assert document["max_batch_size"] == told.get("max_batch_size", 0)
+    assert document["dynamic_batching"]["max_queue_delay_microseconds"] == int(
+        told["dynamic_batching"]["max_queue_delay_microseconds"]
+    )
+    assert document.keys() - told.keys() <= {"max_batch_size", "model_transaction_policy"}
+
+
 def test_metadata_tells_every_version_and_a_shape_that_may_vary():
     metadata = ModelMetadata("m", "2", "onnx", inputs=(TensorSpec("x", "FP32", None),))
     message = message_class("ModelMetadataResponse").FromString(encode_metadata(metadata, ("1", "2")))
@@ -65,6 +86,7 @@ def test_statistics_count_rows_as_inferences_and_calls_as_executions():
         "1",
         last_inference_ms=5,
         rows=30,
+        failed_rows=2,
         calls=4,
         success=Duration(9, 100),
         fail=Duration(1, 2),
@@ -73,6 +95,9 @@ def test_statistics_count_rows_as_inferences_and_calls_as_executions():
         batches=(BatchStatistics(8, Duration(3, 40)),),
     )
     (model,) = message_class("ModelStatisticsResponse").FromString(encode_statistics([told])).model_stats
+    (over_rest,) = orjson.loads(oip_repository.encode_statistics([told]))["model_stats"]
+    assert over_rest["inference_count"] == model.inference_count
+    assert over_rest["execution_count"] == model.execution_count
     assert (model.last_inference, model.inference_count, model.execution_count) == (5, 30, 4)
     stats = model.inference_stats
     assert [(d.count, d.ns) for d in (stats.success, stats.fail, stats.queue, stats.compute_infer)] == [

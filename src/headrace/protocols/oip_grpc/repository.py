@@ -1,16 +1,14 @@
 """What is said about the server and its models: metadata, configuration, statistics, the index, load and unload."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from headrace.core.errors import DataError
 from headrace.core.statistics import Duration, ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols.oip_grpc.messages import message_class
 from headrace.protocols.oip_grpc.requests import parameters_of
-
-BACKEND: Final = "headrace"
-"""What Triton's model configuration has as the backend."""
+from headrace.protocols.oip_repository import model_config
 
 _SERVER_METADATA: Any = message_class("ServerMetadataResponse")
 _MODEL_METADATA: Any = message_class("ModelMetadataResponse")
@@ -33,25 +31,8 @@ def encode_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
 
 
 def encode_config(metadata: ModelMetadata) -> bytes:
-    """Triton's ModelConfigResponse, as far as it is true of a model here.
-
-    Where every tensor has rows that may vary, `max_batch_size` is the most rows of a call and `dims` leave them
-    out, as Triton does; else it is 0 and `dims` are whole shapes.
-    """
-    message = _MODEL_CONFIG()
-    config = message.config
-    config.name, config.platform, config.backend = metadata.name, metadata.platform, BACKEND
-    specs = (*metadata.inputs, *metadata.outputs)
-    batched = all(len(_shape(spec)) > 1 and _shape(spec)[0] == -1 for spec in specs)
-    config.max_batch_size = metadata.max_batch_rows if batched else 0
-    config.dynamic_batching.max_queue_delay_microseconds = round(metadata.max_batch_delay_ms * 1000)
-    config.model_transaction_policy.decoupled = metadata.streams and not metadata.predicts
-    for target, listed in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
-        for spec in listed:
-            shape = _shape(spec)
-            datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
-            target.add(name=spec.name, data_type=f"TYPE_{datatype}", dims=shape[1:] if batched else shape)
-    return message.SerializeToString()
+    """A ModelConfigResponse with what `model_config` says."""
+    return _MODEL_CONFIG(config=model_config(metadata)).SerializeToString()
 
 
 def _shape(spec: TensorSpec) -> tuple[int, ...]:

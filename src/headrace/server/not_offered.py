@@ -1,0 +1,22 @@
+"""Routes of Triton's REST extensions that are not offered: whoever asks for them is told why, not that nothing is there."""
+
+import re
+from typing import Final
+
+_SHARED_MEMORY: Final = "shared memory is not offered: send the tensors in the request, as binary data"
+_TRACE: Final = "trace settings cannot be changed over the network"
+_LOGGING: Final = "log settings cannot be changed over the network"
+
+_REASONS: Final = (
+    (
+        re.compile(r"/v2/(system|cuda)sharedmemory(/region/[^/]+)?/(status|register|unregister)/?"),
+        _SHARED_MEMORY,
+    ),
+    (re.compile(r"/v2(/models/[^/]+)?/trace/setting/?"), _TRACE),
+    (re.compile(r"/v2/logging/?"), _LOGGING),
+)
+
+
+def not_offered(path: str) -> str:
+    """Why there is nothing at one of these paths; empty for every other path."""
+    return next((why for pattern, why in _REASONS if pattern.fullmatch(path)), "")

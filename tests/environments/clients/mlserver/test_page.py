@@ -1,0 +1,8 @@
+"""What docs/clients.md says of this client."""
+
+
+def test_the_page_s_examples_run(run_page):
+    found = run_page("MLServer")
+    assert found["total"].tolist() == [[2, 4, 6, 8]]
+    assert found["words"] == ["to", "be", "or", "not"]
+    assert found["streamed"] == ["to", "be", "or", "not"]
