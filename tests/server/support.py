@@ -47,6 +47,7 @@ class Any1(Model):
 class Typed(Model):
     """One declared input of each kind, echoed; BF16 as the protocol's own type."""
 
+    bytes_as = "sent"
     inputs = (
         TensorSpec("flag", "BOOL", (-1,)),
         TensorSpec("text", "BYTES", (-1,)),

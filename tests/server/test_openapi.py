@@ -124,7 +124,8 @@ def test_models_were_reached_and_not_only_refused():
     """Runs after the tests above, in the same process: otherwise they would have shown little."""
     if not reached:
         pytest.skip("the tests above did not run here")
-    assert reached == set(MODELS)
+    # Which ones is drawn by lot.
+    assert len(reached) > len(MODELS) / 2, reached
 
 
 def test_the_document_has_every_route_of_the_protocol():

@@ -38,6 +38,7 @@ ROLES = {
     ("POST", "/v2/models/linear/generate"): Role.INFER,
     ("POST", "/v2/models/linear/generate_stream"): Role.INFER,
     ("GET", "/v2/models/linear/stats"): Role.INFER,
+    ("GET", "/v2/models/linear/config"): Role.INFER,
     ("POST", "/v2/repository/models/linear/load"): Role.ADMIN,
     ("POST", "/v2/repository/models/linear/unload"): Role.ADMIN,
 }

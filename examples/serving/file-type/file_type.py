@@ -16,6 +16,7 @@ class FileType(Model):
     """Contents of files in; a label, such as python or pdf, and how sure the network is out."""
 
     inputs = (TensorSpec("content", "BYTES", (-1,)),)
+    bytes_as = "bytes"  # files need not be text
     outputs = (TensorSpec("label", "BYTES", (-1,)), TensorSpec("score", "FP32", (-1,)))
     max_batch_rows = 64
 

@@ -9,6 +9,9 @@ from headrace.core.tensor import Array, InferResponse, TensorSpec
 Isolation = Literal["auto", "inline", "thread", "process"]
 """Where an instance runs when it is served; see `Model.isolation`."""
 
+BytesAs = Literal["str", "bytes", "sent"]
+"""What the elements of served BYTES inputs are; see `Model.bytes_as`."""
+
 StreamItem = InferResponse | Array | Mapping[str, Any]
 """What `predict_stream` yields: a response, one array, or a mapping by output name."""
 
@@ -55,6 +58,9 @@ class Model:
     the warm-up measured a call short enough, else thread."""
     writes_inputs: bool = True
     """Whether `predict` may write into the arrays that it is given. One that never does is spared a copy of them."""
+    bytes_as: BytesAs = "str"
+    """What the elements of BYTES inputs are where requests are served: ``str``, and bytes that are no UTF-8 are refused;
+    ``bytes``, for models of images and files; or as they were ``sent``: str in JSON, bytes elsewhere."""
     inputs: tuple[TensorSpec, ...] = ()
     """What `predict` takes, for models that want it checked; otherwise the parameter names alone are known."""
     outputs: tuple[TensorSpec, ...] = ()

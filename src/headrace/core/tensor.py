@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,7 @@ class ModelMetadata:
     `fingerprint` changes when the model's file or code changes: a resumed run refuses another one.
     `max_batch_rows` is the most rows for one call, `max_batch_delay_ms` how long a row may wait for company.
     `predicts` and `streams` say which of `predict` and `predict_stream` the model has, `whole_requests` that it is
-    called with one request at a time (`Model.predict_request`).
+    called with one request at a time (`Model.predict_request`), `bytes_as` what it wants of text (`Model.bytes_as`).
     """
 
     name: str
@@ -127,6 +127,7 @@ class ModelMetadata:
     predicts: bool = True
     streams: bool = False
     whole_requests: bool = False
+    bytes_as: Literal["str", "bytes", "sent"] = "str"
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class LocalBackend:
             predicts=predicts(model),
             streams=streams(model),
             whole_requests=model.predict_request is not None,
+            bytes_as=model.bytes_as,
         )
 
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:

@@ -31,7 +31,6 @@ from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Backend
 from headrace.engine.channel import Channel, ThreadTaker, Work
-from headrace.engine.inputs import ModelInputs
 from headrace.engine.instance import Instance
 from headrace.engine.isolation import Placement
 from headrace.engine.reason import reason
@@ -39,6 +38,7 @@ from headrace.engine.revival import Revival
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
 from headrace.engine.tally import Tally, total
+from headrace.engine.texts import with_texts
 from headrace.engine.ticket import (
     Answer,
     FutureReply,
@@ -348,6 +348,7 @@ class Engine:
         """
         life, backend = self._running_life("it is starting or stopping")
         rows = self._checked(backend, request)
+        request = with_texts(request, backend.metadata.bytes_as, self.name)
         if rows > REQUEST_ROWS_MAX:
             raise LimitError(
                 f"model {self.name}: a request of {rows} rows; at most {REQUEST_ROWS_MAX} are taken"
@@ -435,9 +436,8 @@ class Engine:
         life, backend = self._running_life("it is starting or stopping")
         if not backend.metadata.streams:
             raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
-        if backend.inputs.declared:
-            backend.inputs.check_names(first)
-            more = None if more is None else _checked(more, backend.inputs)
+        first = _fitting(first, backend)
+        more = None if more is None else _all_fitting(more, backend)
         loop = asyncio.get_running_loop()
         call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
         call.requests.offer(first)
@@ -747,11 +747,18 @@ class _Nowhere:
 _NOWHERE = _Nowhere()
 
 
-async def _checked(requests: AsyncIterator[InferRequest], inputs: ModelInputs) -> AsyncIterator[InferRequest]:
-    """The same requests; ModelInputError for one that does not fit."""
+def _fitting(request: InferRequest, backend: Backend) -> InferRequest:
+    """One request of a stream, as its model declares it. Raises ModelInputError."""
+    if backend.inputs.declared:
+        backend.inputs.check_names(request)
+    return with_texts(request, backend.metadata.bytes_as, backend.metadata.name)
+
+
+async def _all_fitting(
+    requests: AsyncIterator[InferRequest], backend: Backend
+) -> AsyncIterator[InferRequest]:
     async for request in requests:
-        inputs.check_names(request)
-        yield request
+        yield _fitting(request, backend)
 
 
 async def _feed(requests: AsyncIterator[InferRequest], call: StreamCall) -> None:

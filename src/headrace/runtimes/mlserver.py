@@ -61,6 +61,7 @@ class MlserverStreamModel(Model):
     """
 
     writes_inputs = False
+    bytes_as = "sent"  # MLServer's codecs take both
 
     def __init__(self, model_class: type[Any], settings: Any) -> None:
         self._class = model_class
