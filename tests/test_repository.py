@@ -37,6 +37,7 @@ _EXTRAS_WITHOUT_DOOR = {
     "demo": "for examples/demo only",
     "examples": "for examples/serving only",
     "dev": "tools and tests only",
+    "http2": "a parser that uvicorn looks up by its name",
 }
 
 # Extras that no other tool can stand beside, with the constraints of the environment that they have to themselves.

@@ -104,3 +104,16 @@ def test_what_cannot_be_is_refused_in_plain_words(arguments, why, model, monkeyp
 def test_help_teaches_by_example():
     result = CliRunner().invoke(main, ["serve", "--help"])
     assert "headrace serve churn.onnx" in result.output
+
+
+def test_grpc_can_be_carried_by_the_other_carrier(model):
+    process = launched(model, "--grpc-carrier", "asgi", "--no-rest", "--no-metrics")
+    try:
+        where = addresses(process)
+        with grpc.insecure_channel(where["grpc"].removeprefix("grpc://")) as channel:
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            assert live(b"", timeout=WAIT_S) == b"\x08\x01"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, rest

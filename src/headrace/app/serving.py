@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import headrace
 from headrace.config.model_file import (
@@ -22,6 +22,7 @@ from headrace.engine.settings import ServeSettings
 from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
+from headrace.server.grpc_http2 import GrpcHttp2Server
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import StreamDialect, StreamSettings
 from headrace.server.listen import HttpListener, Listener, TlsFiles, new_event_loop
@@ -42,6 +43,8 @@ __all__ = [
     "open_server",
 ]
 
+GrpcCarrier = Literal["grpcio", "asgi"]
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -58,6 +61,8 @@ class ServerOptions:
     """Whether an address that others reach may be opened without keys or client certificates."""
     limits: RestLimits = field(default_factory=RestLimits)
     """The bound on bodies holds for gRPC messages too."""
+    grpc_carrier: GrpcCarrier = "grpcio"
+    """What carries gRPC: grpcio, or an ASGI server, which is faster and has limits (docs/adr/0010)."""
     stream_dialect: StreamDialect = "mlserver"
     """In which form gRPC streams are answered, unless the caller says: MLServer's, or Triton's."""
     drain: DrainSettings = field(default_factory=DrainSettings)
@@ -206,6 +211,11 @@ def _doors(
 
 def _grpc_door(service: GrpcService, options: ServerOptions, port: int) -> Listener:
     tls = options.tls
+    if options.grpc_carrier == "asgi":
+        if tls is not None:
+            raise ConfigError("gRPC carried by the ASGI server has no TLS: use grpcio as its carrier")
+        bytes_max = options.limits.body_bytes_max
+        return GrpcHttp2Server(service, options.host, port, message_bytes_max=bytes_max)
     settings = GrpcAioSettings(
         host=options.host,
         port=port,

@@ -83,6 +83,13 @@ Examples:
     help="Callers need a certificate that this CA has signed (mTLS).",
 )
 @click.option(
+    "--grpc-carrier",
+    type=click.Choice(["grpcio", "asgi"]),
+    default="grpcio",
+    show_default=True,
+    help="What carries gRPC; asgi is faster, and has limits.",
+)
+@click.option(
     "--stream-dialect",
     type=click.Choice(["mlserver", "triton"]),
     default="mlserver",
@@ -153,6 +160,7 @@ def _options(given: dict[str, Any]) -> Any:
         tls=_tls(given),
         insecure=given["insecure"],
         limits=RestLimits(body_bytes_max=given["body_mib_max"] << 20),
+        grpc_carrier=given["grpc_carrier"],
         stream_dialect=given["stream_dialect"],
         drain=DrainSettings(given["drain_notice_s"], given["drain_grace_s"]),
         access_log=given["access_log"],

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -126,14 +127,19 @@ class _BoundedProtocol(_HttpToolsProtocol):
 
 
 class HttpListener:
-    """Implements `Listener` over HTTP/1.1. The socket is bound at once; ConfigError when it cannot be."""
+    """Implements `Listener` over HTTP/1.1, and HTTP/2 where asked for. The socket is bound at once; ConfigError when it cannot be."""
 
-    def __init__(self, app: AsgiApp, host: str, port: int, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, app: AsgiApp, host: str, port: int, tls: TlsFiles | None = None, *, http2: bool = False
+    ) -> None:
+        if http2 and find_spec("zttp") is None:
+            raise MissingExtraError("http2", "gRPC carried by an ASGI server")
         self._socket = bound_socket(host, port)
         self._scheme = "http" if tls is None else "https"
         config: Any = _uvicorn.Config(
             _without_lifespan(app),
-            http=_BoundedProtocol,
+            http="zttp" if http2 else _BoundedProtocol,
+            http2=http2,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -176,6 +182,11 @@ class HttpListener:
                 serving.result()
                 raise ConfigError(f"{self.address} could not be served")
             await asyncio.sleep(_STARTED_POLL_S)
+
+    def hurry_when_idle(self) -> None:
+        """Once it is stopping: leave connections on which nothing is under way."""
+        if self._server.should_exit and not self._server.server_state.tasks:
+            self._server.force_exit = True
 
     async def stop(self, grace_s: float) -> None:
         """See `Listener`."""
