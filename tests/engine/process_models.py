@@ -235,3 +235,13 @@ def make_identity(rows_max):
 
 def make_nothing():
     """Makes no model."""
+
+
+class Whole(Model):
+    """An adapter that is called with requests, not with arrays."""
+
+    def predict(self, x):
+        return x
+
+    def predict_request(self, request):
+        raise NotImplementedError

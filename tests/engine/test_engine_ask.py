@@ -1019,9 +1019,3 @@ def test_a_model_of_whole_requests_is_called_with_one_at_a_time():
     assert [t.name for t in chosen.outputs] == ["n"]
     assert isinstance(refused, RefusedRowsError)
     assert "row 0: not this one" in str(refused)
-
-
-def test_a_model_of_whole_requests_cannot_be_in_a_process_of_its_own():
-    engine = Engine(Whole, name="m", serving=ServeSettings(isolation="process"))
-    with pytest.raises(ConfigError, match="set isolation to thread"):
-        engine.start()

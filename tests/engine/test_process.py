@@ -591,3 +591,10 @@ def test_a_model_that_does_not_close_is_ended(tmp_path, monkeypatch):
     with backend(functools.partial(models.Closing, folder=str(tmp_path), hangs=True)):
         pass
     assert not (tmp_path / "closed").exists()
+
+
+def test_a_model_of_whole_requests_is_refused():
+    """Requests are not sent to processes, arrays are."""
+    engine = Engine(models.Whole, name="m", serving=ServeSettings(isolation="process"))
+    with pytest.raises(ConfigError, match="set isolation to thread"):
+        engine.start()
