@@ -16,6 +16,8 @@ def _text(value):
 class Echo(Model):
     """Its input, unchanged, in whatever datatype the model is declared with."""
 
+    bytes_as = "sent"
+
     def __init__(self, datatype):
         self.inputs = (TensorSpec("x", datatype, (-1, -1)),)
         self.outputs = (TensorSpec("y", datatype, (-1, -1)),)

@@ -6,15 +6,40 @@ Runs where mlserver is installed, which is not beside headrace's other tools: ``
 import asyncio
 import json
 import textwrap
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
+from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, ModelContractError, ModelInputError, ModelLoadError
 from headrace.core.model import predicts, streams
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
+from headrace.engine.backend import LocalBackend
 from headrace.engine.instance import Instance
+from headrace.engine.ticket import FutureReply, Ticket
 from headrace.runtimes.load import model_factory
+
+
+class Loaded:
+    """A model as an engine loads it, asked without one."""
+
+    def __init__(self, make, name):
+        self._backend = LocalBackend(make, name)
+        self.model = self._backend._model
+        self.metadata = self._backend.metadata
+
+    def awaited(self, coroutine):
+        """What a coroutine of the model's comes to, where the model lives."""
+        return self._backend._do(lambda: coroutine)
+
+    def answer(self, request):
+        ticket = Ticket(request, request.rows, 0.0, FutureReply(Future()))
+        return Instance(self._backend, "m", SystemClock()).answer(ticket, lambda _: None)
+
+    def close(self):
+        self._backend.close()
+
 
 MODELS = """
     import asyncio
@@ -121,7 +146,7 @@ def serve(file):
 
     def serve(class_name, **settings):
         source = model_factory(f"{file}:{class_name}", settings)
-        opened.append(Instance(source.make, source.name))
+        opened.append(Loaded(source.make, source.name))
         return opened[-1]
 
     yield serve
@@ -132,7 +157,7 @@ def serve(file):
 def ask(instance, *tensors, **request):
     """One request whole, as MLServer's own data plane does."""
     asked = InferRequest(tuple(Tensor(n, *rest) for n, *rest in tensors), **request)
-    return instance._awaited(instance._model.predict_request(asked))
+    return instance.awaited(instance.model.predict_request(asked))
 
 
 def stream(instance, *requests, take=None):
@@ -144,7 +169,7 @@ def stream(instance, *requests, take=None):
 
     async def collect():
         found = []
-        answers = instance._model.predict_stream(given())
+        answers = instance.model.predict_stream(given())
         async for response in answers:
             found.append(response)
             if len(found) == take:
@@ -152,7 +177,7 @@ def stream(instance, *requests, take=None):
         await answers.aclose()
         return found
 
-    return instance._awaited(collect())
+    return instance.awaited(collect())
 
 
 def words(text, **more):
@@ -171,7 +196,7 @@ def test_batches_go_through_decode_args(serve):
     """Rows as an engine batches them: no request, no parameters."""
     instance = serve("Rows")
     tensors = (Tensor("x", np.arange(6.0).reshape(3, 2)), Tensor("names", text_array(["a", b"b", "c"])))
-    response = instance.answer(InferRequest(tensors), 3, lambda: None)
+    response = instance.answer(InferRequest(tensors))
     assert response["output-0"].tolist() == [[3], [15], [27]]
 
 
@@ -209,19 +234,19 @@ def test_parameters_and_headers_go_both_ways(serve):
 
 def test_a_model_of_streams_alone(serve):
     instance = serve("Words")
-    assert streams(instance._model)
-    assert not predicts(instance._model)
+    assert streams(instance.model)
+    assert not predicts(instance.model)
     answers = stream(instance, words("a b", id="s1"), words("c", id="other"))
     assert [r["word"].tolist() for r in answers] == [[[b"a"]], [[b"b"]], [[b"c"]]]
     # As MLServer has it, all of a stream goes under its first request's id.
     assert {(r.id, r.parameters["seen"]) for r in answers} == {("s1", "s1")}
-    assert instance._model._model.closed
+    assert instance.model._model.closed
 
 
 def test_a_caller_who_goes_closes_the_stream(serve):
     instance = serve("Words")
     assert len(stream(instance, words("a b c"), take=1)) == 1
-    assert instance._model._model.closed
+    assert instance.model._model.closed
 
 
 def test_what_only_predicts_streams_one_answer(serve):
@@ -255,10 +280,10 @@ def test_settings_tell_metadata_and_batches(serve):
         max_batch_time=0.25,
         inputs=[{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
     )
-    metadata = instance.metadata("")
+    metadata = instance.metadata
     assert metadata.inputs == (TensorSpec("x", "FP32", (-1, 2)),)
     assert (metadata.max_batch_rows, metadata.max_batch_delay_ms) == (16, 250)
-    assert instance._model._model.name == "sums"
+    assert instance.model._model.name == "sums"
 
 
 def test_a_folder_as_mlserver_serves_it(file, tmp_path):
@@ -286,9 +311,9 @@ def test_a_folder_as_mlserver_serves_it(file, tmp_path):
     (folder / "model-settings.json").write_text(json.dumps(settings))
     source = model_factory(str(folder))
     assert source.name == "w"
-    instance = Instance(source.make, source.name)
+    instance = Loaded(source.make, source.name)
     try:
-        response = instance.answer(InferRequest((Tensor("x", np.ones((3, 2))),)), 3, lambda: None)
+        response = instance.answer(InferRequest((Tensor("x", np.ones((3, 2))),)))
         assert response["output-0"].tolist() == [[3], [3], [3]]
     finally:
         instance.close()
