@@ -162,7 +162,8 @@ def main() -> int:
     for line in server.stderr:
         if line.strip() == "ready":
             break
-        where.update([line.split()])
+        if not line.startswith("{"):
+            where.update([line.split()])
     ports = tuple(int(where[door].rsplit(":", 1)[1]) for door in ("rest", "grpc"))
     try:
         return uvloop.run(soak(ports, psutil.Process(server.pid), asked.requests, asked.connections))

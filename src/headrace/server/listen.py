@@ -84,6 +84,8 @@ class _BoundedProtocol(_HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_time()
         super().connection_lost(exc)
+        # Of a connection that was reset the timer would keep everything for as long as an idle one is kept.
+        self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
         began_in_head = self._in_head
