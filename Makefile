@@ -25,7 +25,7 @@ TEXTGENRNN := textgenrnn-2.0.0
 TEXTGENRNN_TO := .venv/share/textgenrnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check bench docs-test clean
+.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check bench bench-serve docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -71,6 +71,9 @@ check: lint test test-mlserver test-clients ## Do what CI does
 
 bench: $(SETUP) ## Measure against the limit of this machine
 	$(BIN)/python benchmarks $(ARGS)
+
+bench-serve: $(SETUP) ## Measure headrace serve beside the smallest servers (needs wrk and h2load)
+	$(BIN)/python benchmarks/serving $(ARGS)
 
 docs-test: $(SETUP) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
