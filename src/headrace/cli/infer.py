@@ -1,6 +1,5 @@
 """``headrace infer``: ask a model of a running server."""
 
-import tomllib
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
@@ -8,7 +7,7 @@ from typing import Any, Final
 import click
 
 from headrace.cli.connecting import open_server, run_asking, server_options
-from headrace.core.errors import ConfigError
+from headrace.cli.key_values import key_values
 
 _EPILOG = """\b
 Examples:
@@ -95,7 +94,7 @@ async def _ask(model: str, given: dict[str, Any]) -> None:
     if output is not None:
         check_output(output)
     values = [read_given(text) for text in given["inputs"]]
-    parameters = _parameters(given["parameters"])
+    parameters = key_values(given["parameters"], "--parameter")
     address = ModelAddress(model, given["model_version"])
     async with open_server(given) as server:
         request = fit_request(values, given["texts"], await server.metadata(address), parameters)
@@ -120,17 +119,3 @@ def _binary(wished: bool | None, request: Any) -> bool:
     if wished is not None:
         return wished
     return sum(t.data.size for t in request.inputs) >= BINARY_VALUES_MIN
-
-
-def _parameters(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """``KEY=VALUE``, the value in TOML's spelling, else plain text."""
-    parameters: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--parameter {pair!r} must be KEY=VALUE")
-        try:
-            parameters[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            parameters[key] = value
-    return parameters

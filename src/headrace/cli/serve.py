@@ -1,13 +1,13 @@
 """``headrace serve``: models over the Open Inference Protocol."""
 
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
 
 from headrace.cli.ending import say_error
+from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.engine.settings import ServeSettings
@@ -141,7 +141,7 @@ def serve_command(models: tuple[str, ...], **given: Any) -> None:
             models,
             _options(given),
             settings=_settings(given),
-            model_options=_model_options(given["model_options"]),
+            model_options=key_values(given["model_options"], "--option"),
         )
         server.run(lambda: _say_ready(server.addresses))
     except HeadraceError as error:
@@ -188,20 +188,6 @@ def _settings(given: dict[str, Any]) -> ServeSettings:
         "streams_max",
     )
     return ServeSettings(**{name: given[name] for name in names})
-
-
-def _model_options(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """``KEY=VALUE``, the value in TOML's spelling, else plain text."""
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--option {pair!r} must be KEY=VALUE")
-        try:
-            options[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[key] = value
-    return options
 
 
 def _say_ready(addresses: Any) -> None:

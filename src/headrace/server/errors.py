@@ -121,11 +121,6 @@ def quiet_status_of(error: BaseException) -> Status:
     return Status(*found, str(error)[:MESSAGE_CHARS_MAX], after_s)
 
 
-def code_of(error: BaseException) -> GrpcCode | None:
-    """The gRPC code of an error of ours; None for what is none."""
-    return next((code for kind, _, code in _TABLE if isinstance(error, kind)), None)
-
-
 def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:
     """The code and the message of an error, for a gRPC caller."""
     status = status_of(error)
