@@ -44,6 +44,7 @@ _EXTRAS_WITHOUT_DOOR = {
 _EXTRAS_APART = {"mlserver": "constraints-mlserver.txt"}
 
 _SEVERAL_DOORS = {
+    "uvicorn": "its server, and its protocol, which is imported where it is extended",
     "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
 }
 
@@ -52,6 +53,7 @@ _UNMIRRORED: dict[str, str] = {
     "__init__.py": "tests/test_public_face.py",
     "__main__.py": "three lines; tests/cli runs it",
     "cli/connecting.py": "tests/cli/test_infer.py and test_models.py give its options, and end as it says",
+    "server/direct.py": "a Protocol and a tuple; tests/server/test_connection.py and test_rest_direct.py meet them",
     "client/oip_grpc.py": "tests/client/test_server.py puts both implementations to the same questions",
     "core/outcome.py": "values without behaviour; tests/pipeline/test_items.py makes and reads them",
     "core/predictor.py": "a Protocol; headrace.testing checks implementations",

@@ -1,6 +1,7 @@
 """Frames: in order, whole, from any thread, and an end that is told once."""
 
 import os
+import selectors
 import socket
 import threading
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.support import WAIT_S
-from headrace.engine.wire import Kind, Wire
+from headrace.engine.wire import _HEADER, Kind, Wire
 
 
 class _End:
@@ -70,6 +71,29 @@ def test_more_than_the_socket_takes_arrives_whole(pair):
     for end in pair:
         end.wait(lambda end: len(end.frames) == 3)
         assert end.frames == [(Kind.ITEMS, i, big) for i in range(3)]
+
+
+def test_what_is_posted_while_the_socket_is_full_is_sent_when_it_is_not():
+    """Also when nothing else happens: its bell was heard while there was no room."""
+    ours, theirs = socket.socketpair()
+    end = _End(ours)
+    try:
+        end.wire.post(Kind.ITEMS, 1, bytes(3_000_000))
+        with selectors.DefaultSelector() as ready:
+            ready.register(theirs, selectors.EVENT_READ)
+            assert ready.select(WAIT_S), "the first frame is on its way"
+        end.wire.post(Kind.ITEMS, 2, b"second")
+        # Until the bell was heard.
+        while end.wire._rung:
+            os.sched_yield()
+        theirs.settimeout(WAIT_S)
+        size = 3_000_000 + len(b"second") + 2 * _HEADER.size
+        got = 0
+        while got < size:
+            got += len(theirs.recv(size - got))
+    finally:
+        theirs.close()
+        end.wire.close()
 
 
 def test_frames_from_many_threads_are_not_mixed(pair):

@@ -134,12 +134,14 @@ class Answer:
 class Server:
     """A REST door that is open; see `serving`."""
 
-    def __init__(self, repository: ModelRepository, dataplane: Dataplane, app: RestApp) -> None:
+    def __init__(
+        self, repository: ModelRepository, dataplane: Dataplane, app: RestApp, *, direct: bool = True
+    ) -> None:
         self.repository = repository
         self.dataplane = dataplane
         self.app = app
         self.loop = new_event_loop()
-        self._listener = HttpListener(app, "127.0.0.1", 0)
+        self._listener = HttpListener(app, "127.0.0.1", 0, direct=app.direct if direct else None)
         self.port = self._listener.port
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._stop = asyncio.Event()
@@ -294,14 +296,16 @@ def serving(
     changeable: bool = False,
     find: Find | None = None,
     started: bool = True,
+    direct: bool = True,
     **settings: Any,
 ) -> Iterator[Server]:
-    """A server of models by name, which is closed in the end."""
+    """A server of models by name, which is closed in the end; without `direct` every request is an ASGI exchange."""
     if isinstance(models, Mapping):
         models = [definition(make, name, **settings) for name, make in models.items()]
     repository = ModelRepository(models, find=find)
     dataplane = Dataplane(repository, version="1.2", changeable=changeable)
-    server = Server(repository, dataplane, RestApp(dataplane, access=Access(keys), limits=limits))
+    app = RestApp(dataplane, access=Access(keys), limits=limits)
+    server = Server(repository, dataplane, app, direct=direct)
     server.start()
     try:
         if started:

@@ -66,7 +66,7 @@ class Served:
         self.app = app
         self.loop: asyncio.AbstractEventLoop = new_event_loop()
         self._listeners = [
-            HttpListener(app, "127.0.0.1", 0),
+            HttpListener(app, "127.0.0.1", 0, direct=app.direct),
             HttpListener(MetricsApp(Metrics(dataplane, [app.answers])), "127.0.0.1", 0),
         ]
         self.rest, self.metrics = (listener.port for listener in self._listeners)

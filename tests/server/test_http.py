@@ -285,7 +285,7 @@ def test_a_head_without_an_end_is_refused(server: Server):
 
 def test_a_head_that_drips_is_given_up(monkeypatch):
     """Of the first request of a connection, and of a later one."""
-    monkeypatch.setattr("headrace.server.listen.HEAD_S_MAX", 0.2)
+    monkeypatch.setattr("headrace.server.connection.HEAD_S_MAX", 0.2)
     with serving({"linear": Linear}) as server:
         with server.socket() as raw:
             assert raw.send(b"GET /v2 HTT").rest() == b""

@@ -1,16 +1,13 @@
 """Sockets: bound at once, refused in plain words, closed gracefully."""
 
 import asyncio
-import gc
 import http.client
 import socket
-import struct
-import weakref
 
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.server.listen import HttpListener, TlsFiles, _BoundedProtocol, bound_socket, new_event_loop
+from headrace.server.listen import HttpListener, TlsFiles, bound_socket, new_event_loop
 
 
 def run(main):
@@ -124,34 +121,3 @@ def test_tls_files_that_are_none_are_refused(tmp_path):
     empty.write_text("")
     with pytest.raises(ConfigError, match="TLS cannot be set up"):
         HttpListener(hello, "127.0.0.1", 0, TlsFiles(empty, empty))
-
-
-def test_a_connection_that_is_reset_leaves_nothing_behind():
-    """Also when its response was finished before the reset came: no timer keeps it for the time of an idle one."""
-
-    async def main():
-        made = []
-
-        class Noted(_BoundedProtocol):
-            def connection_made(self, transport):
-                made.append(weakref.ref(self))
-                super().connection_made(transport)
-
-        listener = HttpListener(hello, "127.0.0.1", 0)
-        listener._config.http_protocol_class = Noted
-        await listener.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
-        assert (await reader.readuntil(b"hi")).endswith(b"hi")
-        (protocol,) = made
-        # Closed so, it is reset.
-        raw = writer.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-        async with asyncio.timeout(30):
-            while protocol() is not None:
-                gc.collect()
-                await asyncio.sleep(0)
-        await listener.stop(1)
-
-    run(main())

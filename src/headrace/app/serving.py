@@ -198,7 +198,7 @@ def _doors(
     if options.rest_port is not None:
         rest = RestApp(dataplane, access=access, limits=options.limits, observers=observers)
         answers.append(rest.answers)
-        doors["rest"] = HttpListener(rest, options.host, options.rest_port, options.tls)
+        doors["rest"] = HttpListener(rest, options.host, options.rest_port, options.tls, direct=rest.direct)
     if options.grpc_port is not None:
         streams = StreamSettings(options.stream_dialect)
         service = GrpcService(dataplane, access=access, streams=streams, observers=observers)

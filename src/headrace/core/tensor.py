@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import ModelInputError
+from headrace.core.record import record
 
 Array = NDArray[Any]
 
@@ -30,10 +31,13 @@ _DATATYPES: dict[str, str] = {
     "float64": "FP64",
 }
 _DTYPES: dict[str, np.dtype[Any]] = {v: np.dtype(k) for k, v in _DATATYPES.items()}
-NUMBERS: frozenset[np.dtype[Any]] = frozenset(_DTYPES.values())
-"""The numpy types of the protocol's numbers."""
+# By numpy's own numbers, some of which name the same type twice (a C long is an int64): to hash a dtype takes four times as long.
+_NUMBERS: dict[int, str] = {
+    dtype.num: _DATATYPES[dtype.name]
+    for dtype in map(np.dtype, np.typecodes["All"])
+    if dtype.name in _DATATYPES
+}
 _DTYPES["BYTES"] = np.dtype(object)
-_BY_DTYPE: dict[np.dtype[Any], str] = {v: k for k, v in _DTYPES.items()}
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
@@ -41,15 +45,17 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 
     Raises TypeError for a dtype that no protocol carries (complex, datetime, records).
     """
-    known = _BY_DTYPE.get(dtype)
+    known = _NUMBERS.get(dtype.num)
     if known is not None:
         return known
     if dtype.kind in "OSU":
         return "BYTES"
-    try:
-        return _DATATYPES[dtype.name]
-    except KeyError:
-        raise TypeError(f"numpy dtype {dtype} has no Open Inference Protocol datatype") from None
+    raise TypeError(f"numpy dtype {dtype} has no Open Inference Protocol datatype")
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether a numpy dtype is one of the protocol's numbers, in this machine's byte order."""
+    return dtype.num in _NUMBERS and dtype.isnative
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
@@ -72,7 +78,7 @@ def _nothing() -> dict[str, Any]:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tensor:
     """A named array whose first axis is rows. BYTES tensors are object arrays of bytes or str.
 
@@ -81,7 +87,7 @@ class Tensor:
 
     name: str
     data: Array
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, Any] = field(default_factory=_nothing)
 
     @property
     def datatype(self) -> str:
@@ -130,7 +136,7 @@ class ModelMetadata:
     bytes_as: Literal["str", "bytes", "sent"] = "str"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InferRequest:
     """Rows for one model, in tensors that agree on their first axis.
 
@@ -177,7 +183,7 @@ class RowFailure:
     attempts: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InferResponse:
     """The answer: output tensors over the rows that succeeded, in request order, and the rows that did not.
 

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import CoroutineType
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.model import Model, predicts, streams
+from headrace.core.record import record
 from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, dtype_of
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.loop_thread import LoopThread
@@ -42,7 +44,7 @@ Parts = Sequence[Mapping[str, Array]]
 """Tensors by input name, request after request: to be joined along the first axis."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Called:
     """What one call of the model returned, checked, and how long its three steps took."""
 
@@ -238,14 +240,22 @@ class LocalBackend:
         began_s = self._clock.now()
         tensors = self._joined(parts, fresh=fresh)
         joined_s = self._clock.now()
-        if self._stream_model is None or self._home is not None:
-            returned = self._do(lambda: self._predicted(tensors))
-        else:
-            with self.turns:
-                returned = self._do(lambda: self._predicted(tensors))
+        returned = self._returned(tensors)
         inferred_s = self._clock.now()
         outputs = self.check(returned, rows, request)
         return Called(outputs, joined_s - began_s, inferred_s - joined_s, self._clock.now() - inferred_s)
+
+    def _returned(self, tensors: Mapping[str, Array]) -> Any:
+        if self._stream_model is not None:
+            if self._home is not None:
+                return self._do(lambda: self._predicted(tensors))
+            with self.turns:
+                return self._do(lambda: self._predicted(tensors))
+        returned = self.inputs.call(self._predict, tensors)
+        if isinstance(returned, CoroutineType):
+            self.is_async = True
+            return self._wait_for(returned)
+        return returned
 
     def _predicted(self, tensors: Mapping[str, Array]) -> Any:
         returned = self.inputs.call(self._predict, tensors)
@@ -261,7 +271,7 @@ class LocalBackend:
             return parts[0]
         if self._writes_inputs:
             return {n: d.copy() for n, d in parts[0].items()}
-        return {n: np.ascontiguousarray(d) for n, d in parts[0].items()}
+        return {n: d if d.flags.c_contiguous else np.ascontiguousarray(d) for n, d in parts[0].items()}
 
     def cancel(self) -> None:
         """See `Backend`: an asynchronous `predict` is cancelled; a plain one can ask `current_call`."""
@@ -345,12 +355,13 @@ class LocalBackend:
         if self._home is not None:
             return self._in_home(method, self._home)
         result = method()
-        if not inspect.iscoroutine(result):
-            return result
+        return self._wait_for(result) if inspect.iscoroutine(result) else result
+
+    def _wait_for(self, coroutine: Any) -> Any:
         if self._runner is None:
             self._runner = asyncio.Runner()
         # The context of this call, not of the first one.
-        return self._runner.run(self._awaited(result), context=contextvars.copy_context())
+        return self._runner.run(self._awaited(coroutine), context=contextvars.copy_context())
 
     def _in_home(self, method: Callable[[], Any], home: LoopThread) -> Any:
         def begin() -> Any:

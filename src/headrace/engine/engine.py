@@ -56,6 +56,8 @@ RETRY_AFTER_MAX_S = 30.0
 REQUEST_ROWS_MAX = 1 << 20
 """Rows of one request that is asked: rows without values cost no bytes, so that the size of a body does not bound them."""
 
+_NOT_NOW = "it is starting or stopping"
+
 
 class _State(Enum):
     STOPPED = auto()
@@ -346,7 +348,35 @@ class Engine:
         LimitError for more than REQUEST_ROWS_MAX rows, OverloadedError when too many rows wait, DeadlineError as soon as the deadline has passed, PredictError for
         what the model raised, RefusedRowsError for rows that it refused, StoppedError. `times`, where given, are filled in.
         """
-        life, backend = self._running_life("it is starting or stopping")
+        answered = self.ask_now(request, times)
+        if answered is not None:
+            return answered
+        life, backend = self._running_life(_NOT_NOW)
+        request, rows, now = self._taken(life, backend, request)
+        loop = asyncio.get_running_loop()
+        reply = LoopReply(loop)
+        ticket = Ticket(request, rows, now, reply, strict=True, times=times)
+        ticket.key = ticket if backend.metadata.whole_requests else merge_key(request)
+        if times is not None:
+            times.asked_s = now
+        self._admit(life, ticket)
+        left_s = None if request.deadline is None else request.deadline - now
+        return await self._answer_of(life, ticket, reply, left_s)
+
+    def ask_now(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
+        """What `ask` comes to, of a model that is called inline, on the caller's thread; None: it takes waiting, so `ask`."""
+        life, backend = self._running_life(_NOT_NOW)
+        if life.inline is None:
+            return None
+        request, rows, now = self._taken(life, backend, request)
+        ticket = Ticket(request, rows, now, _NOWHERE, strict=True, times=times)
+        answer = self._answer_inline(life, life.inline, ticket)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _taken(self, life: _Life, backend: Backend, request: InferRequest) -> tuple[InferRequest, int, float]:
+        """A request as its model wants it, its rows, and the time; raises what keeps it from being asked."""
         rows = self._checked(backend, request)
         request = with_texts(request, backend.metadata.bytes_as, self.name)
         if rows > REQUEST_ROWS_MAX:
@@ -358,21 +388,7 @@ class Engine:
             with life.counting:
                 life.tally.expired += 1
             raise self._late(request)
-        if life.inline is not None:
-            ticket = Ticket(request, rows, now, _NOWHERE, strict=True, times=times)
-            answer = self._answer_inline(life, life.inline, ticket)
-            if isinstance(answer, BaseException):
-                raise answer
-            return answer
-        loop = asyncio.get_running_loop()
-        reply = LoopReply(loop)
-        ticket = Ticket(request, rows, now, reply, strict=True, times=times)
-        ticket.key = ticket if backend.metadata.whole_requests else merge_key(request)
-        if times is not None:
-            times.asked_s = now
-        self._admit(life, ticket)
-        left_s = None if request.deadline is None else request.deadline - now
-        return await self._answer_of(life, ticket, reply, left_s)
+        return request, rows, now
 
     async def _answer_of(
         self, life: _Life, ticket: Ticket, reply: LoopReply, left_s: float | None
@@ -433,7 +449,7 @@ class Engine:
         the inputs that the model declares, OverloadedError when `streams_max` are open,
         StoppedError. What is wrong with a later request, and what its source raises, ends the stream with that error.
         """
-        life, backend = self._running_life("it is starting or stopping")
+        life, backend = self._running_life(_NOT_NOW)
         if not backend.metadata.streams:
             raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
         first = _fitting(first, backend)

@@ -1,9 +1,9 @@
 """What a model's `predict` takes: which names, whether a request fits them, and how arrays are handed over."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,15 @@ from headrace.core.tensor import Array, InferRequest, Tensor, TensorSpec, dtype_
 
 _GUESSED_DATATYPE = "FP32"
 """Of inputs that are known by the names of parameters alone."""
+
+
+class _Exact(NamedTuple):
+    """An input of which everything but the rows is fixed: what has exactly that needs no other look."""
+
+    name: str
+    dtype: np.dtype[Any]
+    axes: int
+    row_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,8 @@ class ModelInputs:
     any_name: bool
     declared: bool
     positional: bool
+    exact: tuple[_Exact, ...] | None
+    """Where all inputs are declared so; None: some are not."""
 
     @classmethod
     def of(cls, model: Model, name: str) -> "ModelInputs":
@@ -60,18 +71,33 @@ class ModelInputs:
             any_name=(any_keyword or any_position) and not model.inputs,
             declared=bool(model.inputs),
             positional=not keywords_do or (any_position and not any_keyword and not names),
+            exact=_exact(model.inputs) if model.inputs else None,
         )
 
     def check(self, request: InferRequest) -> int:
         """How many rows the request has. Raises ModelInputError when it does not fit."""
-        inputs = request.inputs
-        if len(inputs) == 1 == len(self.specs) and inputs[0].name == self.specs[0].name:
-            if self.declared:
-                self._check_spec(self.specs[0], inputs[0])
-            shape = inputs[0].data.shape
-            return shape[0] if shape else self._rows(request)
+        rows = self._exact_rows(request)
+        if rows is not None:
+            return rows
         self.check_names(request)
         return self._rows(request)
+
+    def _exact_rows(self, request: InferRequest) -> int | None:
+        """How many rows a request has that is exactly as the model declares; None for another, which may do all the same."""
+        inputs, exact = request.inputs, self.exact
+        if exact is None or len(inputs) != len(exact):
+            return None
+        rows = -1
+        # In the declared order, as nearly all are; by a loop that makes nothing, since it is on the way of every request.
+        for tensor, (name, dtype, axes, row_shape) in zip(inputs, exact):  # noqa: B905 - their lengths are equal
+            data = tensor.data
+            shape = data.shape
+            if tensor.name != name or data.dtype is not dtype or len(shape) != axes or shape[1:] != row_shape:
+                return None
+            if rows not in (-1, shape[0]):
+                return None
+            rows = shape[0]
+        return rows
 
     def check_names(self, request: InferRequest) -> None:
         """What `check` does, but that inputs need not agree on a number of rows: for streams."""
@@ -90,17 +116,22 @@ class ModelInputs:
 
     def call(self, predict: Callable[..., Any], tensors: Mapping[str, Array]) -> Any:
         """Call `predict` with arrays by input name, which have been checked."""
-        if self.declared:
-            # No comprehension: this is on the way of every call.
-            fitting = dict(tensors)
-            for spec in self.specs:
-                fitting[spec.name] = _as_declared(spec, tensors[spec.name])
-            tensors = fitting
+        if self.declared and not self._are_exact(tensors):
+            tensors = {**tensors, **{s.name: _as_declared(s, tensors[s.name]) for s in self.specs}}
         if not self.positional:
             return predict(**tensors)
         names = [s.name for s in self.specs] or list(tensors)
         rest = {n: d for n, d in tensors.items() if n not in names}
         return predict(*(tensors[n] for n in names), **rest)
+
+    def _are_exact(self, tensors: Mapping[str, Array]) -> bool:
+        if self.exact is None:
+            return False
+        for name, dtype, axes, _ in self.exact:
+            data = tensors[name]
+            if data.dtype is not dtype or data.ndim != axes:
+                return False
+        return True
 
     def _check_spec(self, spec: TensorSpec, tensor: Tensor) -> None:
         data = tensor.data
@@ -120,6 +151,16 @@ class ModelInputs:
 
     def _error(self, why: str) -> ModelInputError:
         return ModelInputError(self.model, why)
+
+
+def _exact(specs: Sequence[TensorSpec]) -> tuple[_Exact, ...] | None:
+    exact: list[_Exact] = []
+    for spec in specs:
+        # Without a shape nothing is known of the axes; text and BF16 have no numpy type of their own.
+        if not spec.shape or -1 in spec.shape[1:] or spec.datatype in ("BYTES", "BF16"):
+            return None
+        exact.append(_Exact(spec.name, dtype_of(spec.datatype), len(spec.shape), spec.shape[1:]))
+    return tuple(exact)
 
 
 def _same_shape(wanted: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:

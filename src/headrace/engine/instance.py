@@ -73,10 +73,12 @@ class Instance:
         self._backend = backend
         self._name = name
         self._rows_max = backend.rows_max
+        self._whole_requests = backend.metadata.whole_requests
+        self._version = backend.metadata.version
         self._running = _RunningCall(clock)
         self._clock = clock
         self._guard = threading.Lock()
-        """Held where the call in progress is looked at and changed, so that no other is cancelled in its place."""
+        """Held where the call in progress is looked at, and where it ends, so that no other is cancelled in its place."""
         self.tally = tally or Tally()
 
     def gone(self) -> None:
@@ -207,10 +209,10 @@ class Instance:
         each row.
         """
         request, rows = ticket.request, ticket.rows
-        if ticket.strict and self._backend.metadata.whole_requests:
+        if ticket.strict and self._whole_requests:
             return self._call_whole(ticket)
         tensors = {t.name: t.data for t in request.inputs}
-        if rows and rows <= self._rows_max and ticket.strict:
+        if 0 < rows <= self._rows_max and ticket.strict:
             return self._response(self._call_strictly(ticket, tensors, rows), request, ())
         kept: list[Outputs] = []
         failures: list[RowFailure] = []
@@ -232,8 +234,7 @@ class Instance:
         """One call for one request, by a model that wants it so."""
         request = ticket.request
         self.tally.calls += 1
-        with self._guard:
-            self._running.tickets = (ticket,)
+        self._running.tickets = (ticket,)
         began_s = self._clock.now()
         try:
             response = self._backend.call_request(request, self._running)
@@ -300,8 +301,7 @@ class Instance:
     ) -> Outputs:
         self.tally.calls += 1
         self.tally.retries += retry
-        with self._guard:
-            self._running.tickets = tickets
+        self._running.tickets = tickets
         try:
             called = self._backend.call(parts, rows, request, self._running, fresh=fresh)
         finally:
@@ -317,7 +317,7 @@ class Instance:
         return InferResponse(
             tuple([Tensor(name, data) for name, data in wanted.items()]),
             self._name,
-            self._backend.metadata.version,
+            self._version,
             request.id,
             failures=failures,
         )

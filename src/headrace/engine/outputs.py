@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from headrace.core.errors import ModelContractError
-from headrace.core.tensor import NUMBERS, Array, TensorSpec, datatype_of
+from headrace.core.tensor import Array, TensorSpec, datatype_of, is_number
 
 Outputs = dict[str, Array]
 
@@ -29,7 +29,8 @@ class OutputCheck:
         if type(returned) is np.ndarray and len(self._names) <= 1:
             array: Array = returned
             # Numbers of the protocol, with a row for each row: there is nothing to be turned into anything.
-            if array.shape[:1] == (rows,) and array.dtype in NUMBERS:
+            shape = array.shape
+            if shape and shape[0] == rows and is_number(array.dtype):
                 return {self._names[0] if self._names else _UNNAMED: array}
         named = self._named(returned, request)
         outputs = {name: self._array(name, data, rows, request) for name, data in named.items()}

@@ -19,6 +19,9 @@ _SIZES_MAX = 1024
 """Batch sizes that are counted apart; what goes beyond counts as the largest."""
 
 
+# What is counted for every request is added in place: a method for it would cost more than the addition.
+
+
 class _Lasting:
     """How often, and how long in all."""
 
@@ -28,9 +31,17 @@ class _Lasting:
         self.count = 0
         self.seconds = 0.0
 
-    def add(self, seconds: float, count: int = 1) -> None:
-        self.count += count
-        self.seconds += seconds
+
+class _Compute:
+    """Calls that returned, and how long their three steps took in all."""
+
+    __slots__ = ("count", "infer_s", "input_s", "output_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.input_s = 0.0
+        self.infer_s = 0.0
+        self.output_s = 0.0
 
 
 class Tally:
@@ -51,9 +62,7 @@ class Tally:
         self.cancelled = 0
         self.expired = 0
         self.queue = _Lasting()
-        self.compute_input = _Lasting()
-        self.compute_infer = _Lasting()
-        self.compute_output = _Lasting()
+        self.compute = _Compute()
         self.sizes: dict[int, _Lasting] = {}
         self.batch_rows = Counted(BATCH_ROWS_BOUNDS)
         self.queue_s = Counted(QUEUE_S_BOUNDS)
@@ -65,31 +74,41 @@ class Tally:
 
     def called(self, rows: int, called: Called) -> None:
         """One call of the model that returned."""
-        self.compute_input.add(called.input_s)
-        self.compute_infer.add(called.infer_s)
-        self.compute_output.add(called.output_s)
-        size = rows if rows in self.sizes or len(self.sizes) < _SIZES_MAX else max(self.sizes)
-        lasting = self.sizes.get(size)
-        if lasting is None:
-            self.sizes[size] = lasting = _Lasting()
-        lasting.add(called.infer_s)
+        compute, infer_s = self.compute, called.infer_s
+        compute.count += 1
+        compute.input_s += called.input_s
+        compute.infer_s += infer_s
+        compute.output_s += called.output_s
+        lasting = self.sizes.get(rows) or self._size(rows)
+        lasting.count += 1
+        lasting.seconds += infer_s
         self.batch_rows.add(rows)
+
+    def _size(self, rows: int) -> _Lasting:
+        """Where calls of a size that is new are counted."""
+        size = rows if len(self.sizes) < _SIZES_MAX else max(self.sizes)
+        return self.sizes.setdefault(size, _Lasting())
 
     def waited(self, seconds: float) -> None:
         """One request that was begun after so long."""
-        self.queue.add(seconds)
+        queue = self.queue
+        queue.count += 1
+        queue.seconds += seconds
         self.queue_s.add(seconds)
 
     def answered(self, seconds: float, *, rows: int, failed_rows: int) -> None:
         """One request that got a response, so long after it was asked."""
-        self.success.add(seconds)
+        success = self.success
+        success.count += 1
+        success.seconds += seconds
         self.request_s.add(seconds)
         self.rows += rows
         self.failed_rows += failed_rows
 
     def failed(self, seconds: float, *, rows: int) -> None:
         """One request that got an error."""
-        self.fail.add(seconds)
+        self.fail.count += 1
+        self.fail.seconds += seconds
         self.request_s.add(seconds)
         self.error_rows += rows
 
@@ -120,9 +139,9 @@ def total(tallies: Sequence[Tally], base: ModelStatistics) -> ModelStatistics:
         cancelled=base.cancelled + sum(t.cancelled for t in tallies),
         expired=base.expired + sum(t.expired for t in tallies),
         queue=_sum([t.queue for t in tallies]),
-        compute_input=_sum([t.compute_input for t in tallies]),
-        compute_infer=_sum([t.compute_infer for t in tallies]),
-        compute_output=_sum([t.compute_output for t in tallies]),
+        compute_input=_duration([(t.compute.count, t.compute.input_s) for t in tallies]),
+        compute_infer=_duration([(t.compute.count, t.compute.infer_s) for t in tallies]),
+        compute_output=_duration([(t.compute.count, t.compute.output_s) for t in tallies]),
         batches=_batches(tallies),
         batch_rows=_histogram([t.batch_rows for t in tallies], BATCH_ROWS_BOUNDS),
         queue_s=_histogram([t.queue_s for t in tallies], QUEUE_S_BOUNDS),
@@ -136,7 +155,11 @@ def total(tallies: Sequence[Tally], base: ModelStatistics) -> ModelStatistics:
 
 
 def _sum(lasting: Sequence[_Lasting]) -> Duration:
-    return Duration(sum(one.count for one in lasting), round(sum(one.seconds for one in lasting) * 1e9))
+    return _duration([(one.count, one.seconds) for one in lasting])
+
+
+def _duration(counted: Sequence[tuple[int, float]]) -> Duration:
+    return Duration(sum(count for count, _ in counted), round(sum(seconds for _, seconds in counted) * 1e9))
 
 
 def _batches(tallies: Sequence[Tally]) -> tuple[BatchStatistics, ...]:

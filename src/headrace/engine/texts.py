@@ -10,7 +10,13 @@ from headrace.core.tensor import Array, InferRequest, Tensor, text_array
 
 def with_texts(request: InferRequest, bytes_as: BytesAs, model: str) -> InferRequest:
     """The request with BYTES elements as the model wants them. ModelInputError for bytes that are no UTF-8."""
-    if bytes_as == "sent" or not any(t.data.dtype.kind == "O" for t in request.inputs):
+    for tensor in request.inputs:
+        if tensor.data.dtype.kind == "O":
+            break
+    else:
+        # Nearly always: a loop, since this is on the way of every request.
+        return request
+    if bytes_as == "sent":
         return request
     inputs = tuple(_tensor(t, bytes_as, model) if t.data.dtype.kind == "O" else t for t in request.inputs)
     return replace(request, inputs=inputs)

@@ -132,12 +132,8 @@ class Wire:
         self._send()
 
     def _send(self) -> None:
-        """As much as the socket takes."""
-        if not self._unsent:
-            self._gather()
-            posted = [self._posted.popleft() for _ in range(len(self._posted))]
-            self._unsent = memoryview(b"".join(posted))
-        while self._unsent:
+        """As much as the socket takes, of what was posted meanwhile too: its bell may have been heard already."""
+        while self._unsent or self._gathered():
             try:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
             except BlockingIOError:
@@ -145,6 +141,13 @@ class Wire:
             except OSError:
                 # Gone: reading will tell, after what it still had to say.
                 self._unsent = memoryview(b"")
+
+    def _gathered(self) -> bool:
+        """Take all that was posted; whether that is anything."""
+        self._gather()
+        posted = [self._posted.popleft() for _ in range(len(self._posted))]
+        self._unsent = memoryview(b"".join(posted))
+        return bool(posted)
 
     def _wait_and_read(self) -> bool:
         """Wait for something to do, and read what there is; whether the other end is gone."""

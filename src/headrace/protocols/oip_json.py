@@ -10,12 +10,12 @@ raw values in the same order.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import orjson
 
 from headrace.core.errors import DataError, ModelContractError, ModelInputError, UnsupportedError
+from headrace.core.record import record
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.protocols.oip_quick import quick_request, quick_response
 from headrace.protocols.tensors import (
@@ -36,11 +36,12 @@ TENSORS_MAX = 1024
 ERROR_CHARS_MAX = 2000
 """Of an error's text; the rest of a page of HTML helps nobody."""
 
+_NOTHING_BEHIND: Final = memoryview(b"")
 _Json = dict[str, Any]
 _NO_WISHES: Final[Mapping[str, bool]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WireBody:
     """A body ready to send. `json_bytes` is how much of it is JSON, when binary tensors follow."""
 
@@ -55,7 +56,7 @@ class WireBody:
         return {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(self.json_bytes)}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WireRequest:
     """A request as it came, and which of its outputs are to be answered as binary data."""
 
@@ -336,7 +337,7 @@ def _encode(
 def _parted(body: bytes, json_bytes: int | None, *, lenient: bool = False) -> tuple[_Json, memoryview]:
     """The JSON document, and what follows it."""
     if json_bytes is None:
-        return _document(body, lenient=lenient), memoryview(b"")
+        return _document(body, lenient=lenient), _NOTHING_BEHIND
     if json_bytes == 0:
         raise DataError(f"{HEADER_LENGTH} 0 (a raw tensor without JSON) is not taken: send the JSON too")
     if json_bytes > len(body):

@@ -137,6 +137,17 @@ class Dataplane:
 
     # Inference
 
+    def infer_now(
+        self, model: str, version: str, request: InferRequest, times: RequestTimes | None = None
+    ) -> InferResponse | None:
+        """What `infer` comes to, of a model that is called inline; None where it takes waiting: then `infer` it."""
+        engine = self._repository.engine(model, version)
+        try:
+            return engine.ask_now(request, times)
+        except StoppedError:
+            # `infer` looks what there is instead.
+            return None
+
     async def infer(
         self, model: str, version: str, request: InferRequest, times: RequestTimes | None = None
     ) -> InferResponse:

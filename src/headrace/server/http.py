@@ -19,7 +19,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 JSON: Final = b"application/json"
-_REQUEST_ID: Final = b"x-request-id"
+X_REQUEST_ID: Final = b"x-request-id"
 WATCH_AFTER_S: Final = 0.02
 """How long an answer may take before it is watched whether its caller is still there: watching costs a task."""
 BODY_S_MAX: Final = 300.0
@@ -44,6 +44,11 @@ class Patience:
     def __init__(self, body_s_max: float = BODY_S_MAX) -> None:
         self.bodies = Overdue(body_s_max)
         self.answers = Overdue(WATCH_AFTER_S)
+
+
+def echoed_id(sent: bytes) -> bytes | None:
+    """What is echoed of the caller's ``X-Request-Id``; None for what may not stand in a header."""
+    return safe_id(sent.decode("latin-1")).encode() or None
 
 
 class Exchange:
@@ -80,10 +85,10 @@ class Exchange:
         self.action = UNKNOWN
         self.observation: Observation | None = None
         """What is gathered for traces and logs; None: nobody asks."""
-        self.request_id = self.headers.get(_REQUEST_ID)
+        self.request_id = self.headers.get(X_REQUEST_ID)
         """What responses carry as their ``X-Request-Id``."""
         if self.request_id is not None:
-            self.request_id = safe_id(self.request_id.decode("latin-1")).encode() or None
+            self.request_id = echoed_id(self.request_id)
         self._read: bytes | None = None
 
     def header(self, name: bytes) -> str | None:
@@ -177,7 +182,7 @@ class Exchange:
         self.status = status
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra]
         if self.request_id is not None:
-            headers.append((_REQUEST_ID, self.request_id))
+            headers.append((X_REQUEST_ID, self.request_id))
         if self.observation is not None:
             self.observation.bytes_out = len(body)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -187,19 +192,10 @@ class Exchange:
         self, status: int, body: bytes, content_type: bytes, bytes_min: int | None, extra: Headers = ()
     ) -> None:
         """A whole response, gzipped where it is long and the caller takes that."""
-        if bytes_min is None or len(body) < bytes_min:
-            await self.respond(status, body, content_type, extra)
-            return
-        if not takes_gzip(self.headers.get(b"accept-encoding", b"")):
-            await self.respond(status, body, content_type, [*extra, (b"vary", b"accept-encoding")])
-            return
-        packed = await asyncio.to_thread(gzip.compress, body, 1)
-        await self.respond(
-            status,
-            packed,
-            content_type,
-            [*extra, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")],
-        )
+        if bytes_min is not None and len(body) >= bytes_min:
+            body, encoding = await packed(body, self.headers.get(b"accept-encoding", b""))
+            extra = [*extra, *encoding]
+        await self.respond(status, body, content_type, extra)
 
     async def respond_streaming(
         self, content_type: bytes, parts: AsyncIterator[bytes], extra: Headers = ()
@@ -209,7 +205,7 @@ class Exchange:
         self.status = 200
         headers = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *extra]
         if self.request_id is not None:
-            headers.append((_REQUEST_ID, self.request_id))
+            headers.append((X_REQUEST_ID, self.request_id))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         task = asyncio.current_task()
         assert task is not None
@@ -272,6 +268,14 @@ class _Watch:
 
 def _too_large(bytes_max: int) -> LimitError:
     return LimitError(f"the body is larger than {bytes_max} bytes, which is the most that is taken here")
+
+
+async def packed(body: bytes, accept_encoding: bytes) -> tuple[bytes, Headers]:
+    """A body gzipped where the caller takes that, and the headers that say so."""
+    vary = (b"vary", b"accept-encoding")
+    if not takes_gzip(accept_encoding):
+        return body, (vary,)
+    return await asyncio.to_thread(gzip.compress, body, 1), ((b"content-encoding", b"gzip"), vary)
 
 
 def takes_gzip(accept_encoding: bytes) -> bool:

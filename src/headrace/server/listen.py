@@ -1,4 +1,4 @@
-"""An ASGI application on a socket. The one door to uvicorn, httptools and uvloop."""
+"""An ASGI application on a socket. The door to uvicorn and uvloop; `connection` is the one to uvicorn's protocol."""
 
 import asyncio
 import logging
@@ -7,20 +7,19 @@ import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.protocols.oip_json import encode_error
+from headrace.server.connection import KEEP_ALIVE_S, Connection, Shared
+from headrace.server.direct import Direct
 from headrace.server.http import Receive, Scope, Send
 
 try:
-    import httptools as _httptools
     import uvicorn as _uvicorn
     import uvloop as _uvloop
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _HttpToolsProtocol
 except ImportError as _error:
     raise MissingExtraError("serve", "headrace serve") from _error
 
@@ -28,15 +27,6 @@ new_event_loop = _uvloop.new_event_loop
 """What a server's event loop is made by."""
 
 _log = logging.getLogger("headrace.server")
-_PARSER: Final = _httptools.__name__
-"""What the protocol below parses with."""
-HEAD_BYTES_MAX: Final = 64 << 10
-"""Of the request line and the headers."""
-HEAD_S_MAX: Final = 30.0
-"""How long they may take to arrive."""
-
-KEEP_ALIVE_S: Final = 75
-"""How long an idle connection is kept: longer than load balancers keep theirs, so that they are the ones to close."""
 BACKLOG: Final = 2048
 _STARTED_POLL_S: Final = 0.005
 
@@ -72,75 +62,30 @@ class TlsFiles:
     client_ca: Path | None = None
 
 
-class _BoundedProtocol(_HttpToolsProtocol):
-    """uvicorn's protocol, with bounds on the head of a request, which it has none for, and errors in our form."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
-        self._in_head = True
-        self._head_bytes = 0
-        self._late: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S_MAX, transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._on_time()
-        super().connection_lost(exc)
-        # Of a connection that was reset the timer would keep everything for as long as an idle one is kept.
-        self._unset_keepalive_if_required()
-
-    def data_received(self, data: bytes) -> None:
-        began_in_head = self._in_head
-        super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
-            return
-        # What came with the end of a body before is not counted, so that the bound is this and one read more.
-        self._head_bytes += len(data) if began_in_head else 0
-        if self._head_bytes > HEAD_BYTES_MAX:
-            self._refuse(431, f"the head of the request is larger than {HEAD_BYTES_MAX} bytes")
-        elif self._late is None:
-            self._late = self.loop.call_later(HEAD_S_MAX, self.transport.close)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head = True
-        self._head_bytes = 0
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._on_time()
-        super().on_headers_complete()
-
-    def _on_time(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, f"this is no HTTP that is understood here: {msg}")
-
-    def _refuse(self, status: int, why: str) -> None:
-        body = encode_error(why)
-        head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self._on_time()
-        self.transport.write(head.encode() + body)
-        self.transport.close()
-
-
 class HttpListener:
-    """Implements `Listener` over HTTP/1.1, and HTTP/2 where asked for. The socket is bound at once; ConfigError when it cannot be."""
+    """Implements `Listener` over HTTP/1.1, and HTTP/2 where asked for. The socket is bound at once; ConfigError when it cannot be.
+
+    What `direct` answers, over HTTP/1.1 alone, does not come to `app`.
+    """
 
     def __init__(
-        self, app: AsgiApp, host: str, port: int, tls: TlsFiles | None = None, *, http2: bool = False
+        self,
+        app: AsgiApp,
+        host: str,
+        port: int,
+        tls: TlsFiles | None = None,
+        *,
+        direct: Direct | None = None,
+        http2: bool = False,
     ) -> None:
         if http2 and find_spec("zttp") is None:
             raise MissingExtraError("http2", "gRPC carried by an ASGI server")
         self._socket = bound_socket(host, port)
         self._scheme = "http" if tls is None else "https"
+        connection: Any = partial(Connection, shared=Shared(direct))
         config: Any = _uvicorn.Config(
             _without_lifespan(app),
-            http="zttp" if http2 else _BoundedProtocol,
+            http="zttp" if http2 else connection,
             http2=http2,
             ws="none",
             lifespan="off",
@@ -148,7 +93,7 @@ class HttpListener:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=round(KEEP_ALIVE_S),
             backlog=BACKLOG,
             ssl_certfile=None if tls is None else tls.certificate,
             ssl_keyfile=None if tls is None else tls.key,

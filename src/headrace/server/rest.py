@@ -35,13 +35,21 @@ from headrace.server.http import (
 from headrace.server.not_offered import not_offered
 from headrace.server.observation import CURRENT, Observation, Observer, Observers
 from headrace.server.openapi import docs_page, openapi_document
+from headrace.server.rest_direct import ACTION, DirectInference
+from headrace.server.rest_inference import (
+    HEADER_LENGTH,
+    content_headers,
+    declared_bf16,
+    error_headers,
+    read_request,
+    told_status,
+    written_response,
+)
 from headrace.server.security import Access, Role
 
 _log = logging.getLogger("headrace.server")
 
 EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
-_OCTETS: Final = b"application/octet-stream"
-_HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
 _HTML: Final = b"text/html; charset=utf-8"
 _SLOW_BODY: Final = Status(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
 
@@ -112,7 +120,7 @@ class RestApp:
         self._of_model: dict[str, _Methods] = {
             "": {"GET": _Action("model_metadata", Role.INFER, self._model_metadata)},
             "ready": {"GET": _Action("model_ready", None, self._model_ready)},
-            "infer": {"POST": _Action("infer", Role.INFER, self._infer)},
+            ACTION: {"POST": _Action(ACTION, Role.INFER, self._infer)},
             "infer_stream": {"POST": _Action("infer_stream", Role.INFER, self._infer_stream)},
             "generate": {"POST": _Action("generate", Role.INFER, self._generate)},
             "generate_stream": {"POST": _Action("generate_stream", Role.INFER, self._generate_stream)},
@@ -123,8 +131,26 @@ class RestApp:
             "load": {"POST": _Action("load", Role.ADMIN, self._load)},
             "unload": {"POST": _Action("unload", Role.ADMIN, self._unload)},
         }
+        # Where requests are observed every one of them is an exchange.
+        self.direct = None if self._observers is not None else self._make_direct()
+        """What answers hot requests without an exchange; to be handed to the listener."""
         refuse = _Action("not_offered", None, self._refuse)
         self._refused: _Methods = {"GET": refuse, "POST": refuse}
+
+    def _make_direct(self) -> DirectInference:
+        def find(path: str) -> tuple[str, str] | None:
+            methods, model, version = self._route(path)
+            return (model, version) if methods is self._of_model[ACTION] else None
+
+        return DirectInference(
+            self._dataplane,
+            self.answers,
+            self._access,
+            body_bytes_max=self._limits.body_bytes_max,
+            gzip_bytes_min=self._limits.gzip_bytes_min,
+            find=find,
+            clock=self._clock,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one exchange; see the ASGI specification."""
@@ -299,26 +325,17 @@ class RestApp:
 
     async def _request(self, exchange: Exchange, metadata: ModelMetadata) -> oip_json.WireRequest:
         """An inference request as it came, with its deadline and priority."""
-        length = exchange.headers.get(_HEADER_LENGTH)
-        json_bytes = None if length is None else oip_json.header_length(length.decode("latin-1"))
-        body = await self._body(exchange)
-        if json_bytes == 0:
-            return oip_json.decode_raw_request(body, metadata, bf16="float32")
-        wire = oip_json.decode_request(body, json_bytes, bf16="float32")
-        if wire.request.parameters:
-            return oip_json.WireRequest(
-                scheduled(wire.request, self._clock()), wire.binary_default, wire.binary_by_name
-            )
-        return wire
+        if HEADER_LENGTH in exchange.headers:
+            # Before the body, which may be large: a header that is wrong is told at once.
+            oip_json.header_length(exchange.header(HEADER_LENGTH))
+        return read_request(exchange.headers, await self._body(exchange), metadata, self._clock)
 
     async def _infer(self, exchange: Exchange, model: str, version: str) -> None:
         # First, so that an unknown model is told as such whatever the body.
         metadata = self._dataplane.metadata(model, version)
         wire = await self._request(exchange, metadata)
         response = await self._answer(exchange, model, version, wire.request)
-        binary = wire.binary if wire.binary_default or wire.binary_by_name else False
-        body = oip_json.encode_response(response, binary=binary, datatypes=_declared(metadata))
-        await self._respond(exchange, body)
+        await self._respond(exchange, written_response(response, wire, metadata))
 
     async def _answer(
         self, exchange: Exchange, model: str, version: str, request: InferRequest
@@ -334,16 +351,13 @@ class RestApp:
         return response
 
     async def _respond(self, exchange: Exchange, body: oip_json.WireBody) -> None:
-        content_type, extra = JSON, ()
-        if body.json_bytes is not None:
-            content_type = _OCTETS
-            extra = ((_HEADER_LENGTH, b"%d" % body.json_bytes),)
+        content_type, extra = content_headers(body)
         await exchange.respond_compressed(200, body.body, content_type, self._limits.gzip_bytes_min, extra)
 
     async def _infer_stream(self, exchange: Exchange, model: str, version: str) -> None:
         metadata = self._dataplane.metadata(model, version)
         wire = await self._request(exchange, metadata)
-        datatypes = _declared(metadata)
+        datatypes = declared_bf16(metadata)
 
         def encoded(response: InferResponse) -> bytes:
             return oip_json.encode_response(response, datatypes=datatypes).body
@@ -369,7 +383,7 @@ class RestApp:
         """The request of ``generate``; None for an inference request, whose body is there to be read once more."""
         metadata = self._dataplane.metadata(model, version)
         body = await self._body(exchange)
-        if _HEADER_LENGTH in exchange.headers or generate.is_inference(body):
+        if HEADER_LENGTH in exchange.headers or generate.is_inference(body):
             exchange.unread(body)
             return None
         request = generate.decode_generate(body, metadata)
@@ -438,29 +452,13 @@ class RestApp:
             self.answers.broke(exchange.action, INTERNAL_ERROR)
             raise error
         status = self._status_of(exchange, error)
-        extra: list[tuple[bytes, bytes]] = []
-        if status.retry_after_s is not None:
-            extra.append((b"retry-after", b"%d" % status.retry_after_s))
-        if status.http == 401:
-            extra.append((b"www-authenticate", b"Bearer"))
-        await self._tell(exchange, status, extra)
+        await self._tell(exchange, status, error_headers(status))
 
     def _status_of(self, exchange: Exchange, error: Exception) -> Status:
-        """The status; what is logged of it has the id that the answer has, also where nothing is observed."""
         seen = exchange.observation or self._observation(exchange)
+        # Also where nothing is observed: what is logged of it has the id that the answer has.
         exchange.request_id = seen.request_id.encode()
-        token = CURRENT.set(seen)
-        try:
-            status = status_of(error)
-        finally:
-            CURRENT.reset(token)
-        seen.failed(error, status)
-        return status
+        return told_status(error, seen)
 
     async def _tell(self, exchange: Exchange, status: Status, extra: Headers = ()) -> None:
         await exchange.respond(status.http, oip_json.encode_error(status.why), JSON, extra)
-
-
-def _declared(metadata: ModelMetadata) -> dict[str, str]:
-    """Outputs that the model declares as BF16, which numpy cannot tell."""
-    return {s.name: s.datatype for s in metadata.outputs if s.datatype == "BF16"}
