@@ -53,6 +53,8 @@ _UNMIRRORED: dict[str, str] = {
     "__init__.py": "tests/test_public_face.py",
     "__main__.py": "three lines; tests/cli runs it",
     "cli/connecting.py": "tests/cli/test_infer.py and test_models.py give its options, and end as it says",
+    "engine/life.py": "tests/engine/test_engine.py, test_engine_ask.py and test_streams.py begin, stop and drop lives",
+    "engine/worker.py": "tests/engine/test_engine.py, test_engine_ask.py and test_process.py run, kill and revive instances",
     "server/direct.py": "a Protocol and a tuple; tests/server/test_connection.py and test_rest_direct.py meet them",
     "client/oip_grpc.py": "tests/client/test_server.py puts both implementations to the same questions",
     "core/outcome.py": "values without behaviour; tests/pipeline/test_items.py makes and reads them",

@@ -145,7 +145,7 @@ def test_stopping_while_it_loads_makes_start_say_so():
     starter = _spawn(start)
     assert loading.wait(WAIT_S)
     stopper = _spawn(engine.stop)
-    while engine._state.name != "STOPPING":
+    while engine._life.state.name != "STOPPING":
         threading.Event().wait(0.001)
     go_on.set()
     starter.join(WAIT_S)

@@ -341,14 +341,14 @@ def test_leaving_while_a_batch_is_parted_answers_nobody_twice():
         return await _ends(tasks)
 
     with serving(model) as engine:
-        gone = engine._go_on
+        go_on = engine._life.go_on
 
-        def go_on(life, ticket):
+        def or_gone(ticket):
             if ticket.request.inputs[0].data[0, 0] == 1:
                 raise CancelledRequestError("gone")
-            gone(life, ticket)
+            go_on(ticket)
 
-        engine._go_on = go_on
+        engine._life.go_on = or_gone
         ends = asyncio.run(ask(engine))
         assert isinstance(ends[1], CancelledRequestError)
         assert _ended(engine) == _only(success=4, cancelled=1)
@@ -731,7 +731,7 @@ def test_an_inline_model_is_not_closed_under_a_call():
         assert entered.wait(WAIT_S)
         stopper = threading.Thread(target=engine.stop)
         stopper.start()
-        while engine._state.name != "STOPPING":
+        while engine._life.state.name != "STOPPING":
             threading.Event().wait(0.001)
         instance_thread = engine._life.threads[0]
         instance_thread.join(0.05)

@@ -22,6 +22,7 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
+from headrace.engine.life import State
 from headrace.engine.streams import ITEMS_MAX, AnswerStream, StreamCall
 from headrace.testing import EchoModel, ManualClock
 
@@ -705,7 +706,7 @@ def test_a_drain_waits_for_open_streams(function):
         stream = engine.stream(request(rows(1)), more())
         await anext(stream)
         stopping = asyncio.create_task(on_thread(engine.stop))
-        await until(lambda: engine._state.name == "STOPPING")
+        await until(lambda: engine._life.state.name == "STOPPING")
         with pytest.raises(StoppedError):
             engine.stream(request())
         sent.put_nowait(5)
@@ -730,7 +731,7 @@ def test_stopping_without_drain_ends_streams(function, drains_first):
         stops = []
         if drains_first:
             stops.append(asyncio.create_task(on_thread(engine.stop)))
-            await until(lambda: engine._state.name == "STOPPING")
+            await until(lambda: engine._life.state.name == "STOPPING")
         stops.append(asyncio.create_task(on_thread(lambda: engine.stop(drain=False))))
         with pytest.raises(StoppedError, match="while this stream was open"):
             await anext(stream)
@@ -790,10 +791,10 @@ def test_a_stream_that_meets_a_stop_is_refused():
     async def use(engine):
         life, backend = engine._running_life("")
         engine._running_life = lambda _: (life, backend)
-        state, engine._state = engine._state, type(engine._state).STOPPING
+        state, life.state = life.state, State.STOPPING
         with pytest.raises(StoppedError):
             engine.stream(request())
-        engine._state = state
+        life.state = state
 
     _run(_script(plain_echo), use)
 

@@ -67,6 +67,14 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
         raise TypeError(f"unknown datatype {datatype!r}; known are {known}") from None
 
 
+def little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same numbers in the byte order of the protocol; where the machine has that too, numpy's one object for the type.
+
+    ``newbyteorder`` makes another object, which is equal, but not found by identity.
+    """
+    return np.dtype(f"<{dtype.kind}{dtype.itemsize}")
+
+
 def text_array(values: Sequence[object]) -> Array:
     """Strings and bytes as a flat array of objects; numpy by itself would pad them all to the longest."""
     made = np.empty(len(values), object)

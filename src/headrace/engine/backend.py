@@ -170,12 +170,12 @@ class LocalBackend:
         self._do(model.load)
         # From here on it holds something to be closed.
         self._model = model
-        self._predict = model.predict
+        self.predict = model.predict
         self.is_async = inspect.iscoroutinefunction(model.predict)
         self.inputs = ModelInputs.of(model, self._name)
         self.check = OutputCheck(self._name, model.outputs)
         self.rows_max = model.max_batch_rows if settings.max_batch_rows is None else settings.max_batch_rows
-        self._writes_inputs = model.writes_inputs
+        self.writes_inputs = model.writes_inputs
         if self.rows_max < 1:
             raise ModelLoadError(self._name, f"max_batch_rows must be 1 or more, not {self.rows_max}")
         if settings.max_batch_delay_ms is None and model.max_batch_delay_ms < 0:
@@ -251,14 +251,17 @@ class LocalBackend:
                 return self._do(lambda: self._predicted(tensors))
             with self.turns:
                 return self._do(lambda: self._predicted(tensors))
-        returned = self.inputs.call(self._predict, tensors)
-        if isinstance(returned, CoroutineType):
-            self.is_async = True
-            return self._wait_for(returned)
-        return returned
+        return self.awaited(self.inputs.call(self.predict, tensors))
+
+    def awaited(self, returned: Any) -> Any:
+        """What `predict` returned, once it is there: also what wraps an ``async def`` returns a coroutine."""
+        if not isinstance(returned, CoroutineType):
+            return returned
+        self.is_async = True
+        return self._wait_for(returned)
 
     def _predicted(self, tensors: Mapping[str, Array]) -> Any:
-        returned = self.inputs.call(self._predict, tensors)
+        returned = self.inputs.call(self.predict, tensors)
         # Known of an ``async def`` before; what wraps one shows only here.
         self.is_async = self.is_async or inspect.iscoroutine(returned)
         return returned
@@ -269,7 +272,7 @@ class LocalBackend:
             return {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
         if fresh:
             return parts[0]
-        if self._writes_inputs:
+        if self.writes_inputs:
             return {n: d.copy() for n, d in parts[0].items()}
         return {n: d if d.flags.c_contiguous else np.ascontiguousarray(d) for n, d in parts[0].items()}
 

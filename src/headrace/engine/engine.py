@@ -5,19 +5,16 @@ without an answer: a request ends with a response, an error, or its own cancella
 """
 
 import asyncio
-import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from enum import Enum, auto
 
-from headrace.batching.adaptive import AdaptiveBatcher, LookAgain
+from headrace.batching.adaptive import AdaptiveBatcher
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CancelledRequestError,
     ConfigError,
-    DeadlineError,
     InstanceLostError,
     LimitError,
     ModelInputError,
@@ -30,102 +27,22 @@ from headrace.core.predictor import PredictorStatistics
 from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Backend
-from headrace.engine.channel import Channel, ThreadTaker, Work
-from headrace.engine.instance import Instance
+from headrace.engine.channel import Channel
+from headrace.engine.inline import NOWHERE
 from headrace.engine.isolation import Placement
-from headrace.engine.reason import reason
-from headrace.engine.revival import Revival
+from headrace.engine.life import Life, State
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
-from headrace.engine.tally import Tally, total
+from headrace.engine.tally import total
 from headrace.engine.texts import with_texts
-from headrace.engine.ticket import (
-    Answer,
-    FutureReply,
-    LoopReply,
-    RequestTimes,
-    Ticket,
-    deliver,
-    gone,
-    merge_key,
-)
-
-_log = logging.getLogger("headrace.engine")
+from headrace.engine.ticket import FutureReply, LoopReply, RequestTimes, Ticket, merge_key
+from headrace.engine.worker import Worker
 
 RETRY_AFTER_MAX_S = 30.0
 REQUEST_ROWS_MAX = 1 << 20
 """Rows of one request that is asked: rows without values cost no bytes, so that the size of a body does not bound them."""
 
 _NOT_NOW = "it is starting or stopping"
-
-
-class _State(Enum):
-    STOPPED = auto()
-    LOADING = auto()
-    RUNNING = auto()
-    STOPPING = auto()
-
-
-class _Slot:
-    """One instance of a life: its backend once it is loaded, and its figures."""
-
-    def __init__(self) -> None:
-        self.tally = Tally()
-        self.backend: Backend | None = None
-        self.instance: Instance | None = None
-        self.streams: set[StreamCall] = set()
-        """Changed under the engine's lock."""
-        self.revival: Revival | None = None
-        self.alive = False
-        self.given_up = False
-
-
-class _Life:
-    """What one start makes and its stop ends: threads around a channel, and how their loading went."""
-
-    def __init__(self, channel: Channel, instances: int) -> None:
-        self.channel = channel
-        self.slots = [_Slot() for _ in range(instances)]
-        self.threads: list[threading.Thread] = []
-        self.loaded = 0
-        self.ended = 0
-        self.load_error: BaseException | None = None
-        self.inline: Instance | None = None
-        self.lock = threading.Lock()
-        """Held by the caller of an inline instance."""
-        self.over = False
-        """Whether the instances are being closed; set under `lock`."""
-        self.hurry = threading.Event()
-        """Set when it ends: nobody waits long for an instance to come back."""
-        self.lost: str | None = None
-        """Why no instance is left: all died, and none could be started again."""
-        self.began_s = 0.0
-        self.counting = threading.Lock()
-        """Held where the next two are changed: callers of several threads do that."""
-        self.tally = Tally()
-        """Requests that ended without an instance: withdrawn, or dropped."""
-        self.refused = 0
-
-    @property
-    def backend(self) -> Backend | None:
-        return self.slots[0].backend if self.slots else None
-
-    def begin(self, serve: "Callable[[_Life, _Slot], None]", name: str) -> None:
-        """Start a thread for each instance; when one cannot be had, the others end by themselves."""
-        try:
-            for i, slot in enumerate(self.slots):
-                thread = threading.Thread(target=serve, args=(self, slot), name=f"{name}-{i}", daemon=True)
-                thread.start()
-                self.threads.append(thread)
-        except BaseException:
-            self.channel.close()
-            raise
-
-    def end(self) -> None:
-        """Wait for the threads, but not for the one that asks."""
-        for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join()
 
 
 class Engine:
@@ -196,17 +113,18 @@ class Engine:
             clock=self._clock,
         )
         self._changed = threading.Condition()
-        self._state = _State.STOPPED
-        self._life = _Life(self._channel(1, 0.0), 0)
+        self._life = self._new_life(0)
 
-    def _channel(self, rows_max: int, delay_ms: float) -> Channel:
-        batcher = AdaptiveBatcher[Ticket](rows_max=rows_max, delay_s=delay_ms / 1000, merge=self._merge)
-        return Channel(
+    def _new_life(self, instances: int) -> Life:
+        # Sizes are known when the model is loaded.
+        batcher = AdaptiveBatcher[Ticket](rows_max=1, delay_s=0.0, merge=self._merge)
+        channel = Channel(
             batcher,
             self._clock,
             in_flight_max=self._in_flight_max,
             queue_rows_max=self.settings.queue_rows_max,
         )
+        return Life(self.name, self._clock, channel, self._changed, instances)
 
     @property
     def metadata(self) -> ModelMetadata:
@@ -224,7 +142,7 @@ class Engine:
     @property
     def running(self) -> bool:
         """Whether it takes requests."""
-        return self._state is _State.RUNNING
+        return self._life.state is State.RUNNING
 
     @property
     def alive(self) -> bool:
@@ -240,31 +158,34 @@ class Engine:
         `stop` was called meanwhile; then no instance is left running.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._state in (_State.STOPPED, _State.RUNNING))
-            if self._state is _State.RUNNING:
+            self._changed.wait_for(lambda: self._life.state in (State.STOPPED, State.RUNNING))
+            if self._life.state is State.RUNNING:
                 return
-            life = _Life(self._channel(1, 0.0), self.settings.instances)
-            life.begin(self._serve, f"headrace-{self.name}")
-            self._state, self._life = _State.LOADING, life
+            life = self._new_life(self.settings.instances)
+            life.begin(lambda slot: Worker(life, slot, self._placement).run())
+            self._life = life
         try:
             self._wait_until_loaded(life)
         except BaseException:
             life.channel.drop()
-            self._become_stopped(life)
+            self._become(life, State.STOPPED)
             raise
 
-    def _wait_until_loaded(self, life: _Life) -> None:
+    def _wait_until_loaded(self, life: Life) -> None:
         with self._changed:
             self._changed.wait_for(lambda: life.loaded == len(life.slots))
-            stopped = self._life is not life or self._state is not _State.LOADING
-            if life.load_error is None and not stopped:
+            if life.load_error is None and life.state is State.LOADING:
                 life.began_s = self._clock.now()
-                self._state = _State.RUNNING
-                self._changed.notify_all()
+                self._become(life, State.RUNNING)
                 return
         life.channel.close()
         life.end()
         raise life.load_error or StoppedError(f"model {self.name} was stopped while it loaded")
+
+    def _become(self, life: Life, state: State) -> None:
+        with self._changed:
+            life.state = state
+            self._changed.notify_all()
 
     def stop(self, *, drain: bool = True) -> None:
         """Finish what was accepted, or fail it with StoppedError; then close the instances.
@@ -275,49 +196,17 @@ class Engine:
         """
         with self._changed:
             life = self._life
-            if self._state is _State.STOPPED:
+            if life.state is State.STOPPED:
                 return
-            self._state = _State.STOPPING
+            life.state = State.STOPPING
         if drain:
-            self._finish_streams(life)
+            life.finish_streams()
             life.channel.close()
         else:
-            self._cut_short(life)
+            life.cut_short()
         life.hurry.set()
         life.end()
-        self._become_stopped(life)
-
-    def _cut_short(self, life: _Life) -> None:
-        with self._changed:
-            streams = [stream for slot in life.slots for stream in slot.streams]
-        for stream in streams:
-            stream.cancel(self._stopped("while this stream was open"))
-        self._drop(life, self._stopped("before this request began"))
-        with self._changed:
-            # A stop that waits for streams to be finished need not.
-            self._changed.notify_all()
-
-    def _drop(self, life: _Life, error: BaseException) -> None:
-        """Fail all that waits, and all that comes."""
-        tickets = life.channel.drop()
-        life.channel.settle(tickets)
-        now = self._clock.now()
-        with life.counting:
-            for ticket in tickets:
-                if ticket.ended:
-                    life.tally.failed(now - ticket.asked_s, rows=ticket.rows)
-        deliver([(ticket, error) for ticket in tickets])
-
-    def _finish_streams(self, life: _Life) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: life.channel.dropped or not any(s.streams for s in life.slots))
-
-    def _become_stopped(self, life: _Life) -> None:
-        with self._changed:
-            # Another life may have begun since: that one is not ours to end.
-            if self._life is life:
-                self._state = _State.STOPPED
-            self._changed.notify_all()
+        self._become(life, State.STOPPED)
 
     # Callers in threads
 
@@ -336,7 +225,7 @@ class Engine:
         if life.inline is None:
             life.channel.put(ticket, future)
         else:
-            reply.give(self._answer_inline(life, life.inline, ticket))
+            reply.give(life.inline.answer(ticket))
         return future
 
     # Callers in event loops
@@ -365,17 +254,22 @@ class Engine:
 
     def ask_now(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
         """What `ask` comes to, of a model that is called inline, on the caller's thread; None: it takes waiting, so `ask`."""
+        life = self._life
+        inline = life.inline
+        if inline is not None and times is None and life.state is State.RUNNING:
+            response = inline.answer_plainly(request)
+            if response is not None:
+                return response
         life, backend = self._running_life(_NOT_NOW)
-        if life.inline is None:
+        if inline is None:
             return None
         request, rows, now = self._taken(life, backend, request)
-        ticket = Ticket(request, rows, now, _NOWHERE, strict=True, times=times)
-        answer = self._answer_inline(life, life.inline, ticket)
+        answer = inline.answer(Ticket(request, rows, now, NOWHERE, strict=True, times=times))
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
-    def _taken(self, life: _Life, backend: Backend, request: InferRequest) -> tuple[InferRequest, int, float]:
+    def _taken(self, life: Life, backend: Backend, request: InferRequest) -> tuple[InferRequest, int, float]:
         """A request as its model wants it, its rows, and the time; raises what keeps it from being asked."""
         rows = self._checked(backend, request)
         request = with_texts(request, backend.metadata.bytes_as, self.name)
@@ -387,11 +281,11 @@ class Engine:
         if request.deadline is not None and now >= request.deadline:
             with life.counting:
                 life.tally.expired += 1
-            raise self._late(request)
+            raise life.late(request)
         return request, rows, now
 
     async def _answer_of(
-        self, life: _Life, ticket: Ticket, reply: LoopReply, left_s: float | None
+        self, life: Life, ticket: Ticket, reply: LoopReply, left_s: float | None
     ) -> InferResponse:
         """What a queued ticket comes to; it is withdrawn when its caller goes or its time is over."""
         try:
@@ -408,15 +302,15 @@ class Engine:
             if self._withdraw(life, ticket, reply):
                 with life.counting:
                     life.tally.expired += 1
-            raise self._late(ticket.request) from None
+            raise life.late(ticket.request) from None
 
-    def _admit(self, life: _Life, ticket: Ticket) -> None:
+    def _admit(self, life: Life, ticket: Ticket) -> None:
         most = self.settings.queue_rows_max
         try:
             if life.channel.offer(ticket):
                 return
         except StoppedError:
-            raise self._stopped("it is stopping, or has lost its instances") from None
+            raise life.stopped("it is stopping, or has lost its instances") from None
         with life.counting:
             life.refused += 1
         _, rows, _, _ = life.channel.waiting()
@@ -425,14 +319,14 @@ class Engine:
             retry_after_s=self._retry_after_s(life, rows),
         )
 
-    def _retry_after_s(self, life: _Life, rows: int) -> float:
+    def _retry_after_s(self, life: Life, rows: int) -> float:
         """How long the rows that wait will take, by how long rows took so far."""
         done = sum(s.tally.rows + s.tally.failed_rows for s in life.slots)
         busy_s = sum(s.tally.busy_s for s in life.slots)
         row_s = busy_s / done if done else 0.01
         return min(max(rows * row_s / len(life.slots), 0.1), RETRY_AFTER_MAX_S)
 
-    def _withdraw(self, life: _Life, ticket: Ticket, reply: LoopReply) -> bool:
+    def _withdraw(self, life: Life, ticket: Ticket, reply: LoopReply) -> bool:
         """Whoever asked has gone; whether the request had not ended, and been counted, before."""
         waited = life.channel.withdraw(ticket)
         reply.forget()
@@ -457,12 +351,12 @@ class Engine:
         loop = asyncio.get_running_loop()
         call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
         call.requests.offer(first)
-        slot = self._slot_for(life, call)
+        slot = life.slot_for(call, self.settings.streams_max)
         try:
             assert slot.backend is not None
             slot.backend.open_stream(call)
         except BaseException:
-            self._stream_over(life, slot, call)
+            life.stream_over(slot, call)
             raise
         with life.counting:
             slot.tally.streams += 1
@@ -471,40 +365,15 @@ class Engine:
             call.requests.close()
         else:
             feeding = loop.create_task(_feed(more, call))
-        return AnswerStream(call, feeding, lambda call: self._stream_over(life, slot, call))
-
-    def _slot_for(self, life: _Life, call: StreamCall) -> _Slot:
-        """The instance with the fewest streams, which has this one from now on."""
-        most = self.settings.streams_max
-        with self._changed:
-            # Asked once more: from here on a stop waits for this stream, or cancels it.
-            if self._life is not life or self._state is not _State.RUNNING:
-                raise self._stopped("it is stopping")
-            slot = min(life.slots, key=lambda s: (not s.alive, len(s.streams)))
-            if sum(len(s.streams) for s in life.slots) < most:
-                slot.streams.add(call)
-                return slot
-        with life.counting:
-            life.refused += 1
-        raise OverloadedError(
-            f"model {self.name} has {most} open streams, and no more may be (streams_max): ask again later",
-            retry_after_s=1.0,
-        )
-
-    def _stream_over(self, life: _Life, slot: _Slot, call: StreamCall) -> None:
-        with life.counting:
-            slot.tally.stream_items += call.items
-        with self._changed:
-            slot.streams.discard(call)
-            self._changed.notify_all()
+        return AnswerStream(call, feeding, lambda call: life.stream_over(slot, call))
 
     # Both
 
-    def _running_life(self, why: str) -> tuple[_Life, Backend]:
+    def _running_life(self, why: str) -> tuple[Life, Backend]:
         life = self._life
         backend = life.backend
-        if self._state is not _State.RUNNING or backend is None:
-            raise self._stopped(why)
+        if life.state is not State.RUNNING or backend is None:
+            raise life.stopped(why)
         if life.lost is not None:
             raise InstanceLostError(self.name, life.lost)
         return life, backend
@@ -556,211 +425,6 @@ class Engine:
             open_streams=sum(len(s.streams) for s in life.slots),
         )
         return total([*(s.tally for s in life.slots), life.tally], base)
-
-    # Instances' threads
-
-    def _serve(self, life: _Life, slot: _Slot) -> None:
-        """An instance's thread: load, then answer until stopped."""
-        try:
-            self._load(life, slot)
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that starts
-            if slot.backend is not None:
-                slot.backend.close()
-            self._report_loaded(life, error)
-            return
-        self._report_loaded(life, None)
-        assert slot.backend is not None
-        try:
-            self._answer_until_closed(life, slot, slot.backend)
-        finally:
-            slot.alive = False
-            with life.lock:
-                life.over = life.inline is not None
-            slot.backend.close()
-            with self._changed:
-                life.ended += 1
-                last = life.ended == len(life.slots)
-            if last:
-                # What an instance gave back when the others had ended already.
-                self._drop(life, self._stopped("before this request began"))
-
-    def _load(self, life: _Life, slot: _Slot) -> None:
-        slot.backend = backend = self._placement.load()
-        slot.instance = Instance(backend, self.name, self._clock, slot.tally)
-        slot.revival = Revival(backend, self.name, self._clock)
-        metadata = backend.metadata
-        life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
-        if self._placement.inline(backend):
-            life.inline = slot.instance
-        slot.revival = Revival(backend, self.name, self._clock)
-        slot.alive = True
-
-    def _answer_until_closed(self, life: _Life, slot: _Slot, backend: Backend) -> None:
-        taker = ThreadTaker()
-
-        def lost() -> None:
-            slot.alive = False
-            taker.wake()
-
-        backend.on_lost(lost)
-        while (work := life.channel.take(taker, lambda: backend.lost)) is not None:
-            died = isinstance(work, LookAgain) or not self._answer(life, slot, work)
-            if died and not self._revived(life, slot):
-                return
-
-    def _report_loaded(self, life: _Life, error: BaseException | None) -> None:
-        with self._changed:
-            life.load_error = life.load_error or error
-            life.loaded += 1
-            self._changed.notify_all()
-
-    def _answer(self, life: _Life, slot: _Slot, work: Work) -> bool:
-        """Answer a batch; False when the instance died meanwhile."""
-        tickets = [t for t in work.items if t.reply.begin()]
-        try:
-            if tickets:
-                deliver(self._answered(life, slot, tickets, work.reason))
-                assert slot.revival is not None
-                slot.revival.proved()
-        except InstanceLostError as lost:
-            self._recover(life, slot, tickets, lost)
-            return False
-        finally:
-            life.channel.ended(work)
-        return True
-
-    def _answered(
-        self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], why: str
-    ) -> list[tuple[Ticket, Answer]]:
-        assert slot.instance is not None
-        tally = slot.tally
-        began_s = self._clock.now()
-        if tally.ended_s is not None:
-            tally.starved_s += max(0.0, tickets[0].asked_s - tally.ended_s)
-        try:
-            answered = slot.instance.answer_all(tickets, lambda t: self._go_on(life, t))
-        finally:
-            tally.ended_s = ended_s = self._clock.now()
-            tally.busy_s += ended_s - began_s
-        tally.closed[why] = tally.closed.get(why, 0) + 1
-        life.channel.settle([ticket for ticket, _ in answered])
-        for ticket, answer in answered:
-            self._count(tally, ticket, answer, began_s, ended_s)
-        return answered
-
-    def _count(self, tally: Tally, ticket: Ticket, answer: Answer, began_s: float, ended_s: float) -> None:
-        tally.waited(began_s - ticket.asked_s)
-        times = ticket.times
-        if times is not None:
-            times.asked_s, times.began_s, times.ended_s = ticket.asked_s, began_s, ended_s
-        if not ticket.ended:
-            return  # counted when it was withdrawn
-        if isinstance(answer, InferResponse):
-            failed_rows = len(answer.failures)
-            tally.answered(ended_s - ticket.asked_s, rows=ticket.rows - failed_rows, failed_rows=failed_rows)
-        elif isinstance(answer, DeadlineError):
-            tally.expired += 1
-        elif isinstance(answer, CancelledRequestError):
-            tally.cancelled += 1
-        else:
-            tally.failed(ended_s - ticket.asked_s, rows=ticket.rows)
-
-    def _recover(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
-        """The instance died: what it had is asked once more, each request by itself."""
-        again: list[Ticket] = []
-        over: list[Ticket] = []
-        for ticket in tickets:
-            ticket.deaths += 1
-            if ticket.deaths < 2:
-                ticket.key = ticket  # shares a call with nobody: one of these may be what killed it
-                again.append(ticket)
-            else:
-                over.append(ticket)
-        self._lose(life, slot, over, lost)
-        slot.alive = False
-        life.channel.again(again)
-
-    def _revived(self, life: _Life, slot: _Slot) -> bool:
-        """Start an instance again whose process died; False when it is given up, or nobody wants it any more."""
-        assert slot.revival is not None
-
-        def wanted() -> bool:
-            return not life.channel.dropped and (not life.hurry.is_set() or life.channel.waiting()[0] > 0)
-
-        try:
-            slot.revival.revive(life.hurry, wanted)
-        except StoppedError:
-            return False
-        except BaseException as error:  # noqa: BLE001 - it is given up; what waits has other instances, or hears of it
-            self._give_up(life, slot, error)
-            return False
-        slot.tally.restarts += 1
-        slot.alive = True
-        return True
-
-    def _lose(self, life: _Life, slot: _Slot, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
-        life.channel.settle(tickets)
-        now = self._clock.now()
-        for ticket in tickets:
-            self._count(slot.tally, ticket, lost, now, now)
-        deliver([(ticket, lost) for ticket in tickets])
-
-    def _give_up(self, life: _Life, slot: _Slot, error: BaseException) -> None:
-        """An instance takes nothing any more; without a last one nothing can be answered."""
-        _log.error("an instance could not be started again", extra={"model": self.name}, exc_info=error)
-        with self._changed:
-            slot.given_up = True
-            last = all(s.given_up for s in life.slots)
-        if last:
-            life.lost = f"its process died and could not be started again: {reason(error)}"
-            self._drop(life, InstanceLostError(self.name, life.lost))
-
-    def _answer_inline(self, life: _Life, instance: Instance, ticket: Ticket) -> Answer:
-        """Call the model at once, on the caller's thread."""
-        slot = life.slots[0]
-        tally = slot.tally
-        with life.lock:
-            if life.over:
-                return self._stopped("it is stopping")
-            began_s = self._clock.now()
-            ((_, answer),) = instance.answer_all((ticket,), lambda t: self._go_on(life, t))
-            tally.ended_s = ended_s = self._clock.now()
-            tally.busy_s += ended_s - began_s
-            ticket.ended = True
-            self._count(tally, ticket, answer, began_s, ended_s)
-        return answer
-
-    def _go_on(self, life: _Life, ticket: Ticket) -> None:
-        """Raise when the request need not be answered any more."""
-        if life.channel.dropped:
-            raise self._stopped("while this request ran")
-        if ticket.cancelled:
-            raise gone(ticket)
-        deadline = ticket.request.deadline
-        if deadline is not None and self._clock.now() >= deadline:
-            raise self._late(ticket.request)
-
-    def _late(self, request: InferRequest) -> DeadlineError:
-        name = f"request {request.id}" if request.id else "a request"
-        return DeadlineError(f"model {self.name} did not answer {name} before its deadline")
-
-    def _stopped(self, when: str) -> StoppedError:
-        return StoppedError(f"model {self.name} is not running: {when}")
-
-
-class _Nowhere:
-    """The reply of a request whose caller is handed the answer."""
-
-    loop = None
-
-    def begin(self) -> bool:
-        return True
-
-    def give(self, answer: Answer) -> None:
-        del answer
-
-
-_NOWHERE = _Nowhere()
 
 
 def _fitting(request: InferRequest, backend: Backend) -> InferRequest:

@@ -15,7 +15,7 @@ _GUESSED_DATATYPE = "FP32"
 """Of inputs that are known by the names of parameters alone."""
 
 
-class _Exact(NamedTuple):
+class ExactInput(NamedTuple):
     """An input of which everything but the rows is fixed: what has exactly that needs no other look."""
 
     name: str
@@ -39,7 +39,7 @@ class ModelInputs:
     any_name: bool
     declared: bool
     positional: bool
-    exact: tuple[_Exact, ...] | None
+    exact: tuple[ExactInput, ...] | None
     """Where all inputs are declared so; None: some are not."""
 
     @classmethod
@@ -153,13 +153,13 @@ class ModelInputs:
         return ModelInputError(self.model, why)
 
 
-def _exact(specs: Sequence[TensorSpec]) -> tuple[_Exact, ...] | None:
-    exact: list[_Exact] = []
+def _exact(specs: Sequence[TensorSpec]) -> tuple[ExactInput, ...] | None:
+    exact: list[ExactInput] = []
     for spec in specs:
         # Without a shape nothing is known of the axes; text and BF16 have no numpy type of their own.
         if not spec.shape or -1 in spec.shape[1:] or spec.datatype in ("BYTES", "BF16"):
             return None
-        exact.append(_Exact(spec.name, dtype_of(spec.datatype), len(spec.shape), spec.shape[1:]))
+        exact.append(ExactInput(spec.name, dtype_of(spec.datatype), len(spec.shape), spec.shape[1:]))
     return tuple(exact)
 
 

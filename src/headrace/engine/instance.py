@@ -93,7 +93,7 @@ class Instance:
         InstanceLostError alone is raised: then nobody is answered yet.
         """
         if len(tickets) == 1:
-            return [(tickets[0], self._answer(tickets[0], before_call))]
+            return [(tickets[0], self.answer_alone(tickets[0], before_call))]
         answered: list[tuple[Ticket, Answer]] = []
         groups = [list(tickets)]
         while groups:
@@ -101,7 +101,7 @@ class Instance:
             retry = len(asked) < len(tickets)
             going = [t for t in asked if not self._over(t, before_call, answered)]
             if len(going) == 1:
-                answered.append((going[0], self._answer(going[0], before_call)))
+                answered.append((going[0], self.answer_alone(going[0], before_call)))
             elif going:
                 groups += self._answer_together(going, before_call, answered, retry=retry)
         return answered
@@ -110,7 +110,7 @@ class Instance:
         """Whether a ticket need not be run with others; then it is answered."""
         try:
             if not ticket.rows:
-                answered.append((ticket, self._answer(ticket, before_call)))
+                answered.append((ticket, self.answer_alone(ticket, before_call)))
                 return True
             before_call(ticket)
         except HeadraceError as error:
@@ -169,7 +169,7 @@ class Instance:
             start += ticket.rows
         if not guilty:
             return _halves(tickets)
-        answered.extend((t, self._answer(t, before_call)) for t in guilty)
+        answered.extend((t, self.answer_alone(t, before_call)) for t in guilty)
         return [others] if others else []
 
     def _checked_response(self, outputs: Outputs, ticket: Ticket) -> Answer:
@@ -178,8 +178,8 @@ class Instance:
         except ModelInputError as error:
             return error
 
-    def _answer(self, ticket: Ticket, before_call: BeforeCall) -> Answer:
-        """One ticket by itself: what it comes to, an error included."""
+    def answer_alone(self, ticket: Ticket, before_call: BeforeCall) -> Answer:
+        """One ticket by itself: what it comes to, an error included, but for InstanceLostError, which is raised."""
         try:
             before_call(ticket)
             try:
@@ -192,13 +192,19 @@ class Instance:
             before_call(ticket)
         except InstanceLostError:
             raise
-        except HeadraceError as error:
-            return error
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
-            failed = PredictError(self._name, reason(error))
-            failed.__cause__ = error
-            return failed
+            return self.failure(error)
         return answer
+
+    def failure(self, error: BaseException) -> BaseException:
+        """What a request comes to whose call raised this."""
+        if isinstance(error, HeadraceError):
+            return error
+        told = (
+            self._refused(error) if isinstance(error, RowError) else PredictError(self._name, reason(error))
+        )
+        told.__cause__ = error
+        return told
 
     def answer(self, ticket: Ticket, before_call: BeforeCall) -> InferResponse:
         """Predict a request of any size, in calls of at most `rows_max` rows; none for no rows.

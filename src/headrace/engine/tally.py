@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from headrace.core.errors import CancelledRequestError, DeadlineError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.statistics import (
     BATCH_ROWS_BOUNDS,
@@ -13,7 +14,9 @@ from headrace.core.statistics import (
     Histogram,
     ModelStatistics,
 )
+from headrace.core.tensor import InferResponse
 from headrace.engine.backend import Called
+from headrace.engine.ticket import Answer, Ticket
 
 _SIZES_MAX = 1024
 """Batch sizes that are counted apart; what goes beyond counts as the largest."""
@@ -89,6 +92,26 @@ class Tally:
         size = rows if len(self.sizes) < _SIZES_MAX else max(self.sizes)
         return self.sizes.setdefault(size, _Lasting())
 
+    def ended_at_once(self, rows: int, infer_s: float, ended_s: float) -> None:
+        """One request that waited for nothing, was called by itself, and answered: what the methods below and `called` count."""
+        self.calls += 1
+        compute = self.compute
+        compute.count += 1
+        compute.infer_s += infer_s
+        lasting = self.sizes.get(rows) or self._size(rows)
+        lasting.count += 1
+        lasting.seconds += infer_s
+        self.batch_rows.add(rows)
+        self.queue.count += 1
+        self.queue_s.add(0.0)
+        success = self.success
+        success.count += 1
+        success.seconds += infer_s
+        self.request_s.add(infer_s)
+        self.rows += rows
+        self.busy_s += infer_s
+        self.ended_s = ended_s
+
     def waited(self, seconds: float) -> None:
         """One request that was begun after so long."""
         queue = self.queue
@@ -111,6 +134,24 @@ class Tally:
         self.fail.seconds += seconds
         self.request_s.add(seconds)
         self.error_rows += rows
+
+    def ended(self, ticket: Ticket, answer: Answer, began_s: float, ended_s: float) -> None:
+        """One request that was begun, and what it came to; nothing but its wait of one that was withdrawn meanwhile."""
+        asked_s, times = ticket.asked_s, ticket.times
+        self.waited(began_s - asked_s)
+        if times is not None:
+            times.asked_s, times.began_s, times.ended_s = asked_s, began_s, ended_s
+        if not ticket.ended:
+            return
+        if isinstance(answer, InferResponse):
+            failed_rows = len(answer.failures)
+            self.answered(ended_s - asked_s, rows=ticket.rows - failed_rows, failed_rows=failed_rows)
+        elif isinstance(answer, DeadlineError):
+            self.expired += 1
+        elif isinstance(answer, CancelledRequestError):
+            self.cancelled += 1
+        else:
+            self.failed(ended_s - asked_s, rows=ticket.rows)
 
     def snapshot(self) -> PredictorStatistics:
         """What every predictor tells."""

@@ -5,6 +5,7 @@ Arrives: what a body says of a tensor (datatype, shape, values). Leaves: a numpy
 """
 
 import struct
+import sys
 from itertools import chain
 from math import prod
 from typing import Any, Literal, cast
@@ -13,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError, DataError
-from headrace.core.tensor import Array, dtype_of, text_array
+from headrace.core.tensor import Array, dtype_of, little_endian, text_array
+
+_LITTLE_ENDIAN = sys.byteorder == "little"
 
 Bf16 = Literal["bits", "float32"]
 """How BF16 becomes numpy, which has no such type: uint16 bit patterns, or widened to float32 (exact)."""
@@ -178,7 +181,7 @@ def array_from_binary(
         )
     if datatype == "BOOL":
         return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
-    made: Array = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False)
+    made: Array = np.frombuffer(data, little_endian(dtype)).astype(dtype, copy=False)
     if not made.flags.aligned:
         made = made.copy()
     if datatype == "BF16" and bf16 == "float32":
@@ -286,7 +289,9 @@ def binary_values(name: str, datatype: str, data: Array) -> bytes | Array:
         return _length_prefixed(name, data.ravel().tolist())
     if datatype == "BF16" and data.dtype != np.uint16:
         data = bf16_from_float32(data)
-    return np.ascontiguousarray(data, data.dtype.newbyteorder("<"))
+    if _LITTLE_ENDIAN and data.dtype.isnative and data.flags.c_contiguous:
+        return data
+    return np.ascontiguousarray(data, little_endian(data.dtype))
 
 
 def _length_prefixed(name: str, values: list[object]) -> bytes:

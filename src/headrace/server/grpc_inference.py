@@ -70,11 +70,15 @@ class Inference:
         """ModelInfer."""
         self.check(call)
         wire = self.decoded(call, data)
+        model, version, request = wire.model, wire.version, wire.request
         seen = CURRENT.get()
-        if seen is None:
-            return self.encoded(wire, await self.dataplane.infer(wire.model, wire.version, wire.request))
-        seen.model, seen.version = wire.model, wire.version
-        seen.asked(wire.request)
-        response = await self.dataplane.infer(wire.model, wire.version, wire.request, seen.times)
-        seen.version = response.model_version or wire.version
+        times = None
+        if seen is not None:
+            seen.model, seen.version, times = model, version, seen.times
+            seen.asked(request)
+        response = self.dataplane.infer_now(model, version, request, times)
+        if response is None:
+            response = await self.dataplane.infer(model, version, request, times)
+        if seen is not None:
+            seen.version = response.model_version or version
         return self.encoded(wire, response)

@@ -1,13 +1,14 @@
 """Responses to ModelInferResponse messages, raw or typed, and to Triton's wrapped form for streams."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import numpy as np
 import orjson
 
 from headrace.core.errors import DataError
-from headrace.core.tensor import InferResponse, Tensor, datatype_of, dtype_of
+from headrace.core.tensor import InferResponse, Tensor, datatype_of
 from headrace.protocols.oip_grpc.messages import message_class
 from headrace.protocols.tensors import binary_values
 
@@ -15,19 +16,24 @@ FINAL_RESPONSE: Final = "triton_final_response"
 """Triton's parameter that says whether more answers to the same request follow."""
 
 _RESPONSE: Any = message_class("ModelInferResponse")
+_OUTPUT_CLASS: Any = message_class("ModelInferResponse.InferOutputTensor")
+_CONTENTS_CLASS: Any = message_class("InferTensorContents")
 _STREAM_RESPONSE: Any = message_class("ModelStreamInferResponse")
 
-_NUMBERS: Final = (
-    "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64".split()  # noqa: SIM905 - a table of 12
-)
-_DATATYPES: Final = {dtype_of(name): name for name in _NUMBERS}
 _RAW_ONLY: Final = frozenset({"FP16", "BF16"})
 
-# The tag byte of a field whose values are length-delimited: its number, and wire type 2.
+# Tags of fields whose values are length-delimited: the number, and wire type 2.
+_ID: Final = b"\x1a"
+_OUTPUT: Final = b"\x2a"
 _RAW_OUTPUT: Final = b"\x32"
+_CONTENTS: Final = b"\x2a"
+_BYTES_CONTENTS: Final = b"\x42"
 _INFER_RESPONSE: Final = b"\x12"
 # Packed floats and booleans look on the wire as they do in memory; integers do not.
 _PACKED: Final = {"BOOL": b"\x0a", "FP32": b"\x32", "FP64": b"\x3a"}
+_ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))
+_HEADS_MAX: Final = 1024
+"""Of models, and of outputs, that are remembered: shapes vary, so they are bounded."""
 _LISTED: Final = {
     "INT8": "int_contents",
     "INT16": "int_contents",
@@ -64,33 +70,53 @@ def encode_response(
     """
     if response.failures:
         raise ValueError(f"{len(response.failures)} rows failed, which a V2 response cannot say")
-    message = _RESPONSE(
-        model_name=response.model_name, model_version=response.model_version or "", id=response.id or id
-    )
-    if response.parameters:
-        set_parameters(message.parameters, response.parameters)
+    parts = [_response_head(response.model_name, response.model_version or "")]
+    sent_id = response.id or id
+    if sent_id:
+        _put(parts, _ID, sent_id.encode())
+    if response.parameters or final is not None:
+        parts.append(_parameters(_RESPONSE(), response.parameters, final))
+    named = [(tensor, _datatype(tensor, datatypes)) for tensor in response.outputs]
+    for _, datatype in named:
+        raw = raw or datatype in _RAW_ONLY
+    behind: list[Any] = []
+    for tensor, datatype in named:
+        output = _output_head(tensor.name, datatype, tensor.data.shape)
+        if tensor.parameters:
+            output += _parameters(_OUTPUT_CLASS(), tensor.parameters, None)
+        if raw:
+            values = binary_values(tensor.name, datatype, tensor.data)
+            _put(behind, _RAW_OUTPUT, values, len(values) if isinstance(values, bytes) else values.nbytes)
+        else:
+            contents = _contents(tensor, datatype)
+            output = b"".join((output, _CONTENTS, _varint(len(contents)), contents))
+        _put(parts, _OUTPUT, output)
+    return b"".join(parts + behind)
+
+
+# Messages are put together from the bytes of their fields, of which most are the same from answer to answer: to make a message
+# object, fill it and have it serialized takes several times as long, and copies raw contents twice more.
+
+
+@lru_cache(_HEADS_MAX)
+def _response_head(model: str, version: str) -> bytes:
+    return _RESPONSE(model_name=model, model_version=version).SerializeToString()
+
+
+@lru_cache(_HEADS_MAX)
+def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    return _OUTPUT_CLASS(name=name, datatype=datatype, shape=shape).SerializeToString()
+
+
+def _parameters(message: Any, parameters: Mapping[str, Any], final: bool | None) -> bytes:
+    set_parameters(message.parameters, parameters)
     if final is not None:
         message.parameters[FINAL_RESPONSE].bool_param = final
-    named = [(tensor, _datatype(tensor, datatypes)) for tensor in response.outputs]
-    add = message.outputs.add
-    if not raw and not any(datatype in _RAW_ONLY for _, datatype in named):
-        for tensor, datatype in named:
-            entry = add(name=tensor.name, datatype=datatype, shape=tensor.data.shape)
-            if tensor.parameters:
-                set_parameters(entry.parameters, tensor.parameters)
-            _set_contents(entry.contents, tensor, datatype)
-        return message.SerializeToString()
-    parts: list[Any] = [b""]
-    for tensor, datatype in named:
-        entry = add(name=tensor.name, datatype=datatype, shape=tensor.data.shape)
-        if tensor.parameters:
-            set_parameters(entry.parameters, tensor.parameters)
-        values = binary_values(tensor.name, datatype, tensor.data)
-        size = len(values) if isinstance(values, bytes) else values.nbytes
-        parts += (_RAW_OUTPUT, _varint(size), values)
-    # Raw contents are appended as the wire has them: through the message they would be copied twice more.
-    parts[0] = message.SerializeToString()
-    return b"".join(parts)
+    return message.SerializeToString()
+
+
+def _put(parts: list[Any], tag: bytes, value: Any, size: int | None = None) -> None:
+    parts += (tag, _varint(len(value) if size is None else size), value)
 
 
 def wrapped(response: bytes) -> bytes:
@@ -146,17 +172,22 @@ def _datatype(tensor: Tensor, datatypes: Mapping[str, str] | None) -> str:
     dtype = tensor.data.dtype
     if datatypes and datatypes.get(tensor.name) == "BF16" and dtype.name in ("uint16", "float32"):
         return "BF16"
-    return _DATATYPES.get(dtype) or datatype_of(dtype)
+    return datatype_of(dtype)
 
 
-def _set_contents(contents: Any, tensor: Tensor, datatype: str) -> None:
+def _contents(tensor: Tensor, datatype: str) -> bytes:
+    """The bytes of InferTensorContents."""
     if datatype == "BYTES":
-        contents.bytes_contents.extend(_elements(tensor))
-    elif tag := _PACKED.get(datatype):
+        parts: list[Any] = []
+        for element in _elements(tensor):
+            _put(parts, _BYTES_CONTENTS, element)
+        return b"".join(parts)
+    if tag := _PACKED.get(datatype):
         values: Any = binary_values(tensor.name, datatype, tensor.data)
-        contents.MergeFromString(b"".join((tag, _varint(values.nbytes), values)))
-    else:
-        getattr(contents, _LISTED[datatype]).extend(tensor.data.ravel().tolist())
+        return b"".join((tag, _varint(values.nbytes), values)) if values.nbytes else b""
+    message = _CONTENTS_CLASS()
+    getattr(message, _LISTED[datatype]).extend(tensor.data.ravel().tolist())
+    return message.SerializeToString()
 
 
 def _elements(tensor: Tensor) -> list[bytes]:
@@ -180,7 +211,7 @@ def _elements(tensor: Tensor) -> list[bytes]:
 def _varint(number: int) -> bytes:
     """An unsigned number as protobuf writes it: seven bits a byte, the low ones first."""
     if number < 128:
-        return bytes((number,))
+        return _ONE_BYTE[number]
     made = bytearray()
     while number > 127:
         made.append(number & 127 | 128)
