@@ -162,11 +162,12 @@ def test_plain_bodies_take_the_short_way(datatype, data):
 ARRAYS = st.sampled_from(
     [np.float32, np.float64, np.int64, np.uint8, np.float16, np.bool_, np.dtype(">f4"), np.uint64]
 ).flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)))
+TEXTS = st.lists(st.text(max_size=4) | st.sampled_from(["null", b"a"]), max_size=4).map(text_array)
 
 
 @settings(deadline=None)
 @given(
-    ARRAYS,
+    ARRAYS | TEXTS,
     st.booleans(),
     st.sampled_from([None, "1"]),
     st.sampled_from(["", "null", "i"]),
@@ -199,7 +200,18 @@ def test_plain_responses_take_the_short_way():
         quick_response(response)
         == b'{"model_name":"m","outputs":[{"name":"y","shape":[1,2],"datatype":"FP32","data":[1.0,1.0]}]}'
     )
-    for array in (np.array([np.inf]), np.array([np.nan]), text_array(["a"]), np.array([True])):
+    text = InferResponse((Tensor("y", text_array(["null", "é"]).reshape(2, 1)),), "m")
+    assert quick_response(text) is None, "it may be a number that is none"
+    text = InferResponse((Tensor("y", text_array(["a", "é"]).reshape(2, 1)),), "m")
+    assert quick_response(text) == encode_response(text).body
+    assert orjson.loads(quick_response(text))["outputs"][0]["data"] == ["a", "é"]
+    for array in (
+        np.array([np.inf]),
+        np.array([np.nan]),
+        np.array([True]),
+        np.array([1.0], ">f4"),
+        *map(text_array, ([b"a"], [np.str_("a")], ["\ud800"], [None])),
+    ):
         assert quick_response(InferResponse((Tensor("y", array),), "m")) is None
 
 

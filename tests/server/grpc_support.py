@@ -4,7 +4,7 @@ import asyncio
 import functools
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,10 +86,18 @@ class FunctionDataplane:
             raise
         return InferResponse((Tensor("y", answer),), model, "1", request.id)
 
-    async def stream(self, model: str, version: str, requests: AsyncIterator[InferRequest]) -> Any:
+    async def stream_one(self, model: str, version: str, request: InferRequest) -> Any:
+        async def requests():
+            yield request
+
+        async with aclosing(self.stream_some(model, version, requests())) as answers:
+            async for some in answers:
+                yield some
+
+    async def stream_some(self, model: str, version: str, requests: AsyncIterator[InferRequest]) -> Any:
         try:
             async for answer in self._find(model, version).stream(requests):
-                yield InferResponse((Tensor("y", answer),), model, "1")
+                yield [InferResponse((Tensor("y", answer),), model, "1")]
         except (asyncio.CancelledError, GeneratorExit):
             self.cancellations.put_nowait(model)
             raise

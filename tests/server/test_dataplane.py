@@ -39,6 +39,15 @@ async def arriving(*requests):
         yield request
 
 
+async def responses(plane, model, version, requests):
+    """Of a stream, one by one."""
+    async with aclosing(plane.stream_some(model, version, requests)) as answers:
+        async for some in answers:
+            assert some
+            for response in some:
+                yield response
+
+
 def plane_of(**models):
     repository = ModelRepository([definition(make, name) for name, make in models.items()])
     repository.start()
@@ -60,7 +69,7 @@ def test_streams_of_requests_are_answered_in_order():
 
     async def scenario(plane):
         asked = arriving(*(rows(i, id=str(i)) for i in range(count)))
-        async with aclosing(plane.stream("echo", "", asked)) as answers:
+        async with aclosing(responses(plane, "echo", "", asked)) as answers:
             return [(r.id, r["output"].tolist()) async for r in answers]
 
     assert run(scenario, echo=EchoModel) == [(str(i), [i]) for i in range(count)]
@@ -68,7 +77,9 @@ def test_streams_of_requests_are_answered_in_order():
 
 def test_a_stream_of_requests_to_a_model_that_streams_carries_version_and_id():
     async def scenario(plane):
-        async with aclosing(plane.stream("words", "", arriving(text("a b", id="i"), text("c")))) as answers:
+        async with aclosing(
+            responses(plane, "words", "", arriving(text("a b", id="i"), text("c")))
+        ) as answers:
             return [(r["word"].tolist(), r.model_name, r.model_version, r.id) async for r in answers]
 
     assert run(scenario, words=Words) == [([w], "words", "1", "i") for w in "abc"]
@@ -76,7 +87,7 @@ def test_a_stream_of_requests_to_a_model_that_streams_carries_version_and_id():
 
 def test_no_request_is_no_response():
     async def scenario(plane):
-        return [r async for r in plane.stream("echo", "", arriving())]
+        return [r async for r in responses(plane, "echo", "", arriving())]
 
     assert run(scenario, echo=EchoModel) == []
 
@@ -116,7 +127,7 @@ def test_an_error_in_a_stream_comes_after_what_was_before_it():
             return x
 
     async def scenario(plane):
-        answers = plane.stream("picky", "", arriving(*(rows(i) for i in range(5))))
+        answers = responses(plane, "picky", "", arriving(*(rows(i) for i in range(5))))
         seen = [(await anext(answers))["output"].tolist() for _ in range(2)]
         with pytest.raises(PredictError, match="two"):
             await anext(answers)

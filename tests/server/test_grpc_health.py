@@ -56,6 +56,7 @@ async def test_a_watch_ends_when_the_server_drains():
         yield b""
 
     watch = health.watch(None, one())
-    assert Checked.FromString(await anext(watch)).status == SERVING
+    (first,) = await anext(watch)
+    assert Checked.FromString(first).status == SERVING
     health.drain()
-    assert [Checked.FromString(m).status async for m in watch] == [NOT_SERVING]
+    assert [Checked.FromString(m).status async for (m,) in watch] == [NOT_SERVING]

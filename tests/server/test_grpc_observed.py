@@ -52,8 +52,7 @@ class Service:
             async for data in requests:
                 if data == b"bad":
                     raise PredictError("m", "it broke")
-                yield data
-                yield data
+                yield data, data
 
         methods = {"/t.T/Echo": Method(unary=echo), "/t.T/Count": Method(stream=count)}
         return observed(methods, self.answers, self._observers)

@@ -211,11 +211,11 @@ class StreamModel:
                 model_version=item.model_version or self._version,
                 id=item.id or id,
             )
-        if isinstance(item, Mapping):
+        if type(item) is dict or isinstance(item, Mapping):
             named: Mapping[Any, Any] = cast("Mapping[Any, Any]", item)
         else:
             named = {self._names[0] if len(self._names) == 1 else "output": item}
-        tensors = tuple(Tensor(str(name), self._array(name, data)) for name, data in named.items())
+        tensors = tuple([Tensor(str(name), self._array(name, data)) for name, data in named.items()])
         if not tensors:
             raise ModelContractError(self._name, "predict_stream yielded an empty mapping")
         return InferResponse(tensors, self._name, self._version, id)

@@ -17,7 +17,7 @@ _TENSORS_MAX: Final = 64
 _FLOAT32: Final = np.dtype(np.float32)
 _FLOAT64: Final = np.dtype(np.float64)
 _INT64: Final = np.dtype(np.int64)
-_FLOAT32_MAX_SQUARE: Final = float(np.finfo(np.float32).max) ** 2
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _DTYPES: Final[dict[object, np.dtype[Any]]] = {
     "FP32": _FLOAT32,
     "FP64": _FLOAT64,
@@ -31,6 +31,8 @@ _DTYPES: Final[dict[object, np.dtype[Any]]] = {
 }
 # By numpy's own numbers, which are found sooner than dtypes are hashed. What has another byte order has the same number.
 _DATATYPES: Final = {dtype.num: cast("str", name) for name, dtype in _DTYPES.items()}
+_TEXT: Final = frozenset({str})
+_DATATYPES[np.dtype(object).num] = "BYTES"
 _Json = dict[str, Any]
 
 
@@ -102,9 +104,11 @@ def _converted(found: Array, dtype: np.dtype[Any]) -> Array | None:
             found = found.astype(_FLOAT64)
         if dtype is _FLOAT64:
             return found
-        # When the sum of the squares is no larger than that of the largest number alone, none of them overflows.
+        # Where they are is found much sooner than what they are.
         flat = found if found.ndim == 1 else found.ravel()
-        return found.astype(_FLOAT32) if flat.dot(flat) <= _FLOAT32_MAX_SQUARE else None
+        if flat[flat.argmax()] > _FLOAT32_MAX or flat[flat.argmin()] < -_FLOAT32_MAX:
+            return None
+        return found.astype(_FLOAT32)
     if kind is not _INT64:
         return None
     made = found.astype(dtype)
@@ -112,7 +116,7 @@ def _converted(found: Array, dtype: np.dtype[Any]) -> Array | None:
 
 
 def quick_response(response: InferResponse) -> bytes | None:
-    """The body of a response whose outputs are all numbers and finite, as JSON; else None."""
+    """The body of a response whose outputs are all finite numbers or text, as JSON; else None."""
     listed: list[_Json] = []
     for tensor in response.outputs:
         data = tensor.data
@@ -120,7 +124,12 @@ def quick_response(response: InferResponse) -> bytes | None:
         datatype = _DATATYPES.get(dtype.num)
         if datatype is None or not dtype.isnative or tensor.parameters:
             return None
-        listed.append({"name": tensor.name, "shape": data.shape, "datatype": datatype, "data": data.ravel()})
+        values: Any = data.ravel()
+        if datatype == "BYTES":
+            values = values.tolist()
+            if not _TEXT.issuperset(map(type, values)):
+                return None
+        listed.append({"name": tensor.name, "shape": data.shape, "datatype": datatype, "data": values})
     document: _Json = {"model_name": response.model_name}
     if response.model_version is not None:
         document["model_version"] = response.model_version
@@ -133,5 +142,5 @@ def quick_response(response: InferResponse) -> bytes | None:
         text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
         return None
-    # What is not finite is written as null: infinities must be refused.
+    # What is not finite is written as null: infinities must be refused. Text may have the word too.
     return None if b"null" in text else text

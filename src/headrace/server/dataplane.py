@@ -174,14 +174,6 @@ class Dataplane:
             return await engine.ask(request, times)
         return await _collected(engine, request)
 
-    async def stream(
-        self, model: str, version: str, requests: AsyncIterator[InferRequest]
-    ) -> AsyncGenerator[InferResponse, None]:
-        """Responses one by one; see `stream_some`."""
-        async for some in self.stream_some(model, version, requests):
-            for response in some:
-                yield response
-
     async def stream_some(
         self, model: str, version: str, requests: AsyncIterator[InferRequest]
     ) -> AsyncGenerator[list[InferResponse], None]:

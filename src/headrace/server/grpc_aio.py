@@ -1,7 +1,7 @@
 """gRPC carried by grpc.aio, the default. The one door to grpcio (extra `grpc`)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,13 +194,16 @@ def _unary(answer: Unary) -> Callable[[bytes, Any], Any]:
     return handle
 
 
-def _stream(answer: Stream) -> Callable[[AsyncIterator[bytes], Any], AsyncGenerator[bytes, None]]:
-    async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+def _stream(answer: Stream) -> Callable[[AsyncIterator[bytes], Any], Any]:
+    # A coroutine that writes, no generator: of those grpcio asks each message one by one.
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
+        write = context.write
         try:
-            # One answer at a time: the next is asked for when this one is on its way.
+            # The next answers are asked for when these are on their way.
             async with aclosing(answer(_AioCall(context), requests)) as answers:
-                async for message in answers:
-                    yield message
+                async for messages in answers:
+                    for message in messages:
+                        await write(message)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - every error has a status

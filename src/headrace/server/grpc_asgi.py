@@ -114,8 +114,9 @@ class GrpcAsgi:
         assert method.stream is not None
         messages.watch()
         async with aclosing(method.stream(call, messages)) as answers:
-            async for answer in answers:
-                await send({"type": "http.response.body", "body": _framed(answer), "more_body": True})
+            async for some in answers:
+                body = b"".join(map(_framed, some))
+                await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 class _AsgiCall:

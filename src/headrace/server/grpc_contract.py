@@ -1,6 +1,6 @@
 """What a carrier of gRPC calls and the methods that answer them know of each other."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,8 @@ class Call(Protocol):
 
 
 Unary = Callable[[Call, bytes], Awaitable[bytes]]
-Stream = Callable[[Call, AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
+Stream = Callable[[Call, AsyncIterator[bytes]], AsyncGenerator[Sequence[bytes], None]]
+"""Gives the messages that are there at once together: what passes them on does so once for many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class Health:
         self._inference.check(call)
         return encode_health_list({service: self._status(service) for service in self._services})
 
-    async def watch(self, _: Call, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async def watch(self, _: Call, messages: AsyncIterator[bytes]) -> AsyncGenerator[Sequence[bytes], None]:
         """Health.Watch: the status now, and whenever it changes, until the caller goes or the server stops."""
         service: str = parsed(HealthCheckRequest, await anext(messages, b"")).service
         told: int | None = None
@@ -69,7 +69,7 @@ class Health:
             draining = self._draining.is_set()
             status = self._status(service)
             if status != told:
-                yield encode_health(status)
+                yield (encode_health(status),)
                 told = status
             if draining:
                 return

@@ -1,7 +1,7 @@
 """gRPC methods whose calls are counted, and observed where somebody asks; whatever carries them."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from headrace.server.answers import Answers
@@ -52,9 +52,9 @@ class _Watch:
         self._observers.begin(seen)
         return seen
 
-    def item(self, seen: Observation, message: bytes) -> None:
-        seen.sent(1, self._clock())
-        seen.bytes_out += len(message)
+    def items(self, seen: Observation, messages: Sequence[bytes]) -> None:
+        seen.sent(len(messages), self._clock())
+        seen.bytes_out += sum(map(len, messages))
 
     def end(self, action: str, code: str, seen: Observation | None) -> None:
         self.answers.add(action, code)
@@ -107,15 +107,15 @@ def _counted(action: str, answer: Unary, answers: Answers) -> Unary:
 def _stream(path: str, answer: Stream, watch: _Watch) -> Stream:
     action = path.rpartition("/")[2]
 
-    async def counted(call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async def counted(call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[Sequence[bytes], None]:
         seen = watch.begin(path, action, call)
         code = _CANCELLED
         replies = answer(call, requests)
         try:
-            async for reply in replies:
+            async for some in replies:
                 if seen is not None:
-                    watch.item(seen, reply)
-                yield reply
+                    watch.items(seen, some)
+                yield some
             code = _OK
         except Exception as error:
             code = _failed(error, seen)

@@ -148,10 +148,12 @@ class GrpcService:
         return repository.encode_statistics(self._dataplane.statistics(asked.name, asked.version))
 
     def _reflection(self, reflection: Reflection) -> Stream:
-        async def answers(call: Call, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        async def answers(
+            call: Call, messages: AsyncIterator[bytes]
+        ) -> AsyncGenerator[Sequence[bytes], None]:
             self._inference.check(call)
             async for message in messages:
-                yield reflection.answer(message)
+                yield (reflection.answer(message),)
 
         return answers
 

@@ -6,7 +6,7 @@ could tell apart by looking, so the caller (call metadata) or the listener (a se
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -53,7 +53,9 @@ class InferenceStreams:
         self._inference = inference
         self._settings = settings
 
-    def model_stream_infer(self, call: Call, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    def model_stream_infer(
+        self, call: Call, messages: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Sequence[bytes], None]:
         """Answer one stream, in the dialect that it asks for, or else in the listener's."""
         self._inference.check(call)
         if self._dialect(call) == "triton":
@@ -71,7 +73,7 @@ class InferenceStreams:
 
 async def _mlserver_answers(
     inference: Inference, settings: StreamSettings, call: Call, messages: AsyncIterator[bytes]
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[Sequence[bytes], None]:
     first = await anext(messages, None)
     if first is None:
         return
@@ -86,13 +88,20 @@ async def _mlserver_answers(
     dataplane = inference.dataplane
     if not dataplane.metadata(wire.model, wire.version).streams:
         async for request in requests:
-            yield inference.encoded(wire, await dataplane.infer(wire.model, wire.version, request))
+            yield (inference.encoded(wire, await dataplane.infer(wire.model, wire.version, request)),)
         return
+    ready: list[bytes] = []
     try:
-        async with aclosing(dataplane.stream(wire.model, wire.version, requests)) as responses:
-            async for response in responses:
-                yield inference.encoded(wire, response)
+        async with aclosing(dataplane.stream_some(wire.model, wire.version, requests)) as answers:
+            async for responses in answers:
+                ready = []
+                for response in responses:
+                    ready.append(inference.encoded(wire, response))
+                yield ready
+                ready = []
     except Exception:
+        if ready:
+            yield ready
         # What the model made of a caller's mistake says less than the mistake.
         requests.raise_mistake()
         raise
@@ -143,6 +152,9 @@ class _SameModel:
             )
 
 
+_LATER: Final = object()
+
+
 class _TritonStream:
     """One stream whose messages are requests of their own."""
 
@@ -155,14 +167,22 @@ class _TritonStream:
 
     async def answers(
         self, messages: AsyncIterator[bytes], first: WireRequest | None = None
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[Sequence[bytes], None]:
         """Answers as they come, until all messages are answered; `first` was read already."""
         reading = asyncio.create_task(self._read(messages, first))
         try:
-            while (answer := await self._answers.get()) is not None:
+            while True:
+                ready: list[bytes] = []
+                answer: object = await self._answers.get()
+                while isinstance(answer, bytes):
+                    ready.append(answer)
+                    answer = _LATER if self._answers.empty() else self._answers.get_nowait()
+                if ready:
+                    yield ready
                 if isinstance(answer, BaseException):
                     raise answer
-                yield answer
+                if answer is None:
+                    return
         finally:
             reading.cancel()
             await asyncio.wait([reading])
@@ -201,14 +221,11 @@ class _TritonStream:
 
     async def _stream(self, wire: WireRequest) -> None:
         dataplane, encoded = self._inference.dataplane, self._inference.encoded
-        async with aclosing(dataplane.stream(wire.model, wire.version, _one(wire.request))) as responses:
-            async for response in responses:
-                await self._answers.put(wrapped(encoded(wire, response, final=False)))
+        async with aclosing(dataplane.stream_one(wire.model, wire.version, wire.request)) as answers:
+            async for responses in answers:
+                for response in responses:
+                    await self._answers.put(wrapped(encoded(wire, response, final=False)))
         if wire.empty_final:
             metadata = dataplane.metadata(wire.model, wire.version)
             last = InferResponse((), metadata.name, metadata.version or wire.version)
             await self._answers.put(wrapped(encoded(wire, last, final=True)))
-
-
-async def _one(request: InferRequest) -> AsyncGenerator[InferRequest, None]:
-    yield request
