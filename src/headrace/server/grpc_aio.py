@@ -187,7 +187,8 @@ def _handler(method: Method) -> Any:
 def _unary(answer: Unary) -> Callable[[bytes, Any], Any]:
     async def handle(request: bytes, context: Any) -> bytes | None:
         try:
-            return await answer(_AioCall(context), request)
+            reply = answer(_AioCall(context), request)
+            return reply if isinstance(reply, bytes) else await reply
         except Exception as error:  # noqa: BLE001 - every error has a status
             await _abort(context, error)
 

@@ -108,7 +108,9 @@ class GrpcAsgi:
             if request is None:
                 raise DataError("the call has no request message")
             messages.watch()
-            answer = await method.unary(call, request)
+            answer = method.unary(call, request)
+            if not isinstance(answer, bytes):
+                answer = await answer
             await send({"type": "http.response.body", "body": _framed(answer), "more_body": True})
             return
         assert method.stream is not None

@@ -17,7 +17,8 @@ class Call(Protocol):
         ...
 
 
-Unary = Callable[[Call, bytes], Awaitable[bytes]]
+Unary = Callable[[Call, bytes], bytes | Awaitable[bytes]]
+"""Gives the answer at once where nothing has to be waited for: a coroutine costs as much as a fast model."""
 Stream = Callable[[Call, AsyncIterator[bytes]], AsyncGenerator[Sequence[bytes], None]]
 """Gives the messages that are there at once together: what passes them on does so once for many."""
 

@@ -1,7 +1,7 @@
 """Inference over gRPC: bytes to a request, the dataplane's answer to bytes; one call at a time, and as streams."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import InferResponse, ModelMetadata
@@ -9,7 +9,7 @@ from headrace.protocols.oip_grpc.requests import WireRequest, decode_request
 from headrace.protocols.oip_grpc.responses import encode_response
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_contract import Call
-from headrace.server.observation import CURRENT
+from headrace.server.observation import CURRENT, Observation
 from headrace.server.security import Access, Role
 
 
@@ -66,19 +66,26 @@ class Inference:
             self._bf16_outputs[model, version] = known
         return known[1]
 
-    async def model_infer(self, call: Call, data: bytes) -> bytes:
+    def model_infer(self, call: Call, data: bytes) -> bytes | Awaitable[bytes]:
         """ModelInfer."""
         self.check(call)
         wire = self.decoded(call, data)
-        model, version, request = wire.model, wire.version, wire.request
         seen = CURRENT.get()
-        times = None
         if seen is not None:
-            seen.model, seen.version, times = model, version, seen.times
-            seen.asked(request)
-        response = self.dataplane.infer_now(model, version, request, times)
+            seen.model, seen.version = wire.model, wire.version
+            seen.asked(wire.request)
+        times = None if seen is None else seen.times
+        response = self.dataplane.infer_now(wire.model, wire.version, wire.request, times)
         if response is None:
-            response = await self.dataplane.infer(model, version, request, times)
+            return self._model_infer(wire, seen)
+        return self._answered(wire, response, seen)
+
+    async def _model_infer(self, wire: WireRequest, seen: Observation | None) -> bytes:
+        times = None if seen is None else seen.times
+        response = await self.dataplane.infer(wire.model, wire.version, wire.request, times)
+        return self._answered(wire, response, seen)
+
+    def _answered(self, wire: WireRequest, response: InferResponse, seen: Observation | None) -> bytes:
         if seen is not None:
-            seen.version = response.model_version or version
+            seen.version = response.model_version or wire.version
         return self.encoded(wire, response)

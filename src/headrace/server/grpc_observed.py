@@ -1,7 +1,7 @@
 """gRPC methods whose calls are counted, and observed where somebody asks; whatever carries them."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from headrace.server.answers import Answers
@@ -72,7 +72,9 @@ def _unary(path: str, answer: Unary, watch: _Watch) -> Unary:
         seen = watch.begin(path, action, call)
         code = _CANCELLED
         try:
-            reply = await answer(call, data)
+            reply = answer(call, data)
+            if not isinstance(reply, bytes):
+                reply = await reply
             code = _OK
             if seen is not None:
                 seen.bytes_in, seen.bytes_out = len(data), len(reply)
@@ -89,10 +91,21 @@ def _unary(path: str, answer: Unary, watch: _Watch) -> Unary:
 def _counted(action: str, answer: Unary, answers: Answers) -> Unary:
     """Where nobody observes: no more than what is needed on the way of every call."""
 
-    async def counted(call: Call, data: bytes) -> bytes:
+    def counted(call: Call, data: bytes) -> bytes | Awaitable[bytes]:
+        try:
+            reply = answer(call, data)
+        except Exception as error:
+            answers.add(action, _failed(error, None))
+            raise
+        if not isinstance(reply, bytes):
+            return later(reply)
+        answers.add(action, _OK)
+        return reply
+
+    async def later(awaited: Awaitable[bytes]) -> bytes:
         code = _CANCELLED
         try:
-            reply = await answer(call, data)
+            reply = await awaited
             code = _OK
         except Exception as error:
             code = _failed(error, None)

@@ -54,6 +54,62 @@ def refusal(made, kind=DataError):
     return str(caught.value)
 
 
+def plain_message(model="m", name="x", shape=(1, 2), values=(1.0, 2.0), id="", **more):
+    """One raw tensor."""
+    message = Request(model_name=model, id=id, **more)
+    message.inputs.add(name=name, datatype="FP32", shape=shape)
+    message.raw_input_contents.append(np.array(values, np.float32).tobytes())
+    return message.SerializeToString()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["m", "n", "a" * 60 + "m", "a" * 60 + "n"]),
+            st.sampled_from(["x", "y"]),
+            st.sampled_from([(1, 2), (2, 1), (2,)]),
+            st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=2),
+            st.sampled_from(["", "", "i"]),
+        ),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_a_head_that_came_before_is_read_as_it_was(messages):
+    """Values are the only thing that may differ; each is read as it is alone."""
+    requests._HEADS.clear()
+    for model, name, shape, values, id in messages:
+        wire = decode_request(plain_message(model, name, shape, values, id), now=0.0, deadline=3.0)
+        (tensor,) = wire.request.inputs
+        assert (wire.model, wire.raw, tensor.name, wire.request.id) == (model, True, name, id)
+        assert (tensor.data.shape, wire.request.deadline) == (shape, 3.0)
+        assert tensor.data.ravel().tolist() == values
+        assert tensor.data.flags.aligned
+
+
+def test_heads_are_remembered_where_values_are_all_that_follows():
+    requests._HEADS.clear()
+    decode_request(plain_message(), now=0.0)
+    assert len(requests._HEADS) == 1
+    plain = plain_message()
+    unknown = plain[-8:]  # a field that we do not know, and that ends as the values do
+    decode_request(plain + b"\xfa\x07\x08" + unknown, now=0.0)
+    twice = plain + plain[-10:]
+    with pytest.raises(DataError, match="raw_input_contents"):
+        decode_request(twice, now=0.0)
+    decode_request(plain_message(id="an-id"), now=0.0)
+    assert len(requests._HEADS) == 1
+
+
+def test_no_more_heads_are_remembered_than_may_be():
+    requests._HEADS.clear()
+    for i in range(requests._HEADS_MAX + 10):
+        decode_request(plain_message(model=f"model-{i}"), now=0.0)
+    decode_request(plain_message(name="x" * 2000), now=0.0)
+    assert len(requests._HEADS) <= requests._HEADS_MAX
+    assert not any(len(head.sent) > 1024 for head in requests._HEADS.values())
+
+
 @given(ARRAYS)
 def test_raw_contents_become_the_array_that_was_sent(array):
     wire = decoded(message(array, datatype=NAMES[array.dtype.name][0], raw=array.tobytes()))
