@@ -2,6 +2,8 @@
 
     python benchmarks/serving [SECTION...] [--pairs 5] [--seconds 2]
 
+Beside it `first_item.py` (how soon the items of streams arrive) and `soak.py` (half a million requests: is memory flat?).
+
 Sections: rest, binary, grpc, grpcbig, sse, gstream, batch, lone; all when none is named. Needs wrk and h2load (Debian's
 wrk and nghttp2-client): C clients, so that the server is what is measured. Every pair runs both sides in turns; CPU is
 of the server alone, and steadier than the rate. Figures go to `bench-results/serving.json`. Exits with 1 when a promise is
@@ -10,11 +12,8 @@ not kept.
 
 import argparse
 import json
-import os
 import re
 import shutil
-import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import psutil
+from process import Server, free_port
 from rich.console import Console
 from rich.table import Table
 
@@ -117,40 +116,6 @@ def grpc_body(model: str) -> bytes:
         request.raw_input_contents.append(np.random.default_rng(1).random(shape, np.float32).tobytes())
     message = request.SerializeToString()
     return struct.pack(">BI", 0, len(message)) + message
-
-
-class Server:
-    """A server process, and the CPU that it has used."""
-
-    def __init__(self, command: list[str], port: int) -> None:
-        self.port = port
-        environment = {**os.environ, "PYTHONPATH": f"src{os.pathsep}{HERE}"}
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        time.sleep(1.0)
-
-    def cpu_s(self) -> float:
-        tree = [psutil.Process(self.process.pid)]
-        tree += tree[0].children(recursive=True)
-        return sum(sum(p.cpu_times()[:2]) for p in tree)
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_wrk(url: str, connections: int, seconds: float, body: bytes, headers: dict[str, str]) -> float:

@@ -1,6 +1,9 @@
 """The models that are served beside the bare servers."""
 
+import asyncio
 import time
+
+import numpy as np
 
 from headrace import Model, TensorSpec
 
@@ -38,3 +41,23 @@ class Words(Model):
         async for _ in requests:
             for i in range(100):
                 yield {"word": [f"word{i}"]}
+
+
+class Stamps(Model):
+    """Says when it yields, on the machine's monotonic clock, ten times a tenth of a second."""
+
+    async def predict_stream(self, requests):
+        async for _ in requests:
+            for _ in range(10):
+                yield {"ns": np.array([time.monotonic_ns()])}
+                await asyncio.sleep(0.01)
+
+
+class StampsInThread(Model):
+    """The same as a plain generator, which has a thread of its own."""
+
+    def predict_stream(self, requests):
+        for _ in requests:
+            for _ in range(10):
+                yield {"ns": np.array([time.monotonic_ns()])}
+                time.sleep(0.01)

@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import http.client
 import socket
+import ssl
 import struct
 import threading
 import weakref
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.server.connection import Connection, Shared
 from headrace.server.direct import Reply
-from headrace.server.listen import HttpListener, new_event_loop
+from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
 from headrace.server.overdue import Overdue
 from server.support import WAIT_S, Socket
 from server.test_rest import wait_for
@@ -74,10 +76,10 @@ async def long_way(scope, receive, send):
 class Door:
     """A listener with a loop of its own."""
 
-    def __init__(self, direct, **shared) -> None:
+    def __init__(self, direct, tls=None, **shared) -> None:
         self.direct = direct
         self.loop = new_event_loop()
-        self.listener = HttpListener(long_way, "127.0.0.1", 0, direct=direct)
+        self.listener = HttpListener(long_way, "127.0.0.1", 0, tls, direct=direct)
         self.made = []
         shared_by_all = Shared(direct, **shared)
         door = self
@@ -118,8 +120,8 @@ class Door:
 
 
 @contextmanager
-def door(direct=None, **shared):
-    opened = Door(direct or Echo(), **shared)
+def door(direct=None, **settings):
+    opened = Door(direct or Echo(), **settings)
     opened.thread.start()
     assert opened.started.wait(WAIT_S)
     try:
@@ -306,3 +308,39 @@ def test_garbage_behind_a_good_request_is_refused_after_its_answer(echo):
         assert way(raw.answer())[0] == "direct"
         assert raw.answer().status == 400
         assert raw.rest() == b""
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_tls_and_mutual_tls(pems, mutual):
+    """Both ways pass under TLS; who has no certificate where one is needed gets nothing, nor does plain HTTP."""
+    tls = TlsFiles(pems / "server.pem", pems / "server.key", pems / "ca.pem" if mutual else None)
+
+    def asked(context):
+        connection = http.client.HTTPSConnection(
+            "localhost", opened.listener.port, timeout=WAIT_S, context=context
+        )
+        try:
+            ways = []
+            for body in (b"x", b"refused"):
+                connection.request("POST", "/now", body)
+                answer = connection.getresponse()
+                ways.append((answer.headers["x-way"], answer.read()))
+            return ways
+        finally:
+            connection.close()
+
+    with door(tls=tls) as opened:
+        assert opened.listener.address.startswith("https://")
+        stranger = ssl.create_default_context(cafile=pems / "ca.pem")
+        known = ssl.create_default_context(cafile=pems / "ca.pem")
+        known.load_cert_chain(pems / "client.pem", pems / "client.key")
+        assert asked(known if mutual else stranger) == [("direct", b"x"), ("long", b"refused")]
+        if mutual:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                asked(stranger)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            asked(ssl.create_default_context())
+        with opened.socket() as raw:
+            raw.send(post(b"x"))
+            with suppress(ConnectionResetError):
+                assert b"HTTP/" not in raw.rest()

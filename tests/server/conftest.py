@@ -1,0 +1,25 @@
+"""Fixtures of several doors' tests."""
+
+import subprocess
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def pems(tmp_path_factory):
+    """An authority, and certificates of a server and a client that it signed."""
+    folder = tmp_path_factory.mktemp("pems")
+
+    def openssl(*args):
+        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
+
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl(
+        "req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2"
+    )
+    (folder / "names").write_text("subjectAltName=DNS:localhost")
+    for name in ("server", "client"):
+        openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2"]
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
+    return folder
