@@ -8,7 +8,6 @@ from headrace.core.clock import Clock
 from headrace.core.errors import StoppedError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
 from headrace.engine.backend import Backend, LocalBackend
-from headrace.engine.inputs import ExactInput
 from headrace.engine.instance import BeforeCall, Instance
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.tally import Tally
@@ -20,7 +19,7 @@ class _Plain(NamedTuple):
 
     name: str
     version: str | None
-    exact: tuple[ExactInput, ...]
+    exact_rows: Callable[[InferRequest], int | None]
     rows_max: int
     writes_inputs: bool
     predict: Callable[..., Any]
@@ -37,7 +36,7 @@ def _plain(backend: Backend) -> _Plain | None:
     return _Plain(
         metadata.name,
         metadata.version,
-        inputs.exact,
+        inputs.exact_rows,
         backend.rows_max,
         backend.writes_inputs,
         backend.predict,
@@ -88,30 +87,20 @@ class Inline:
         """The short way, for what nearly every request is: exactly as the model declares it, and nothing asked besides.
 
         None: it is another one, which `answer` takes. Raises what the call came to. What this says and counts is what `answer` would;
-        it is one function, since one that is found in no cache takes longer to come than to run.
+        it makes few steps, since what is found in no cache takes longer to come than to run.
         """
         plain = self._plain
-        inputs = request.inputs
-        if (
-            plain is None
-            or request.deadline is not None
-            or request.outputs
-            or len(inputs) != len(plain.exact)
-        ):
+        if plain is None or request.deadline is not None or request.outputs:
+            return None
+        rows = plain.exact_rows(request)
+        if rows is None or not 0 < rows <= plain.rows_max:
             return None
         tensors: dict[str, Array] = {}
-        rows = 0
-        for tensor, (name, dtype, axes, row_shape) in zip(inputs, plain.exact):  # noqa: B905 - their lengths are equal
+        for tensor in request.inputs:
             data = tensor.data
-            shape = data.shape
-            if tensor.name != name or data.dtype is not dtype or len(shape) != axes or shape[1:] != row_shape:
+            if not data.flags.c_contiguous:
                 return None
-            if not data.flags.c_contiguous or (tensors and rows != shape[0]):
-                return None
-            rows = shape[0]
-            tensors[name] = data.copy() if plain.writes_inputs else data
-        if not 0 < rows <= plain.rows_max:
-            return None
+            tensors[tensor.name] = data.copy() if plain.writes_inputs else data
         tally = self._tally
         with self._lock:
             if self._over:

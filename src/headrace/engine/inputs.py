@@ -76,13 +76,13 @@ class ModelInputs:
 
     def check(self, request: InferRequest) -> int:
         """How many rows the request has. Raises ModelInputError when it does not fit."""
-        rows = self._exact_rows(request)
+        rows = self.exact_rows(request)
         if rows is not None:
             return rows
         self.check_names(request)
         return self._rows(request)
 
-    def _exact_rows(self, request: InferRequest) -> int | None:
+    def exact_rows(self, request: InferRequest) -> int | None:
         """How many rows a request has that is exactly as the model declares; None for another, which may do all the same."""
         inputs, exact = request.inputs, self.exact
         if exact is None or len(inputs) != len(exact):
