@@ -26,8 +26,8 @@ HERE = Path(__file__).parent
 GROWTH_MAX = 0.05
 WARM_SHARE = 0.2
 CANCELLERS = 4
-"""Channels whose calls are all cancelled. What grpc keeps of such calls grows with their number up to some 15 MB, and no further:
-of fewer the server would still be warming up long after its first fifth."""
+"""Channels whose calls are all cancelled. Native memory grows with such calls by some 15 MB, and no further (Python's own stays as it
+is): of fewer the server would still be warming up long after its first fifth."""
 
 
 def body(columns: int) -> bytes:

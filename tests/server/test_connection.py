@@ -165,10 +165,11 @@ def test_a_whole_post_is_answered_directly(echo, path):
         post(b"x", b"/elsewhere"),
         post(b"x").replace(b"POST", b"PUT"),
         post(b"x").replace(b"HTTP/1.1", b"HTTP/1.0"),
+        post(b"x", b"/now", b"Connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0"),
         post(b"x", b"/now", b"Connection: close"),
         post(b"x", b"/now", b"Connection: upgrade", b"Upgrade: x"),
     ],
-    ids=["refused", "elsewhere", "put", "1.0", "close", "upgrade"],
+    ids=["refused", "elsewhere", "put", "1.0", "1.0 kept", "close", "upgrade"],
 )
 def test_everything_else_is_an_exchange(echo, request_bytes):
     with echo.socket() as raw:
