@@ -43,7 +43,8 @@ class GrpcAioSettings:
         tls: None speaks plain HTTP/2.
         message_bytes_max: Of one message, both ways.
         calls_max: Calls at once on all connections; more are turned away with RESOURCE_EXHAUSTED.
-        streams_max: Calls at once on one connection; a client keeps more to itself until one ends.
+        streams_max: Calls at once on one connection; a client keeps more to itself until one ends. Under load grpc's core
+            keeps as many cancelled calls, some 14 KB each.
         keepalive_s: After how long without a word from a client it is asked whether it is still there.
         keepalive_timeout_s: How long it has to answer.
         ping_interval_min_s: A client that pings more often than this is disconnected.
