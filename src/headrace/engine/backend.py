@@ -222,11 +222,7 @@ class LocalBackend:
         assert model is not None
         token = CALL.set(call)
         try:
-            if self._stream_model is None or self._home is not None:
-                returned = self._do(lambda: model.predict_request(request))
-            else:
-                with self.turns:
-                    returned = self._do(lambda: model.predict_request(request))
+            returned = self._in_turn(lambda: model.predict_request(request))
         finally:
             CALL.reset(token)
         if not isinstance(returned, InferResponse):
@@ -247,10 +243,8 @@ class LocalBackend:
 
     def _returned(self, tensors: Mapping[str, Array]) -> Any:
         if self._stream_model is not None:
-            if self._home is not None:
-                return self._do(lambda: self._predicted(tensors))
-            with self.turns:
-                return self._do(lambda: self._predicted(tensors))
+            return self._in_turn(lambda: self._predicted(tensors))
+        # Nothing but a call: there is neither a thread to be changed nor a turn to be waited for.
         return self.awaited(self.inputs.call(self.predict, tensors))
 
     def awaited(self, returned: Any) -> Any:
@@ -365,6 +359,13 @@ class LocalBackend:
             self._runner = asyncio.Runner()
         # The context of this call, not of the first one.
         return self._runner.run(self._awaited(coroutine), context=contextvars.copy_context())
+
+    def _in_turn(self, method: Callable[[], Any]) -> Any:
+        """What `_do` does, while no plain generator's code runs."""
+        if self._stream_model is None or self._home is not None:
+            return self._do(method)
+        with self.turns:
+            return self._do(method)
 
     def _in_home(self, method: Callable[[], Any], home: LoopThread) -> Any:
         def begin() -> Any:

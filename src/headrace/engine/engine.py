@@ -256,13 +256,13 @@ class Engine:
         """What `ask` comes to, of a model that is called inline, on the caller's thread; None: it takes waiting, so `ask`."""
         life = self._life
         inline = life.inline
-        if inline is not None and times is None and life.state is State.RUNNING:
+        if inline is None:
+            return None
+        if times is None and life.state is State.RUNNING:
             response = inline.answer_plainly(request)
             if response is not None:
                 return response
         life, backend = self._running_life(_NOT_NOW)
-        if inline is None:
-            return None
         request, rows, now = self._taken(life, backend, request)
         answer = inline.answer(Ticket(request, rows, now, NOWHERE, strict=True, times=times))
         if isinstance(answer, BaseException):

@@ -71,17 +71,20 @@ class Inline:
 
     def answer(self, ticket: Ticket) -> Answer:
         """Call the model now. What the ticket comes to is counted."""
-        tally = self._tally
         with self._lock:
             if self._over:
                 return self._stopped("it is stopping")
             began_s = self._now()
             answer = self._instance.answer_alone(ticket, self._before_call)
-            tally.ended_s = ended_s = self._now()
-            tally.busy_s += ended_s - began_s
-            ticket.ended = True
-            tally.ended(ticket, answer, began_s, ended_s)
+            self._ended(ticket, answer, began_s, self._now())
         return answer
+
+    def _ended(self, ticket: Ticket, answer: Answer, began_s: float, ended_s: float) -> None:
+        tally = self._tally
+        tally.ended_s = ended_s
+        tally.busy_s += ended_s - began_s
+        ticket.ended = True
+        tally.ended(ticket, answer, began_s, ended_s)
 
     def answer_plainly(self, request: InferRequest) -> InferResponse | None:
         """The short way, for what nearly every request is: exactly as the model declares it, and nothing asked besides.
@@ -116,7 +119,9 @@ class Inline:
             if failure is None:
                 tally.ended_at_once(rows, ended_s - began_s, ended_s)
             else:
-                self._count(Ticket(request, rows, began_s, NOWHERE, strict=True), failure, ended_s)
+                tally.calls += 1
+                ticket = Ticket(request, rows, began_s, NOWHERE, strict=True)
+                self._ended(ticket, failure, began_s, ended_s)
         if failure is not None:
             raise failure
         return InferResponse(
@@ -125,14 +130,6 @@ class Inline:
             plain.version,
             request.id,
         )
-
-    def _count(self, ticket: Ticket, failure: BaseException, ended_s: float) -> None:
-        tally = self._tally
-        tally.calls += 1
-        tally.ended_s = ended_s
-        tally.busy_s += ended_s - ticket.asked_s
-        ticket.ended = True
-        tally.ended(ticket, failure, ticket.asked_s, ended_s)
 
     def close(self) -> None:
         """Let a call in progress end, and call no more."""

@@ -93,22 +93,11 @@ class Tally:
         return self.sizes.setdefault(size, _Lasting())
 
     def ended_at_once(self, rows: int, infer_s: float, ended_s: float) -> None:
-        """One request that waited for nothing, was called by itself, and answered: what the methods below and `called` count."""
+        """One request that waited for nothing, was called by itself, and answered."""
         self.calls += 1
-        compute = self.compute
-        compute.count += 1
-        compute.infer_s += infer_s
-        lasting = self.sizes.get(rows) or self._size(rows)
-        lasting.count += 1
-        lasting.seconds += infer_s
-        self.batch_rows.add(rows)
-        self.queue.count += 1
-        self.queue_s.add(0.0)
-        success = self.success
-        success.count += 1
-        success.seconds += infer_s
-        self.request_s.add(infer_s)
-        self.rows += rows
+        self.called(rows, Called({}, infer_s=infer_s))
+        self.waited(0.0)
+        self.answered(infer_s, rows=rows, failed_rows=0)
         self.busy_s += infer_s
         self.ended_s = ended_s
 

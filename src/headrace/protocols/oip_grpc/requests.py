@@ -142,10 +142,10 @@ _HEAD_BYTES_MAX: Final = 1024
 
 
 def _remember(head: _Head, data: bytes, raw: bytes) -> None:
-    sent = data[: -len(raw)]
     # Ids are never the same again.
-    if head.id or len(sent) > _HEAD_BYTES_MAX:
+    if head.id or len(data) - len(raw) > _HEAD_BYTES_MAX:
         return
+    sent = data[: -len(raw)]
     # Whether what stands behind the head is the values, and nothing else, is tried with others.
     other = bytes(byte ^ 255 for byte in raw[:1]) + raw[1:]
     try:
@@ -167,10 +167,9 @@ def _plain(message: Any) -> _Head | None:
     if len(inputs) != 1 or len(raw) != 1 or message.parameters or message.outputs:
         return None
     tensor, data = inputs[0], raw[0]
-    name, dtype, shape = tensor.name, _RAW.get(tensor.datatype), tensor.shape[:]
-    if not name or dtype is None or not 0 < len(shape) <= DIMENSIONS_MAX or min(shape) <= 0:
-        return None
-    if prod(shape) * dtype.itemsize != len(data) or tensor.parameters or tensor.HasField("contents"):
+    name, shape = tensor.name, tensor.shape[:]
+    dtype = _raw_dtype(tensor.datatype, shape, data)
+    if not name or dtype is None or tensor.parameters or tensor.HasField("contents"):
         return None
     model, version, id = message.model_name, message.model_version, message.id
     if max(len(name), len(model), len(version), len(id)) > NAME_CHARS_MAX:
@@ -233,15 +232,17 @@ def _raw_input(tensor: Any, data: bytes) -> Tensor:
     return Tensor(name, array, parameters_of(parameters)) if parameters else Tensor(name, array)
 
 
-def _raw_array(name: str, datatype: str, shape: list[int], data: bytes) -> Array:
+def _raw_dtype(datatype: str, shape: list[int], data: bytes) -> np.dtype[Any] | None:
+    """What raw bytes can be seen as, where they are as many as positive sizes say: then nothing is left to be checked."""
     dtype = _RAW.get(datatype)
-    # As many bytes as positive sizes say: nothing is left to be checked.
-    if (
-        dtype is not None
-        and 0 < len(shape) <= DIMENSIONS_MAX
-        and min(shape) > 0
-        and prod(shape) * dtype.itemsize == len(data)
-    ):
+    if dtype is None or not 0 < len(shape) <= DIMENSIONS_MAX or min(shape) <= 0:
+        return None
+    return dtype if prod(shape) * dtype.itemsize == len(data) else None
+
+
+def _raw_array(name: str, datatype: str, shape: list[int], data: bytes) -> Array:
+    dtype = _raw_dtype(datatype, shape, data)
+    if dtype is not None:
         return np.frombuffer(data, dtype).reshape(shape)
     checked = checked_shape(name, shape)
     return array_from_binary(
