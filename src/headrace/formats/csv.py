@@ -24,6 +24,7 @@ from headrace.formats.lines import (
     NewlineScanner,
     Offsets,
     Scanner,
+    Until,
     cut_text,
     newline_offsets,
 )
@@ -59,19 +60,28 @@ class CsvFormat:
         if self.header not in {"none", "drop", "names"}:
             raise ConfigError(f'header must be "none", "drop" or "names", not {self.header!r}')
 
-    def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        """Blocks of the records that each chunk completes."""
-        dialect = Dialect.of(self.delimiter, self.quote)
-        scanner: Scanner = QuoteScanner(dialect) if dialect.quote else NewlineScanner()
+    def blocks(
+        self, chunks: Iterable[Buffer], first: Position, until: Until | None = None
+    ) -> Iterator[Block]:
+        """Blocks of the records that each chunk completes; with `until`, of those that begin before it."""
         blocks = cut_text(
             chunks,
             first,
-            scanner,
+            self.scanner(),
             "CSV",
             record_bytes_max=self.record_bytes_max,
             block_bytes_max=self.block_bytes_max,
+            until=until,
         )
-        return blocks if self.header == "none" else self._below_header(blocks, dialect)
+        return blocks if self.header == "none" else self._below_header(blocks, self._dialect)
+
+    @property
+    def _dialect(self) -> Dialect:
+        return Dialect.of(self.delimiter, self.quote)
+
+    def scanner(self) -> Scanner:
+        """What tells where a record ends."""
+        return QuoteScanner(self._dialect) if self.quote else NewlineScanner()
 
     def _below_header(self, blocks: Iterator[Block], dialect: Dialect) -> Iterator[Block]:
         head = next(blocks, None)
@@ -124,6 +134,7 @@ class QuoteScanner:
 
     def __init__(self, dialect: Dialect) -> None:
         self.quote = dialect.quote
+        self.delimiter = dialect.delimiter
         self._quote = dialect.quote[0]
         self._delimiter = dialect.delimiter[0]
         quote, delimiter = re.escape(dialect.quote), re.escape(dialect.delimiter)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from headrace.core.block import Block, Position
 from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer
-from headrace.formats.lines import NewlineScanner, cut_text
+from headrace.formats.lines import NewlineScanner, Until, cut_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,20 @@ class JsonLinesFormat:
     record_bytes_max: int = RECORD_BYTES_MAX
     block_bytes_max: int = BLOCK_BYTES_MAX
 
-    def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        """Blocks of the lines that each chunk completes."""
+    def blocks(
+        self, chunks: Iterable[Buffer], first: Position, until: Until | None = None
+    ) -> Iterator[Block]:
+        """Blocks of the lines that each chunk completes; with `until`, of those that begin before it."""
         return cut_text(
             chunks,
             first,
-            NewlineScanner(),
+            self.scanner(),
             "JSON Lines",
             record_bytes_max=self.record_bytes_max,
             block_bytes_max=self.block_bytes_max,
+            until=until,
         )
+
+    def scanner(self) -> NewlineScanner:
+        """What tells where a record ends."""
+        return NewlineScanner()

@@ -9,7 +9,7 @@ small chunks costs no more than one that comes at once.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -39,6 +39,17 @@ _BOMS_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 _NEWLINE: Final = 0x0A
 _RETURN: Final = 0x0D
 _WINDOW_BYTES_MIN: Final = 4096
+
+
+@dataclass(slots=True)
+class Until:
+    """Where cutting ends before the text does: only records that begin before `byte` are taken (None: all of them).
+
+    `reached` is told when the last of them was: where the next record, or the end of the text, begins.
+    """
+
+    byte: int | None = None
+    reached: Position | None = None
 
 
 class Scanner(Protocol):
@@ -88,7 +99,13 @@ class RecordCutter:
     """
 
     def __init__(
-        self, scanner: Scanner, first: Position, *, record_bytes_max: int, block_bytes_max: int
+        self,
+        scanner: Scanner,
+        first: Position,
+        *,
+        record_bytes_max: int,
+        block_bytes_max: int,
+        stop_byte: int | None = None,
     ) -> None:
         if record_bytes_max < 1 or block_bytes_max < 1:
             raise ConfigError(
@@ -105,12 +122,19 @@ class RecordCutter:
         self._held_bytes = 0
         self._state = OPENABLE
         self._skipping = False
+        self._stop_byte = stop_byte
+        self.done = stop_byte is not None and first.byte >= stop_byte
+
+    @property
+    def next(self) -> Position:
+        """Where the unfinished record begins, or the next one; after `finish` the end of the text."""
+        return self._next
 
     def feed(self, chunk: Buffer) -> Iterator[Block]:
         """Blocks of the records that end in this chunk, and of those found to be too long."""
         view = memoryview(chunk)
         at = 0
-        while at < len(view):
+        while at < len(view) and not self.done:
             stop = at + self._window(len(view) - at)
             whole = at == 0 and stop >= len(view) and isinstance(chunk, bytes)
             piece = chunk if whole and isinstance(chunk, bytes) else bytes(view[at:stop])
@@ -121,7 +145,7 @@ class RecordCutter:
 
     def finish(self) -> Iterator[Block]:
         """The last record, when no newline ended it: the end of the input does."""
-        if not self._held:
+        if not self._held or self.done:
             return
         text = b"".join(self._held)
         if self._state == INSIDE:
@@ -130,6 +154,7 @@ class RecordCutter:
             return
         # A newline of our own, so that the end of the input and a line end take one path.
         block = self._take(text + b"\n", np.array([len(text)], np.int64))
+        self._next = replace(self._next, byte=self._next.byte - 1)
         if block is not None:
             yield replace(block, data=text)
 
@@ -147,6 +172,7 @@ class RecordCutter:
         self._skipping = newline < 0
         used = newline + 1 or len(piece)
         self._next = replace(self._next, byte=self._next.byte + used, line=self._next.line + (newline >= 0))
+        self.done = not self._skipping and self._stop_byte is not None and self._next.byte >= self._stop_byte
         return used, None
 
     def _cut(self, piece: bytes) -> tuple[int, Block | None]:
@@ -169,15 +195,23 @@ class RecordCutter:
             ends = ends[: self._first_too_long(ends)]
             if not len(ends):
                 return self._drop(piece)
+        if self._stop_byte is not None:
+            ends = self._ends_before_stop(ends, self._stop_byte)
         self._window_bytes = min(self._window_bytes * 2, self._block_bytes_max)
         used = int(ends[-1]) + 1
         text = b"".join((*self._held, memoryview(piece)[:used])) if held else piece
         block = self._take(text, ends + held if held else ends)
-        if len(ends) == found and len(piece) - used <= self._record_bytes_max:
+        if len(ends) == found and len(piece) - used <= self._record_bytes_max and not self.done:
             # The rest has been scanned already: it ends no record.
             self._hold(piece[used:], state)
             used = len(piece)
         return used, block
+
+    def _ends_before_stop(self, ends: Offsets, stop_byte: int) -> Offsets:
+        """The ends up to and with that of the last record that begins before the stop."""
+        last = int(np.searchsorted(ends, stop_byte - self._next.byte - self._held_bytes - 1))
+        self.done = last < len(ends)
+        return ends[: last + 1]
 
     def _hold(self, piece: bytes, state: int) -> None:
         """Keep a piece of the unfinished record; `state` is the scanner's after it."""
@@ -255,8 +289,9 @@ def cut_text(
     *,
     record_bytes_max: int,
     block_bytes_max: int,
+    until: Until | None = None,
 ) -> Iterator[Block]:
-    """Blocks of one member's records; `what` is the format's name, for people.
+    """Blocks of one member's records, or of those that begin before `until`; `what` is the format's name, for people.
 
     Whether it is text at all its first PROBE_BYTES decide; what is not is one failure of kind OBJECT, and the rest
     of it is read and thrown away. A UTF-8 byte order mark is dropped, though offsets count it. When the chunks end
@@ -271,19 +306,36 @@ def cut_text(
         yield Block(first, failures=(Failure(first, FailureKind.OBJECT, why, probe),))
         if error is not None:
             raise error
-        _drain(source)
+        if until is None:
+            _drain(source)
         return
     if probe.startswith(_BOM_UTF8):
         head = [memoryview(b"".join(head))[len(_BOM_UTF8) :]]
         first = replace(first, byte=first.byte + len(_BOM_UTF8))
-    cutter = RecordCutter(scanner, first, record_bytes_max=record_bytes_max, block_bytes_max=block_bytes_max)
+    until = until or Until()
+    cutter = RecordCutter(
+        scanner,
+        first,
+        record_bytes_max=record_bytes_max,
+        block_bytes_max=block_bytes_max,
+        stop_byte=until.byte,
+    )
     for part in head:
         yield from cutter.feed(part)
     if error is not None:
         raise error
-    for chunk in source:
-        yield from cutter.feed(chunk)
+    yield from cut_rest(cutter, source, until)
+
+
+def cut_rest(cutter: RecordCutter, chunks: Iterable[Buffer], until: Until) -> Iterator[Block]:
+    """Blocks of all chunks that are still to come, read no further than the cutter needs."""
+    if not cutter.done:
+        for chunk in chunks:
+            yield from cutter.feed(chunk)
+            if cutter.done:
+                break
     yield from cutter.finish()
+    until.reached = cutter.next
 
 
 def _head(source: Iterator[Buffer]) -> tuple[list[Buffer], CorruptError | None]:
