@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import AccessDeniedError, ModelContractError, ModelInputError
-from headrace.pipeline.flow import Flow
+from headrace.pipeline.flow import Flow, open_flow
 from headrace.pipeline.items import Cursor
 from headrace.pipeline.plan import select_objects
 from headrace.pipeline.reader import Reader
@@ -30,7 +30,7 @@ def flow_over(
         uri = f"memory://b/{name}.csv"
         stores.for_uri(uri).put(uri, data)
     plan = select_objects("memory://b/", stores)
-    return Flow(plan, stores, predictor, settings or StreamSettings(), start=start, resumable=resumable)
+    return open_flow(plan, stores, predictor, settings or StreamSettings(), start=start, resumable=resumable)
 
 
 class ClosedStores(Stores):
@@ -152,7 +152,7 @@ def test_going_on_before_what_broke_reports_it_with_the_same_place(broken):
     plan = select_objects("memory://b/", stores)
 
     def outcomes(start: Cursor | None = None):
-        flow = Flow(plan, stores, ScriptedPredictor(rows_max=1), StreamSettings(), start=start)
+        flow = open_flow(plan, stores, ScriptedPredictor(rows_max=1), StreamSettings(), start=start)
         return [(b.end, [repr(o) for o in b.outcomes()]) for b in flow]
 
     whole = outcomes()

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from headrace.core.errors import ChangedError, NotFoundError
-from headrace.pipeline.prefetch import LOCAL_RANGE_BYTES, Prefetch
+from headrace.pipeline.prefetch import LOCAL_RANGE_BYTES, Extent, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.memory import MemoryStore
@@ -60,16 +60,20 @@ def plan(stores: WatchedStores, *sizes: int, scheme="s3") -> tuple[list[ObjectIn
     return [ObjectInfo(f"memory://b/{n}", size) for n, size in enumerate(sizes)], data
 
 
+def whole(infos):
+    return [Extent(info) for info in infos]
+
+
 def test_every_object_comes_back_whole_and_in_order(stores):
     infos, data = plan(stores, 3000 * KIB, 0, 10, 700 * KIB)
-    prefetch = Prefetch(stores, infos, FlowSettings(range_bytes=512 * KIB))
+    prefetch = Prefetch(stores, whole(infos), FlowSettings(range_bytes=512 * KIB))
     assert [b"".join(prefetch.chunks(n)) for n in range(4)] == data
     prefetch.close()
 
 
 def test_the_first_read_is_small_so_that_first_records_are_there_soon(stores):
     infos, _ = plan(stores, 5000 * KIB)
-    prefetch = Prefetch(stores, infos, FlowSettings())
+    prefetch = Prefetch(stores, whole(infos), FlowSettings())
     list(prefetch.chunks(0))
     prefetch.close()
     asked = sorted(stores.store.asked, key=lambda a: a[1])
@@ -78,17 +82,28 @@ def test_the_first_read_is_small_so_that_first_records_are_there_soon(stores):
 
 def test_reading_begins_at_the_byte_that_is_asked_for_of_the_first_object_alone(stores):
     infos, data = plan(stores, 1000, 1000, 1000)
-    prefetch = Prefetch(stores, infos, FlowSettings(), first_index=1, first_start=400)
+    prefetch = Prefetch(
+        stores, [Extent(infos[0]), Extent(infos[1], 400), Extent(infos[2])], FlowSettings(), first_index=1
+    )
     assert b"".join(prefetch.chunks(1)) == data[1][400:]
     assert b"".join(prefetch.chunks(2)) == data[2]
     assert "0" not in {name for name, _, _ in stores.store.asked}
     prefetch.close()
 
 
+def test_of_a_range_no_byte_behind_it_is_read(stores):
+    infos, data = plan(stores, 3000, 1000)
+    prefetch = Prefetch(
+        stores, [Extent(infos[0], 100, 900), Extent(infos[0], 900, 5000), Extent(infos[1])], FlowSettings()
+    )
+    assert [b"".join(prefetch.chunks(n)) for n in range(3)] == [data[0][100:900], data[0][900:], data[1]]
+    prefetch.close()
+
+
 def test_no_more_is_read_ahead_than_the_settings_allow(stores):
     infos, data = plan(stores, *[100 * KIB] * 20)
     stores.store.open = False
-    prefetch = Prefetch(stores, infos, FlowSettings(prefetch_bytes_max=300 * KIB, prefetch_threads=20))
+    prefetch = Prefetch(stores, whole(infos), FlowSettings(prefetch_bytes_max=300 * KIB, prefetch_threads=20))
     stores.store.wait_for(1)
     assert len(prefetch._window) <= 3
     stores.store.let_go()
@@ -100,7 +115,7 @@ def test_no_more_is_read_ahead_than_the_settings_allow(stores):
 
 def test_what_is_left_of_an_object_that_broke_is_dropped(stores):
     infos, data = plan(stores, 2000 * KIB, 500)
-    prefetch = Prefetch(stores, infos, FlowSettings(range_bytes=256 * KIB))
+    prefetch = Prefetch(stores, whole(infos), FlowSettings(range_bytes=256 * KIB))
     assert next(iter(prefetch.chunks(0)))
     assert b"".join(prefetch.chunks(1)) == data[1]
     prefetch.close()
@@ -109,7 +124,7 @@ def test_what_is_left_of_an_object_that_broke_is_dropped(stores):
 def test_an_error_is_raised_at_its_object_and_not_before(stores):
     infos, data = plan(stores, 100, 100)
     gone = ObjectInfo("memory://b/gone", 100)
-    prefetch = Prefetch(stores, [infos[0], gone, infos[1]], FlowSettings())
+    prefetch = Prefetch(stores, whole([infos[0], gone, infos[1]]), FlowSettings())
     assert b"".join(prefetch.chunks(0)) == data[0]
     with pytest.raises(NotFoundError):
         list(prefetch.chunks(1))
@@ -119,7 +134,7 @@ def test_an_error_is_raised_at_its_object_and_not_before(stores):
 
 def test_an_object_of_unknown_size_is_streamed(stores):
     infos, data = plan(stores, 3000)
-    prefetch = Prefetch(stores, [ObjectInfo(infos[0].uri, None)], FlowSettings())
+    prefetch = Prefetch(stores, whole([ObjectInfo(infos[0].uri, None)]), FlowSettings())
     assert b"".join(prefetch.chunks(0)) == data[0]
     assert stores.store.asked == []
     prefetch.close()
@@ -130,7 +145,7 @@ def test_an_object_that_shrank_is_never_taken_for_whole(stores, now_bytes):
     """Where no ETag tells; what came before the missing bytes may have been given."""
     infos, data = plan(stores, 2000)
     stores.store.put(infos[0].uri, data[0][:now_bytes])
-    prefetch = Prefetch(stores, [ObjectInfo(infos[0].uri, 2000)], FlowSettings(range_bytes=1000))
+    prefetch = Prefetch(stores, whole([ObjectInfo(infos[0].uri, 2000)]), FlowSettings(range_bytes=1000))
     with pytest.raises(ChangedError, match=f"2000 bytes when it was listed, and ends at {now_bytes} now"):
         list(prefetch.chunks(0))
     prefetch.close()

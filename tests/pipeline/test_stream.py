@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from headrace.core.errors import NotFoundError, StoppedError
-from headrace.pipeline.flow import Flow
+from headrace.pipeline.flow import open_flow
 from headrace.pipeline.plan import select_objects
 from headrace.pipeline.settings import StreamSettings
 from headrace.pipeline.stream import Stream
@@ -29,7 +29,7 @@ def stream_over(data: bytes, predictor: Watched | None = None, source="memory://
     stores.for_uri("memory://b/").put("memory://b/a.csv", data)
     used = predictor or Watched()
     return Stream(
-        lambda: Flow(select_objects(source, stores), stores, used, StreamSettings()),
+        lambda: open_flow(select_objects(source, stores), stores, used, StreamSettings()),
         used,
     )
 

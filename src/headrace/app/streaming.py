@@ -14,7 +14,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor
 from headrace.engine.engine import Engine
-from headrace.pipeline.flow import Flow
+from headrace.pipeline.flow import Flow, open_flow
 from headrace.pipeline.ledger import LEDGER_FOLDER
 from headrace.pipeline.plan import plan_objects
 from headrace.pipeline.report import Report
@@ -139,7 +139,7 @@ def stream(
     used, where = settings or StreamSettings(), stores or Stores()
 
     def make_flow() -> Flow:
-        return Flow(plan_objects(source, where, used.read), where, opened.predictor, used)
+        return open_flow(plan_objects(source, where, used.read), where, opened.predictor, used)
 
     return Stream(make_flow, opened.predictor)
 

@@ -26,11 +26,19 @@ from headrace.core.tensor import InferResponse
 from headrace.formats.contract import Piece
 from headrace.pipeline.channel import Channel, ChannelClosedError, EndOfChannelError
 from headrace.pipeline.feed import Batch, Feed
-from headrace.pipeline.items import Cursor, ReadBlock, ScoredBatch, ScoredSpan, Span, piece_rows
+from headrace.pipeline.items import (
+    BlockSource,
+    Cursor,
+    ReadBlock,
+    ScoredBatch,
+    ScoredSpan,
+    Span,
+    piece_rows,
+)
 from headrace.pipeline.mapping import Mapper
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.reader import Reader
-from headrace.pipeline.settings import StreamSettings
+from headrace.pipeline.settings import FlowSettings, StreamSettings
 from headrace.pipeline.window import Window
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -45,21 +53,17 @@ class Flow:
     The predictor is started and stopped by whoever owns it. Iterate in one thread; `drain` and `close` may be
     called from any. Memory is bounded by the settings whatever the source's size. Raises, from iteration and
     after everything before it was delivered, what broke the run. A `resumable` flow whose source breaks or is
-    drained keeps back the records that make no whole batch, so that a resumption makes the same batches. With
-    `appended` the plan is what has come so far: an empty archive in it is a failure, never an error.
+    drained keeps back the records that make no whole batch, so that a resumption makes the same batches.
     """
 
     def __init__(
         self,
-        plan: Sequence[ObjectInfo],
-        stores: Stores,
+        source: BlockSource,
+        mapper: Mapper,
         predictor: Predictor,
-        settings: StreamSettings,
+        settings: FlowSettings,
         *,
-        start: Cursor | None = None,
         resumable: bool = False,
-        appended: bool = False,
-        learned: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -67,16 +71,14 @@ class Flow:
         self._predictor = predictor
         self._clock = clock or SystemClock()
         self._progress = progress or Progress()
-        self._reader = Reader(
-            stores, plan, settings.read, settings.flow, start or Cursor(), appended=appended
-        )
-        self.mapper = Mapper(predictor.metadata, settings.mapping, settings.read, learned)
-        self._window = Window(settings.flow.window_bytes_max)
+        self._reader = source
+        self.mapper = mapper
+        self._window = Window(settings.window_bytes_max)
         self._draining = threading.Event()
         self._threads = [threading.Thread(target=self._feed, name="headrace-feeder", daemon=True)]
         self._blocks: Channel[ReadBlock] | None = None
-        if settings.flow.batch_delay_ms is not None:
-            self._blocks = blocks = Channel[ReadBlock](settings.flow.blocks_bytes_max)
+        if settings.batch_delay_ms is not None:
+            self._blocks = blocks = Channel[ReadBlock](settings.blocks_bytes_max)
             reader = threading.Thread(
                 target=self._read_ahead, args=(blocks,), name="headrace-reader", daemon=True
             )
@@ -162,7 +164,7 @@ class Flow:
 
     def _feed(self) -> None:
         """The feeder's thread."""
-        feed = Feed(self.mapper, self._predictor.metadata, self._settings.flow)
+        feed = Feed(self.mapper, self._predictor.metadata, self._settings)
         try:
             self._feed_blocks(feed)
             # What is left of a source that broke is no whole batch: a resumption reads it again.
@@ -197,6 +199,8 @@ class Flow:
     def _add(self, feed: Feed, read: ReadBlock) -> None:
         for batch in feed.add(read, self._clock.now()):
             self._ask(batch)
+        if read.ends_batch:
+            self._flush(feed)
 
     def _flush(self, feed: Feed) -> None:
         rest = feed.flush(self._clock.now())
@@ -211,8 +215,37 @@ class Flow:
         self._progress.asked(batch.reason)
         # Even a batch of no bytes takes room, so that the window is bounded in batches too.
         failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES
-        weight = max(batch.nbytes + failures, self._settings.flow.window_bytes_max // 256)
+        weight = max(batch.nbytes + failures, self._settings.window_bytes_max // 256)
         self._window.send(batch, answer, weight)
+
+
+def open_flow(
+    plan: Sequence[ObjectInfo],
+    stores: Stores,
+    predictor: Predictor,
+    settings: StreamSettings,
+    *,
+    start: Cursor | None = None,
+    resumable: bool = False,
+    appended: bool = False,
+    learned: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> Flow:
+    """A flow over whole objects, from `start` on; the predictor is started.
+
+    With `appended` the plan is what has come so far: an empty archive in it is a failure, never an error. `learned`
+    is what an earlier flow's `Mapper` knew.
+    """
+    return Flow(
+        Reader(stores, plan, settings.read, settings.flow, start or Cursor(), appended=appended),
+        Mapper(predictor.metadata, settings.mapping, settings.read, learned),
+        predictor,
+        settings.flow,
+        resumable=resumable,
+        progress=progress,
+        clock=clock,
+    )
 
 
 def _columns_bytes(read: ReadBlock) -> int:
@@ -221,7 +254,7 @@ def _columns_bytes(read: ReadBlock) -> int:
 
 def _scored(batch: Batch, response: InferResponse | None) -> ScoredBatch:
     """Join a batch with its answer, and hold the law: entries in = rows out + failures."""
-    spans = tuple(ScoredSpan(s.piece, s.failures) for s in batch.spans)
+    spans = tuple(ScoredSpan(s.piece, s.failures, s.index) for s in batch.spans)
     outputs = {} if response is None else {t.name: t.data for t in response.outputs}
     if response is not None and response.failures:
         spans = _without_failed_rows(batch.spans, response)
@@ -245,7 +278,7 @@ def _without_failed_rows(spans: tuple[Span, ...], response: InferResponse) -> tu
         refused = {f.row - base: f for f in response.failures if base <= f.row < base + len(rows)}
         base += len(rows)
         if not refused:
-            found.append(ScoredSpan(span.piece, span.failures))
+            found.append(ScoredSpan(span.piece, span.failures, span.index))
             continue
         block = span.piece.block
         failures: list[Failure] = [
@@ -255,5 +288,5 @@ def _without_failed_rows(spans: tuple[Span, ...], response: InferResponse) -> tu
         failures.sort(key=lambda f: f.position.record)
         kept = rows[[i for i in range(len(rows)) if i not in refused]]
         piece = Piece(block, span.piece.start, span.piece.stop, kept)
-        found.append(ScoredSpan(piece, tuple(failures)))
+        found.append(ScoredSpan(piece, tuple(failures), span.index))
     return tuple(found)

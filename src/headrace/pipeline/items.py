@@ -1,9 +1,9 @@
 """What travels between the stages of a stream."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +59,31 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """A block on its way from the reader; `last` says that its object ended with it (by a failure)."""
+    """A block on its way from the reader; `last` says that its object ended with it (by a failure).
+
+    `index` is that of its object, or of the range of one, among those that are read. `ends_batch`: the batch that
+    it is in, or the one before where it is empty, takes no more.
+    """
 
     block: Block
     index: int
     last: bool = False
+    ends_batch: bool = False
+
+
+class BlockSource(Protocol):
+    """Where a flow's blocks come from. One thread iterates; `close` may come from another."""
+
+    bytes_read: int
+    objects_read: int
+
+    def blocks(self) -> Iterator[ReadBlock]:
+        """All blocks, in order. Raises what breaks the whole run."""
+        ...
+
+    def close(self) -> None:
+        """Read no further ahead."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +129,7 @@ class FedBlock:
         begin, end = (bisect_left(self.failures, first + entry, key=_record_of) for entry in (start, stop))
         failures = self.failures[begin:end]
         tensors = {name: data[low:high] for name, data in decoded.tensors.items()}
-        return Span(piece, tensors, failures)
+        return Span(piece, tensors, failures, self.read.index)
 
 
 def _record_of(failure: Failure) -> int:
@@ -123,6 +143,8 @@ class Span:
     piece: Piece
     tensors: Mapping[str, Array]
     failures: tuple[Failure, ...]
+    index: int = 0
+    """Of the object, as in `ReadBlock`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +153,7 @@ class ScoredSpan:
 
     piece: Piece
     failures: tuple[Failure, ...]
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Bytes before they are asked for: ranged reads of the planned objects, some ahead, given out in order.
 
-Arrives: the plan. Leaves: each object's chunks. One window serves a few huge objects and many small ones
+Arrives: extents of objects, in the order of reading. Leaves: each one's chunks. One window serves a few huge objects and many small ones
 alike: it is filled with reads in plan order until `prefetch_bytes_max`, and threads work on it.
 """
 
@@ -27,8 +27,17 @@ RANGES_AHEAD_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """What is to be read of an object: the bytes from `start` to `stop`, or to its end."""
+
+    info: ObjectInfo
+    start: int = 0
+    stop: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Read:
-    """One range of one object; `length` None is an object of unknown size, read from `start` as one stream."""
+    """One range of one extent; `length` None is an object of unknown size, read from `start` as one stream."""
 
     index: int
     info: ObjectInfo
@@ -37,39 +46,39 @@ class _Read:
 
 
 class Prefetch:
-    """Chunks of planned objects, in order. Used by one thread; `close` by any."""
+    """Chunks of extents, in order. Used by one thread; `close` by any."""
 
     def __init__(
         self,
         stores: Stores,
-        plan: Sequence[ObjectInfo],
+        extents: Sequence[Extent],
         settings: FlowSettings,
         *,
         first_index: int = 0,
-        first_start: int = 0,
     ) -> None:
         self._stores = stores
         self._bytes_max = settings.prefetch_bytes_max
         self._range_bytes = settings.range_bytes
-        self._reads = self._plan_reads(plan, first_index, first_start)
+        self._reads = self._plan_reads(extents, first_index)
         self._window: deque[tuple[_Read, Future[bytes]]] = deque()
         self._window_bytes = 0
         # More than one read of a local disk at a time gains nothing, and each thread takes turns with the others.
-        threads = 1 if all(map(_is_local, plan)) else settings.prefetch_threads
+        threads = 1 if all(_is_local(extent.info) for extent in extents) else settings.prefetch_threads
         self._pool = ThreadPoolExecutor(threads, "headrace-prefetch")
         self._fill()
 
-    def _plan_reads(self, plan: Sequence[ObjectInfo], first_index: int, first_start: int) -> Iterator[_Read]:
+    def _plan_reads(self, extents: Sequence[Extent], first_index: int) -> Iterator[_Read]:
         ramp = FIRST_RANGE_BYTES
-        for index in range(first_index, len(plan)):
-            info = plan[index]
-            start = first_start if index == first_index else 0
+        for index in range(first_index, len(extents)):
+            extent = extents[index]
+            info, start = extent.info, extent.start
             if info.size_bytes is None:
                 yield _Read(index, info, start, None)
                 continue
+            stop = info.size_bytes if extent.stop is None else min(extent.stop, info.size_bytes)
             range_bytes = min(self._range_bytes, LOCAL_RANGE_BYTES) if _is_local(info) else self._range_bytes
-            while start < info.size_bytes:
-                length = min(range_bytes, ramp, info.size_bytes - start)
+            while start < stop:
+                length = min(range_bytes, ramp, stop - start)
                 ramp = min(ramp * 4, range_bytes)
                 yield _Read(index, info, start, length)
                 start += length
@@ -97,7 +106,7 @@ class Prefetch:
         return data
 
     def chunks(self, index: int) -> Iterator[bytes]:
-        """The bytes of object `index`; what is left of earlier objects is dropped.
+        """The bytes of extent `index`; what is left of earlier ones is dropped.
 
         Raises the store's errors at the byte where they happened.
         """

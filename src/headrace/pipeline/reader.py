@@ -10,7 +10,7 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
 from headrace.formats.read import ReadOptions, behind, read_object, seekable, unreadable
 from headrace.pipeline.items import Cursor, ReadBlock
-from headrace.pipeline.prefetch import Prefetch
+from headrace.pipeline.prefetch import Extent, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -39,9 +39,10 @@ class Reader:
         self._started_at = 0
         if start.position and start.index < len(plan) and seekable(plan[start.index].uri, options):
             self._started_at = start.position.member_byte
-        self._prefetch = Prefetch(
-            stores, plan, settings, first_index=start.index, first_start=self._started_at
-        )
+        extents = [
+            Extent(info, self._started_at if index == start.index else 0) for index, info in enumerate(plan)
+        ]
+        self._prefetch = Prefetch(stores, extents, settings, first_index=start.index)
         self.bytes_read = 0
         self.objects_read = 0
 

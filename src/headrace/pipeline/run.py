@@ -17,7 +17,7 @@ from headrace.core.errors import (
     OutputExistsError,
 )
 from headrace.core.predictor import Predictor
-from headrace.pipeline.flow import Flow
+from headrace.pipeline.flow import Flow, open_flow
 from headrace.pipeline.items import Cursor
 from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, Ledger, State
 from headrace.pipeline.notice import notice_objects
@@ -208,7 +208,7 @@ class Run:
             objects_before=cursor.index,
             bytes_before=sum(i.size_bytes or 0 for i in self._plan[: cursor.index]),
         )
-        self._flow = flow = Flow(
+        self._flow = flow = open_flow(
             self._plan,
             self._stores,
             self._predictor,
