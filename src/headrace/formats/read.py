@@ -33,6 +33,7 @@ _FORMATS: dict[str, FormatName] = {
     **dict.fromkeys((".wav", ".flac"), "audio"),
     **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
 }
+_TEXTS = ("csv", "jsonl", "line")
 _WEB = ("http://", "https://")  # where what follows a question mark is no part of the name
 _NAMES_SHOWN = 5
 
@@ -123,6 +124,16 @@ def seekable(uri: str, options: ReadOptions) -> bool:
     return layers.is_tar and layers.compression is None
 
 
+def text_format(uri: str, options: ReadOptions) -> CsvFormat | JsonLinesFormat | None:
+    """How an object is cut that is plain text, so that any range of it can be read by itself; None where it is not."""
+    layers = _layers(uri, options, inside=False)
+    kind = format_name(uri, options)
+    if layers.is_tar or layers.compression is not None or kind is None:
+        return None
+    made = make_format(uri, kind, options) if kind in _TEXTS else None
+    return made if isinstance(made, CsvFormat | JsonLinesFormat) else None
+
+
 def unreadable(uri: str, options: ReadOptions) -> str:
     """Why an object cannot be read at all, by its name and the options; empty when it may be."""
     if _layers(uri, options, inside=False).is_tar or format_name(uri, options) is not None:
@@ -160,7 +171,7 @@ def read_object(
         if name is None:
             raise ConfigError(unreadable(uri, options))
         blocks = make_format(uri, name, options).blocks(chunks, Position(uri))
-        yield from _after(blocks, resume)
+        yield from after(blocks, resume)
     except CorruptError as error:
         raise error.at(uri, None) from error
 
@@ -233,7 +244,7 @@ def _read_archive(
             continue
         here = resume if resume is not None and member.header_byte == resume.member_byte else None
         first = Position(uri, member.name, member_byte=member.header_byte)
-        yield from _after(_read_member(member, first, options), here)
+        yield from after(_read_member(member, first, options), here)
     if matched:
         return
     if not names:
@@ -296,7 +307,7 @@ def _member_blocks(
     yield from make_format(member.name, kind, options).blocks(chunks, first)
 
 
-def _after(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
+def after(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
     """The blocks without their first `resume.record` entries."""
     if resume is None or not resume.record:
         yield from blocks
