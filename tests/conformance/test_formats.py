@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import orjson
 import pytest
 import soundfile
 import zstandard
@@ -22,8 +23,10 @@ from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
 from headrace.formats.image import ImageFormat
+from headrace.formats.json import JsonFormat
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import LineFormat
 from headrace.formats.read import ReadOptions, read_object
 from headrace.formats.video import VideoFormat
 from headrace.formats.whole import WholeFormat
@@ -119,6 +122,26 @@ TEXT = {
         248,
         failures=8,
     ),
+    "line": line_sample(
+        lambda: LineFormat(block_bytes_max=SMALL_BLOCKS),
+        'any, "text\n\r\n é\r\nthe end\n' * 300,
+        900,
+        decoder=lambda: RawDecoder("x", text=True),
+    ),
+    "json": FormatSample(
+        make=JsonFormat,
+        data=b"\n " + orjson.dumps({"x": list(range(5000))}, option=orjson.OPT_INDENT_2) + b"\n\n",
+        entries=1,
+        separators=b" \r\n",
+        decoder=lambda: JsonDecoder({"x": JsonField("x", np.dtype(np.float32), (5000,))}),
+    ),
+    "json byte order mark": FormatSample(
+        make=JsonFormat, data=b"\xef\xbb\xbf\n[1,\n2]", entries=1, separators=b"\xef\xbb\xbf\n"
+    ),
+    "json empty": FormatSample(make=JsonFormat, data=b"", entries=1),
+    "json too long": FormatSample(
+        make=lambda: JsonFormat(record_bytes_max=500), data=b" " * 9000, entries=1, failures=1
+    ),
     "whole": FormatSample(
         make=WholeFormat,
         data=RNG.bytes(20_000) + b"\n",
@@ -177,12 +200,13 @@ MEMBERS = {
     "d/" * 60 + "long-name.csv.zst": zstandard.ZstdCompressor().compress(CSV),
     "readme": b"no records",
     "c.jsonl": b"{}\n" * 100,
+    "d.json": b'{\n"x": 1\n}\n',
 }
 LAYERS = {
-    "tar": layered("a.tar", tar(MEMBERS), 701, failures=1),
-    "tar.gz": layered("a.tar.gz", gzip.compress(tar(MEMBERS)), 701, failures=1),
-    "tar.bz2": layered("a.tar.bz2", bz2.compress(tar(MEMBERS)), 701, failures=1),
-    "tar.zst": layered("a.tzst", zstandard.ZstdCompressor().compress(tar(MEMBERS)), 701, failures=1),
+    "tar": layered("a.tar", tar(MEMBERS), 702, failures=1),
+    "tar.gz": layered("a.tar.gz", gzip.compress(tar(MEMBERS)), 702, failures=1),
+    "tar.bz2": layered("a.tar.bz2", bz2.compress(tar(MEMBERS)), 702, failures=1),
+    "tar.zst": layered("a.tzst", zstandard.ZstdCompressor().compress(tar(MEMBERS)), 702, failures=1),
     "tar with globs and headers": layered("a.tar", tar(MEMBERS), 597, members=("*.csv*",), header="names"),
     "csv.gz": layered("a.csv.gz", gzip.compress(CSV), 200),
     "csv.bz2": layered("a.csv.bz2", bz2.compress(CSV), 200),

@@ -17,11 +17,13 @@ from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
 from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format
 from headrace.formats.csv import CsvFormat
+from headrace.formats.json import JsonFormat
 from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import LineFormat
 from headrace.formats.pixels import ImageMode
 from headrace.formats.whole import WholeFormat
 
-FormatName = Literal["csv", "jsonl", "whole", "image", "audio", "video"]
+FormatName = Literal["csv", "jsonl", "json", "line", "whole", "image", "audio", "video"]
 AUTO = "auto"
 
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd", ".zstd": "zstd"}
@@ -29,6 +31,7 @@ _TAR_SHORT: dict[str, Compression] = {".tgz": "gzip", ".tbz2": "bzip2", ".tbz": 
 _FORMATS: dict[str, FormatName] = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".json": "json",
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"), "image"),
     **dict.fromkeys((".wav", ".flac"), "audio"),
     **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
@@ -127,9 +130,10 @@ def unreadable(uri: str, options: ReadOptions) -> str:
     """Why an object cannot be read at all, by its name and the options; empty when it may be."""
     if _layers(uri, options, inside=False).is_tar or format_name(uri, options) is not None:
         return ""
+    *others, last = get_args(FormatName)
     return (
-        f"{uri}: its name does not tell what is in it; say so with --format (csv, jsonl, whole, image, audio or "
-        "video), or leave it out of the source"
+        f"{uri}: its name does not tell what is in it; say so with --format ({', '.join(others)} or {last}), "
+        "or leave it out of the source"
     )
 
 
@@ -173,6 +177,10 @@ def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
         return CsvFormat(delimiter=delimiter, header=options.header, record_bytes_max=limit)
     if kind == "jsonl":
         return JsonLinesFormat(record_bytes_max=limit)
+    if kind == "json":
+        return JsonFormat(record_bytes_max=limit)
+    if kind == "line":
+        return LineFormat(record_bytes_max=limit)
     if kind == "whole":
         return WholeFormat(record_bytes_max=limit)
     if kind == "image":
