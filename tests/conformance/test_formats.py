@@ -15,6 +15,7 @@ import zstandard
 from PIL import Image
 
 from formats import video_files
+from formats.framed_files import recordio, recordio_part, tfrecord, tfrecord_frame
 from headrace.core.block import Block, Position
 from headrace.core.tensor import TensorSpec
 from headrace.formats.audio import AudioFormat
@@ -28,6 +29,8 @@ from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.line import LineFormat
 from headrace.formats.read import ReadOptions, read_object
+from headrace.formats.recordio import RecordIOFormat
+from headrace.formats.tfrecord import TfRecordFormat
 from headrace.formats.video import VideoFormat
 from headrace.formats.whole import WholeFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample
@@ -156,6 +159,40 @@ TEXT = {
 }
 
 
+def framed(make, data: bytes, entries: int, header_bytes: int, **options) -> FormatSample:
+    """Of binary records, which can be read on from any header."""
+    return FormatSample(
+        make=lambda: make(block_bytes_max=SMALL_BLOCKS, record_bytes_max=2000),
+        data=data,
+        entries=entries,
+        block_bytes_max=SMALL_BLOCKS,
+        header_bytes=header_bytes,
+        resume=lambda data, at: make(block_bytes_max=SMALL_BLOCKS, record_bytes_max=2000).blocks(
+            [data[at.byte :]], at
+        ),
+        decoder=lambda: RawDecoder("x"),
+        **options,
+    )
+
+
+PAYLOADS = [RNG.bytes(n) for n in (0, 1, 40, 400, 3, 1999, 10) * 30]
+LONG = tfrecord_frame(b"x" * 2001)
+WRONG = tfrecord_frame(b"abc")[:-4] + bytes(4)
+PARTED = recordio_part(b"abcd", 1) + recordio_part(b"", 2) + recordio_part(b"e", 3)
+FRAMES = {
+    "tfrecord": framed(TfRecordFormat, tfrecord(PAYLOADS), 210, 12),
+    "tfrecord empty": framed(TfRecordFormat, b"", 0, 12),
+    "tfrecord with failures": framed(
+        TfRecordFormat, (WRONG + tfrecord(PAYLOADS) + LONG) * 2 + WRONG, 425, 12, failures=5
+    ),
+    "recordio": framed(RecordIOFormat, recordio(PAYLOADS), 210, 8),
+    "recordio too long": framed(RecordIOFormat, recordio([*PAYLOADS, b"x" * 2001] * 2), 422, 8, failures=2),
+    "recordio parted": framed(
+        RecordIOFormat, (PARTED + recordio(PAYLOADS)) * 2 + PARTED, 423, 8, slices=False
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Layered:
     """An object with all its layers, as a format."""
@@ -200,13 +237,15 @@ MEMBERS = {
     "d/" * 60 + "long-name.csv.zst": zstandard.ZstdCompressor().compress(CSV),
     "readme": b"no records",
     "c.jsonl": b"{}\n" * 100,
+    "e.rec": recordio(PAYLOADS[:40]) + PARTED,
+    "f.tfrecord.gz": gzip.compress(tfrecord(PAYLOADS[:40])),
     "d.json": b'{\n"x": 1\n}\n',
 }
 LAYERS = {
-    "tar": layered("a.tar", tar(MEMBERS), 702, failures=1),
-    "tar.gz": layered("a.tar.gz", gzip.compress(tar(MEMBERS)), 702, failures=1),
-    "tar.bz2": layered("a.tar.bz2", bz2.compress(tar(MEMBERS)), 702, failures=1),
-    "tar.zst": layered("a.tzst", zstandard.ZstdCompressor().compress(tar(MEMBERS)), 702, failures=1),
+    "tar": layered("a.tar", tar(MEMBERS), 783, failures=1),
+    "tar.gz": layered("a.tar.gz", gzip.compress(tar(MEMBERS)), 783, failures=1),
+    "tar.bz2": layered("a.tar.bz2", bz2.compress(tar(MEMBERS)), 783, failures=1),
+    "tar.zst": layered("a.tzst", zstandard.ZstdCompressor().compress(tar(MEMBERS)), 783, failures=1),
     "tar with globs and headers": layered("a.tar", tar(MEMBERS), 597, members=("*.csv*",), header="names"),
     "csv.gz": layered("a.csv.gz", gzip.compress(CSV), 200),
     "csv.bz2": layered("a.csv.bz2", bz2.compress(CSV), 200),
@@ -251,7 +290,7 @@ MEDIA = {
     "flac": media(lambda: AudioFormat(window_ms=10, pad_last=False), sound("FLAC"), 37),
     "mp4": media(VideoFormat, video_files.fragmented(**VIDEO), 20, image_decoder),
 }
-SAMPLES = TEXT | LAYERS | MEDIA
+SAMPLES = TEXT | FRAMES | LAYERS | MEDIA
 
 
 @pytest.mark.parametrize("check", FORMAT_CHECKS, ids=lambda check: check.__name__)
