@@ -1,0 +1,35 @@
+"""Generated input, made once, and the scripts of this folder as processes of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+HERE = Path(__file__).parent
+FOLDER = Path("bench-results")
+MODEL = FOLDER / "mlp.onnx"
+ROW_BYTES = 255
+
+console = Console(width=None if sys.stdout.isatty() else 132)
+
+
+def python(script: str, *arguments: object) -> dict:
+    """What a script of this folder measured, in a process of its own."""
+    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def made(name: str, rows: int, *options: str) -> Path:
+    """A file or folder by `make_data.py`; one that is there already is taken as it is."""
+    path = FOLDER / name
+    if not path.exists():
+        console.print(f"[dim]making {path}, {rows:,} rows[/]")
+        FOLDER.mkdir(exist_ok=True)
+        # Under another name until it is whole, so that what was broken off is made again.
+        unfinished = path.with_name(f"unfinished-{name}")
+        python("make_data.py", rows, unfinished, "--model", MODEL, *options)
+        unfinished.rename(path)
+    return path
