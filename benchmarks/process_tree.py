@@ -33,8 +33,8 @@ def tree_cpu_s(pid: int | None = None) -> float:
 
 
 def tree_memory_mb(pid: int | None = None) -> float:
-    """The sum of their proportional set sizes now, in MB of 1,000,000 bytes."""
-    return sum(_each(pid, lambda process: process.memory_full_info().pss)) / 1e6
+    """The sum of their proportional set sizes now, in MiB."""
+    return sum(_each(pid, lambda process: process.memory_full_info().pss)) / (1 << 20)
 
 
 def _each(pid, figure) -> list:
