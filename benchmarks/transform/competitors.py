@@ -1,14 +1,13 @@
 """Who else does the job: the hand-written limit, and the peers that are installed; one run of each."""
 
-import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from inputs import FOLDER, MODEL
+from inputs import FOLDER, MODEL, environment
 from inputs import HERE as BENCHMARKS
 from ours import BrokenRunError, Run, last_line, pinned, report_in, run_of
 from process_tree import watch
@@ -55,7 +54,7 @@ def interpreters(given: Sequence[str]) -> dict[str, Path]:
 def limit_run(source: Path, rows: int, core: int | None = None) -> Run:
     """The limit over an input; what it wrote is in LIMIT_OUT."""
     command = [sys.executable, str(BENCHMARKS / "limit.py"), str(source), str(MODEL), str(LIMIT_OUT)]
-    return _run(pinned(command, core), os.environ, rows)
+    return _run(pinned(command, core), rows)
 
 
 def peer_run(peer: Peer, interpreter: Path, source: Path, rows: int) -> Run:
@@ -64,18 +63,13 @@ def peer_run(peer: Peer, interpreter: Path, source: Path, rows: int) -> Run:
     PEER_OUT.mkdir(parents=True)
     command = [str(interpreter), str(PEERS_HERE / peer.script), str(source), str(MODEL), str(PEER_OUT)]
     # Not resolved: an environment's interpreter is a link, and its name says where its packages are.
-    return _run(command, peer_environment(os.environ), rows)
+    return _run(command, rows)
 
 
-def peer_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ours, with what the scripts import on the path, and no word to anyone about how a peer is used."""
-    path = [str(Path("src").resolve()), str(BENCHMARKS.resolve())]
+def _run(command: Sequence[str], rows: int) -> Run:
+    # No word to anyone about how a peer is used.
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "DAFT_ANALYTICS_ENABLED": "0", "DO_NOT_TRACK": "true"}
-    return {**environment, **quiet, "PYTHONPATH": os.pathsep.join(path)}
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str], rows: int) -> Run:
-    watched = watch(command, dict(environment))
+    watched = watch(command, {**environment(), **quiet})
     if watched.exit_code:
         raise BrokenRunError(f"it ended with {watched.exit_code}: {last_line(watched.errors)}")
     return run_of(report_in(watched.output, PEER_OUT), rows, watched)

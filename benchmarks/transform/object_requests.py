@@ -1,6 +1,6 @@
 """One HTTP request an object, some of them in flight: what a service does that puts a batch in front of a server.
 
-    python benchmarks/transform/object_requests.py FOLDER INFER_URL OUT --in-flight 8
+    PYTHONPATH=benchmarks python benchmarks/transform/object_requests.py FOLDER INFER_URL OUT --in-flight 8
 
 The client does as little as it can: it parses no number, but puts the object's text into the request as it is.
 """

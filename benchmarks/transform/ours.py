@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from inputs import FOLDER, MODEL
+from inputs import FOLDER, MODEL, environment
 from process_tree import Watched, watch
 
 Verb = Literal["transform", "stream"]
@@ -46,7 +45,7 @@ class BrokenRunError(Exception):
 def offered(verb: Verb) -> frozenset[str]:
     """The options that this headrace's command has; none when it has no such command."""
     command = [sys.executable, "-m", "headrace", verb, "--help"]
-    told = subprocess.run(command, check=False, capture_output=True, text=True)
+    told = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
     return frozenset(re.findall(r"--[a-z][a-z-]*", told.stdout)) if told.returncode == 0 else frozenset()
 
 
@@ -78,9 +77,7 @@ def run(
 ) -> Run:
     """One run over an input of so many rows, whose count of predictions is checked."""
     shutil.rmtree(destination, ignore_errors=True)
-    # `src` stands first, so that a checkout is measured and not what is installed.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", os.environ.get("PYTHONPATH", "")])}
-    watched = watch(pinned(command(verb, source, destination, workers), core), environment)
+    watched = watch(pinned(command(verb, source, destination, workers), core), environment())
     if watched.exit_code:
         raise BrokenRunError(f"headrace {verb} ended with {watched.exit_code}: {last_line(watched.errors)}")
     return run_of(report_in(watched.output, destination), rows, watched)

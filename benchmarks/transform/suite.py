@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 import memory
 import objects
@@ -30,6 +31,9 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--pairs", type=int, default=5, help="rounds of each comparison (default 5)")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--objects", type=int, default=10_000, help="of ten rows each (default 10,000)")
+    parser.add_argument(
+        "--objects-at", type=Path, metavar="FOLDER", help="where they are and come out (default: in memory)"
+    )
     parser.add_argument("--workers", type=int, default=2, help="beside one worker (default 2)")
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME=PYTHON", help="an interpreter that has that peer"
