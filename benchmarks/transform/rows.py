@@ -80,7 +80,7 @@ def add(runs: dict[str, list[ours.Run]], name: str, run: ours.Run) -> None:
 
 def against_limit(runs: dict[str, list[ours.Run]], several: str) -> Iterator[Promise]:
     yield compared(runs, "rows/s against the limit, both on one core", OURS_PINNED, LIMIT_PINNED, 0.80)
-    yield compared(runs, "rows a CPU second against it, one worker", OURS, LIMIT, None, of_cpu=True)
+    yield compared(runs, "rows a CPU second, whole processes, one worker", OURS, LIMIT, None, of_cpu=True)
     yield compared(runs, "rows/s as it comes, one worker", OURS, LIMIT, None)
     yield compared(runs, f"rows/s as it comes, {several.removeprefix(OURS + ', ')}", several, LIMIT, None)
 
@@ -109,7 +109,8 @@ def compared(
 
 
 def rate(run: ours.Run, of_cpu: bool) -> float:
-    return 1e6 / run.cpu_us_per_row if of_cpu else run.rows_per_s
+    """Rows a second, or a second of CPU. The latter by the same instrument for all, which no worker process escapes."""
+    return 1e6 / run.whole_cpu_us_per_row if of_cpu else run.rows_per_s
 
 
 def figures(run: ours.Run) -> dict[str, float]:

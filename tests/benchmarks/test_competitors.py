@@ -1,5 +1,6 @@
 """transform/competitors.py: whose interpreter is where, and whether a peer's output is right."""
 
+import re
 import sys
 
 import competitors
@@ -70,3 +71,16 @@ def test_every_peer_has_its_script_and_its_environment():
     for peer in competitors.PEERS:
         assert (competitors.PEERS_HERE / peer.script).is_file()
         assert f"PEER_{peer.name} := " in makefile
+
+
+def test_what_the_environments_hold_is_pinned_exactly():
+    root = competitors.BENCHMARKS.parent
+    lines = (root / "constraints-peers.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin) for pin in pins)
+    names = [pin.partition("==")[0] for pin in pins]
+    assert names == sorted(set(names))
+    wanted = re.findall(r"^PEER_[a-z]+ := (.+)$", (root / "Makefile").read_text(), re.MULTILINE)
+    assert len(wanted) == len(competitors.PEERS)
+    packages = {re.sub(r"'|\[.*\]", "", name) for line in wanted for name in line.split()}
+    assert packages | {"numpy", "onnxruntime", "psutil"} <= set(names)
