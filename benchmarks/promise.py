@@ -30,7 +30,12 @@ class Promise:
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{min(values):.3g} to {max(values):.3g}"
+    return f"{short(min(values))} to {short(max(values))}"
+
+
+def short(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def shown(promises: Sequence[Promise]) -> Table:
@@ -38,7 +43,7 @@ def shown(promises: Sequence[Promise]) -> Table:
     for p in promises:
         bound = "" if p.bound is None else f"{'≥' if p.at_least else '≤'} {p.bound:g}"
         kept = "" if p.bound is None else "[green]yes[/]" if p.kept else "[bold red]no[/]"
-        table.add_row(p.section, p.what, p.measured, f"{p.ratio:.3g}", p.spread, bound, kept)
+        table.add_row(p.section, p.what, p.measured, short(p.ratio), p.spread, bound, kept)
     return table
 
 

@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from promise import Promise, close
+from promise import Promise, close, spread
 from rich.console import Console
 
 
@@ -37,3 +37,7 @@ def test_the_exit_code_says_whether_all_are_kept(tmp_path, ratio, code):
     assert [one["kept"] for one in kept["promises"]] == [code == 0, True]
     assert kept["figures"] == {"a": 1}
     assert ("yes" if code == 0 else "no") in console.file.getvalue()
+
+
+def test_a_spread_is_readable():
+    assert spread([3391.2, 0.12345, 12.0]) == "0.123 to 3,391"
