@@ -147,9 +147,9 @@ class TransformJsonEncoder:
             text = _as_one_text(piece, fields, opening, closing + b"}" + self._separator)
             if text is not None:
                 return text
-        take = self._tidied if is_json else json_text
-        pairs = zip(map(take, raw_records(piece)), fields, strict=True)
-        return self._each(piece, pairs, lambda pair: self._written(pair[0], opening + pair[1] + closing))
+        write = self._written if is_json else self._written_as_text
+        pairs = zip(raw_records(piece), fields, strict=True)
+        return self._each(piece, pairs, lambda pair: write(pair[0], opening + pair[1] + closing))
 
     def _tidied(self, record: bytes) -> bytes:
         """Without blanks around it and, before a newline as separator, on one line: none is in a JSON string."""
@@ -158,6 +158,7 @@ class TransformJsonEncoder:
 
     def _written(self, record: bytes, prediction: bytes) -> bytes:
         """What the filter keeps of a record and its prediction."""
+        record = self._tidied(record)
         match self._path.segments:
             case []:
                 return _joined(record, prediction)
@@ -172,6 +173,10 @@ class TransformJsonEncoder:
             case _:
                 pass
         return self._path.raw(_joined(record, prediction))
+
+    def _written_as_text(self, record: bytes, prediction: bytes) -> bytes:
+        """The same of a record that is no JSON."""
+        return self._path.raw(_beside(json_text(record), prediction))
 
     def _each(self, piece: Piece, values: Iterable[_T], write: Callable[[_T], bytes]) -> bytes:
         """One by one; what is wrong with one is told with its record's position."""
@@ -216,7 +221,7 @@ def _as_one_text(piece: Piece, fields: Sequence[bytes], opening: bytes, tail: by
 def _joined(record: bytes, prediction: bytes) -> bytes:
     """One record with its prediction."""
     if not record.startswith(b"{"):
-        return b"".join((b"{", _INPUT_KEY, record, b",", _OUTPUT_KEY, prediction, b"}"))
+        return _beside(record, prediction)
     inside = record[:-1]
     if _may_have_output(record):
         found = members(record)
@@ -225,6 +230,10 @@ def _joined(record: bytes, prediction: bytes) -> bytes:
             inside = b"{" + b",".join(kept)
     comma = b"" if inside.rstrip(BLANKS) == b"{" else b","
     return b"".join((inside, comma, _OUTPUT_KEY, prediction, b"}"))
+
+
+def _beside(record: bytes, prediction: bytes) -> bytes:
+    return b"".join((b"{", _INPUT_KEY, record, b",", _OUTPUT_KEY, prediction, b"}"))
 
 
 def _may_have_output(text: bytes) -> bool:
