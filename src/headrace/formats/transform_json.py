@@ -26,7 +26,7 @@ _OUTPUT_KEY = b'"SageMakerOutput":'
 _INPUT_KEY = b'"SageMakerInput":'
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7][0-9A-Fa-f]")
 _EMPTY = re.compile(rb"^\{[ \t\r]*\}$", re.MULTILINE)
-_BRACE, _BRACE_END, _QUOTE, _SPACE = b'{}" '
+_BRACE, _BRACE_END, _QUOTE, _SPACE, _COMMA = b'{}" ,'
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
 
 
@@ -73,6 +73,7 @@ class TransformJsonEncoder:
         self._input_is_json = input_is_json
         self._path = output_filter
         self._columns = tuple(columns)
+        self._picked = _picked(output_filter)
         self._shown = self._columns
         self._bare = False
         if not self._joined:
@@ -147,9 +148,9 @@ class TransformJsonEncoder:
             text = _as_one_text(piece, fields, opening, closing + b"}" + self._separator)
             if text is not None:
                 return text
-        take = self._tidied if is_json else json_text
-        pairs = zip(map(take, raw_records(piece)), fields, strict=True)
-        return self._each(piece, pairs, lambda pair: self._written(pair[0], opening + pair[1] + closing))
+        write = self._written if is_json else self._written_as_text
+        pairs = zip(raw_records(piece), fields, strict=True)
+        return self._each(piece, pairs, lambda pair: write(pair[0], opening + pair[1] + closing))
 
     def _tidied(self, record: bytes) -> bytes:
         """Without blanks around it and, before a newline as separator, on one line: none is in a JSON string."""
@@ -158,20 +159,24 @@ class TransformJsonEncoder:
 
     def _written(self, record: bytes, prediction: bytes) -> bytes:
         """What the filter keeps of a record and its prediction."""
-        match self._path.segments:
-            case []:
-                return _joined(record, prediction)
-            case [Names((_,)), *_] if record.startswith(b"{"):
-                # Not the prediction's member, which the encoder did away with: the record alone is asked.
-                return self._path.raw(record)
-            case [Names(names)] if record.startswith(b"{"):
-                texts = {member.name: record[member.key : member.end] for member in members(record)}
-                texts[OUTPUT] = _OUTPUT_KEY + prediction
-                if texts.keys() >= set(names):
-                    return b"{" + b",".join([texts[name] for name in dict.fromkeys(names)]) + b"}"
-            case _:
-                pass
-        return self._path.raw(_joined(record, prediction))
+        record = self._tidied(record)
+        if self._path.is_root:
+            return _joined(record, prediction)
+        if not record.startswith(b"{") or self._picked is None:
+            return self._path.raw(_joined(record, prediction))
+        if len(self._picked) == 1:
+            # Not the prediction's member, which the encoder did away with: the record alone is asked.
+            return self._path.raw(record)
+        texts = {member.name: record[member.key : member.end] for member in members(record)}
+        texts[OUTPUT] = _OUTPUT_KEY + prediction
+        try:
+            return b"{" + b",".join([texts[name] for name in self._picked]) + b"}"
+        except KeyError:
+            return self._path.raw(_joined(record, prediction))
+
+    def _written_as_text(self, record: bytes, prediction: bytes) -> bytes:
+        """The same of a record that is no JSON."""
+        return self._path.raw(_beside(json_text(record), prediction))
 
     def _each(self, piece: Piece, values: Iterable[_T], write: Callable[[_T], bytes]) -> bytes:
         """One by one; what is wrong with one is told with its record's position."""
@@ -186,6 +191,17 @@ class TransformJsonEncoder:
                 f"{piece.block.position(index)}: the output filter {self._path.text} cannot be applied: {error}"
             ) from None
         return b"".join(written)
+
+
+def _picked(path: JsonPath) -> tuple[str, ...] | None:
+    """The members that the path asks a record for, where it asks no more of several; None where it asks otherwise."""
+    match path.segments:
+        case [Names((name,)), *_]:
+            return (name,)
+        case [Names(names)]:
+            return tuple(dict.fromkeys(names))
+        case _:
+            return None
 
 
 def _as_one_text(piece: Piece, fields: Sequence[bytes], opening: bytes, tail: bytes) -> bytes | None:
@@ -208,15 +224,17 @@ def _as_one_text(piece: Piece, fields: Sequence[bytes], opening: bytes, tail: by
         return None
     if not (values[starts + 1] == _QUOTE).all() and _EMPTY.search(text):
         return None
-    # A record's closing brace makes room, and comes back with the tail.
-    weave = Weave(b"", b"," + _OUTPUT_KEY + opening, tail)
-    return weave.into_text(text.replace(b"}\n", b"\n"), fields)
+    # The comma takes the place of each record's closing brace, which comes back with the tail.
+    commas = np.cumsum(stops - starts + 2) - 2
+    opened = np.frombuffer(text, np.uint8).copy()
+    opened[commas] = _COMMA
+    return Weave(b"", _OUTPUT_KEY + opening, tail).into_text(opened.tobytes(), fields)
 
 
 def _joined(record: bytes, prediction: bytes) -> bytes:
     """One record with its prediction."""
     if not record.startswith(b"{"):
-        return b"".join((b"{", _INPUT_KEY, record, b",", _OUTPUT_KEY, prediction, b"}"))
+        return _beside(record, prediction)
     inside = record[:-1]
     if _may_have_output(record):
         found = members(record)
@@ -227,8 +245,13 @@ def _joined(record: bytes, prediction: bytes) -> bytes:
     return b"".join((inside, comma, _OUTPUT_KEY, prediction, b"}"))
 
 
+def _beside(record: bytes, prediction: bytes) -> bytes:
+    return b"".join((b"{", _INPUT_KEY, record, b",", _OUTPUT_KEY, prediction, b"}"))
+
+
 def _may_have_output(text: bytes) -> bool:
     """Whether a key may be SageMakerOutput: that is in the text, or letters written as escapes are."""
     if b'SageMakerOutput"' in text:
         return True
-    return b"\\u00" in text and _ESCAPED_LETTER.search(text) is not None
+    # The backslash alone first: that is found far more quickly.
+    return b"\\" in text and b"\\u00" in text and _ESCAPED_LETTER.search(text) is not None
