@@ -90,6 +90,22 @@ class Dialect:
                 return cells
             at = cell.end()
 
+    def raw_cells(self, record: bytes) -> list[bytes]:
+        """The fields of one record as they stand, quotes and all."""
+        if not self.quote or self.quote not in record:
+            return record.split(self.delimiter)
+        match = _cell_pattern(self.delimiter, self.quote).match
+        cells: list[bytes] = []
+        at = 0
+        while True:
+            cell = match(record, at)
+            assert cell is not None, "every part of the pattern may be empty"
+            delimiter = cell[3]
+            cells.append(record[at : cell.end() - len(delimiter)])
+            if not delimiter:
+                return cells
+            at = cell.end()
+
     def names(self, record: bytes) -> tuple[str, ...]:
         """A header's cells as text; ValueError when it is not strictly CSV, or not UTF-8."""
         return tuple(cell.decode() for cell in self.cells(record, strict=True))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from headrace.core.block import Block, FailureKind
 from headrace.core.errors import ConfigError
 from headrace.formats.csv_cells import CellGrid, Dialect
+from headrace.formats.csv_selection import ColumnSelection, listed
 from headrace.formats.matrix import BadCell
 
 Column = str | int
@@ -13,9 +14,6 @@ Column = str | int
 
 Whys = dict[int, tuple[FailureKind, str]]
 """By record of a block, why it fails."""
-
-_NAMES_SHOWN = 20
-_NAME_CHARACTERS_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +54,29 @@ class BoundColumns:
 class ColumnFinder:
     """Finds the wanted columns: once without a header, else once for each header met.
 
+    `wanted` are columns, or a selection of them, or None for all. Where a selection stands `within` too, they are
+    counted, and named, among the columns that it keeps.
+
     What the very first records show to be missing is a ConfigError: the question was wrong. After a first success
     it is the data that differ, and their records fail.
     """
 
-    def __init__(self, wanted: Sequence[Column] | None, width: int | None, dialect: Dialect) -> None:
+    def __init__(
+        self,
+        wanted: Sequence[Column] | ColumnSelection | None,
+        width: int | None,
+        dialect: Dialect,
+        *,
+        within: ColumnSelection | None = None,
+    ) -> None:
         if width is not None and width < 1:
             raise ConfigError(f"width must be at least 1, not {width}")
+        if isinstance(wanted, ColumnSelection):
+            if within is not None:
+                raise ConfigError(f"two selections of columns, {within.text} and {wanted.text}: give one")
+            wanted, within = None, wanted
         self._wanted = wanted
+        self._within = within
         self._width = width
         self._dialect = dialect
         self._last: BoundColumns | None = None
@@ -73,7 +86,9 @@ class ColumnFinder:
         """How many columns are wanted; 0 when that is not known yet."""
         if self._wanted is not None:
             return len(self._wanted)
-        return self._last.width if self._last else self._width or 0
+        if self._last is not None:
+            return len(self._last.indices)
+        return self._width or 0 if self._within is None else 0
 
     def bind(self, names: tuple[str, ...] | None) -> None:
         """Find them by this header; ConfigError naming the columns there are."""
@@ -107,15 +122,23 @@ class ColumnFinder:
                 return "records without a header: how many columns they have is not known yet"
             width = len(names)
         if names is not None and len(names) != width:
-            return f"the header has {len(names)} columns, {width} expected: {_listed(names)}"
+            return f"the header has {len(names)} columns, {width} expected: {listed(names)}"
+        if self._within is None:
+            kept = tuple(range(width))
+        else:
+            try:
+                kept = self._within.indices(width, names)
+            except ValueError as error:
+                return str(error)
         if self._wanted is None:
-            return BoundColumns(tuple(range(width)), width, names)
+            return BoundColumns(kept, width, names)
+        kept_names = None if names is None else tuple(names[index] for index in kept)
         indices: list[int] = []
         for column in self._wanted:
-            index = _index(column, width, names)
+            index = _index(column, len(kept), kept_names)
             if isinstance(index, str):
-                return index
-            indices.append(index)
+                return index if self._within is None else f"behind {self._within.text} {index}"
+            indices.append(kept[index])
         return BoundColumns(tuple(indices), width, names)
 
 
@@ -130,15 +153,6 @@ def _index(column: Column, width: int, names: tuple[str, ...] | None) -> int | s
         case 1:
             return names.index(column)
         case 0:
-            return f'there is no column "{column}"; there are: {_listed(names)}'
+            return f'there is no column "{column}"; there are: {listed(names)}'
         case _:
             return f'more than one column is called "{column}": use column numbers'
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names for people: this is told of every record below a header that does not fit, so it is kept short."""
-    shown = [
-        n if len(n) <= _NAME_CHARACTERS_MAX else n[:_NAME_CHARACTERS_MAX] + "…" for n in names[:_NAMES_SHOWN]
-    ]
-    more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(shown) + more

@@ -12,6 +12,7 @@ from headrace.core.tensor import Array, text_array
 from headrace.formats.contract import Decoded
 from headrace.formats.csv_cells import CellGrid, Dialect, Offsets, Rows, cell_grid, column_texts, narrowed
 from headrace.formats.csv_columns import BoundColumns, Column, ColumnFinder, Whys
+from headrace.formats.csv_selection import ColumnSelection
 from headrace.formats.matrix import (
     DelimitedNumbers,
     FlatNumbers,
@@ -42,7 +43,8 @@ class CsvMatrixDecoder:
 
     Args:
         input_name: The model's input.
-        columns: Which, in the order in which the model wants them; None is all.
+        columns: Which, in the order in which the model wants them: by index, by name, or as a selection; None is all.
+        within: A selection among which `columns` are counted and named; None is all.
         width: How many columns every record must have. None: as many as the header names, or else as the first
             record ever decoded has.
         dtype: Of the tensor.
@@ -56,7 +58,8 @@ class CsvMatrixDecoder:
         self,
         input_name: str,
         *,
-        columns: Sequence[int] | Sequence[str] | None = None,
+        columns: Sequence[int] | Sequence[str] | ColumnSelection | None = None,
+        within: ColumnSelection | None = None,
         width: int | None = None,
         dtype: DTypeLike = np.float32,
         delimiter: str = ",",
@@ -64,11 +67,11 @@ class CsvMatrixDecoder:
         flat_numbers: FlatNumbers | None = None,
         delimited_numbers: Callable[[], DelimitedNumbers | None] = arrow_delimited_numbers,
     ) -> None:
-        if columns is not None and not columns:
+        if columns is not None and not isinstance(columns, ColumnSelection) and not columns:
             raise ConfigError(f"no columns for input {input_name!r}: name some, or leave them out for all")
         self._name = input_name
         self._dialect = Dialect.of(delimiter, quote)
-        self._columns = ColumnFinder(columns, width, self._dialect)
+        self._columns = ColumnFinder(columns, width, self._dialect, within=within)
         self._misses = 0
         self._parser = NumberParser(
             dtype, self._dialect, flat_numbers=flat_numbers, delimited_numbers=delimited_numbers
@@ -117,6 +120,7 @@ class CsvColumnsDecoder:
 
     Args:
         columns: By input name, the column and what its cells become.
+        within: A selection among which `columns` are counted and named; None is all.
         width: How many columns every record must have; None as in `CsvMatrixDecoder`.
         delimiter: What stands between fields.
         quote: What fields may be quoted with; empty for nothing.
@@ -129,6 +133,7 @@ class CsvColumnsDecoder:
         self,
         columns: Mapping[str, tuple[Column, CellType]],
         *,
+        within: ColumnSelection | None = None,
         width: int | None = None,
         delimiter: str = ",",
         quote: str = '"',
@@ -139,7 +144,8 @@ class CsvColumnsDecoder:
         if not columns:
             raise ConfigError("no columns for any input: name one for each")
         self._dialect = Dialect.of(delimiter, quote)
-        self._columns = ColumnFinder([column for column, _ in columns.values()], width, self._dialect)
+        wanted = [column for column, _ in columns.values()]
+        self._columns = ColumnFinder(wanted, width, self._dialect, within=within)
         self._as_column_vectors = as_column_vectors
         self._names = tuple(columns)
         types = [None if type == "text" else number_dtype(type) for _, type in columns.values()]  # pyright: ignore[reportUnknownArgumentType]  # DTypeLike

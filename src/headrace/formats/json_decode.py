@@ -1,6 +1,6 @@
 """JSON records to a model's inputs: the whole record, or fields of it by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Literal
@@ -44,14 +44,26 @@ class JsonDecoder:
     0; text is strings. Failures: a record that is not JSON (kind FORMAT), and one that lacks a field, or whose
     field has another type or shape than it should (kind DECODE). A bad record costs itself alone, and a record that
     fails for one input is in none. Text tensors are object arrays of str.
+
+    `select` is given each parsed record, and gives what of it the fields are looked up in; a ValueError, worded for
+    one record, is that record's failure (kind DECODE).
     """
 
-    def __init__(self, fields: Mapping[str, JsonField], *, flat_numbers: FlatNumbers | None = None) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, JsonField],
+        *,
+        select: Callable[[Any], Any] | None = None,
+        flat_numbers: FlatNumbers | None = None,
+    ) -> None:
         if not fields:
             raise ConfigError("no fields for any input: name one for each")
         self._fields = {name: _FieldReader(field) for name, field in fields.items()}
+        self._read: Callable[[bytes], Any] = (
+            orjson.loads if select is None else lambda record: select(orjson.loads(record))
+        )
         self._quick: NumberParser | None = None
-        if len(fields) == 1:
+        if len(fields) == 1 and select is None:
             (only,) = self._fields.values()
             if not only.keys and only.dtype is not None and only.dtype.kind != "b" and only.one_axis:
                 # Records that are arrays of numbers are rows of a matrix, with brackets around them.
@@ -68,10 +80,12 @@ class JsonDecoder:
         failures: dict[int, Failure] = {}
         for index, record in enumerate(records):
             try:
-                values.append(orjson.loads(record))
+                values.append(self._read(record))
                 rows.append(index)
             except orjson.JSONDecodeError as error:
                 failures[index] = block.failure(index, FailureKind.FORMAT, f"not JSON: {error}")
+            except ValueError as error:
+                failures[index] = block.failure(index, FailureKind.DECODE, str(error))
         tensors = self._together(values)
         if tensors is None:
             tensors, rows = self._one_by_one(block, values, rows, failures)

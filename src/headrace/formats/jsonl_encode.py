@@ -46,7 +46,7 @@ class JsonLinesEncoder:
         self._columns = tuple(columns)
         self._joined = join == "input"
         self._input_is_json = input_is_json
-        self._keys = [json_text(column.name) + b":" for column in self._columns]
+        self._keys = keys_of(self._columns)
         taken = {INPUT, INPUT_BASE64} & {column.name for column in self._columns}
         if self._joined and taken:
             raise ConfigError(
@@ -63,7 +63,7 @@ class JsonLinesEncoder:
         rows, arrays = checked_outputs(self._columns, pieces, outputs)
         if not rows:
             return b""
-        opening, fields, closing = self._fields(arrays, rows)
+        opening, fields, closing = fields_of(self._keys, arrays, rows)
         closing += b"}\n"
         if not self._joined:
             return Weave(b"{" + opening, b"", closing).lines(fields)
@@ -84,20 +84,42 @@ class JsonLinesEncoder:
         """Nothing."""
         return b""
 
-    def _fields(self, arrays: Sequence[Array], rows: int) -> tuple[bytes, Sequence[bytes], bytes]:
-        """Each row's keys and values, less what all of them start and end with."""
-        columns = [_values(data) for data in arrays]
-        if not columns:
-            return b"", [b""] * rows, b""
-        if len(columns) == 1:
-            opening, values, closing = columns[0]
-            return self._keys[0] + opening, values, closing
-        template = b",".join(
-            key.replace(b"%", b"%%") + opening + b"%b" + closing
-            for key, (opening, _, closing) in zip(self._keys, columns, strict=True)
-        )
-        rows_of_values = zip(*(values for _, values, _ in columns), strict=True)
-        return b"", [template % values for values in rows_of_values], b""
+
+def keys_of(columns: Sequence[TensorSpec]) -> list[bytes]:
+    """What stands before each output's value in an object."""
+    return [json_text(column.name) + b":" for column in columns]
+
+
+def fields_of(
+    keys: Sequence[bytes], arrays: Sequence[Array], rows: int
+) -> tuple[bytes, Sequence[bytes], bytes]:
+    """Each row's keys and values, with no braces around them, less what all rows start and end with."""
+    columns = [values_of(data) for data in arrays]
+    if not columns:
+        return b"", [b""] * rows, b""
+    if len(columns) == 1:
+        opening, values, closing = columns[0]
+        return keys[0] + opening, values, closing
+    template = b",".join(
+        key.replace(b"%", b"%%") + opening + b"%b" + closing
+        for key, (opening, _, closing) in zip(keys, columns, strict=True)
+    )
+    rows_of_values = zip(*(values for _, values, _ in columns), strict=True)
+    return b"", [template % values for values in rows_of_values], b""
+
+
+def values_of(data: Array) -> tuple[bytes, Sequence[bytes], bytes]:
+    """Every row as JSON, less the brackets that all of them start and end with."""
+    if is_text(data):
+        return b"", [json_text(row) for row in data.tolist()], b""
+    if not data.size:
+        return b"", [orjson.dumps(data[0].tolist())] * len(data), b""
+    text = number_text(data, nonfinite_names=False)
+    depth = data.ndim - 1
+    opening, closing = b"[" * depth, b"]" * depth
+    # Brackets as deep as this close and open again between rows only.
+    values = text[depth + 1 : len(text) - depth - 1].split(closing + b"," + opening)
+    return opening, values, closing
 
 
 def _join_json(weave: Weave, piece: Piece, fields: Sequence[bytes]) -> bytes:
@@ -128,17 +150,3 @@ def _input_field(record: bytes) -> bytes:
         return b'"input":' + orjson.dumps(record.decode())
     except UnicodeDecodeError:
         return b'"input_base64":"%b"' % b64encode(record)
-
-
-def _values(data: Array) -> tuple[bytes, Sequence[bytes], bytes]:
-    """Every row as JSON, less the brackets that all of them start and end with."""
-    if is_text(data):
-        return b"", [json_text(row) for row in data.tolist()], b""
-    if not data.size:
-        return b"", [orjson.dumps(data[0].tolist())] * len(data), b""
-    text = number_text(data, nonfinite_names=False)
-    depth = data.ndim - 1
-    opening, closing = b"[" * depth, b"]" * depth
-    # Brackets as deep as this close and open again between rows only.
-    values = text[depth + 1 : len(text) - depth - 1].split(closing + b"," + opening)
-    return opening, values, closing

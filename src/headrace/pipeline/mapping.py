@@ -5,7 +5,7 @@ too few columns chosen, a file with more columns than the model takes, text for 
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -17,11 +17,15 @@ from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import Decoded, Decoder
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
+from headrace.formats.csv_selection import ColumnSelection
 from headrace.formats.json_decode import JsonDecoder, JsonField
+from headrace.formats.json_path import compile_path
 from headrace.formats.read import ReadOptions, delimiter_of, format_name
 from headrace.pipeline.settings import MappingOptions
 
 _MEDIA_COLUMNS = ("image", "audio")
+_FILTERED = frozenset({"csv", "jsonl"})
+"""The formats whose records an input filter can select of."""
 _FIRST_RECORDS = 100
 """How many of the first records must all disagree with the model before the run is refused."""
 
@@ -42,6 +46,8 @@ class Mapper:
     ) -> None:
         self._metadata = metadata
         self._mapping = mapping
+        self._filter = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
+        self._select = None if self._filter.is_root else self._filter.value
         self._read = read
         self._decoders: dict[tuple[str, str], Decoder] = {}
         self.learned: dict[str, Any] = dict(learned or {})
@@ -83,6 +89,11 @@ class Mapper:
         return kind, delimiter_of(name, self._read) if kind == "csv" else ""
 
     def _choose(self, kind: str, delimiter: str, block: Block) -> Decoder:
+        if kind not in _FILTERED and not self._filter.is_root:
+            raise ConfigError(
+                f"the input filter {self._filter.text} selects of CSV and JSON records, but {block.first.object} "
+                f"is read as {kind}: leave the filter out, or say what the records are with --format"
+            )
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
         if kind == "csv":
@@ -117,18 +128,20 @@ class Mapper:
 
     def _csv(self, block: Block, delimiter: str) -> CsvMatrixDecoder | CsvColumnsDecoder:
         inputs, columns = self._metadata.inputs, self._mapping.columns
+        within = self._filter.csv_columns(named=bool(self.input_names or block.column_names))
         if self._mapping.text_column is not None:
             name = self._one_input("--text-column").name
             return CsvColumnsDecoder(
                 {name: (self._mapping.text_column, "text")},
+                within=within,
                 width=self._learned_width(block, delimiter),
                 delimiter=delimiter,
             )
         if len(inputs) <= 1 and not _is_single_column(self._one_input("CSV")):
-            return self._csv_matrix(block, delimiter)
-        return self._csv_columns(inputs, columns, block, delimiter)
+            return self._csv_matrix(block, delimiter, within)
+        return self._csv_columns(inputs, columns, block, delimiter, within)
 
-    def _csv_matrix(self, block: Block, delimiter: str) -> CsvMatrixDecoder:
+    def _csv_matrix(self, block: Block, delimiter: str, within: ColumnSelection | None) -> CsvMatrixDecoder:
         spec = self._one_input("CSV")
         if spec.datatype == "BYTES":
             raise ModelInputError(
@@ -147,13 +160,16 @@ class Mapper:
         elif takes == -1:
             width = self._learned_width(block, delimiter)
         else:
-            width = takes
-            if "csv_width" not in self.learned:
-                self._check_width(spec, block, width, delimiter)
-                self.learned["csv_width"] = width
+            width = self.learned.get("csv_width")
+            if within is not None:
+                width = width or self._width_behind(within, spec, takes, block, delimiter)
+            elif width is None:
+                self._check_width(spec, block, takes, delimiter)
+            width = self.learned["csv_width"] = width or takes
         return CsvMatrixDecoder(
             spec.name,
             columns=columns or None,
+            within=within,
             width=width,
             dtype=dtype_of(spec.datatype),
             delimiter=delimiter,
@@ -180,12 +196,35 @@ class Mapper:
             f"{widths[0]} columns{names}: choose {width} of them with --columns, or another --delimiter",
         )
 
+    def _width_behind(
+        self, within: ColumnSelection, spec: TensorSpec, takes: int, block: Block, delimiter: str
+    ) -> int:
+        """How many columns records have of which the filter leaves as many as the model takes."""
+        names = block.column_names
+        why = ""
+        widths = [_cells(block.record(i), delimiter) for i in range(min(len(block), _FIRST_RECORDS))]
+        for width in dict.fromkeys([len(names)] if names else widths):
+            try:
+                kept = len(within.indices(width, names))
+            except ValueError as error:
+                why = why or str(error)
+                continue
+            if kept == takes:
+                return width
+            why = why or f"{within.text} leaves {kept} of {width} columns"
+        raise ModelInputError(
+            self._metadata.name,
+            f"input {spec.name!r} takes {takes} numbers a record, but of the records from {block.first} on the input "
+            f"filter leaves something else ({why}): choose {takes} columns with it",
+        )
+
     def _csv_columns(
         self,
         inputs: tuple[TensorSpec, ...],
         columns: tuple[str, ...] | tuple[int, ...],
         block: Block,
         delimiter: str,
+        within: ColumnSelection | None,
     ) -> CsvColumnsDecoder:
         """Several inputs of a column each: by --columns in order, else by header name, else by position."""
         if columns and len(columns) != len(inputs):
@@ -196,6 +235,8 @@ class Mapper:
         chosen: list[str | int] = list(columns)
         if not chosen:
             names = self.input_names or block.column_names
+            if names and within is not None:
+                names = _kept_names(within, names)
             missing = [i.name for i in inputs if i.name not in names] if names else []
             if missing:
                 raise ConfigError(
@@ -210,6 +251,7 @@ class Mapper:
         as_vectors = any(spec.shape is not None and len(spec.shape) == 2 for spec in inputs)
         return CsvColumnsDecoder(
             wanted,
+            within=within,
             width=self._learned_width(block, delimiter),
             delimiter=delimiter,
             as_column_vectors=as_vectors,
@@ -220,20 +262,23 @@ class Mapper:
     def _jsonl(self, block: Block) -> Decoder:
         text = self._mapping.text_column
         if text is not None:
-            return JsonDecoder({self._one_input("--text-column").name: JsonField(str(text), "text")})
+            return JsonDecoder(
+                {self._one_input("--text-column").name: JsonField(str(text), "text")}, select=self._select
+            )
         if self._mapping.columns:
             spec = self._one_input("--columns")
-            return _Stacked(spec, [str(c) for c in self._mapping.columns])
+            return _Stacked(spec, [str(c) for c in self._mapping.columns], self._select)
         inputs = self._metadata.inputs or (self._one_input("JSON Lines"),)
-        first = _first_json(block)
+        first = _first_json(block, self._select)
         whole = self.learned.setdefault("json_whole", not isinstance(first, dict))
         if whole:
             spec = self._one_input("a JSON array")
-            return JsonDecoder({spec.name: self._field(spec, None, first)})
+            return JsonDecoder({spec.name: self._field(spec, None, first)}, select=self._select)
         fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
         if "json_fields" in self.learned or all(i.name in fields for i in inputs):
             self.learned["json_fields"] = True
-            return JsonDecoder({i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs})
+            readers = {i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs}
+            return JsonDecoder(readers, select=self._select)
         raise ModelInputError(
             self._metadata.name,
             f"it takes {', '.join(i.name for i in inputs)}, but the records from {block.first} on have the fields "
@@ -253,11 +298,11 @@ class Mapper:
 class _Stacked:
     """Scalar JSON fields, side by side, as one matrix."""
 
-    def __init__(self, spec: TensorSpec, fields: list[str]) -> None:
+    def __init__(self, spec: TensorSpec, fields: list[str], select: Callable[[Any], Any] | None) -> None:
         self._spec = spec
         self._fields = fields
         dtype = dtype_of(spec.datatype)
-        self._inner = JsonDecoder({f: JsonField(f, dtype, ()) for f in fields})
+        self._inner = JsonDecoder({f: JsonField(f, dtype, ()) for f in fields}, select=select)
 
     def decode(self, block: Block) -> Decoded:
         decoded = self._inner.decode(block)
@@ -288,11 +333,30 @@ def _cells(record: bytes, delimiter: str) -> int:
     return len(rows[0]) if rows else 0
 
 
-def _first_json(block: Block) -> Any:
-    """The first of the first records that is JSON at all: one that is not must not decide for the others."""
+def _kept_names(within: ColumnSelection, names: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(names[index] for index in within.indices(len(names), names))
+    except ValueError as error:
+        raise ConfigError(f"the input filter does not fit the header: {error}") from None
+
+
+def _first_json(block: Block, select: Callable[[Any], Any] | None) -> Any:
+    """The first of the first records that is JSON at all: one that is not must not decide for the others.
+
+    With `select`, what is selected of the first in which that is there; ConfigError when it is in none of them.
+    """
+    missing: ValueError | None = None
     for index in range(min(len(block), _FIRST_RECORDS)):
         try:
-            return orjson.loads(block.record(index))
+            value = orjson.loads(block.record(index))
         except orjson.JSONDecodeError:
             continue
+        if select is None:
+            return value
+        try:
+            return select(value)
+        except ValueError as error:
+            missing = missing or error
+    if missing is not None:
+        raise ConfigError(f"the input filter selects nothing of the records from {block.first} on: {missing}")
     return None

@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from headrace.core.errors import ConfigError
+from headrace.formats.json_path import compile_path
+from headrace.formats.json_path_grammar import SliceEnd
 from headrace.formats.read import ReadOptions
 
 MIB = 1 << 20
@@ -16,11 +18,28 @@ class MappingOptions:
     `columns` are names (of the header, or of JSON fields) or indices from 0; empty takes all that the model's
     inputs ask for. `text_column` feeds one column or field, as text, to the model's one input. `image_scale`
     multiplies pixels when the model wants floats (1/255 by default).
+
+    `input_filter` is a JSONPath (`headrace.formats.json_path`) that selects what of a CSV or JSON record the model is
+    given; `columns` and `text_column` are then looked up in that. `slice_end` says what its slices' second numbers
+    mean. Raises ConfigError for a path that is not supported.
     """
 
     columns: tuple[str, ...] | tuple[int, ...] = ()
     text_column: str | int | None = None
     image_scale: float = 1 / 255
+    input_filter: str = "$"
+    slice_end: SliceEnd = "exclusive"
+
+    def __post_init__(self) -> None:
+        """Refuse a filter that does not compile."""
+        compile_path(self.input_filter, slice_end=self.slice_end)
+
+    def identity(self) -> dict[str, Any]:
+        """All of it; a filter that keeps everything is left out, so that runs from before there were any go on."""
+        options = asdict(self)
+        if self.input_filter == "$":
+            del options["input_filter"], options["slice_end"]
+        return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +110,7 @@ class StreamSettings:
         del output["checkpoint_s"]
         return {
             "read": asdict(self.read),
-            "mapping": asdict(self.mapping),
+            "mapping": self.mapping.identity(),
             "batch": [flow.batch_rows_max, flow.batch_bytes_max, flow.batch_delay_ms],
             "output": output,
         }
