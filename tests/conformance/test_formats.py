@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import orjson
 import pytest
 import soundfile
 import zstandard
 from PIL import Image
 
 from formats import video_files
+from formats.framed_files import recordio, recordio_part, tfrecord, tfrecord_frame
 from headrace.core.block import Block, Position
 from headrace.core.tensor import TensorSpec
 from headrace.formats.audio import AudioFormat
@@ -22,9 +24,13 @@ from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
 from headrace.formats.image import ImageFormat
+from headrace.formats.json import JsonFormat
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import LineFormat
 from headrace.formats.read import ReadOptions, read_object
+from headrace.formats.recordio import RecordIOFormat
+from headrace.formats.tfrecord import TfRecordFormat
 from headrace.formats.video import VideoFormat
 from headrace.formats.whole import WholeFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample
@@ -119,6 +125,26 @@ TEXT = {
         248,
         failures=8,
     ),
+    "line": line_sample(
+        lambda: LineFormat(block_bytes_max=SMALL_BLOCKS),
+        'any, "text\n\r\n é\r\nthe end\n' * 300,
+        900,
+        decoder=lambda: RawDecoder("x", text=True),
+    ),
+    "json": FormatSample(
+        make=JsonFormat,
+        data=b"\n " + orjson.dumps({"x": list(range(5000))}, option=orjson.OPT_INDENT_2) + b"\n\n",
+        entries=1,
+        separators=b" \r\n",
+        decoder=lambda: JsonDecoder({"x": JsonField("x", np.dtype(np.float32), (5000,))}),
+    ),
+    "json byte order mark": FormatSample(
+        make=JsonFormat, data=b"\xef\xbb\xbf\n[1,\n2]", entries=1, separators=b"\xef\xbb\xbf\n"
+    ),
+    "json empty": FormatSample(make=JsonFormat, data=b"", entries=1),
+    "json too long": FormatSample(
+        make=lambda: JsonFormat(record_bytes_max=500), data=b" " * 9000, entries=1, failures=1
+    ),
     "whole": FormatSample(
         make=WholeFormat,
         data=RNG.bytes(20_000) + b"\n",
@@ -129,6 +155,40 @@ TEXT = {
     "whole empty": FormatSample(make=WholeFormat, data=b"", entries=1),
     "whole too long": FormatSample(
         make=lambda: WholeFormat(record_bytes_max=5000), data=RNG.bytes(20_000), entries=1, failures=1
+    ),
+}
+
+
+def framed(make, data: bytes, entries: int, header_bytes: int, **options) -> FormatSample:
+    """Of binary records, which can be read on from any header."""
+    return FormatSample(
+        make=lambda: make(block_bytes_max=SMALL_BLOCKS, record_bytes_max=2000),
+        data=data,
+        entries=entries,
+        block_bytes_max=SMALL_BLOCKS,
+        header_bytes=header_bytes,
+        resume=lambda data, at: make(block_bytes_max=SMALL_BLOCKS, record_bytes_max=2000).blocks(
+            [data[at.byte :]], at
+        ),
+        decoder=lambda: RawDecoder("x"),
+        **options,
+    )
+
+
+PAYLOADS = [RNG.bytes(n) for n in (0, 1, 40, 400, 3, 1999, 10) * 30]
+LONG = tfrecord_frame(b"x" * 2001)
+WRONG = tfrecord_frame(b"abc")[:-4] + bytes(4)
+PARTED = recordio_part(b"abcd", 1) + recordio_part(b"", 2) + recordio_part(b"e", 3)
+FRAMES = {
+    "tfrecord": framed(TfRecordFormat, tfrecord(PAYLOADS), 210, 12),
+    "tfrecord empty": framed(TfRecordFormat, b"", 0, 12),
+    "tfrecord with failures": framed(
+        TfRecordFormat, (WRONG + tfrecord(PAYLOADS) + LONG) * 2 + WRONG, 425, 12, failures=5
+    ),
+    "recordio": framed(RecordIOFormat, recordio(PAYLOADS), 210, 8),
+    "recordio too long": framed(RecordIOFormat, recordio([*PAYLOADS, b"x" * 2001] * 2), 422, 8, failures=2),
+    "recordio parted": framed(
+        RecordIOFormat, (PARTED + recordio(PAYLOADS)) * 2 + PARTED, 423, 8, slices=False
     ),
 }
 
@@ -177,12 +237,15 @@ MEMBERS = {
     "d/" * 60 + "long-name.csv.zst": zstandard.ZstdCompressor().compress(CSV),
     "readme": b"no records",
     "c.jsonl": b"{}\n" * 100,
+    "e.rec": recordio(PAYLOADS[:40]) + PARTED,
+    "f.tfrecord.gz": gzip.compress(tfrecord(PAYLOADS[:40])),
+    "d.json": b'{\n"x": 1\n}\n',
 }
 LAYERS = {
-    "tar": layered("a.tar", tar(MEMBERS), 701, failures=1),
-    "tar.gz": layered("a.tar.gz", gzip.compress(tar(MEMBERS)), 701, failures=1),
-    "tar.bz2": layered("a.tar.bz2", bz2.compress(tar(MEMBERS)), 701, failures=1),
-    "tar.zst": layered("a.tzst", zstandard.ZstdCompressor().compress(tar(MEMBERS)), 701, failures=1),
+    "tar": layered("a.tar", tar(MEMBERS), 783, failures=1),
+    "tar.gz": layered("a.tar.gz", gzip.compress(tar(MEMBERS)), 783, failures=1),
+    "tar.bz2": layered("a.tar.bz2", bz2.compress(tar(MEMBERS)), 783, failures=1),
+    "tar.zst": layered("a.tzst", zstandard.ZstdCompressor().compress(tar(MEMBERS)), 783, failures=1),
     "tar with globs and headers": layered("a.tar", tar(MEMBERS), 597, members=("*.csv*",), header="names"),
     "csv.gz": layered("a.csv.gz", gzip.compress(CSV), 200),
     "csv.bz2": layered("a.csv.bz2", bz2.compress(CSV), 200),
@@ -227,7 +290,7 @@ MEDIA = {
     "flac": media(lambda: AudioFormat(window_ms=10, pad_last=False), sound("FLAC"), 37),
     "mp4": media(VideoFormat, video_files.fragmented(**VIDEO), 20, image_decoder),
 }
-SAMPLES = TEXT | LAYERS | MEDIA
+SAMPLES = TEXT | FRAMES | LAYERS | MEDIA
 
 
 @pytest.mark.parametrize("check", FORMAT_CHECKS, ids=lambda check: check.__name__)

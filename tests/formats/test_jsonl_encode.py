@@ -14,6 +14,7 @@ from headrace.core.block import Position
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.formats.contract import Piece
 from headrace.formats.encode import output_columns
+from headrace.formats.json import JsonFormat
 from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.jsonl_encode import JsonLinesEncoder
 
@@ -163,3 +164,13 @@ def test_what_json_reads_back(array, name, data):
     assert read == records
     assert [line["k"] for line in lines] == list(range(len(array)))
     np.testing.assert_array_equal(np.array([line[f"_{name}"] for line in lines], array.dtype), array)
+
+
+@given(st.recursive(st.text(max_size=4), lambda inner: st.lists(inner, max_size=3), max_leaves=8))
+def test_json_over_several_lines_is_joined_on_one(value):
+    """And says the same."""
+    text = json.dumps(value, indent=2).replace("\n", "\r\n").encode()
+    (block,) = JsonFormat().blocks([text], Position())
+    line = encoded([Piece(block, 0, 1)], {"y": np.array([1])}, join="input", input_is_json=lambda _: True)
+    assert line.count(b"\n") == 1
+    assert orjson.loads(line) == {"input": value, "y": 1}

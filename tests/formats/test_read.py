@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, TruncatedError
 from headrace.formats.csv import CsvFormat
+from headrace.formats.json import JsonFormat
 from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import LineFormat
 from headrace.formats.read import (
     ReadOptions,
     behind,
@@ -99,6 +101,12 @@ def texts(found):
         ("a.txt", "csv"),
         ("a.jsonl", "jsonl"),
         ("a.ndjson.zst", "jsonl"),
+        ("a.json", "json"),
+        ("a.tfrecord", "tfrecord"),
+        ("a.tfrecords.gz", "tfrecord"),
+        ("a.rec", "recordio"),
+        ("a.recordio", "recordio"),
+        ("a.json.gz", "json"),
         ("dir.csv/a.jsonl.bz2", "jsonl"),
         ("a.png", "image"),
         ("a.JPeG", "image"),
@@ -163,6 +171,8 @@ def test_formats_are_made_as_the_options_say():
         delimiter="\t", header="names", record_bytes_max=99
     )
     assert make_format("a", "jsonl", options) == JsonLinesFormat(record_bytes_max=99)
+    assert make_format("a", "json", options) == JsonFormat(record_bytes_max=99)
+    assert make_format("a", "line", options) == LineFormat(record_bytes_max=99)
     assert make_format("a", "whole", options) == WholeFormat(record_bytes_max=99)
 
 

@@ -135,6 +135,25 @@ def test_fields_that_are_not_there_are_named_beside_those_that_are():
         mapper(NUMBERS).decode(block_of('{"p": 1, "q": 2}', name="a.jsonl"))
 
 
+def test_a_json_object_is_decoded_as_a_line_would_be():
+    text = '{\n"x": [\n1,\n2]\n}'
+    assert values(mapper(NUMBERS).decode(block_of(text, name="a.json"))) == {"x": [[1, 2]]}
+
+
+def test_lines_go_to_the_one_input_as_they_stand():
+    read = ReadOptions(format="line")
+    assert values(mapper(TEXT, read=read).decode(block_of("a, b", "é"))) == {"t": ["a, b", "é"]}
+    column = TensorSpec("t", "BYTES", (-1, 1))
+    assert values(mapper(column, read=read).decode(block_of("a"))) == {"t": [["a"]]}
+    metadata = ModelMetadata("m", inputs=(TEXT,), bytes_as="bytes")
+    assert values(Mapper(metadata, MappingOptions(), read).decode(block_of("a"))) == {"t": [b"a"]}
+
+
+def test_lines_are_no_numbers():
+    with pytest.raises(ModelInputError, match=r"input 'x' takes FP32, but a line is text: .*--format csv"):
+        mapper(NUMBERS, read=ReadOptions(format="line")).decode(block_of("1,2"))
+
+
 # What the first records decide
 
 

@@ -5,13 +5,13 @@ A value that cannot be is refused here, with exit status 2 and before anything i
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
 
 from headrace.app.streaming import PredictorOptions
-from headrace.formats.read import ReadOptions
+from headrace.formats.read import FormatName, ReadOptions
 from headrace.pipeline.run import IfExists
 from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 
@@ -105,7 +105,7 @@ SOURCE_OPTIONS = _options(
     click.option("--members", multiple=True, metavar="GLOB", help="Archive members to read; may be repeated."),
     click.option(
         "--format", "format_", default="auto", show_default=True,
-        type=click.Choice(["auto", "csv", "jsonl", "whole", "image", "audio", "video"]),
+        type=click.Choice(["auto", *get_args(FormatName)]),
         help="What objects and members are; auto goes by their names.",
     ),
     click.option(

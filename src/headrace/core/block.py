@@ -17,8 +17,8 @@ class Position:
     """Where a record starts.
 
     `object` is a URI; `member` the archive member, or None; `record` counts from 0 within the member (or the
-    object); `line` counts from 1; `byte` is the offset in the member (or the object) after decompression;
-    `member_byte` is the offset of the member's header in the decompressed archive.
+    object); `line` counts from 1, and stays 1 where there are no lines; `byte` is the offset in the member (or the
+    object) after decompression, of framed binary records that of the header; `member_byte` is the offset of the member's header in the decompressed archive.
     """
 
     object: str = ""
@@ -83,6 +83,8 @@ class Block:
     `column_names` are the names of a text format's columns, when its header told them. `line_end`, LF or
     CRLF, says that the records are consecutive lines, each followed by exactly that (the last perhaps by nothing) and
     none with a newline in it; empty says nothing.
+    `header_bytes` is for binary records, each in a frame (a header of so many bytes, the record, a trailer): `data` is
+    consecutive whole frames, a record's position is its header's, and there are no lines. None: it is text.
     """
 
     first: Position
@@ -93,6 +95,7 @@ class Block:
     failures: tuple[Failure, ...] = ()
     column_names: tuple[str, ...] | None = None
     line_end: bytes = b""
+    header_bytes: int | None = None
     _newlines: list[NDArray[np.int64]] = field(
         default_factory=_nothing_found, init=False, repr=False, compare=False
     )
@@ -117,7 +120,7 @@ class Block:
         if not self.data:
             return replace(first, record=first.record + index)
         start, origin = int(self.starts[index]), int(self.starts[0])
-        lines = index if self.line_end else self._lines(origin, start)
+        lines = index if self.line_end else 0 if self.header_bytes is not None else self._lines(origin, start)
         return Position(
             first.object,
             first.member,

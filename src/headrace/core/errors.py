@@ -8,6 +8,7 @@
     │   └── OutputExistsError       the destination holds a run already
     ├── DataError                   the bytes that came in
     │   ├── EmptySourceError        nothing to read
+    │   ├── TooManyFailuresError    more records failed than the run allows
     │   └── CorruptError            an object or archive member that cannot be read on
     │       └── TruncatedError      it ends early
     ├── StorageError                an object store
@@ -89,6 +90,10 @@ class EmptySourceError(DataError):
     def __init__(self, uri: str, why: str) -> None:
         super().__init__(f"{uri}: {why}")
         self.uri = uri
+
+
+class TooManyFailuresError(DataError):
+    """More records failed than the run was told to bear; what is finished stays, and can be resumed."""
 
 
 class CorruptError(DataError):

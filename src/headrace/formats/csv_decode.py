@@ -222,12 +222,14 @@ class CsvColumnsDecoder:
 class RawDecoder:
     """Whole records as they stand: an object array ``[n]`` of bytes, or of str.
 
-    With `text`, a record that is not UTF-8 is a failure (kind DECODE); without, nothing fails.
+    With `text`, a record that is not UTF-8 is a failure (kind DECODE); without, nothing fails. With
+    `as_column_vector` the array is ``[n, 1]``.
     """
 
-    def __init__(self, input_name: str, *, text: bool = False) -> None:
+    def __init__(self, input_name: str, *, text: bool = False, as_column_vector: bool = False) -> None:
         self._name = input_name
         self._text = text
+        self._as_column_vector = as_column_vector
 
     def decode(self, block: Block) -> Decoded:
         """The block's records, copied out."""
@@ -239,7 +241,8 @@ class RawDecoder:
                 values.append(record.decode() if self._text else record)
             except UnicodeDecodeError as error:
                 whys[index] = (FailureKind.DECODE, f"not UTF-8 at byte {error.start} of the record")
-        return _decoded(block, {self._name: text_array(values)}, whys)
+        array = text_array(values)
+        return _decoded(block, {self._name: array[:, None] if self._as_column_vector else array}, whys)
 
 
 def _all_fail(block: Block, why: str) -> Whys:

@@ -6,6 +6,7 @@ The format is kept: every line says its version ``v``, and `read_failures` reads
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -14,6 +15,31 @@ from headrace.core.block import RAW_BYTES_KEPT_MAX, Failure, FailureKind, Positi
 from headrace.core.errors import DataError
 
 VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRecord:
+    """A failure, and where in its object's output the record's prediction would have stood: behind so many rows and bytes."""
+
+    failure: Failure
+    output_row: int
+    output_byte: int
+
+
+def failed_record_line(record: FailedRecord) -> bytes:
+    """A failed record as one line: that of `failure_line`, with the keys ``output_row`` and ``output_byte``."""
+    place = {"output_row": record.output_row, "output_byte": record.output_byte}
+    return _line(_fields_of(record.failure) | place)
+
+
+def read_failed_records(lines: Iterable[bytes]) -> Iterator[FailedRecord]:
+    """The records of a ``KEY.out.failed`` file, in order; what `read_failures` raises, for lines without a place too."""
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = _fields(line)
+            yield FailedRecord(_failure(fields), fields["output_row"], fields["output_byte"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _no_failure(number, line, error) from error
 
 
 def failure_line(failure: Failure) -> bytes:
@@ -25,6 +51,10 @@ def failure_line(failure: Failure) -> bytes:
     ``raw_base64``. ``raw_truncated`` (true) is there when the record fills what is kept of one (64 KiB), so that
     its rest, if it had one, is only in the source.
     """
+    return _line(_fields_of(failure))
+
+
+def _fields_of(failure: Failure) -> dict[str, Any]:
     at = failure.position
     fields: dict[str, Any] = {
         "v": VERSION,
@@ -37,7 +67,10 @@ def failure_line(failure: Failure) -> bytes:
     if at.member is not None or at.member_byte:
         fields["member_byte"] = at.member_byte
     fields |= {"kind": failure.kind.value, "reason": failure.why, "attempts": failure.attempts}
-    fields |= _raw_fields(failure.raw)
+    return fields | _raw_fields(failure.raw)
+
+
+def _line(fields: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:
@@ -64,10 +97,12 @@ def read_failures(lines: Iterable[bytes]) -> Iterator[Failure]:
         try:
             yield _failure(_fields(line))
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"line {number} is no failed record as headrace writes them "
-                f"({type(error).__name__}: {error}): {line[:100]!r}"
-            ) from error
+            raise _no_failure(number, line, error) from error
+
+
+def _no_failure(number: int, line: bytes, error: Exception) -> DataError:
+    why = f"{type(error).__name__}: {error}"
+    return DataError(f"line {number} is no failed record as headrace writes them ({why}): {line[:100]!r}")
 
 
 def _fields(line: bytes) -> Mapping[str, Any]:

@@ -232,6 +232,8 @@ class _FieldReader:
 
 def _without_brackets(block: Block) -> Rows | None:
     """Rows of what is inside each record's brackets; None when any record is not a flat array."""
+    if not block.data:
+        return None
     values = np.frombuffer(block.data, np.uint8)
     starts, stops = block.starts, block.ends - 1
     if not ((values[starts] == 0x5B) & (values[stops] == 0x5D) & (stops > starts)).all():

@@ -26,7 +26,7 @@ class JsonLinesEncoder:
     ``{"base64": "..."}``.
 
     With ``join="input"`` a first key ``input`` holds the record: as a string, or, where `input_is_json` says that
-    a block's records are JSON, spliced in byte for byte. One that is not UTF-8 is ``input_base64`` instead, and loses
+    a block's records are JSON, spliced in byte for byte (but for line breaks in it, which become spaces). One that is not UTF-8 is ``input_base64`` instead, and loses
     nothing.
 
     Raises ConfigError when an output has the name of the joined record; `encode` raises ModelContractError when
@@ -125,8 +125,13 @@ def values_of(data: Array) -> tuple[bytes, Sequence[bytes], bytes]:
 def _join_json(weave: Weave, piece: Piece, fields: Sequence[bytes]) -> bytes:
     text = one_text(piece)
     if text is None:
-        return weave.into_records(raw_records(piece), fields)
+        return weave.into_records([_on_one_line(record) for record in raw_records(piece)], fields)
     return weave.into_text(text, fields)
+
+
+def _on_one_line(record: bytes) -> bytes:
+    """JSON that was written over several lines; in JSON, line breaks stand between tokens alone."""
+    return record.replace(b"\n", b" ") if b"\n" in record else record
 
 
 def _join_text(inside: Weave, outside: Weave, piece: Piece, fields: Sequence[bytes]) -> bytes:

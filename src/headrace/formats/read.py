@@ -17,11 +17,16 @@ from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
 from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format
 from headrace.formats.csv import CsvFormat
+from headrace.formats.json import JsonFormat
 from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import LineFormat
 from headrace.formats.pixels import ImageMode
+from headrace.formats.recordio import RecordIOFormat
 from headrace.formats.whole import WholeFormat
 
-FormatName = Literal["csv", "jsonl", "whole", "image", "audio", "video"]
+FormatName = Literal[
+    "csv", "jsonl", "json", "line", "whole", "tfrecord", "recordio", "image", "audio", "video"
+]
 AUTO = "auto"
 
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd", ".zstd": "zstd"}
@@ -29,9 +34,21 @@ _TAR_SHORT: dict[str, Compression] = {".tgz": "gzip", ".tbz2": "bzip2", ".tbz": 
 _FORMATS: dict[str, FormatName] = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".json": "json",
+    **dict.fromkeys((".tfrecord", ".tfrecords"), "tfrecord"),
+    **dict.fromkeys((".rec", ".recordio"), "recordio"),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"), "image"),
     **dict.fromkeys((".wav", ".flac"), "audio"),
     **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
+}
+_TEXTS = ("csv", "jsonl", "line")
+# Of which nothing is to be said but how long a record may be.
+_PLAIN = {
+    "jsonl": JsonLinesFormat,
+    "json": JsonFormat,
+    "line": LineFormat,
+    "whole": WholeFormat,
+    "recordio": RecordIOFormat,
 }
 _WEB = ("http://", "https://")  # where what follows a question mark is no part of the name
 _NAMES_SHOWN = 5
@@ -123,13 +140,24 @@ def seekable(uri: str, options: ReadOptions) -> bool:
     return layers.is_tar and layers.compression is None
 
 
+def text_format(uri: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
+    """How an object is cut that is plain text, so that any range of it can be read by itself; None where it is not."""
+    layers = _layers(uri, options, inside=False)
+    kind = format_name(uri, options)
+    if layers.is_tar or layers.compression is not None or kind is None:
+        return None
+    made = make_format(uri, kind, options) if kind in _TEXTS else None
+    return made if isinstance(made, CsvFormat | LineFormat) else None
+
+
 def unreadable(uri: str, options: ReadOptions) -> str:
     """Why an object cannot be read at all, by its name and the options; empty when it may be."""
     if _layers(uri, options, inside=False).is_tar or format_name(uri, options) is not None:
         return ""
+    *others, last = get_args(FormatName)
     return (
-        f"{uri}: its name does not tell what is in it; say so with --format (csv, jsonl, whole, image, audio or "
-        "video), or leave it out of the source"
+        f"{uri}: its name does not tell what is in it; say so with --format ({', '.join(others)} or {last}), "
+        "or leave it out of the source"
     )
 
 
@@ -160,21 +188,27 @@ def read_object(
         if name is None:
             raise ConfigError(unreadable(uri, options))
         blocks = make_format(uri, name, options).blocks(chunks, Position(uri))
-        yield from _after(blocks, resume)
+        yield from after(blocks, resume)
     except CorruptError as error:
         raise error.at(uri, None) from error
 
 
 def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
-    """The format `kind`, set up as the options say. Media formats are extras, imported here."""
+    """The format `kind`, set up as the options say. Some formats are extras, imported here."""
     limit = options.record_bytes_max
     if kind == "csv":
         delimiter = delimiter_of(name, options)
         return CsvFormat(delimiter=delimiter, header=options.header, record_bytes_max=limit)
-    if kind == "jsonl":
-        return JsonLinesFormat(record_bytes_max=limit)
-    if kind == "whole":
-        return WholeFormat(record_bytes_max=limit)
+    if kind in _PLAIN:
+        return _PLAIN[kind](record_bytes_max=limit)
+    if kind == "tfrecord":
+        from headrace.formats.tfrecord import TfRecordFormat  # noqa: PLC0415 - an extra
+
+        return TfRecordFormat(record_bytes_max=limit)
+    return _media_format(name, kind, options)
+
+
+def _media_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
     if kind == "image":
         from headrace.formats.image import ImageFormat  # noqa: PLC0415 - an extra
 
@@ -233,7 +267,7 @@ def _read_archive(
             continue
         here = resume if resume is not None and member.header_byte == resume.member_byte else None
         first = Position(uri, member.name, member_byte=member.header_byte)
-        yield from _after(_read_member(member, first, options), here)
+        yield from after(_read_member(member, first, options), here)
     if matched:
         return
     if not names:
@@ -271,6 +305,9 @@ def behind(block: Block) -> Position:
     here = block.failures[-1].position if block.failures else block.first
     if len(block) and block.data and not block.failures:
         here = block.position(len(block) - 1)
+        if block.header_bytes is not None:
+            byte = here.byte + block.header_bytes + len(block.data) - int(block.starts[-1])
+            return replace(here, byte=byte, record=here.record + 1)
         stop = int(block.ends[-1])
         stop += 2 if block.data.startswith(b"\r\n", stop) else block.data.startswith(b"\n", stop)
         text = block.data[int(block.starts[-1]) : stop]
@@ -296,7 +333,7 @@ def _member_blocks(
     yield from make_format(member.name, kind, options).blocks(chunks, first)
 
 
-def _after(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
+def after(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
     """The blocks without their first `resume.record` entries."""
     if resume is None or not resume.record:
         yield from blocks

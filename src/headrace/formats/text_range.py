@@ -18,13 +18,13 @@ import numpy as np
 from headrace.core.block import Block, Position
 from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat, QuoteScanner
-from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import LineFormat
 from headrace.formats.lines import INSIDE, OPENABLE, RecordCutter, Scanner, Until, cut_rest
 
 GUESS_BYTES: Final = 64 << 10
 """How much text behind an edge is looked at first; four times more each time that holds no record's end."""
 
-TextFormat = CsvFormat | JsonLinesFormat
+TextFormat = CsvFormat | LineFormat
 
 
 class TextRange:

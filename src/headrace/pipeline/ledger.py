@@ -138,11 +138,11 @@ class Ledger:
         """Raise ResumeRefusedError, naming what differs, unless this is the run that was begun here."""
         begun = self.identity() or {}
         wanted: dict[str, Any] = orjson.loads(_dump(dict(identity)))
-        changes = list(_changes(begun, wanted))
-        if not changes:
+        found = list(changes(begun, wanted))
+        if not found:
             return
         raise ResumeRefusedError(
-            f"{self._base}run.json: this is another run ({'; '.join(changes)}). Resume with what it was begun with, or "
+            f"{self._base}run.json: this is another run ({'; '.join(found)}). Resume with what it was begun with, or "
             "start anew with --overwrite"
         )
 
@@ -250,11 +250,11 @@ def _dump(data: Mapping[str, Any]) -> bytes:
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
     """What `now` has that `before` has not, by its whole name: ``settings.read.header was 'none', is 'names'``."""
     for key, value in now.items():
         was, name = before.get(key), within + key
         if isinstance(was, dict) and isinstance(value, dict):
-            yield from _changes(cast("dict[str, Any]", was), cast("dict[str, Any]", value), f"{name}.")
+            yield from changes(cast("dict[str, Any]", was), cast("dict[str, Any]", value), f"{name}.")
         elif was != value:
             yield f"{name} was {was!r}, is {value!r}"

@@ -6,7 +6,7 @@ too few columns chosen, a file with more columns than the model takes, text for 
 
 import csv
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import orjson
@@ -23,8 +23,10 @@ from headrace.formats.json_path import compile_path
 from headrace.formats.read import ReadOptions, delimiter_of, format_name
 from headrace.pipeline.settings import MappingOptions
 
+JSON_KINDS: Final = frozenset({"json", "jsonl"})
+"""The formats whose records are JSON texts."""
 _MEDIA_COLUMNS = ("image", "audio")
-_FILTERED = frozenset({"csv", "jsonl"})
+_FILTERED = frozenset({"csv", *JSON_KINDS})
 """The formats whose records an input filter can select of."""
 _FIRST_RECORDS = 100
 """How many of the first records must all disagree with the model before the run is refused."""
@@ -105,8 +107,10 @@ class Mapper:
                 # A header of another file must not decide, in a resumed run, what the first one did.
                 decoder.bind(self.input_names)
             return decoder
-        if kind == "jsonl":
-            return self._jsonl(block)
+        if kind in JSON_KINDS:
+            return self._json(block)
+        if kind == "line":
+            return self._line()
         return RawDecoder(self._one_input("a whole object").name, text=False)
 
     def _one_input(self, what: str) -> TensorSpec:
@@ -119,6 +123,17 @@ class Mapper:
         raise ModelInputError(
             self._metadata.name, f"{what} feeds one input, but the model has several: {names}"
         )
+
+    def _line(self) -> Decoder:
+        spec = self._one_input("a line")
+        if self._metadata.inputs and spec.datatype != "BYTES":
+            raise ModelInputError(
+                self._metadata.name,
+                f"input {spec.name!r} takes {spec.datatype}, but a line is text: for numbers in lines choose "
+                "--format csv or jsonl",
+            )
+        as_text = self._metadata.bytes_as != "bytes"
+        return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec))
 
     def _media(self, kind: str) -> Decoder:
         spec = self._one_input(f"{kind} data")
@@ -257,9 +272,9 @@ class Mapper:
             as_column_vectors=as_vectors,
         )
 
-    # JSON Lines
+    # JSON, JSON Lines
 
-    def _jsonl(self, block: Block) -> Decoder:
+    def _json(self, block: Block) -> Decoder:
         text = self._mapping.text_column
         if text is not None:
             return JsonDecoder(
@@ -268,7 +283,7 @@ class Mapper:
         if self._mapping.columns:
             spec = self._one_input("--columns")
             return _Stacked(spec, [str(c) for c in self._mapping.columns], self._select)
-        inputs = self._metadata.inputs or (self._one_input("JSON Lines"),)
+        inputs = self._metadata.inputs or (self._one_input("JSON"),)
         first = _first_json(block, self._select)
         whole = self.learned.setdefault("json_whole", not isinstance(first, dict))
         if whole:
@@ -325,6 +340,11 @@ def _is_single_column(spec: TensorSpec) -> bool:
     return spec.shape is not None and (
         len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2)
     )
+
+
+def _takes_column_vector(spec: TensorSpec) -> bool:
+    """Whether an input of one value a record is [n, 1] rather than [n]."""
+    return spec.shape is not None and len(spec.shape) == 2
 
 
 def _cells(record: bytes, delimiter: str) -> int:

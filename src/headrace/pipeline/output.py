@@ -10,7 +10,7 @@ from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
 from headrace.formats.jsonl_encode import JsonLinesEncoder
 from headrace.formats.parquet import ParquetEncoder
-from headrace.pipeline.mapping import Mapper
+from headrace.pipeline.mapping import JSON_KINDS, Mapper
 from headrace.pipeline.settings import StreamSettings
 
 
@@ -45,7 +45,7 @@ class Encoders:
         return encoder if join == "none" else _OneLayout(encoder, self._mapper, names if header else None)
 
     def _is_json(self, block: Block) -> bool:
-        return self._mapper.layout_of(block)[0] == "jsonl"
+        return self._mapper.layout_of(block)[0] in JSON_KINDS
 
 
 class _OneLayout:

@@ -64,6 +64,13 @@ def selects(source: str | Sequence[str], uri: str) -> bool:
     return uri == source or uri.startswith(source.rstrip("/") + "/")
 
 
+def fixed_part(source: str) -> str:
+    """What of a source stands before its first wildcard: all of it, where it is no glob."""
+    if not _is_glob(source):
+        return source
+    return source[: min(source.index(c) for c in _GLOB_CHARACTERS if c in source)]
+
+
 def _is_glob(source: str) -> bool:
     """Web addresses are none: they cannot be listed, and what follows a question mark there is a query."""
     return not source.startswith(("http://", "https://")) and bool(_GLOB_CHARACTERS & set(source))
@@ -83,8 +90,7 @@ def _from_prefix(prefix: str, stores: Stores) -> list[ObjectInfo]:
 
 def _from_glob(pattern: str, stores: Stores) -> list[ObjectInfo]:
     """List from the last whole segment before the first wildcard, then match."""
-    cut = min(pattern.index(c) for c in _GLOB_CHARACTERS if c in pattern)
-    prefix = pattern[:cut]
+    prefix = fixed_part(pattern)
     if "/" not in prefix:
         prefix = ""
     listed = stores.for_uri(pattern).list(prefix or "./")

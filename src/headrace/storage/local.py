@@ -7,6 +7,7 @@ step. A file that was replaced while it is being read is read to its end as it w
 # ruff: noqa: PTH103, PTH105, PTH108, PTH112, PTH116, PTH118, PTH120
 
 import contextlib
+import ctypes
 import os
 import secrets
 import stat
@@ -41,7 +42,7 @@ class LocalStore:
 
     def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
         """See `Store.stream`. Raises ChangedError also when the file was written into while it was read."""
-        with _errors(uri), _opened(uri) as (file, found):
+        with os_errors(uri), _opened(uri) as (file, found):
             _same(uri, found, etag)
             if not stat.S_ISREG(found.st_mode):
                 yield from _drain(file, start)
@@ -59,7 +60,7 @@ class LocalStore:
 
     def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
         """See `Store.get_range`."""
-        with _errors(uri), _opened(uri) as (file, found):
+        with os_errors(uri), _opened(uri) as (file, found):
             _same(uri, found, etag)
             pieces: list[bytes] = []
             # One pread gives less than asked for above 2 GiB, and on some network file systems.
@@ -74,16 +75,35 @@ class LocalStore:
         with self.writer(uri) as writer:
             writer.write(data)
 
+    def put_unflushed(self, uri: str, data: bytes) -> None:
+        """What `put` does, but that a power cut may undo it, or leave the file empty, until `flush` has returned.
+
+        A tenth of the time, for many small files: a killed process loses nothing either way.
+        """
+        path = _target(uri)
+        with os_errors(uri), _Temporary(path) as temporary:
+            temporary.write(data)
+            temporary.publish(path, flush=False)
+
+    def flush(self, folder: str) -> None:
+        """Make all that was written to the folder's file system survive a power cut."""
+        with os_errors(folder):
+            opened = os.open(parse(folder).key or ".", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _sync_file_system(opened)
+            finally:
+                os.close(opened)
+
     def put_if_absent(self, uri: str, data: bytes) -> None:
         """See `Store.put_if_absent`. Needs a file system with hard links."""
         path = _target(uri)
-        with _errors(uri):
+        with os_errors(uri):
             with _Temporary(path) as temporary:
                 temporary.write(data)
                 temporary.flush()
                 with contextlib.suppress(FileExistsError):
                     os.link(temporary.path, path)  # fails when the name is taken, unlike rename
-                    _flush_folder(path)
+                    flush_folder(path)
                     return
             if self.get(uri) != data:
                 raise AlreadyExistsError(uri, "other bytes stand there already")
@@ -91,7 +111,7 @@ class LocalStore:
     def writer(self, uri: str) -> Writer:
         """See `Store.writer`."""
         path = _target(uri)
-        with _errors(uri):
+        with os_errors(uri):
             return _LocalWriter(uri, path)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -100,13 +120,13 @@ class LocalStore:
         folder, slash, start_of_name = path.rpartition("/")
         # What the user wrote stays in front, so that a listing of "./in/" gives "./in/a", and "file:///" its own.
         written = prefix[: len(prefix) - len(start_of_name)]
-        with _errors(prefix):
+        with os_errors(prefix):
             yield from _walk(folder + slash or ".", written, start_of_name)
 
     def head(self, uri: str) -> ObjectInfo:
         """See `Store.head`. A folder is not an object."""
         path = parse(uri).key
-        with _errors(uri):
+        with os_errors(uri):
             found = os.stat(path)  # Path would drop a trailing slash, which must fail on a file
             if stat.S_ISDIR(found.st_mode):
                 raise NotFoundError(uri, "is a folder, not a file; end it with / to mean all below it")
@@ -114,7 +134,7 @@ class LocalStore:
 
     def delete(self, uri: str) -> None:
         """See `Store.delete`. Folders stay."""
-        with _errors(uri), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with os_errors(uri), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(parse(uri).key)  # as in head
 
     def clean(self, folder: str, *, older_than_s: float = STALE_S) -> int:
@@ -123,7 +143,7 @@ class LocalStore:
         A temporary file that young may belong to a writer that lives, perhaps on another machine.
         """
         removed = 0
-        with _errors(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with os_errors(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for entry in os.scandir(parse(folder).key or "."):
                 with contextlib.suppress(FileNotFoundError):
                     old = _is_temporary(entry.name) and time.time() - entry.stat().st_mtime >= older_than_s
@@ -227,10 +247,12 @@ class _Temporary:
     def flush(self) -> None:
         os.fsync(self._file)
 
-    def publish(self, path: str) -> None:
-        self.flush()
+    def publish(self, path: str, *, flush: bool = True) -> None:
+        if flush:
+            self.flush()
         os.replace(self.path, path)
-        _flush_folder(path)
+        if flush:
+            flush_folder(path)
 
     def remove(self) -> None:
         """Close; remove the name if it is still the temporary one."""
@@ -248,8 +270,17 @@ class _Temporary:
         self.remove()
 
 
-def _flush_folder(path: str) -> None:
-    """Make the new name itself survive a power cut."""
+def _sync_file_system(opened: int) -> None:
+    """`syncfs`, which Python does not offer; where there is none, everything is written out."""
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if syncfs is None:
+        os.sync()
+    elif syncfs(opened):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def flush_folder(path: str) -> None:
+    """Make a file's new name itself survive a power cut."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -266,14 +297,14 @@ class _LocalWriter(Writer):
     def write(self, data: bytes) -> None:
         if self._temporary is None:
             raise ValueError(f"{self._uri}: the writer is closed")
-        with _errors(self._uri):
+        with os_errors(self._uri):
             self._temporary.write(data)
 
     def close(self) -> None:
         if self._temporary is None:
             return
         temporary, self._temporary = self._temporary, None
-        with _errors(self._uri), temporary:
+        with os_errors(self._uri), temporary:
             temporary.publish(self._path)
 
     def abort(self) -> None:
@@ -283,8 +314,8 @@ class _LocalWriter(Writer):
 
 
 @contextmanager
-def _errors(uri: str) -> Generator[None]:
-    """The operating system's errors as ours."""
+def os_errors(uri: str) -> Generator[None]:
+    """The operating system's errors as ours, about `uri`."""
     try:
         yield
     except OSError as error:

@@ -41,8 +41,10 @@ class FormatSample:
         data: One object's or member's bytes. More than a block, and more than 8 KiB, makes the checks of bounds bite.
         entries: How many records and failures these are, together.
         failures: How many of them are failures.
-        slices: Whether records are slices of the data, and lines and bytes of positions are counted: text formats.
+        slices: Whether records are slices of the data, and lines and bytes of positions are counted: text, and frames.
         separators: Of text, the bytes that may stand between records and do not end one.
+        header_bytes: Of binary records in frames, how long the header before each is: positions are those of the
+            headers, and there are no lines. None is text.
         first: Where the data stands. A whole archive's members have positions of their own in the same object.
         block_bytes_max: The most that a block holds, unless it is one record.
         decoder: Gives a decoder for the blocks, new each time; without one decoding is not checked.
@@ -55,6 +57,7 @@ class FormatSample:
     failures: int = 0
     slices: bool = True
     separators: bytes = b"\r\n"
+    header_bytes: int | None = None
     first: Position = _FIRST
     block_bytes_max: int = BLOCK_BYTES_MAX
     decoder: Callable[[], Decoder] | None = None
@@ -103,21 +106,26 @@ def check_chunk_edges(sample: FormatSample) -> None:
 
 
 def check_slices(sample: FormatSample) -> None:
-    """Of text: every record is the source's bytes at its position, and its line is counted right; no byte is lost."""
+    """Every record is the source's bytes at its position, and its line is counted right; of text, no byte is lost."""
     if not sample.slices:
         return
     data, begin, stop = sample.data, sample.first.byte, None
+    header = sample.header_bytes
     entries = _entries(sample.blocks([data]))
     for entry in entries:
         start = entry.position.byte - begin
-        line = sample.first.line + data.count(b"\n", 0, start)
+        line = sample.first.line + (data.count(b"\n", 0, start) if header is None else 0)
         equal(entry.position.line, line, f"the line of {entry.position}")
+        start += header or 0
         equal(entry.raw, data[start : start + len(entry.raw)], f"the bytes of {entry.position}")
-        ended = entry.raw[-1:] in tuple(sample.separators[i : i + 1] for i in range(len(sample.separators)))
-        true(entry.failure is not None or not ended, f"{entry.position} holds what ends it")
+        if header is None:
+            ended = entry.raw[-1:] in tuple(
+                sample.separators[i : i + 1] for i in range(len(sample.separators))
+            )
+            true(entry.failure is not None or not ended, f"{entry.position} holds what ends it")
         if stop is not None:
             true(
-                start >= stop,
+                start >= stop + (header or 0),
                 f"{entry.position} begins before byte {begin + stop}, where the last record ends",
             )
             _lost_nothing(sample, stop, start)
@@ -129,7 +137,8 @@ def check_slices(sample: FormatSample) -> None:
 
 def _lost_nothing(sample: FormatSample, start: int, stop: int) -> None:
     gap = sample.data[start:stop]
-    true(not gap.strip(sample.separators), f"no record holds the bytes {shown(gap)} from {start} on")
+    lost = gap.strip(sample.separators) if sample.header_bytes is None else b""
+    true(not lost, f"no record holds the bytes {shown(gap)} from {start} on")
 
 
 def check_blocks(sample: FormatSample) -> None:
@@ -146,12 +155,14 @@ def check_blocks(sample: FormatSample) -> None:
             true(not len(edges) or int(edges[-1]) <= len(block.data), "an offset behind the block's text")
             held = int(ends[-1] - starts[0]) if len(block) > 1 else 0
             true(held <= sample.block_bytes_max, f"the block at {block.first} holds {held} bytes")
+            if sample.slices and len(block):
+                equal(block.header_bytes, sample.header_bytes, f"the length of headers at {block.first}")
             for name, column in block.columns.items():
                 equal(len(column), len(block), f"rows of column {name!r} in the block at {block.first}")
 
 
 def check_nothing_is_held_back(sample: FormatSample) -> None:
-    """Of text: records come as soon as their bytes do; held are a block and an unfinished record at most."""
+    """Of text and frames: records come as soon as their bytes do; held are a block and an unfinished record at most."""
     if not sample.slices:
         return
     fed, reached, longest, worst = 0, 0, 0, 0

@@ -1,0 +1,248 @@
+"""Outputs under way: bytes that no reader sees until they are published, and that outlive a killed process once kept.
+
+A disk has them in one file, which is renamed when it is published and never copied. Stores that cannot append have them
+as segments, objects of their own, which are copied together.
+"""
+# Paths stay the strings that were written, as in `local`.
+# ruff: noqa: PTH103, PTH105, PTH120
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from headrace.core.errors import StorageError
+from headrace.storage.contract import Store
+from headrace.storage.local import LocalStore, flush_folder, os_errors
+from headrace.storage.uri import parse
+
+SEGMENT_BYTES: Final = 16 << 20
+"""The length of a segment, where a store needs segments; one of them is held in memory, and one is on its way."""
+COPY_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The first `nbytes` of a draft, which survive its process; `segments` is how many objects hold them."""
+
+    uri: str
+    nbytes: int
+    segments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRange:
+    """Bytes ``start .. stop`` of what was kept of a draft."""
+
+    kept: Kept
+    start: int
+    stop: int
+
+
+class Draft(Protocol):
+    """One output under way. One thread at a time."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much has been written."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Append. May upload in the background; raises what went wrong before."""
+        ...
+
+    def keep(self) -> Kept:
+        """Make everything so far outlive this process."""
+        ...
+
+    def publish(self, uri: str) -> None:
+        """Make it the object `uri`, whole and replacing; the draft is no more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; what was kept stays. Closing twice does nothing."""
+        ...
+
+
+def open_draft(store: Store, uri: str, kept: Kept | None = None) -> Draft:
+    """A new draft below the name `uri`, which nobody else uses; it begins with what was `kept` of another one.
+
+    Raises StorageError when that is not there any more.
+    """
+    draft: Draft = _FileDraft(uri) if isinstance(store, LocalStore) else _SegmentDraft(store, uri)
+    if kept is not None:
+        append(store, draft, KeptRange(kept, 0, kept.nbytes))
+    return draft
+
+
+def append(store: Store, draft: Draft, part: KeptRange) -> None:
+    """Write a range of what was kept of another draft to this one."""
+    if isinstance(draft, _FileDraft):
+        draft.take(part)
+        return
+    for piece in read_kept(store, part):
+        draft.write(piece)
+
+
+def read_kept(store: Store, part: KeptRange) -> Iterator[bytes]:
+    """The bytes of a range, in pieces of at most COPY_BYTES."""
+    if not part.kept.segments:
+        for start in range(part.start, part.stop, COPY_BYTES):
+            length = min(COPY_BYTES, part.stop - start)
+            yield _exactly(part.kept.uri, store.get_range(part.kept.uri, start, length), length)
+        return
+    at = 0
+    for number in range(part.kept.segments):
+        if at >= part.stop:
+            return
+        segment = store.get(segment_uri(part.kept.uri, number))
+        piece = segment[max(0, part.start - at) : max(0, part.stop - at)]
+        at += len(segment)
+        if piece:
+            yield piece
+    if at < part.stop:
+        raise StorageError(part.kept.uri, f"has {at} bytes, {part.stop} were kept")
+
+
+def assemble(store: Store, parts: Sequence[KeptRange], draft_uri: str, uri: str) -> None:
+    """Publish ranges of drafts, one after the other, as one object; the drafts stay, but one that is all of it."""
+    draft = open_draft(store, draft_uri)
+    for part in parts:
+        append(store, draft, part)
+    draft.publish(uri)
+
+
+def discard(store: Store, kept: Kept) -> None:
+    """Remove what was kept of a draft."""
+    if not kept.segments:
+        store.delete(kept.uri)
+    for number in range(kept.segments):
+        store.delete(segment_uri(kept.uri, number))
+
+
+def segment_uri(uri: str, number: int) -> str:
+    """Where segment `number` of a draft is."""
+    return f"{uri}.{number:05d}"
+
+
+def _exactly(uri: str, data: bytes, length: int) -> bytes:
+    if len(data) != length:
+        raise StorageError(uri, f"is {length - len(data)} bytes shorter than what was kept of it")
+    return data
+
+
+class _FileDraft:
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._path = os.path.realpath(parse(uri).key)
+        self.nbytes = 0
+        with os_errors(uri):
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o666)
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        with os_errors(self._uri):
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        self.nbytes += len(data)
+
+    def take(self, part: KeptRange) -> None:
+        """Copy a range of another file within the kernel."""
+        with os_errors(part.kept.uri):
+            source = os.open(parse(part.kept.uri).key, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._copy(source, part)
+        finally:
+            os.close(source)
+
+    def _copy(self, source: int, part: KeptRange) -> None:
+        at = part.start
+        with os_errors(self._uri):
+            while at < part.stop:
+                copied = os.copy_file_range(source, self._file, part.stop - at, at)
+                if not copied:
+                    raise StorageError(part.kept.uri, f"has {at} bytes, {part.stop} were kept")
+                at += copied
+        self.nbytes += part.stop - part.start
+
+    def keep(self) -> Kept:
+        with os_errors(self._uri):
+            os.fsync(self._file)
+        return Kept(self._uri, self.nbytes)
+
+    def publish(self, uri: str) -> None:
+        path = os.path.realpath(parse(uri).key)
+        with os_errors(uri):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.fsync(self._file)
+            self.close()
+            os.replace(self._path, path)
+            flush_folder(path)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class _SegmentDraft:
+    def __init__(self, store: Store, uri: str) -> None:
+        self._store = store
+        self._uri = uri
+        self._buffer = bytearray()
+        self._segments = 0
+        self._uploader: ThreadPoolExecutor | None = None
+        self._uploading: Future[None] | None = None
+        self.nbytes = 0
+
+    def write(self, data: bytes) -> None:
+        self._buffer += data
+        self.nbytes += len(data)
+        while len(self._buffer) >= SEGMENT_BYTES:
+            self._put_segment(bytes(memoryview(self._buffer)[:SEGMENT_BYTES]))
+            del self._buffer[:SEGMENT_BYTES]
+
+    def _put_segment(self, data: bytes) -> None:
+        self._wait()
+        if self._uploader is None:
+            self._uploader = ThreadPoolExecutor(1, "headrace-draft")
+        uri = segment_uri(self._uri, self._segments)
+        self._uploading = self._uploader.submit(self._store.put, uri, data)
+        self._segments += 1
+
+    def _wait(self) -> None:
+        if self._uploading is not None:
+            self._uploading.result()
+            self._uploading = None
+
+    def keep(self) -> Kept:
+        if self._buffer:
+            self._put_segment(bytes(self._buffer))
+            self._buffer.clear()
+        self._wait()
+        return Kept(self._uri, self.nbytes, self._segments)
+
+    def publish(self, uri: str) -> None:
+        self._wait()
+        if not self._segments:
+            self._store.put(uri, bytes(self._buffer))
+            self.close()
+            return
+        kept = Kept(self._uri, self.nbytes - len(self._buffer), self._segments)
+        with self._store.writer(uri) as writer:
+            for piece in read_kept(self._store, KeptRange(kept, 0, kept.nbytes)):
+                writer.write(piece)
+            writer.write(bytes(self._buffer))
+        discard(self._store, kept)
+        self.close()
+
+    def close(self) -> None:
+        if self._uploader is not None:
+            with contextlib.suppress(Exception):  # it was raised, or will not matter any more
+                self._wait()
+            self._uploader.shutdown()
+            self._uploader = None

@@ -1,0 +1,311 @@
+"""The record of what a transform has done, beside its output: what makes ``--resume`` exact, and the counts provable.
+
+Everything is small objects below ``DEST/_headrace/``, each written whole:
+
+============================== =====================================================================
+``run.json``                   what is run: source, model's fingerprint, settings
+``plan.jsonl``                 which objects, with size and ETag, and what their outputs are called
+``learned.json``               what the first records decided: how many columns, the shape of a row
+``task-00012.json``            task 12 is done: each shard's bounds and counts, and where its output is
+``task-00012.checkpoint.json`` task 12 is under way: the same, of what is kept so far
+``object-00007.json``          an object of several shards is put together
+``drafts/``                    outputs under way
+``report.json``                the run is finished: its counts
+============================== =====================================================================
+
+A task's record is created if absent: whoever finishes a task second, after a retry or by speculation, changes nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+import orjson
+
+from headrace.core.block import Position
+from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
+from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, changes
+from headrace.storage.contract import ObjectInfo, Store
+from headrace.storage.draft import Kept
+from headrace.transform.plan import PlannedObject
+
+VERSION: Final = 1
+KIND: Final = "transform"
+DRAFTS: Final = "drafts/"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in an object: where a shard begins or ends. `record` and `line` count from `Shard`'s own begin, or the object's."""
+
+    byte: int
+    record: int
+    line: int
+
+    @classmethod
+    def of(cls, position: Position) -> "Spot":
+        """Of a position in an object that is no archive."""
+        return cls(position.byte, position.record, position.line)
+
+    def position(self, uri: str) -> Position:
+        """In the object `uri`."""
+        return Position(uri, record=self.record, line=self.line, byte=self.byte)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A shard that is done.
+
+    `begin` and `end` are told of ranges: each one's `end` is the next one's `begin`, or one of them was cut wrong.
+    `relative`: positions in its failures count from its own begin, and so do their places in the output. `out` and
+    `failed` are where its output is kept; None where it is published (a whole object's) or empty.
+    """
+
+    index: int
+    number: int
+    counts: Counts
+    out_bytes: int
+    begin: Spot | None = None
+    end: Spot | None = None
+    relative: bool = False
+    out: Kept | None = None
+    failed: Kept | None = None
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many records failed, by kind."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ShardRecord":
+        """Read back."""
+        return cls(
+            index=data["index"],
+            number=data["number"],
+            counts=Counts(**data["counts"]),
+            out_bytes=data["out_bytes"],
+            begin=_maybe(Spot, data["begin"]),
+            end=_maybe(Spot, data["end"]),
+            relative=data["relative"],
+            out=_maybe(Kept, data["out"]),
+            failed=_maybe(Kept, data["failed"]),
+            failures=data["failures"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task that is done: its shards', in order. `busy_s` and `elapsed_s` are of the process that did it."""
+
+    task: int
+    attempt: str
+    shards: tuple[ShardRecord, ...]
+    elapsed_s: float = 0.0
+
+    def to_json(self) -> bytes:
+        """Versioned, with sorted keys."""
+        return _dump(asdict(self) | {"v": VERSION})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read back; LedgerError for another version."""
+        data = _versioned(text)
+        shards = tuple(map(ShardRecord.from_json, data["shards"]))
+        return cls(data["task"], data["attempt"], shards, data["elapsed_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A task under way: the shards that are done, and how far the next one is.
+
+    `entries` of it are delivered; `begin` is where it began; `out` and `failed` hold its output so far.
+    """
+
+    task: int
+    done: tuple[ShardRecord, ...]
+    entries: int = 0
+    record: int = 0
+    counts: Counts = field(default_factory=Counts)
+    begin: Spot | None = None
+    relative: bool = False
+    member_byte: int = 0
+    member: str | None = None
+    out: Kept | None = None
+    failed: Kept | None = None
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def to_json(self) -> bytes:
+        """Versioned, with sorted keys."""
+        return _dump(asdict(self) | {"v": VERSION})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read back; LedgerError for another version."""
+        data = _versioned(text)
+        del data["v"]
+        data["done"] = tuple(map(ShardRecord.from_json, data["done"]))
+        data["counts"] = Counts(**data["counts"])
+        data["begin"] = _maybe(Spot, data["begin"])
+        data["out"], data["failed"] = _maybe(Kept, data["out"]), _maybe(Kept, data["failed"])
+        return cls(**data)
+
+
+def _maybe(kind: Any, data: Mapping[str, Any] | None) -> Any:
+    return None if data is None else kind(**data)
+
+
+class TransformLedger:
+    """Reads and writes the records of one destination. Safe from several processes at once, one thread each."""
+
+    def __init__(self, store: Store, destination: str) -> None:
+        self.store = store
+        self.destination = destination
+        self._base = f"{destination}{LEDGER_FOLDER}/"
+
+    def uri(self, name: str) -> str:
+        """Where something of the ledger is."""
+        return self._base + name
+
+    def draft_uri(self, name: str) -> str:
+        """Where a draft is."""
+        return self.uri(DRAFTS + name)
+
+    # The run
+
+    def begin(self, identity: Mapping[str, Any], objects: Sequence[PlannedObject]) -> None:
+        """Open a new run. The plan goes first: a run is there only with its plan."""
+        lines = (orjson.dumps(asdict(o.info) | {"output": o.output}) for o in objects)
+        self.store.put(self.uri("plan.jsonl"), b"\n".join(lines) + b"\n")
+        self._create("run.json", _dump(dict(identity) | {"v": VERSION, "kind": KIND}))
+
+    def identity(self) -> dict[str, Any] | None:
+        """What run is here, or None. LedgerError when it is no transform's."""
+        found = self._get("run.json")
+        if found is None:
+            return None
+        data = _versioned(found)
+        if data.get("kind") != KIND:
+            raise LedgerError(
+                f"{self.uri('run.json')}: this is the output of headrace stream; choose another destination"
+            )
+        return data
+
+    def check_identity(self, identity: Mapping[str, Any]) -> None:
+        """Raise ResumeRefusedError, naming what differs, unless this is the run that was begun here."""
+        wanted: dict[str, Any] = orjson.loads(_dump(identity))
+        found = list(changes(self.identity() or {}, wanted))
+        if found:
+            raise ResumeRefusedError(
+                f"{self.uri('run.json')}: this is another run ({'; '.join(found)}). Resume with what it was begun "
+                "with, or start anew with --overwrite"
+            )
+
+    def objects(self) -> list[PlannedObject]:
+        """The plan's objects."""
+        found: list[PlannedObject] = []
+        for line in self.store.get(self.uri("plan.jsonl")).splitlines():
+            data = orjson.loads(line)
+            output = data.pop("output")
+            found.append(PlannedObject(ObjectInfo(**data), output))
+        return found
+
+    def learn(self, learned: Mapping[str, Any]) -> None:
+        """Keep what the first records decided."""
+        self.store.put(self.uri("learned.json"), _dump(learned))
+
+    def learned(self) -> dict[str, Any] | None:
+        """What the first records decided; None when they were not looked at yet."""
+        found = self._get("learned.json")
+        return None if found is None else orjson.loads(found)
+
+    # Tasks
+
+    def commit_task(self, record: TaskRecord) -> bool:
+        """A task is done. False when somebody else had finished it before: then what they wrote stands."""
+        name = f"task-{record.task:05d}"
+        try:
+            self.store.put_if_absent(self.uri(f"{name}.json"), record.to_json())
+        except AlreadyExistsError:
+            return False
+        self.store.delete(self.uri(f"{name}.checkpoint.json"))
+        return True
+
+    def replace_task(self, record: TaskRecord) -> None:
+        """A task was done again, because its bounds had been guessed wrong."""
+        self.store.put(self.uri(f"task-{record.task:05d}.json"), record.to_json())
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """A task is under way, so far."""
+        self.store.put(self.uri(f"task-{checkpoint.task:05d}.checkpoint.json"), checkpoint.to_json())
+
+    def tasks(self) -> dict[int, TaskRecord]:
+        """Every task that is done."""
+        return {r.task: r for r in map(TaskRecord.from_json, self._records("task-", checkpoints=False))}
+
+    def task(self, number: int) -> TaskRecord | None:
+        """One task's record, when it is done."""
+        found = self._get(f"task-{number:05d}.json")
+        return None if found is None else TaskRecord.from_json(found)
+
+    def checkpoints(self) -> dict[int, Checkpoint]:
+        """Every task that is under way."""
+        return {c.task: c for c in map(Checkpoint.from_json, self._records("task-", checkpoints=True))}
+
+    def _records(self, prefix: str, *, checkpoints: bool) -> Iterator[bytes]:
+        for info in self.store.list(self.uri(prefix)):
+            if info.uri.endswith(".checkpoint.json") == checkpoints:
+                yield self.store.get(info.uri)
+
+    # Objects of several shards
+
+    def commit_object(self, index: int) -> None:
+        """An object's shards are put together and published."""
+        self.store.put(self.uri(f"object-{index:05d}.json"), _dump({"v": VERSION, "index": index}))
+
+    def assembled(self) -> set[int]:
+        """The objects that were put together."""
+        prefix = self.uri("object-")
+        return {int(i.uri.removeprefix(prefix).removesuffix(".json")) for i in self.store.list(prefix)}
+
+    # The end
+
+    def finish(self, report: Mapping[str, Any]) -> None:
+        """The run is complete: drafts and checkpoints go, and the report stays."""
+        for info in list(self.store.list(self.uri(DRAFTS))):
+            self.store.delete(info.uri)
+        self.store.put(self.uri("report.json"), _dump(report))
+
+    def finished(self) -> dict[str, Any] | None:
+        """The report of a finished run."""
+        found = self._get("report.json")
+        return None if found is None else orjson.loads(found)
+
+    def delete(self) -> None:
+        """Forget the run. The plan goes last, so that what is left after a kill can still be deleted."""
+        infos = list(self.store.list(self._base))
+        for info in sorted(infos, key=lambda i: i.uri.endswith("plan.jsonl")):
+            self.store.delete(info.uri)
+
+    def _get(self, name: str) -> bytes | None:
+        found = next(iter(self.store.list(self.uri(name))), None)
+        return None if found is None or found.uri != self.uri(name) else self.store.get(found.uri)
+
+    def _create(self, name: str, data: bytes) -> None:
+        try:
+            self.store.put_if_absent(self.uri(name), data)
+        except AlreadyExistsError as error:
+            raise LedgerError(
+                f"{self.uri(name)} was written by another process: two transforms are working on the same "
+                "destination. Stop one of them, then --resume"
+            ) from error
+
+
+def _versioned(text: bytes) -> dict[str, Any]:
+    data: dict[str, Any] = orjson.loads(text)
+    if data.get("v") != VERSION:
+        raise LedgerError(
+            f"the ledger says version {data.get('v')}, this headrace writes {VERSION}: finish the run with the version "
+            "that began it, or start anew with --overwrite"
+        )
+    return data
+
+
+def _dump(data: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)

@@ -1,0 +1,126 @@
+"""What one shard's records become: predictions in order, failed records beside them, and the counts of both."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from headrace.core.block import Failure, FailureKind
+from headrace.core.tensor import Array
+from headrace.formats.contract import Encoder, Piece
+from headrace.formats.failures import FailedRecord, failed_record_line
+from headrace.pipeline.items import ScoredSpan, piece_rows
+from headrace.pipeline.ledger import Counts
+from headrace.transform.spool import Spool
+
+EncoderFactory = Callable[[Mapping[str, Array], bool], Encoder]
+"""Makes a shard's encoder, given its first outputs, and whether it is its object's first."""
+
+
+class ShardOutput:
+    """Takes a shard's scored records, in order. One thread.
+
+    Args:
+        first: Whether the shard is its object's first, and so has what stands before the first record.
+        make_encoder: See `EncoderFactory`.
+        out: For the predictions.
+        failed: For the failed records' lines.
+        counts: Of what is in both already.
+        failures: The same, by kind of failure.
+    """
+
+    def __init__(
+        self,
+        *,
+        first: bool,
+        make_encoder: EncoderFactory,
+        out: Spool,
+        failed: Spool,
+        counts: Counts | None = None,
+        failures: Mapping[str, int] | None = None,
+    ) -> None:
+        self.out = out
+        self.failed = failed
+        self.counts = counts or Counts()
+        self.failures = Counter(failures or {})
+        self.entries = 0
+        """Records and failures that came, to this process."""
+        self._first = first
+        self._make_encoder = make_encoder
+        self._encoder: Encoder | None = None
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether anything of it failed: a record, or the rest of the object."""
+        return bool(self.counts.rows_failed or self.counts.objects_broken)
+
+    def add(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
+        """Take consecutive records; row i of every output belongs to the i-th one that was predicted."""
+        if any(span.failures for span in spans):
+            self._add_apart(spans, outputs)
+            return
+        pieces = [span.piece for span in spans if len(span.piece)]
+        self._encode(pieces, outputs)
+        self._count(sum(map(len, pieces)), ())
+
+    def _add_apart(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
+        """Write up to each failure, so that where its prediction would have stood is known."""
+        row = 0
+        for span in spans:
+            rows = piece_rows(span.piece)
+            first = span.piece.block.first.record
+            at = 0
+            for failure in span.failures:
+                cut = int(np.searchsorted(rows, failure.position.record - first))
+                self._some(span, rows, slice(at, cut), outputs, row)
+                at = cut
+                self._fail(failure)
+            self._some(span, rows, slice(at, len(rows)), outputs, row)
+            row += len(rows)
+
+    def _some(
+        self, span: ScoredSpan, rows: Array, part: slice, outputs: Mapping[str, Array], base: int
+    ) -> None:
+        chosen = rows[part]
+        if not len(chosen):
+            return
+        piece = Piece(span.piece.block, int(chosen[0]), int(chosen[-1]) + 1, chosen)
+        self._encode([piece], {n: data[base + part.start : base + part.stop] for n, data in outputs.items()})
+        self._count(len(chosen), ())
+
+    def _fail(self, failure: Failure) -> None:
+        place = FailedRecord(failure, self.counts.rows_out, self.out.nbytes)
+        self.failed.write(failed_record_line(place))
+        self._count(0, (failure,))
+
+    def _count(self, rows: int, failures: Sequence[Failure]) -> None:
+        broken = sum(f.kind is FailureKind.OBJECT for f in failures)
+        failed = len(failures) - broken
+        self.entries += rows + len(failures)
+        self.counts = self.counts.plus(Counts(rows + failed, rows, failed, broken))
+        self.failures.update(f.kind.value for f in failures)
+
+    def _encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> None:
+        if not pieces:
+            return
+        self.out.write(self._started(outputs).encode(pieces, outputs))
+
+    def _started(self, outputs: Mapping[str, Array]) -> Encoder:
+        if self._encoder is None:
+            self._encoder = self._make_encoder(outputs, self._first)
+            begin = self._encoder.begin()
+            if self._first and not self.counts.rows_out:  # else it was begun by an earlier process
+                self.out.write(begin)
+        return self._encoder
+
+    def end(self, nothing: Mapping[str, Array] | None) -> None:
+        """No more records come. `nothing` are the model's outputs for none, for a format that writes even these."""
+        if self._encoder is None and nothing is not None:
+            self._started(nothing)
+        if self._encoder is not None:
+            self.out.write(self._encoder.finish())
+
+    def close(self) -> None:
+        """Let go of what is under way; what was kept stays."""
+        self.out.close()
+        self.failed.close()

@@ -1,0 +1,66 @@
+"""One output's bytes: in memory while they are few, in a draft once they are many or must outlive the process."""
+
+from typing import Final
+
+from headrace.storage.contract import Store
+from headrace.storage.draft import Draft, Kept, open_draft
+from headrace.storage.publisher import Publisher
+
+HELD_BYTES_MAX: Final = 4 << 20
+"""What is held of one output before it goes to a draft."""
+
+
+class Spool:
+    """Bytes of one output. One thread at a time.
+
+    Args:
+        store: Of the destination.
+        draft_uri: What its draft is called, if it needs one; nobody else uses the name.
+        kept: What an earlier process kept of it.
+    """
+
+    def __init__(self, store: Store, draft_uri: str, kept: Kept | None = None) -> None:
+        self._store = store
+        self._draft_uri = draft_uri
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._draft: Draft | None = None if kept is None else open_draft(store, draft_uri, kept)
+
+    @property
+    def nbytes(self) -> int:
+        """How much was written."""
+        return self._held_bytes + (self._draft.nbytes if self._draft else 0)
+
+    def write(self, data: bytes) -> None:
+        """Append."""
+        if not data:
+            return
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > HELD_BYTES_MAX:
+            self._spill()
+
+    def _spill(self) -> Draft:
+        if self._draft is None:
+            self._draft = open_draft(self._store, self._draft_uri)
+        for data in self._held:
+            self._draft.write(data)
+        self._held, self._held_bytes = [], 0
+        return self._draft
+
+    def keep(self) -> Kept | None:
+        """Make all of it outlive the process; None when there is nothing."""
+        return self._spill().keep() if self.nbytes else None
+
+    def publish(self, uri: str, publisher: Publisher) -> None:
+        """Make it the object `uri`: at once where it is large, with `publisher`'s other ones where it is small."""
+        if self._draft is None:
+            publisher.put(uri, b"".join(self._held))
+        else:
+            self._spill().publish(uri)
+        self._held, self._held_bytes = [], 0
+
+    def close(self) -> None:
+        """Let go of it; what was kept stays. Closing twice does nothing."""
+        if self._draft is not None:
+            self._draft.close()
