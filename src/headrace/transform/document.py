@@ -21,12 +21,14 @@ _NEAR: Final = 0.6
 def read_document(text: str, name: str) -> dict[str, Any]:
     """The document in a TOML or JSON text; `name` is its file's, and its end (``.toml``, ``.json``) tells which.
 
-    ConfigError for any other name, for what does not parse, for a JSON text that is no object or says a key twice.
+    ConfigError for any other name, for what does not parse or is no Unicode, for a JSON text that is no object or says
+    a key twice.
     """
     parse = _PARSERS.get(name.rpartition(".")[2].lower())
     if parse is None or "." not in name:
         raise ConfigError(f"{name}: a spec file's name ends in .toml or .json")
     try:
+        text.encode()  # what is no Unicode could stand in no ledger or report
         document = parse(text)
     except RecursionError:
         raise ConfigError(f"{name}: its tables are nested too deeply to be a spec") from None
@@ -43,7 +45,9 @@ def _toml(text: str) -> Any:
 
 
 def _json(text: str) -> Any:
-    return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_pairs)
+    document = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_pairs)
+    json.dumps(document, ensure_ascii=False).encode()  # an escape may be half a character, too
+    return document
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -249,21 +249,21 @@ def _check_filters(
     read: ReadOptions, mapping: MappingOptions, output: TransformOutput, own: OwnWords
 ) -> None:
     """Refuse filters that no record of the formats could take; of formats told by names a run finds out."""
-    ours = "headrace.input_filter" if own.input_filter else "DataProcessing.InputFilter"
+    where = "headrace.input_filter" if own.input_filter else "DataProcessing.InputFilter"
     path = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
     if read.format in _UNFILTERED and not path.is_root:
         raise ConfigError(
-            f"{ours} {path.text} selects of CSV or JSON records, and what is read is {read.format}: leave the filter "
+            f"{where} {path.text} selects of CSV or JSON records, and what is read is {read.format}: leave the filter "
             "out, or split into records with SplitType Line and a ContentType of text/csv or application/jsonlines"
         )
     named = read.header == "names"
     if read.format == "csv":
-        _check_columns(ours, path, named=named)
+        _check_columns(where, path, named=named)
     if own.output_filter and (output.join == "none" or read.format != "csv"):
         named = True  # what is predicted has names; the vendor's words still do not use them
     if output.accept == "csv" or (output.accept == "auto" and read.format == "csv"):
-        ours = "headrace.output_filter" if own.output_filter else "DataProcessing.OutputFilter"
-        _check_columns(ours, compile_path(output.output_filter, slice_end=output.slice_end), named=named)
+        where = "headrace.output_filter" if own.output_filter else "DataProcessing.OutputFilter"
+        _check_columns(where, compile_path(output.output_filter, slice_end=output.slice_end), named=named)
 
 
 def _check_columns(what: str, path: JsonPath, *, named: bool) -> None:
