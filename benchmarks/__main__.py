@@ -9,51 +9,19 @@ a promise is not kept.
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
+from inputs import FOLDER, HERE, MODEL, ROW_BYTES, console, made, python
+from promise import Promise, close, spread
 
-HERE = Path(__file__).parent
-FOLDER = Path("bench-results")
 SCRIPT_ROWS = 3000
 SMALL_ARCHIVE_MB = 50
-ROW_BYTES = 255
-MODEL = FOLDER / "mlp.onnx"
-
-_console = Console(width=None if sys.stdout.isatty() else 132)
-
-
-@dataclass(frozen=True)
-class Promise:
-    """One figure against its bound."""
-
-    section: str
-    what: str
-    measured: str
-    ratio: float
-    bound: float
-    at_least: bool
-    spread: str
-
-    @property
-    def kept(self) -> bool:
-        return self.ratio >= self.bound if self.at_least else self.ratio <= self.bound
-
-
-def python(script: str, *arguments: object) -> dict:
-    """What a script of this folder measured, in a process of its own."""
-    command = [sys.executable, str(HERE / script), *map(str, arguments)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def headrace(source: Path, *options: object, model: object = MODEL) -> dict:
@@ -75,20 +43,6 @@ def headrace(source: Path, *options: object, model: object = MODEL) -> dict:
         command += ["--model", str(model)]
     done = subprocess.run([*command, *map(str, options)], check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def made(name: str, rows: int, *options: str) -> Path:
-    """Generated input, made once."""
-    path = FOLDER / name
-    if not path.exists():
-        _console.print(f"[dim]making {path}, {rows * ROW_BYTES / 1e6:,.0f} MB[/]")
-        FOLDER.mkdir(exist_ok=True)
-        python("make_data.py", rows, path, "--model", MODEL, *options)
-    return path
-
-
-def spread(values: list[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def rows_section(arguments: argparse.Namespace) -> Iterator[Promise]:
@@ -231,15 +185,6 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Promise]]] = {
 }
 
 
-def shown(promises: list[Promise]) -> Table:
-    table = Table("section", "what", "measured (medians)", "ratio", "pairs", "promised", "kept")
-    for p in promises:
-        bound = f"{'≥' if p.at_least else '≤'} {p.bound:g}"
-        kept = "[green]yes[/]" if p.kept else "[bold red]no[/]"
-        table.add_row(p.section, p.what, p.measured, f"{p.ratio:.3g}", p.spread, bound, kept)
-    return table
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -256,16 +201,9 @@ def main() -> int:
         parser.error(f"no section {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
     promises: list[Promise] = []
     for name in arguments.sections or SECTIONS:
-        _console.print(f"[dim]{name}: {SECTIONS[name].__doc__}[/]")
+        console.print(f"[dim]{name}: {SECTIONS[name].__doc__}[/]")
         promises += SECTIONS[name](arguments)
-    _console.print(shown(promises))
-    load = os.getloadavg()[0]
-    _console.print(
-        f"[dim]{os.cpu_count()} cores, load {load:.1f} at the end; {arguments.pairs} pairs each[/]"
-    )
-    latest = [{**asdict(p), "kept": p.kept} for p in promises]
-    (FOLDER / "latest.json").write_text(json.dumps(latest, indent=1))
-    return 0 if all(p.kept for p in promises) else 1
+    return close(console, promises, arguments.pairs, FOLDER / "latest.json")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/make_data.py 1000000 /tmp/rows.csv
 
 writes /tmp/rows.csv (255 MB) and /tmp/rows.onnx. The same arguments make the same bytes. With --tar the CSV goes
-into PATH as members of an archive instead.
+into PATH as members of an archive instead; with --object-rows PATH is a folder of many small CSV files; with --quoted
+the rows are text that needs quotes, and no model belongs to them.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import json
 import tarfile
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ COLUMNS = 30
 HIDDEN = (64, 32)
 _CHUNK_ROWS = 65_536
 _CELL_BYTES = 9  # "-1.23456,"
+_WORDS = ("a", "by", "the", "gate", "river", "record", "turbine", "measured", "of", "before")
+_TEXT_WORDS = 29
 
 
 def csv_chunks(rows: int, seed: int) -> Iterator[bytes]:
@@ -62,6 +65,42 @@ def write_tar(rows: int, path: Path, seed: int) -> None:
             tar.addfile(member, io.BytesIO(chunk))
 
 
+def write_objects(rows: int, path: Path, seed: int, object_rows: int) -> None:
+    """A folder of files of so many rows each; the last one may have fewer."""
+    path.mkdir(parents=True, exist_ok=True)
+    lines = (line for chunk in csv_chunks(rows, seed) for line in chunk.splitlines(keepends=True))
+    number = 0
+    while text := b"".join(islice(lines, object_rows)):
+        (path / f"object-{number:06d}.csv").write_bytes(text)
+        number += 1
+
+
+def quoted_chunks(rows: int, seed: int) -> Iterator[bytes]:
+    """Rows of a number, a label and a text of some 170 bytes; every fourth text has a comma, doubled quotes and a newline."""
+    rng = np.random.default_rng(seed)
+    for start in range(0, rows, _CHUNK_ROWS):
+        count = min(_CHUNK_ROWS, rows - start)
+        words = np.array(_WORDS)[rng.integers(0, len(_WORDS), (count, _TEXT_WORDS))].tolist()
+        stop = start + count
+        yield "".join(
+            _quoted_line(n, text) for n, text in zip(range(start, stop), words, strict=True)
+        ).encode()
+
+
+def _quoted_line(number: int, words: list[str]) -> str:
+    text = " ".join(words)
+    if number % 4:
+        return f"{number},class-{number % 7},{text}\n"
+    middle = len(text) // 2
+    return f'{number},class-{number % 7},"{text[:middle]}, ""so""\n{text[middle:]}"\n'
+
+
+def write_quoted(rows: int, path: Path, seed: int) -> None:
+    with path.open("wb") as file:
+        for chunk in quoted_chunks(rows, seed):
+            file.write(chunk)
+
+
 def write_onnx(path: Path, seed: int) -> None:
     """Input ``x`` float32 [N, 30], output ``y`` float32 [N, 1]: two ReLU layers and a sigmoid, random weights."""
     from onnx import TensorProto, checker, helper, numpy_helper
@@ -98,27 +137,34 @@ def main() -> None:
     parser.add_argument("rows", type=int)
     parser.add_argument("path", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tar", action="store_true", help="make an archive of CSV members")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--tar", action="store_true", help="make an archive of CSV members")
+    kind.add_argument(
+        "--object-rows", type=int, metavar="N", help="make a folder of CSV files of N rows each"
+    )
+    kind.add_argument("--quoted", action="store_true", help="make CSV of text with quotes instead of numbers")
     parser.add_argument(
         "--model", type=Path, help="where the ONNX file goes (default: PATH's name with .onnx)"
     )
     arguments = parser.parse_args()
+    rows, path, seed = arguments.rows, arguments.path, arguments.seed
     began = time.perf_counter()
-    write = write_tar if arguments.tar else write_csv
-    write(arguments.rows, arguments.path, arguments.seed)
-    model = arguments.model or arguments.path.with_suffix(".onnx")
-    write_onnx(model, arguments.seed)
-    print(
-        json.dumps(
-            {
-                "path": str(arguments.path),
-                "model": str(model),
-                "rows": arguments.rows,
-                "bytes": arguments.path.stat().st_size,
-                "wall_s": round(time.perf_counter() - began, 3),
-            }
-        )
-    )
+    made = {"path": str(path), "rows": rows}
+    if arguments.quoted:
+        write_quoted(rows, path, seed)
+    else:
+        if arguments.object_rows:
+            write_objects(rows, path, seed, arguments.object_rows)
+        elif arguments.tar:
+            write_tar(rows, path, seed)
+        else:
+            write_csv(rows, path, seed)
+        model = arguments.model or path.with_suffix(".onnx")
+        write_onnx(model, seed)
+        made["model"] = str(model)
+    files = path.iterdir() if path.is_dir() else [path]
+    made["bytes"] = sum(file.stat().st_size for file in files)
+    print(json.dumps({**made, "wall_s": round(time.perf_counter() - began, 3)}))
 
 
 if __name__ == "__main__":

@@ -2,21 +2,27 @@
 
 import json
 import time
+from collections.abc import Callable
 
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 
 
 class Measurement:
-    """Begins when it is made; CPU is of this process, user and system together."""
+    """Begins when it is made; CPU is of this process, user and system together, unless told how else to count it."""
 
-    def __init__(self) -> None:
-        self._wall_s = time.perf_counter()
-        self._cpu_s = cpu_s()
+    def __init__(self, used_s: Callable[[], float] = cpu_s) -> None:
+        self._used_s = used_s
+        self._ended: tuple[float, float] | None = None
+        self._began = self._now()
 
-    def report(self, rows: int) -> None:
-        """Print the figures of so many rows."""
-        wall_s = time.perf_counter() - self._wall_s
-        used_s = cpu_s() - self._cpu_s
+    def stop(self) -> None:
+        """The job is over: what comes until the report is no part of it."""
+        self._ended = self._now()
+
+    def report(self, rows: int, **more: object) -> None:
+        """Print the figures of so many rows, and what else there is to say."""
+        ended = self._ended or self._now()
+        wall_s, used_s = ended[0] - self._began[0], ended[1] - self._began[1]
         print(
             json.dumps(
                 {
@@ -26,6 +32,10 @@ class Measurement:
                     "rows_per_s": round(rows / wall_s),
                     "cpu_us_per_row": round(used_s / max(rows, 1) * 1e6, 3),
                     "peak_rss_mb": round(peak_memory_mb(), 1),
+                    **more,
                 }
             )
         )
+
+    def _now(self) -> tuple[float, float]:
+        return time.perf_counter(), self._used_s()

@@ -223,11 +223,20 @@ class RawDecoder:
     """Whole records as they stand: an object array ``[n]`` of bytes, or of str.
 
     With `text`, a record that is not UTF-8 is a failure (kind DECODE); without, nothing fails. With
-    `as_column_vector` the array is ``[n, 1]``.
+    `as_column_vector` the array is ``[n, 1]``. `select` gives what of a record is meant; the record for which it
+    raises ValueError is a failure (kind DECODE).
     """
 
-    def __init__(self, input_name: str, *, text: bool = False, as_column_vector: bool = False) -> None:
+    def __init__(
+        self,
+        input_name: str,
+        *,
+        text: bool = False,
+        as_column_vector: bool = False,
+        select: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         self._name = input_name
+        self._select = select
         self._text = text
         self._as_column_vector = as_column_vector
 
@@ -238,9 +247,12 @@ class RawDecoder:
         values: list[bytes | str] = []
         for index, record in enumerate(records):
             try:
-                values.append(record.decode() if self._text else record)
+                chosen = record if self._select is None else self._select(record)
+                values.append(chosen.decode() if self._text else chosen)
             except UnicodeDecodeError as error:
                 whys[index] = (FailureKind.DECODE, f"not UTF-8 at byte {error.start} of the record")
+            except ValueError as error:
+                whys[index] = (FailureKind.DECODE, str(error))
         array = text_array(values)
         return _decoded(block, {self._name: array[:, None] if self._as_column_vector else array}, whys)
 

@@ -1,4 +1,4 @@
-"""Predictions as Parquet, written while they come: at most one row group is held."""
+"""Predictions as Parquet or Arrow, written while they come: at most one row group is held."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -73,11 +73,14 @@ class ParquetEncoder:
 
     def begin(self) -> bytes:
         """The magic number."""
+        self._writer = self._open_writer()
+        return self._drain.take()
+
+    def _open_writer(self) -> Any:
         text = [column.name for column in self._columns if column.datatype == "BYTES"]
-        self._writer = self._parquet.ParquetWriter(
+        return self._parquet.ParquetWriter(
             self._drain, self._schema, compression="snappy", use_dictionary=text
         )
-        return self._drain.take()
 
     def encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> bytes:
         """The row groups that these records fill; often none."""
@@ -173,7 +176,7 @@ class ParquetEncoder:
     def _write_row_group(self) -> None:
         # In one chunk: page boundaries would else follow the batches.
         table = self._pa.Table.from_batches(self._held, self._schema).combine_chunks()
-        self._writer.write_table(table, row_group_size=self._held_rows)
+        self._writer.write_table(table, self._held_rows)
         self._held, self._held_rows, self._held_bytes = [], 0, 0
 
 
@@ -194,6 +197,18 @@ def _text_or_none(record: bytes) -> str | None:
 
 def _text_of(value: Any) -> str | None:
     return None if value is None else text_bytes(value).decode(errors="backslashreplace")
+
+
+class ArrowEncoder(ParquetEncoder):
+    """One Arrow IPC file a part (Feather version 2, not compressed), with the columns that `ParquetEncoder` has.
+
+    A record batch holds what is a row group there, and the file's bytes depend on its rows in the same way.
+    """
+
+    suffix: ClassVar[str] = ".arrow"
+
+    def _open_writer(self) -> Any:
+        return self._pa.ipc.new_file(self._drain, self._schema)
 
 
 class _Drain:

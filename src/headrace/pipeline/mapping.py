@@ -16,6 +16,7 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import Decoded, Decoder
+from headrace.formats.csv_cells import Dialect
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
 from headrace.formats.csv_selection import ColumnSelection
 from headrace.formats.json_decode import JsonDecoder, JsonField
@@ -98,6 +99,8 @@ class Mapper:
             )
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
+        if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
+            return self._text_records(kind, delimiter, block)
         if kind == "csv":
             decoder = self._csv(block, delimiter)
             self.learned.setdefault("delimiter", delimiter)
@@ -123,6 +126,45 @@ class Mapper:
         raise ModelInputError(
             self._metadata.name, f"{what} feeds one input, but the model has several: {names}"
         )
+
+    def _takes_text(self) -> bool:
+        """Whether the model has one input, of text, and is not said to take it from a column."""
+        inputs, mapping = self._metadata.inputs, self._mapping
+        chosen = mapping.columns or mapping.text_column is not None
+        return len(inputs) == 1 and inputs[0].datatype == "BYTES" and not chosen
+
+    def _text_records(self, kind: str, delimiter: str, block: Block) -> Decoder:
+        """CSV and JSON records, or what the input filter selects of them, as text."""
+        if kind == "csv":
+            self.learned.setdefault("delimiter", delimiter)
+            if block.column_names and "column_names" not in self.learned:
+                self.learned["column_names"] = list(block.column_names)
+            select = self._cells_of(delimiter)
+        else:
+            select = self._json_of
+        spec = self._one_input("a record")
+        as_text = self._metadata.bytes_as != "bytes"
+        return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec), select=select)
+
+    def _cells_of(self, delimiter: str) -> Callable[[bytes], bytes] | None:
+        names = self.input_names
+        columns = self._filter.csv_columns(named=names is not None)
+        if columns is None:
+            return None
+        dialect = Dialect.of(delimiter, '"')
+
+        def select(record: bytes) -> bytes:
+            cells = dialect.raw_cells(record)
+            return dialect.delimiter.join([cells[i] for i in columns.indices(len(cells), names)])
+
+        return select
+
+    def _json_of(self, record: bytes) -> bytes:
+        try:
+            orjson.loads(record)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f"not JSON: {error}") from None
+        return self._filter.raw(record)
 
     def _line(self) -> Decoder:
         spec = self._one_input("a line")

@@ -21,7 +21,8 @@ class MappingOptions:
 
     `input_filter` is a JSONPath (`headrace.formats.json_path`) that selects what of a CSV or JSON record the model is
     given; `columns` and `text_column` are then looked up in that. `slice_end` says what its slices' second numbers
-    mean. Raises ConfigError for a path that is not supported.
+    mean. With `whole_records` a model whose one input is text is given CSV and JSON records as they stand, or what the
+    filter selects of them. Raises ConfigError for a path that is not supported.
     """
 
     columns: tuple[str, ...] | tuple[int, ...] = ()
@@ -29,16 +30,19 @@ class MappingOptions:
     image_scale: float = 1 / 255
     input_filter: str = "$"
     slice_end: SliceEnd = "exclusive"
+    whole_records: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a filter that does not compile."""
         compile_path(self.input_filter, slice_end=self.slice_end)
 
     def identity(self) -> dict[str, Any]:
-        """All of it; a filter that keeps everything is left out, so that runs from before there were any go on."""
+        """All of it, but for what came later and says nothing: so runs from before go on."""
         options = asdict(self)
         if self.input_filter == "$":
             del options["input_filter"], options["slice_end"]
+        if not self.whole_records:
+            del options["whole_records"]
         return options
 
 

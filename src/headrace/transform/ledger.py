@@ -71,7 +71,7 @@ class ShardRecord:
     out: Kept | None = None
     failed: Kept | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many records failed, by kind."""
+    """How many records failed, by reason."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "ShardRecord":

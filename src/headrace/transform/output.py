@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from headrace.core.block import Failure, FailureKind
+from headrace.core.block import Block, Failure, FailureKind
 from headrace.core.tensor import Array
 from headrace.formats.contract import Encoder, Piece
 from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.pipeline.items import ScoredSpan, piece_rows
 from headrace.pipeline.ledger import Counts
+from headrace.transform.reasons import OTHER_REASONS, REASONS_MAX, reason_of
 from headrace.transform.spool import Spool
 
-EncoderFactory = Callable[[Mapping[str, Array], bool], Encoder]
-"""Makes a shard's encoder, given its first outputs, and whether it is its object's first."""
+EncoderFactory = Callable[[Mapping[str, Array], Block | None, bool], Encoder]
+"""Makes a shard's encoder, given its first outputs and their block, and whether it is its object's first shard."""
 
 
 class ShardOutput:
@@ -26,7 +27,7 @@ class ShardOutput:
         out: For the predictions.
         failed: For the failed records' lines.
         counts: Of what is in both already.
-        failures: The same, by kind of failure.
+        failures: How many records failed, by reason.
     """
 
     def __init__(
@@ -98,16 +99,19 @@ class ShardOutput:
         failed = len(failures) - broken
         self.entries += rows + len(failures)
         self.counts = self.counts.plus(Counts(rows + failed, rows, failed, broken))
-        self.failures.update(f.kind.value for f in failures)
+        for failure in failures:
+            reason = reason_of(failure)
+            known = reason in self.failures or len(self.failures) < REASONS_MAX
+            self.failures[reason if known else OTHER_REASONS] += 1
 
     def _encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> None:
         if not pieces:
             return
-        self.out.write(self._started(outputs).encode(pieces, outputs))
+        self.out.write(self._started(outputs, pieces[0].block).encode(pieces, outputs))
 
-    def _started(self, outputs: Mapping[str, Array]) -> Encoder:
+    def _started(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
         if self._encoder is None:
-            self._encoder = self._make_encoder(outputs, self._first)
+            self._encoder = self._make_encoder(outputs, block, self._first)
             begin = self._encoder.begin()
             if self._first and not self.counts.rows_out:  # else it was begun by an earlier process
                 self.out.write(begin)
@@ -116,7 +120,7 @@ class ShardOutput:
     def end(self, nothing: Mapping[str, Array] | None) -> None:
         """No more records come. `nothing` are the model's outputs for none, for a format that writes even these."""
         if self._encoder is None and nothing is not None:
-            self._started(nothing)
+            self._started(nothing, None)
         if self._encoder is not None:
             self.out.write(self._encoder.finish())
 

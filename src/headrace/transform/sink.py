@@ -39,6 +39,7 @@ class TaskSink:
         attempt: Names this process's drafts; nobody else has it.
         clock: Tells when a checkpoint is due.
         on_task: Told of every task that is done and committed.
+        replaces: Whether the tasks were done before, and are done again since that was wrong.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class TaskSink:
         attempt: str,
         clock: Clock,
         on_task: Callable[[TaskRecord], None],
+        replaces: bool = False,
     ) -> None:
         self._ledger = ledger
         self._plan = plan
@@ -65,6 +67,7 @@ class TaskSink:
         self._attempt = attempt
         self._clock = clock
         self._on_task = on_task
+        self._replaces = replaces
         self._publisher = Publisher(ledger.store, ledger.destination)
         self._open: dict[int, ShardOutput] = {}
         self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
@@ -167,7 +170,10 @@ class TaskSink:
         elapsed_s = round(self._clock.now() - self._began_s, 6)
         record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s)
         self._began_s = self._checkpointed_s = self._clock.now()
-        self._ledger.commit_task(record)
+        if self._replaces:
+            self._ledger.replace_task(record)
+        elif not self._ledger.commit_task(record):
+            return
         self._on_task(record)
 
     def checkpoint(self, batch: ScoredBatch) -> None:

@@ -1,0 +1,25 @@
+"""Why records failed, counted: reasons without what is each record's own."""
+
+import re
+from typing import Final
+
+from headrace.core.block import Failure
+
+REASONS_MAX: Final = 100
+"""Distinct reasons that are counted by themselves; what comes after is counted together."""
+OTHER_REASONS: Final = "other reasons"
+
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
+_NUMBER: Final = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])")
+_COLUMN: Final = re.compile(r'column \d+(?: \("[^"]*"\))?')
+_REASON_CHARACTERS_MAX: Final = 200
+
+
+def reason_of(failure: Failure) -> str:
+    """A failure's kind and words; what it quotes is "…", numbers are N, though not those of columns."""
+    why = failure.why.splitlines()[0] if failure.why else ""
+    columns: list[str] = _COLUMN.findall(why)
+    why = _NUMBER.sub("N", _QUOTED.sub('"…"', _COLUMN.sub("\0", why)))
+    for column in columns:
+        why = why.replace("\0", column, 1)
+    return f"{failure.kind.value}: {why}"[:_REASON_CHARACTERS_MAX]
