@@ -41,6 +41,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "every_ms": (40, 40.0),
     "columns": ([0, 3], (0, 3)),
     "text_column": (0, 0),
+    "whole_records": (True, True),
     "input_filter": ("$[0]", "$[0]"),
     "output_filter": ("$.a", "$.a"),
     "slice_end": ("inclusive", "inclusive"),

@@ -163,6 +163,12 @@ def test_a_single_record_is_a_batch():
     assert spec({**document, "headrace": {"batch_rows": 8}}).settings.flow.batch_rows_max == 8
 
 
+def test_a_model_of_text_is_given_records_as_they_stand():
+    assert spec({"ModelName": "m"}).settings.mapping.whole_records
+    assert not spec({"ModelName": "m", "headrace": {"whole_records": False}}).settings.mapping.whole_records
+    assert own(whole_records=True).settings.mapping.whole_records
+
+
 def test_none_at_once_is_for_the_container_to_say():
     assert spec({"MaxConcurrentTransforms": 0}).max_concurrent is None
 

@@ -55,6 +55,7 @@ class OwnWords:
     every_ms: float | None
     columns: tuple[str, ...] | tuple[int, ...] | None
     text_column: str | int | None
+    whole_records: bool | None
     input_filter: str | None
     output_filter: str | None
     slice_end: SliceEnd | None
@@ -113,6 +114,7 @@ def read_own_words(table: Table) -> OwnWords:
         every_ms=table.number("every_ms", _LEAST),
         columns=_columns(table),
         text_column=_text_column(table),
+        whole_records=table.flag("whole_records"),
         input_filter=table.text("input_filter"),
         output_filter=table.text("output_filter"),
         slice_end=_one_of(table, "slice_end", get_args(SliceEnd)),

@@ -87,11 +87,14 @@ def read_spec(text: str, name: str, *, strict: bool = False) -> TransformSpec:
     """The spec in a TOML or JSON text; `name` is its file's (it ends in ``.toml`` or ``.json``), for messages.
 
     What the ``headrace`` table says counts where both say it. What a file leaves out has the vendor's default where
-    the file has the vendor's words for it (a table TransformInput without a SplitType does not split, a TransformOutput
-    without an AssembleWith puts nothing between records, and any of the words means payloads of 6 MB, 600 s and 3
-    retries), and headrace's where it has not. MB are 2^20 bytes. MaxPayloadInMB bounds a record and a batch of them; 0,
-    where the vendor streams whole objects, bounds a record by 100 MB and a batch by `FlowSettings`, as nothing here is
-    without a bound. `strict` is as if the file said it.
+    the file has the vendor's table for it, and headrace's where it has not: a TransformInput without a SplitType and a
+    CompressionType neither splits nor decompresses, a TransformOutput without an AssembleWith puts nothing between
+    records, and any of the vendor's words means payloads of 6 MB, 600 s, 3 retries, and that a model of text is given
+    records as they stand (`MappingOptions.whole_records`).
+
+    MaxPayloadInMB bounds a record and a batch of them; MB are 2^20 bytes. 0, where the vendor streams whole objects,
+    bounds a record by 100 MB and a batch by `FlowSettings`, as nothing here is without a bound. `strict` is as if the
+    file said it.
 
     Raises ConfigError, with the file and the fields, for a field that is not known, of a wrong type or beyond the
     vendor's bounds, and for fields that cannot stand together. What only a run can find out (a record larger than its
@@ -183,6 +186,7 @@ def _mapping(job: VendorJob, own: OwnWords) -> MappingOptions:
         columns=own.columns,
         text_column=own.text_column,
         image_scale=own.image_scale,
+        whole_records=_first(own.whole_records, job.given or None),
         input_filter=_first(own.input_filter, job.input_filter),
         slice_end=own.slice_end,
     )
