@@ -22,6 +22,7 @@ from headrace.formats.csv_selection import ColumnSelection
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.json_path import compile_path
 from headrace.formats.read import ReadOptions, delimiter_of, format_name
+from headrace.pipeline.feature_mapping import FRAMED_KINDS, framed_decoder
 from headrace.pipeline.settings import MappingOptions
 
 JSON_KINDS: Final = frozenset({"json", "jsonl"})
@@ -114,6 +115,8 @@ class Mapper:
             return self._json(block)
         if kind == "line":
             return self._line()
+        if kind in FRAMED_KINDS:
+            return framed_decoder(kind, self._metadata, self._mapping, self.learned, block)
         return RawDecoder(self._one_input("a whole object").name, text=False)
 
     def _one_input(self, what: str) -> TensorSpec:
