@@ -152,6 +152,22 @@ def test_a_member_of_the_outputs_name_gives_way_at_the_end():
     )
 
 
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (b'{"SageMaker\\u004Futput":1,"a":2}', b'{"a":2,"SageMakerOutput":{"y":9}}'),
+        (b' {"a":1}', b'{"a":1,"SageMakerOutput":{"y":9}}'),
+        (b'\t{"a":1} ', b'{"a":1,"SageMakerOutput":{"y":9}}'),
+        (b"{ }", b'{ "SageMakerOutput":{"y":9}}'),
+        (b"[1] ", b'{"SageMakerInput":[1],"SageMakerOutput":{"y":9}}'),
+        (b" 1", b'{"SageMakerInput":1,"SageMakerOutput":{"y":9}}'),
+    ],
+)
+def test_records_that_look_plain_and_are_not(record, expected):
+    """Each alone, so that no other sends it the slow way."""
+    assert encoded(pieces_of(record + b"\n"), {"y": np.array([9])}, join="input") == expected + b"\n"
+
+
 PRETTY = b'\n{\r\n  "id": 7,\n  "x": [1,\n 2]\n}\n'
 
 
