@@ -249,6 +249,16 @@ def test_what_is_asked_for_must_be_an_output():
         encoded([], {"y": np.arange(0)}, "$.SageMakerOutput['y','q']", join="input")
 
 
+@pytest.mark.parametrize(
+    ("path", "join"),
+    [("$[0]", "none"), ("$[0,-1]", "input"), ("$[1:]", "input"), ("$.SageMakerOutput[0]", "input")],
+)
+def test_csv_paths_are_refused(path, join):
+    """Before the first record: what is written is always an object."""
+    with pytest.raises(ConfigError, match="counts the elements of an array"):
+        encoded([], {"y": np.arange(0)}, path, join=join)
+
+
 def test_wrong_ways_to_be_made_and_used():
     """Each with words."""
     with pytest.raises(ConfigError, match="separator must be"):
