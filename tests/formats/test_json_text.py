@@ -66,7 +66,19 @@ def test_what_is_deep_does_not_hide_what_is_behind_it():
 
 @pytest.mark.parametrize(
     "text",
-    [b'{"a"', b'{"a":}', b'{"a":1', b'{"a":1]', b'{"a":1,}', b"{a:1}", b'{"a":[[[1]]', b'{"a":[[[1]]]', b"{"],
+    [
+        b'{"a"',
+        b'{"a":}',
+        b'{"a":1',
+        b'{"a":1]',
+        b'{"a":1,}',
+        b"{a:1}",
+        b'{"a":1 x,"b":2}',
+        b'{x,"b":2}',
+        b'{"a":[[[1]]',
+        b'{"a":[[[1]]]',
+        b"{",
+    ],
 )
 def test_an_object_that_is_none_is_refused(text):
     """At the level that is looked at."""

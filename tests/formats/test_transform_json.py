@@ -152,6 +152,22 @@ def test_a_member_of_the_outputs_name_gives_way_at_the_end():
     )
 
 
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (b'{"SageMaker\\u004Futput":1,"a":2}', b'{"a":2,"SageMakerOutput":{"y":9}}'),
+        (b' {"a":1}', b'{"a":1,"SageMakerOutput":{"y":9}}'),
+        (b'\t{"a":1} ', b'{"a":1,"SageMakerOutput":{"y":9}}'),
+        (b"{ }", b'{ "SageMakerOutput":{"y":9}}'),
+        (b"[1] ", b'{"SageMakerInput":[1],"SageMakerOutput":{"y":9}}'),
+        (b" 1", b'{"SageMakerInput":1,"SageMakerOutput":{"y":9}}'),
+    ],
+)
+def test_records_that_look_plain_and_are_not(record, expected):
+    """Each alone, so that no other sends it the slow way."""
+    assert encoded(pieces_of(record + b"\n"), {"y": np.array([9])}, join="input") == expected + b"\n"
+
+
 PRETTY = b'\n{\r\n  "id": 7,\n  "x": [1,\n 2]\n}\n'
 
 
@@ -231,6 +247,16 @@ def test_what_is_asked_for_must_be_an_output():
         encoded([], {"y": np.arange(0)}, "$.q")
     with pytest.raises(ConfigError, match='"q", which is none of the model\'s outputs: y'):
         encoded([], {"y": np.arange(0)}, "$.SageMakerOutput['y','q']", join="input")
+
+
+@pytest.mark.parametrize(
+    ("path", "join"),
+    [("$[0]", "none"), ("$[0,-1]", "input"), ("$[1:]", "input"), ("$.SageMakerOutput[0]", "input")],
+)
+def test_csv_paths_are_refused(path, join):
+    """Before the first record: what is written is always an object."""
+    with pytest.raises(ConfigError, match="counts the elements of an array"):
+        encoded([], {"y": np.arange(0)}, path, join=join)
 
 
 def test_wrong_ways_to_be_made_and_used():

@@ -12,7 +12,7 @@ from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import Piece
 from headrace.formats.encode import Join, check_join, checked_outputs, json_text
 from headrace.formats.json_path import JsonPath
-from headrace.formats.json_path_grammar import Names
+from headrace.formats.json_path_grammar import Names, Places
 from headrace.formats.json_text import BLANKS, members
 from headrace.formats.jsonl_encode import fields_of, keys_of, values_of
 from headrace.formats.weave import Weave, one_text, raw_records, woven
@@ -29,7 +29,6 @@ _EMPTY = re.compile(rb"^\{[ \t\r]*\}$", re.MULTILINE)
 _BRACE, _BRACE_END, _QUOTE, _SPACE, _COMMA = b'{}" ,'
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
 
-
 _T = TypeVar("_T")
 
 
@@ -45,9 +44,9 @@ class TransformJsonEncoder:
     Of that, or without a join of y, `output_filter` is written. What is kept of a record keeps its bytes, except that
     before a newline as separator the line ends between its tokens become spaces, and blanks around it are left out.
 
-    Raises ConfigError when the filter asks y for an output that it has not; `encode` raises DataError, with the
-    record's position, when a record has not what the filter asks for, and ModelContractError when outputs change
-    their names or shapes within a part.
+    Raises ConfigError when the filter asks y for an output that it has not, or counts elements where there is always
+    an object; `encode` raises DataError, with the record's position, when a record has not what the filter asks for,
+    and ModelContractError when outputs change their names or shapes within a part.
     """
 
     suffix: ClassVar[str] = ".jsonl"
@@ -68,6 +67,11 @@ class TransformJsonEncoder:
         if rest is not None:
             # The prediction alone is asked for, and every record has one: the records need no look.
             join, output_filter = "none", rest
+        if output_filter.segments and isinstance(output_filter.segments[0], Places):
+            raise ConfigError(
+                f"the output filter {output_filter.text} counts the elements of an array, but predictions, and records "
+                f"joined with them, are objects: use names, such as $['id','{OUTPUT}'] of what is joined"
+            )
         self._joined = join == "input"
         self._separator = separator
         self._input_is_json = input_is_json
