@@ -20,7 +20,7 @@ from headrace.core.errors import (
 from headrace.pipeline.items import ScoredBatch
 from headrace.pipeline.ledger import LEDGER_FOLDER
 from headrace.pipeline.progress import Progress
-from headrace.pipeline.usage import cpu_s
+from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transform.assembler import Assembler
 from headrace.transform.ledger import TaskRecord, TransformLedger
@@ -252,7 +252,8 @@ class Transform:
             progress=self.progress,
             statistics=self._runner.statistics(),
             elapsed_s=elapsed_s,
-            cpu_s=cpu_used_s,
+            cpu_s=cpu_used_s + self._runner.cpu_s(),
+            peak_memory_mb=peak_memory_mb() + self._runner.peak_memory_mb(),
             resumed=self._resumed,
         )
         _log.info(

@@ -25,6 +25,7 @@
     max_failed = "1%"
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, cast
 
@@ -100,7 +101,12 @@ def read_spec(text: str, name: str, *, strict: bool = False) -> TransformSpec:
     vendor's bounds, and for fields that cannot stand together. What only a run can find out (a record larger than its
     bound, a filter that asks for what a record does not have) is the run's to say, of the record that it is true of.
     """
-    document = Table.of(name, "", read_document(text, name), (*FIELDS, OWN_TABLE))
+    return spec_of(read_document(text, name), name, strict=strict)
+
+
+def spec_of(values: Mapping[str, Any], name: str, *, strict: bool = False) -> TransformSpec:
+    """`read_spec` of what was read already; `name` is for messages."""
+    document = Table.of(name, "", values, (*FIELDS, OWN_TABLE))
     job = read_job(document)
     own = read_own_words(document.table(OWN_TABLE, WORDS))
     try:
