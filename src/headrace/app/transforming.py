@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import orjson
 
-from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor
+from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor, see_modules_here
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
 from headrace.storage.local import LocalStore
@@ -288,7 +288,7 @@ def work(job: str, connection_fd: int) -> None:
     says: Mapping[str, Any] = orjson.loads(job)
     connection = Connection(connection_fd)
     settings = settings_of(says["settings"], flow=says["flow"], checkpoint_s=says["checkpoint_s"])
-    _see_modules_here()
+    see_modules_here()
     opened = open_predictor(says["model"], says["endpoint"], PredictorOptions(**says["options"]))
     with _Started(opened.predictor):
         Worker(
@@ -298,9 +298,3 @@ def work(job: str, connection_fd: int) -> None:
             destination=says["destination"],
             settings=settings,
         ).run()
-
-
-def _see_modules_here() -> None:
-    """For ``module:Class``: as ``python -m`` has it, but behind what is installed."""
-    if "" not in sys.path:
-        sys.path.append("")

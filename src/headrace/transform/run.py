@@ -17,6 +17,7 @@ from headrace.core.errors import (
     ResumeRefusedError,
     TooManyFailuresError,
 )
+from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.items import ScoredBatch
 from headrace.pipeline.ledger import LEDGER_FOLDER
 from headrace.pipeline.progress import Progress
@@ -72,6 +73,14 @@ class Transform:
     def drain(self) -> None:
         """Begin nothing new, keep what is under way, and leave a ledger to resume from."""
         self._runner.drain()
+
+    def statistics(self) -> PredictorStatistics:
+        """How the model has fared so far; safe from any thread."""
+        return self._runner.statistics()
+
+    def reading(self) -> Sequence[str]:
+        """The objects that are being read now; safe from any thread."""
+        return self._runner.reading()
 
     def execute(self) -> TransformReport:
         """Transform, and publish; returns when all is committed.
