@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import orjson
@@ -154,6 +155,16 @@ def test_any_flipped_bit_gives_rows_or_is_corrupt(at, bit):
 SMALL = written({"x": [1.5, None, 2.5], "t": ["a", "bé", None]}, write_page_checksum=True)
 
 
+def test_rows_that_are_fewer_than_were_promised_are_noticed():
+    opened = reader(SMALL)
+    (group,) = opened.row_groups
+    opened.row_groups = (replace(group, rows=4),)
+    came = opened.blocks(0, 1, Position())
+    assert len(next(came)) == 3
+    with pytest.raises(CorruptError, match="row group 0 holds 3 rows instead of 4"):
+        next(came)
+
+
 def test_two_columns_of_one_name_are_refused():
     both = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(CorruptError, match="several columns are called 'a'"):
@@ -161,18 +172,19 @@ def test_two_columns_of_one_name_are_refused():
 
 
 @pytest.mark.parametrize("calls", [0, 1])
-def test_what_the_store_raises_goes_through(calls):
-    """At the end of the file, and at a row group."""
+@pytest.mark.parametrize("error", [StorageError("memory://b/a", "gone"), OSError("gone"), ValueError("gone")])
+def test_what_the_store_raises_goes_through(calls, error):
+    """At the end of the file, and at a row group; also what Arrow itself raises for damage."""
     data = written({"x": np.arange(100_000)})
     left = [calls]
 
     def read_at(start, size):
         if not left[0]:
-            raise StorageError("memory://b/a", "gone")
+            raise error
         left[0] -= 1
         return data[start : start + size]
 
-    with pytest.raises(StorageError, match="gone"):
+    with pytest.raises(type(error), match="gone"):
         list(ParquetReader(read_at, len(data)).blocks(0, 1, Position()))
 
 
