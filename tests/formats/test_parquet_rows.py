@@ -112,7 +112,6 @@ def test_slices_are_what_they_show():
 
 NANOSECONDS = """
 import sys
-sys.path.insert(0, "src")
 class WithoutPandas:
     def find_spec(self, name, path=None, target=None):
         if name == "pandas":
