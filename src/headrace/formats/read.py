@@ -155,6 +155,13 @@ def text_format(uri: str, options: ReadOptions) -> CsvFormat | LineFormat | None
     return made if isinstance(made, CsvFormat | LineFormat) else None
 
 
+def by_row_groups(uri: str, options: ReadOptions) -> bool:
+    """Whether an object is a Parquet file, which is read in parts from anywhere in it, and not as its bytes come."""
+    layers = _layers(uri, options, inside=False)
+    in_archive = layers.is_tar and options.format != "parquet"
+    return not in_archive and layers.compression is None and format_name(uri, options) == "parquet"
+
+
 def unreadable(uri: str, options: ReadOptions) -> str:
     """Why an object cannot be read at all as it comes, by its name and the options; empty when it may be."""
     if _layers(uri, options, inside=False).is_tar and options.format != "parquet":

@@ -105,14 +105,7 @@ class Mapper:
         if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
             return self._text_records(kind, delimiter, block)
         if kind == "csv":
-            decoder = self._csv(block, delimiter)
-            self.learned.setdefault("delimiter", delimiter)
-            if block.column_names and "column_names" not in self.learned:
-                self.learned["column_names"] = list(block.column_names)
-            if self.input_names:
-                # A header of another file must not decide, in a resumed run, what the first one did.
-                decoder.bind(self.input_names)
-            return decoder
+            return self._csv_cells(block, delimiter)
         if kind in JSON_KINDS:
             return self._json(block)
         if kind == "line":
@@ -122,6 +115,19 @@ class Mapper:
         if kind in FRAMED_KINDS:
             return framed_decoder(kind, self._metadata, self._mapping, self.learned, block)
         return RawDecoder(self._one_input("a whole object").name, text=False)
+
+    def _csv_cells(self, block: Block, delimiter: str) -> Decoder:
+        decoder = self._csv(block, delimiter)
+        self._learn_csv(block, delimiter)
+        if self.input_names:
+            # A header of another file must not decide, in a resumed run, what the first one did.
+            decoder.bind(self.input_names)
+        return decoder
+
+    def _learn_csv(self, block: Block, delimiter: str) -> None:
+        self.learned.setdefault("delimiter", delimiter)
+        if block.column_names and "column_names" not in self.learned:
+            self.learned["column_names"] = list(block.column_names)
 
     def _one_input(self, what: str) -> TensorSpec:
         inputs = self._metadata.inputs
@@ -143,9 +149,7 @@ class Mapper:
     def _text_records(self, kind: str, delimiter: str, block: Block) -> Decoder:
         """CSV and JSON records, or what the input filter selects of them, as text."""
         if kind == "csv":
-            self.learned.setdefault("delimiter", delimiter)
-            if block.column_names and "column_names" not in self.learned:
-                self.learned["column_names"] = list(block.column_names)
+            self._learn_csv(block, delimiter)
             select = self._cells_of(delimiter)
         else:
             select = self._json_of

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from headrace.core.block import Block, Failure, FailureKind
+from headrace.core.errors import DataError
 from headrace.core.tensor import Array
 from headrace.formats.contract import Encoder, Piece
 from headrace.formats.failures import FailedRecord, failed_record_line
@@ -61,7 +62,11 @@ class ShardOutput:
             self._add_apart(spans, outputs)
             return
         pieces = [span.piece for span in spans if len(span.piece)]
-        self._encode(pieces, outputs)
+        try:
+            self._encode(pieces, outputs)
+        except DataError:
+            self._add_apart(spans, outputs)
+            return
         self._count(sum(map(len, pieces)), ())
 
     def _add_apart(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
@@ -85,8 +90,20 @@ class ShardOutput:
         chosen = rows[part]
         if not len(chosen):
             return
-        piece = Piece(span.piece.block, int(chosen[0]), int(chosen[-1]) + 1, chosen)
-        self._encode([piece], {n: data[base + part.start : base + part.stop] for n, data in outputs.items()})
+        block = span.piece.block
+        piece = Piece(block, int(chosen[0]), int(chosen[-1]) + 1, chosen)
+        mine = {n: data[base + part.start : base + part.stop] for n, data in outputs.items()}
+        try:
+            self._encode([piece], mine)
+        except DataError as error:
+            # An output filter asks for what some record has not: halved, until it is alone.
+            if len(chosen) == 1:
+                self._fail(block.failure(int(chosen[0]), FailureKind.FORMAT, str(error)))
+                return
+            middle = part.start + len(chosen) // 2
+            self._some(span, rows, slice(part.start, middle), outputs, base)
+            self._some(span, rows, slice(middle, part.stop), outputs, base)
+            return
         self._count(len(chosen), ())
 
     def _fail(self, failure: Failure) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.core.errors import ConfigError, EmptySourceError
-from headrace.formats.read import text_format, unreadable
+from headrace.formats.read import by_row_groups, text_format, unreadable
 from headrace.pipeline.plan import MANIFEST_SCHEME, fixed_part, select_objects
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -82,7 +82,8 @@ def make_plan(
     lie in the destination, or of which two would have the same output.
     """
     infos, base = _select(source, stores, settings)
-    why = next(filter(None, (unreadable(info.uri, settings.read) for info in infos)), None)
+    asked = (info.uri for info in infos if not by_row_groups(info.uri, settings.read))
+    why = next(filter(None, (unreadable(uri, settings.read) for uri in asked)), None)
     if why:
         raise ConfigError(why)
     _refuse_loop(infos, destination)

@@ -12,10 +12,11 @@ import numpy as np
 from headrace.core.block import Block, Failure
 from headrace.core.errors import CorruptError, DataError, StorageError
 from headrace.core.tensor import Array, ModelMetadata
-from headrace.formats.read import format_name, read_object
+from headrace.formats.read import by_row_groups, format_name, read_object
 from headrace.pipeline.mapping import Mapper
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
+from headrace.transform.parquet_source import parquet_blocks
 from headrace.transform.plan import TransformPlan
 from headrace.transform.settings import TransformSettings
 
@@ -74,6 +75,9 @@ def _by_format(plan: TransformPlan, settings: TransformSettings) -> dict[str, li
 def _first_blocks(info: ObjectInfo, stores: Stores, settings: TransformSettings) -> Iterator[Block]:
     """An object's blocks; none, where it breaks before its first: that is told when it is transformed."""
     try:
+        if by_row_groups(info.uri, settings.read):
+            yield from parquet_blocks(info, stores, settings.read)
+            return
         yield from read_object(info.uri, _chunks(info, stores), settings.read)
     except (CorruptError, StorageError, DataError):
         return

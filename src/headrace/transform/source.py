@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
 from headrace.formats.lines import PROBE_BYTES
-from headrace.formats.read import ReadOptions, after, behind, read_object, seekable, text_format
+from headrace.formats.read import (
+    ReadOptions,
+    after,
+    behind,
+    by_row_groups,
+    read_object,
+    seekable,
+    text_format,
+)
 from headrace.formats.text_range import TextFormat, TextRange
 from headrace.pipeline.items import ReadBlock
 from headrace.pipeline.prefetch import Extent, Prefetch
@@ -19,6 +27,7 @@ from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.transform.ledger import Checkpoint, Spot
+from headrace.transform.parquet_source import parquet_blocks
 from headrace.transform.plan import Shard, Task, TransformPlan
 
 _COSTS_ONE_OBJECT = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
@@ -135,6 +144,8 @@ class TaskSource:
     def _extent(self, slot: Slot) -> Extent:
         """What is sure to be read; of a range perhaps a little more, at both ends."""
         info, shard = self._info(slot), slot.shard
+        if by_row_groups(info.uri, self._read):
+            return Extent(info, 0, 0)  # read by itself, from its end
         if shard.number:
             return Extent(info, max(0, shard.start - 1), shard.stop)
         if slot.resume and seekable(info.uri, self._read):
@@ -200,6 +211,11 @@ class TaskSource:
             yield from after(cut.blocks(self._chunks(number, slot, cut), uri), position)
             return
         if slot.shard.number:
+            return
+        if by_row_groups(uri, self._read):
+            position = None if resume is None else Position(uri, record=resume.record)
+            yield from after(parquet_blocks(self._info(slot), self._stores, self._read), position)
+            self.bytes_read += self._info(slot).size_bytes or 0
             return
         position = None
         if resume is not None:
