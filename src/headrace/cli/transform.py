@@ -25,6 +25,7 @@ from headrace.cli.transform_options import (
     workers_from,
 )
 from headrace.core.errors import HeadraceError
+from headrace.storage.resolve import Stores
 from headrace.transform.run import IfExists
 from headrace.transform.spec import TransformSpec
 
@@ -114,6 +115,7 @@ def _transform(places: tuple[str, ...], given: dict[str, Any]) -> int:
         "endpoint": given["endpoint"],
         "settings": spec.settings,
         "options": predictor_options_from(given, spec),
+        "stores": Stores(retry_s=given["retry_s"]),
     }
     if given["dry_run"]:
         found: DryRun = dry_run(source, destination, **common, records=_DRY_RECORDS)
