@@ -2,6 +2,8 @@
 
 import gzip
 import random
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from integration.command import headrace
 from integration.transforming import ECHO, outputs
 from servers.faulty_proxy import FaultyProxy
 
-MODEL = str(Path(__file__).parent / "killed_model.py")
+MODEL = str(Path(__file__).parent / "weighted_model.py")
 
 
 def rows(count: int, seed: int) -> bytes:
@@ -101,10 +103,7 @@ def test_a_store_that_fails_a_fifth_of_all_requests_costs_nothing(
             environ=proxy.environ(s3_server.environ),
         )  # fmt: skip
     assert done.code == 3, done.out[-2_000:] + done.err
-    expected = {
-        name: data.replace(f"{tmp_path}/in/".encode(), f"{bucket.uri}/in/".encode())
-        for name, data in outputs(tmp_path / "out").items()
-    }
+    expected = moved(outputs(tmp_path / "out"), f"{tmp_path}/in/", f"{bucket.uri}/in/")
     assert bucket.contents("out") == expected
     counts = ("records_in", "rows_out", "rows_failed", "objects_done", "objects_broken", "failures")
     assert {c: done.report[c] for c in counts} == {c: undisturbed.report[c] for c in counts}
@@ -116,7 +115,7 @@ def test_a_store_that_fails_a_fifth_of_all_requests_costs_nothing(
         "lost",
     }
     assert {fault for method, fault in proxy.spoilt if method == "PUT"} == {"500", "503", "reset", "lost"}
-    assert proxy.spoilt.total() > 40
+    assert proxy.spoilt.total() > 20
 
 
 @pytest.mark.s3
@@ -139,3 +138,45 @@ def test_a_large_output_is_put_together_of_segments_and_uploaded_in_parts_throug
     assert not bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
     listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix="out/_headrace/drafts/")
     assert not listed.get("Contents")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_store_that_stays_away_ends_the_run_in_time_and_resuming_completes_it(
+    tmp_path, s3_server, bucket, workers
+):
+    files = make_source(tmp_path / "in", small=10)
+    undisturbed = headrace("transform", f"{tmp_path}/in/", tmp_path / "out", *words())
+    bucket.fill("in", files)
+    with FaultyProxy(s3_server.endpoint, share=0.0, seed=0) as proxy:
+        environ = proxy.environ(s3_server.environ)
+        proxy.away_after = 45
+        began_s = time.monotonic()
+        broken = headrace(
+            "transform", f"{bucket.uri}/in/", f"{bucket.uri}/out",
+            *words("--workers", workers, "--checkpoint-s", "0", "--retry-s", "1"), environ=environ,
+        )  # fmt: skip
+        assert time.monotonic() - began_s < 10
+        assert broken.code == 1, broken.out
+        assert broken.lines[-1]["type"] == "UnavailableError"
+        assert re.search(
+            rf"{bucket.uri}/\S+: (reading|writing|listing) still fails after \d+ attempts over 1\.\d s",
+            broken.lines[-1]["message"],
+        )
+        proxy.away_after = None
+        before = bucket.contents("out")
+        resumed = headrace(
+            "transform", f"{bucket.uri}/in/", f"{bucket.uri}/out", *words("--workers", workers, "--resume"),
+            environ=environ,
+        )  # fmt: skip
+    assert resumed.code == 3, resumed.out[-2_000:] + resumed.err
+    expected = moved(outputs(tmp_path / "out"), f"{tmp_path}/in/", f"{bucket.uri}/in/")
+    assert bucket.contents("out") == expected
+    assert before.items() <= expected.items()
+    assert resumed.report["records_in"] == undisturbed.report["records_in"]
+    assert resumed.report["resumed"]
+
+
+def moved(contents: dict[str, bytes], source: str, to: str) -> dict[str, bytes]:
+    """Outputs of one source as they are of another: its name is in failed records."""
+    return {name: data.replace(source.encode(), to.encode()) for name, data in contents.items()}
