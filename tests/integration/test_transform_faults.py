@@ -1,16 +1,21 @@
 """What a transform makes of stores, disks, objects and models that fail: nothing is lost, and what is told is true."""
 
 import gzip
+import os
 import random
 import re
+import shutil
+import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from headrace.storage import draft, objects
 from integration.command import headrace
-from integration.transforming import ECHO, outputs
+from integration.transforming import ECHO, leftovers, outputs, run
 from servers.faulty_proxy import FaultyProxy
 
 MODEL = str(Path(__file__).parent / "weighted_model.py")
@@ -180,3 +185,117 @@ def test_a_store_that_stays_away_ends_the_run_in_time_and_resuming_completes_it(
 def moved(contents: dict[str, bytes], source: str, to: str) -> dict[str, bytes]:
     """Outputs of one source as they are of another: its name is in failed records."""
     return {name: data.replace(source.encode(), to.encode()) for name, data in contents.items()}
+
+
+# A disk that is full
+
+
+def whole(output: Path, expected: dict[str, bytes]) -> None:
+    """All that readers see is whole, and is what an undisturbed run writes."""
+    for name, data in outputs(output).items():
+        if not Path(name).name.startswith("."):
+            assert data == expected[name], name
+
+
+@pytest.mark.parametrize(("workers", "task_bytes"), [("1", "1m"), ("1", "60k"), ("2", "60k")])
+def test_a_file_that_must_not_grow_ends_the_run_and_resuming_completes_it(tmp_path, task_bytes, workers):
+    """The kernel refuses to write: the error names the file, and nothing half-written has an output's name."""
+    make_source(tmp_path / "in", small=10)
+    more = ["--task-bytes", task_bytes, "--workers", workers]
+    done = headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more))
+    assert done.code == 3
+    expected = outputs(tmp_path / "undisturbed")
+    output = tmp_path / "out"
+
+    full = run(f"{tmp_path}/in/", output, *words(*more), file_kib_max=100)
+    assert full.code == 1, full.out
+    error = full.lines[-1]
+    assert error["type"] == "StorageError"
+    assert re.match(rf"{output}/\S+: File too large", error["message"])
+    assert "Traceback" not in full.err
+    whole(output, expected)
+    assert not (output / "large.csv.out").exists()
+    assert not (output / "_report.json").exists()
+
+    resumed = run(f"{tmp_path}/in/", output, *words(*more, "--resume"))
+    assert resumed.code == 3, resumed.err
+    assert outputs(output) == expected
+    assert leftovers(output) == []
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_disk_that_is_full_ends_the_run_and_resuming_with_room_completes_it(tmp_path, workers):
+    make_source(tmp_path / "in", small=10)
+    more = ["--workers", workers]
+    assert headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more)).code == 3
+    expected = outputs(tmp_path / "undisturbed")
+    with tiny_disk(tmp_path / "disk", kib=450) as grow:
+        output = tmp_path / "disk" / "out"
+        full = run(f"{tmp_path}/in/", output, *words(*more))
+        assert full.code == 1, full.out
+        assert full.lines[-1]["type"] == "StorageError"
+        assert re.match(rf"{output}/\S+: No space left on device", full.lines[-1]["message"])
+        assert "Traceback" not in full.err
+        whole(output, expected)
+        assert not (output / "_report.json").exists()
+        # Still full: nothing is lost by trying.
+        assert run(f"{tmp_path}/in/", output, *words(*more, "--resume")).code == 1
+        whole(output, expected)
+        grow(50_000)
+        resumed = run(f"{tmp_path}/in/", output, *words(*more, "--resume"))
+        assert resumed.code == 3, resumed.err
+        assert outputs(output) == expected
+        assert leftovers(output) == []
+
+
+@contextmanager
+def tiny_disk(folder: Path, *, kib: int) -> Iterator[Callable[[int], None]]:
+    """A file system of so many KiB; what is given makes it larger. Skips where this user may not mount one."""
+    folder.mkdir()
+
+    def mount(*more: str) -> int:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", *more, "tmpfs", str(folder)], capture_output=True, check=False
+        )
+        return done.returncode
+
+    if os.geteuid() or shutil.which("mount") is None or mount("-o", f"size={kib}k"):
+        pytest.skip("only root may mount a small file system")
+    try:
+        yield lambda more_kib: assert_zero(mount("-o", f"remount,size={more_kib}k"))
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def assert_zero(code: int) -> None:
+    assert code == 0
+
+
+# A run that stops by itself
+
+
+@pytest.mark.parametrize("batch_rows", ["50", "500"])
+def test_a_run_that_too_many_failures_end_goes_on_where_it_was(tmp_path, batch_rows):
+    """The batch that ends it is written already: what is kept must be up to its end, not up to the one before."""
+    make_source(tmp_path / "in", small=10)
+    more = ["--task-bytes", "1m", "--batch-rows", batch_rows]
+    undisturbed = headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more))
+    assert undisturbed.code == 3
+    expected = outputs(tmp_path / "undisturbed")
+    for most in (40, 80, 120):
+        stopped = headrace(
+            "transform",
+            f"{tmp_path}/in/",
+            tmp_path / "out",
+            *words(*more, "--resume", "--max-failed", str(most)),
+        )
+        assert stopped.code == 1
+        assert stopped.lines[-1]["type"] == "TooManyFailuresError"
+        assert f"failed_rows_max is {most}" in stopped.lines[-1]["message"]
+        whole(tmp_path / "out", expected)
+    resumed = headrace("transform", f"{tmp_path}/in/", tmp_path / "out", *words(*more, "--resume"))
+    assert resumed.code == 3, resumed.out
+    assert outputs(tmp_path / "out") == expected
+    assert leftovers(tmp_path / "out") == []
+    # The work was kept, not done again.
+    assert resumed.report["model_calls"] < undisturbed.report["model_calls"] / 2

@@ -4,7 +4,7 @@ Arrives: a source, a destination, a runner whose model is loaded. Leaves: output
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -24,7 +24,7 @@ from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transform.assembler import Assembler
-from headrace.transform.ledger import TaskRecord, TransformLedger
+from headrace.transform.ledger import Checkpoint, TaskRecord, TransformLedger
 from headrace.transform.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
 from headrace.transform.probe import learn
 from headrace.transform.report import REPORT_NAME, TransformReport, make_report, object_results, sum_counts
@@ -163,7 +163,8 @@ class Transform:
         """Do what is left; False when it was drained before that."""
         assert self.plan is not None, "opened before"
         assembler = Assembler(self._ledger, self.plan, self._settings, self._records.values())
-        self._begin_progress(self.plan)
+        checkpoints = self._ledger.checkpoints() if self._resumed else {}
+        self._begin_progress(self.plan, checkpoints.values())
 
         def on_task(record: TaskRecord) -> None:
             self._records[record.task] = record
@@ -178,11 +179,10 @@ class Transform:
             progress=self.progress,
             clock=self._clock,
             on_task=on_task,
-            on_batch=self._check_failures,
+            on_batch=self._check_progress,
         )
         assembler.publish_all()
         left = [task for task in self.plan.tasks if task.number not in self._records]
-        checkpoints = self._ledger.checkpoints() if self._resumed else {}
         if left and not self._runner.run(work, left, begins=assembler.begins(), checkpoints=checkpoints):
             return False
         return self._do_again(work, assembler)
@@ -214,9 +214,12 @@ class Transform:
             self._ledger.learn(learned)
         return learned
 
-    def _begin_progress(self, plan: TransformPlan) -> None:
+    def _begin_progress(self, plan: TransformPlan, checkpoints: Collection[Checkpoint]) -> None:
         progress = self.progress
-        total = sum_counts(s.counts for r in self._records.values() for s in r.shards)
+        under_way = [c for c in checkpoints if c.task not in self._records]
+        shards = [s for r in self._records.values() for s in r.shards]
+        shards += [s for c in under_way for s in c.done]
+        total = sum_counts([*(s.counts for s in shards), *(c.counts for c in under_way)])
         progress.records = total.records_in
         progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
         progress.objects_broken = total.objects_broken
@@ -226,9 +229,12 @@ class Transform:
         sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.of for s in done]
         progress.begin(objects_before=len(done), bytes_before=sum(sizes))
 
-    def _check_failures(self, _batch: ScoredBatch | None = None, *, at_end: bool = False) -> None:
+    def _check_progress(self, _: ScoredBatch | None) -> None:
+        self._check_failures(self.progress.rows_failed, self.progress.records)
+
+    def _check_failures(self, failed: int, records: int, *, at_end: bool = False) -> None:
         """Raise TooManyFailuresError when more records have failed than may."""
-        policy, failed, records = self._settings.failures, self.progress.rows_failed, self.progress.records
+        policy = self._settings.failures
         most, share = policy.failed_rows_max, policy.failed_share_max
         if most is not None and failed > most:
             why = f"{failed:,} records failed, and failed_rows_max is {most:,}"
@@ -250,7 +256,8 @@ class Transform:
         results = object_results(self.plan, records, self._settings)
         if complete:
             self._check_law(self.plan, records, len(results))
-            self._check_failures(at_end=True)
+            total = sum_counts(s.counts for r in records for s in r.shards)
+            self._check_failures(total.rows_failed, total.records_in, at_end=True)
         withheld = any(r.withheld for r in results)
         report = make_report(
             status="drained" if not complete else "failed" if withheld else "complete",

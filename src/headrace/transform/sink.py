@@ -80,8 +80,7 @@ class TaskSink:
         """Drafts of what was published since the last task was committed."""
         self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
         for slot in slots:
-            if slot.resume is not None and slot.resume.done and not self._done[slot.task]:
-                self._done[slot.task] += slot.resume.done
+            self._done[slot.task] += slot.before
         self._began_s = self._checkpointed_s = clock.now()
 
     def write(self, batch: ScoredBatch) -> None:

@@ -26,7 +26,7 @@ from headrace.pipeline.prefetch import Extent, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
-from headrace.transform.ledger import Checkpoint, Spot
+from headrace.transform.ledger import Checkpoint, ShardRecord, Spot
 from headrace.transform.parquet_source import parquet_blocks
 from headrace.transform.plan import Shard, Task, TransformPlan
 
@@ -37,12 +37,16 @@ _TAIL_BYTES_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A shard that is read here. `resume` is where its task's checkpoint says to go on."""
+    """A shard that is read here. `resume` is where its task's checkpoint says to go on.
+
+    `before` are the task's shards that are done already, told of the first one that is left.
+    """
 
     task: int
     shard: Shard
     ends_task: bool
     resume: Checkpoint | None = None
+    before: tuple[ShardRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,12 @@ def slots_of(tasks: Sequence[Task], checkpoints: Mapping[int, Checkpoint]) -> li
     slots: list[Slot] = []
     for task in tasks:
         checkpoint = checkpoints.get(task.number)
-        done = len(checkpoint.done) if checkpoint else 0
-        for place, shard in enumerate(task.shards[done:], done):
-            resume = checkpoint if checkpoint and place == done and checkpoint.entries else None
-            slots.append(Slot(task.number, shard, place == len(task.shards) - 1, resume))
+        before = checkpoint.done if checkpoint else ()
+        for place, shard in enumerate(task.shards[len(before) :], len(before)):
+            is_first = place == len(before)
+            resume = checkpoint if checkpoint and is_first and checkpoint.entries else None
+            is_last = place == len(task.shards) - 1
+            slots.append(Slot(task.number, shard, is_last, resume, before if is_first else ()))
     return slots
 
 

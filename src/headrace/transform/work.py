@@ -121,9 +121,11 @@ class TaskRun:
         last: ScoredBatch | None = None
         try:
             for batch in self._flow:
+                # Until it is written whole, what the sink holds is no batch's end, and must not be kept.
+                last = None
                 self._sink.write(batch)
-                self._told(batch)
                 last = batch
+                self._told(batch)
             if self._drained.is_set():
                 self._keep(last)
                 return False
@@ -146,7 +148,7 @@ class TaskRun:
             self._sink.checkpoint(last)
 
     def _salvage(self, last: ScoredBatch | None) -> None:
-        """The tasks broke: keep what was delivered."""
+        """The tasks broke: keep what was delivered, unless it was the delivery that broke."""
         try:
             self._keep(last)
         except HeadraceError:
