@@ -56,6 +56,8 @@ class _Process:
     connection: Connection
     ready: bool = False
     assigned: tuple[int, ...] = ()
+    done: set[int] = field(default_factory=set[int])
+    """Of what is assigned."""
     tally: Tally = field(default_factory=Tally)
 
     def kill(self) -> None:
@@ -242,7 +244,9 @@ class ProcessRunner:
         elif "tally" in message:
             worker.tally = Tally.from_json(message["tally"])
         elif "task" in message and work is not None:
-            work.on_task(TaskRecord.from_json(message["task"].encode()))
+            record = TaskRecord.from_json(message["task"].encode())
+            worker.done.add(record.task)
+            work.on_task(record)
         elif "idle" in message:
             worker.assigned = ()
 
@@ -255,6 +259,7 @@ class ProcessRunner:
             # A task that a worker died of is tried by itself, so that it is known, and where in it.
             alone = left[0] in self._deaths
             worker.assigned = tuple(left.popleft() for _ in range(1 if alone else min(size, len(left))))
+            worker.done.clear()
             shards = [s for number in worker.assigned for s in work.plan.tasks[number].shards]
             keys = {(s.index, s.number) for s in shards} & begins.keys()
             known = {key: begins[key] for key in keys}
@@ -269,7 +274,7 @@ class ProcessRunner:
         """A worker has gone: what it had not committed is done again, by one that takes its place."""
         worker.kill()
         code = worker.process.returncode
-        undone = [number for number in worker.assigned if work.ledger.task(number) is None]
+        undone = [n for n in worker.assigned if n not in worker.done and not self._committed(n, work)]
         _log.warning("worker died", extra={"status": code, "tasks": undone})
         self._workers.remove(worker)
         self._gone.append(worker.tally)
@@ -281,6 +286,14 @@ class ProcessRunner:
                 raise ModelLoadError(self._model, f"its workers end with status {code} while they load it")
         left.extendleft(reversed(undone))
         self._workers.append(self._spawn())
+
+    @staticmethod
+    def _committed(task: int, work: Work) -> bool:
+        """Whether a worker had committed a task without having been able to say so."""
+        record = None if work.replaces else work.ledger.task(task)
+        if record is not None:
+            work.on_task(record)
+        return record is not None
 
     def _kills(self, task: int, work: Work, code: int) -> bool:
         """Whether it is this task that kills workers; raises InstanceLostError when too many do."""

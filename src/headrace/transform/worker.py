@@ -98,9 +98,7 @@ class Worker:
         self._progress.append(progress)
         tasks = [work.plan.tasks[number] for number in assignment.tasks]
         checkpoints = {} if assignment.replaces else self._ledger.checkpoints(assignment.tasks)
-        settings = work.settings
-        if assignment.keep_all:
-            settings = replace(settings, tasks=replace(settings.tasks, checkpoint_s=0.0))
+        settings = _keeping_all(work.settings) if assignment.keep_all else work.settings
         self._run = TaskRun(
             replace(work, settings=settings, progress=progress, replaces=assignment.replaces),
             tasks,
@@ -163,3 +161,9 @@ class Worker:
         with self._ordered:
             self._ordered.wait_for(lambda: self._orders)
             return self._orders.pop(0)
+
+
+def _keeping_all(settings: TransformSettings) -> TransformSettings:
+    """With a checkpoint after every batch, and but one asked ahead: should it kill the worker, it is known which."""
+    tasks = replace(settings.tasks, checkpoint_s=0.0)
+    return replace(settings, tasks=tasks, flow=replace(settings.flow, window_bytes_max=1))
