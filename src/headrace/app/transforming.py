@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
@@ -17,10 +17,12 @@ from headrace.core.predictor import Predictor
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
+from headrace.transform.ledger import TransformLedger
 from headrace.transform.plan import TransformPlan, make_plan
 from headrace.transform.probe import Seen, first_records
 from headrace.transform.processes import ProcessRunner
 from headrace.transform.report import TransformReport
+from headrace.transform.retry import Retry, finished_identity
 from headrace.transform.run import IfExists, Transform
 from headrace.transform.runner import InProcessRunner
 from headrace.transform.settings import TransformSettings, settings_of
@@ -119,6 +121,7 @@ def open_transform(
         settings=chosen,
         model_identity=opened.identity,
         if_exists=if_exists,
+        made_with=_made_with(model, endpoint, used),
     )
     return OpenedTransform(made, around, where)
 
@@ -219,6 +222,44 @@ async def transform(
         raise
 
 
+def retry_failed(
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    options: PredictorOptions | None = None,
+    other_model: bool = False,
+    stores: Stores | None = None,
+    around: Callable[[Retry, Predictor], AbstractContextManager[Any]] | None = None,
+) -> TransformReport:
+    """Try a finished transform's failed records once more, and merge what comes out into place; blocks until it is written.
+
+    Without `model` and `endpoint` it is the model that the transform was made with, by the same name; another one is
+    refused unless `other_model` says that it is meant. `around` is entered while it works. Raises what `Retry.execute` does.
+    """
+    where = stores or Stores()
+    folder = destination.rstrip("/") + "/"
+    if model is None and endpoint is None:
+        identity = finished_identity(TransformLedger(where.for_uri(folder), folder))
+        made: Mapping[str, Any] = identity.get("made_with") or {}
+        model, endpoint = made.get("model"), made.get("endpoint")
+        if model is None and endpoint is None:
+            raise ConfigError(
+                f"{folder}: the transform's model was no file or class that can be named: give it again"
+            )
+        options = options or PredictorOptions(**made["options"])
+    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    retry = Retry(
+        folder,
+        stores=where,
+        predictor=opened.predictor,
+        model_identity=opened.identity,
+        other_model=other_model,
+    )
+    with _Started(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
+        return retry.execute()
+
+
 @dataclass(frozen=True, slots=True)
 class DryRun:
     """What a transform would do: its plan, its first records, and what the model would be given of each."""
@@ -253,6 +294,12 @@ def dry_run(
 _START = "import sys; sys.path[:] = sys.argv[2:-1]; from headrace.app.transforming import work; work(sys.argv[1], int(sys.argv[-1]))"
 
 
+def _made_with(model: ModelLike | None, endpoint: str | None, options: PredictorOptions) -> dict[str, Any]:
+    """How the model is named, where it has a name."""
+    named = model if isinstance(model, str) else None
+    return {"model": named, "endpoint": endpoint, "options": asdict(options)}
+
+
 def _job(
     destination: str,
     model: ModelLike | None,
@@ -273,9 +320,7 @@ def _job(
     return orjson.dumps(
         {
             "destination": destination.rstrip("/") + "/",
-            "model": model,
-            "endpoint": endpoint,
-            "options": asdict(options),
+            **_made_with(model, endpoint, options),
             "settings": settings.identity(),
             "flow": asdict(settings.flow),
             "checkpoint_s": settings.tasks.checkpoint_s,

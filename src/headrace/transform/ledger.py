@@ -9,6 +9,7 @@ Everything is small objects below ``DEST/_headrace/``, each written whole:
 ``task-00012.json``            task 12 is done: each shard's bounds and counts, and where its output is
 ``task-00012.checkpoint.json`` task 12 is under way: the same, of what is kept so far
 ``object-00007.json``          an object of several shards is put together
+``retried-00007.json``         failed records of an object were tried again: what its counts are now
 ``drafts/``                    outputs under way
 ``report.json``                the run is finished: its counts
 ============================== =====================================================================
@@ -17,7 +18,7 @@ A task's record is created if absent: whoever finishes a task second, after a re
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
 import orjson
@@ -26,7 +27,7 @@ from headrace.core.block import Position
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
 from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, changes
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import Kept, KeptRange, is_whole
+from headrace.storage.draft import Kept, KeptRange, assemble, discard, is_whole
 from headrace.transform.plan import PlannedObject
 
 VERSION: Final = 1
@@ -144,6 +145,34 @@ class Checkpoint:
         data["counts"] = Counts(**data["counts"])
         data["begin"] = _maybe(Spot, data["begin"])
         data["out"], data["failed"] = _kept(data["out"]), _kept(data["failed"])
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class RetriedObject:
+    """An object of which failed records were tried again: `rows` of them are predicted by now.
+
+    `out_bytes` is what its output has now, `failures` why the others still fail. `out` and `failed` are what is to be
+    published; None once it is.
+    """
+
+    index: int
+    rows: int
+    out_bytes: int
+    failures: Mapping[str, int]
+    out: Kept | None = None
+    failed: Kept | None = None
+
+    def to_json(self) -> bytes:
+        """Versioned, with sorted keys."""
+        return _dump(asdict(self) | {"v": VERSION})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read back; LedgerError for another version."""
+        data = _versioned(text)
+        del data["v"]
+        data["out"], data["failed"] = _maybe(Kept, data["out"]), _maybe(Kept, data["failed"])
         return cls(**data)
 
 
@@ -289,6 +318,42 @@ class TransformLedger:
         """The objects that were put together."""
         prefix = self.uri("object-")
         return {int(i.uri.removeprefix(prefix).removesuffix(".json")) for i in self.store.list(prefix)}
+
+    def forget_object(self, index: int) -> None:
+        """An object is done again: what was put together, or merged into it, counts no more."""
+        self.store.delete(self.uri(f"object-{index:05d}.json"))
+        self.store.delete(self.uri(f"retried-{index:05d}.json"))
+
+    # Failed records that were tried again
+
+    def commit_retried(self, record: "RetriedObject") -> None:
+        """An object's failed records were tried again; its new output is written, and only needs publishing."""
+        self.store.put(self.uri(f"retried-{record.index:05d}.json"), record.to_json())
+
+    def publish_retried(self, record: "RetriedObject", planned: PlannedObject) -> None:
+        """Publish what `commit_retried` told of, if that is still to be done."""
+        if record.out is None:
+            return
+        parts = [KeptRange(record.out, 0, record.out.nbytes)] if record.out.nbytes else []
+        name = f"retry-{record.index:05d}-copy"
+        assemble(self.store, parts, self.draft_uri(f"{name}.out"), self.destination + planned.output)
+        if record.failed is None:
+            self.store.delete(self.destination + planned.failed)
+        else:
+            parts = [KeptRange(record.failed, 0, record.failed.nbytes)]
+            uri = self.destination + planned.failed
+            assemble(self.store, parts, self.draft_uri(f"{name}.failed"), uri)
+        self.commit_retried(replace(record, out=None, failed=None))
+        for kept in (record.out, record.failed):
+            if kept is not None:
+                discard(self.store, kept)
+
+    def retried(self) -> "dict[int, RetriedObject]":
+        """The objects whose failed records were tried again."""
+        records = (
+            RetriedObject.from_json(self.store.get(i.uri)) for i in self.store.list(self.uri("retried-"))
+        )
+        return {record.index: record for record in records}
 
     # The end
 

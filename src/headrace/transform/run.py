@@ -53,6 +53,7 @@ class Transform:
         settings: TransformSettings,
         model_identity: str,
         if_exists: IfExists = "refuse",
+        made_with: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.source = source
@@ -65,6 +66,8 @@ class Transform:
         self._settings = settings
         self._model_identity = model_identity
         self._if_exists: IfExists = if_exists
+        self._made_with = dict(made_with or {})
+        """How the model was named, for whoever needs it again."""
         self._clock = clock or SystemClock()
         self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
         self._records: dict[int, TaskRecord] = {}
@@ -106,7 +109,7 @@ class Transform:
         elif begun:
             raise OutputExistsError(self.destination)
         self.plan = make_plan(self.source, self.destination, self._stores, self._settings)
-        self._ledger.begin(self._identity(), self.plan.objects)
+        self._ledger.begin({**self._identity(), "made_with": self._made_with}, self.plan.objects)
         _log.info("transform begun", extra={"output": self.destination, "objects": len(self.plan.objects)})
         return None
 
@@ -247,7 +250,8 @@ class Transform:
         assert self.plan is not None, "opened before"
         # From the ledger, not from what workers said.
         records = [record for _, record in sorted(self._ledger.tasks().items())]
-        results = object_results(self.plan, records, self._settings)
+        retried = self._ledger.retried()
+        results = object_results(self.plan, records, self._settings, retried)
         if complete:
             self._check_law(self.plan, records, len(results))
             self._check_failures(at_end=True)
@@ -265,6 +269,7 @@ class Transform:
             elapsed_s=elapsed_s,
             cpu_s=cpu_used_s + self._runner.cpu_s(),
             peak_memory_mb=peak_memory_mb() + self._runner.peak_memory_mb(),
+            retried=retried,
             resumed=self._resumed,
         )
         _log.info(
