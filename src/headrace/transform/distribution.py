@@ -28,6 +28,17 @@ def _nothing_counted() -> dict[float, int]:
     return {}
 
 
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Bars, the first of which begins at `low`; `below` and `above` are how many values are on neither of them."""
+
+    low: float
+    width: float
+    counts: tuple[int, ...]
+    below: int
+    above: int
+
+
 @dataclass(slots=True, eq=False)
 class Distribution:
     """Numbers that passed by, in at most BINS_MAX bins.
@@ -142,16 +153,13 @@ class Distribution:
         inside = (wanted - (reached[index] - self.bins[index])) / self.bins[index]
         return min(max((self.low + index + float(inside)) * self.width, self.minimum), self.maximum)
 
-    def histogram(self, bins: int, low: float, high: float) -> tuple[list[int], float, float]:
-        """Counts in at most `bins` equal bins, the first of which begins at or below `low`; that place, and their width.
-
-        The last holds `high`. What is below the first is counted in the first, and what is above the last in the last.
-        """
+    def histogram(self, bars: int, low: float, high: float) -> "Histogram":
+        """Counts of the values from about `low` to `high`, in at most `bars` bars of the same width."""
         first, last = (max(0, min(self._number(v) - self.low, BINS_MAX - 1)) for v in (low, high))
-        by = 1 + (last - first) // bins
-        places = np.clip((np.arange(BINS_MAX) - first) // by, 0, (last - first) // by)
-        counts = np.bincount(places, self.bins).astype(np.int64)
-        return counts.tolist(), (self.low + first) * self.width, by * self.width
+        by = 1 + (last - first) // bars
+        counts = [int(self.bins[i : min(i + by, last + 1)].sum()) for i in range(first, last + 1, by)]
+        below, above = int(self.bins[:first].sum()), int(self.bins[last + 1 :].sum())
+        return Histogram((self.low + first) * self.width, by * self.width, tuple(counts), below, above)
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads back; bins only those between the least and the greatest value."""

@@ -125,7 +125,7 @@ class Observation:
         width = min(math.prod(data.shape[1:]), 1 if kind == "text" else COLUMNS_MAX)
         watch = self._watch_of((name, kind, width)) if kind and width else None
         if watch is None:
-            self.unseen.add(name)
+            self.unseen.add(writable(name))
         self._last[name] = found = data.dtype, data.shape[1:], watch
         return found
 
