@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.core.tensor import Array
 
-BINS_MAX: Final = 1024
+BINS_MAX: Final = 4096
 DISTINCT_MAX: Final = 50
 """So many different values are counted each by itself."""
 _EXPONENT_MIN: Final = -1000
@@ -148,10 +148,11 @@ class Distribution:
         if not self.count:
             return math.nan
         reached = np.cumsum(self.bins)
-        wanted = max(share * self.count, 1)
-        index = int(np.searchsorted(reached, wanted))
-        inside = (wanted - (reached[index] - self.bins[index])) / self.bins[index]
-        return min(max((self.low + index + float(inside)) * self.width, self.minimum), self.maximum)
+        rank = max(math.ceil(share * self.count), 1)
+        index = int(np.searchsorted(reached, rank))
+        held = int(self.bins[index])
+        inside = (rank - (int(reached[index]) - held) - 0.5) / held
+        return min(max((self.low + index + inside) * self.width, self.minimum), self.maximum)
 
     def histogram(self, bars: int, low: float, high: float) -> "Histogram":
         """Counts of the values from about `low` to `high`, in at most `bars` bars of the same width."""

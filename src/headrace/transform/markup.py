@@ -72,12 +72,12 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def figure(number: float) -> str:
-    """A measured number, by about four digits."""
+def figure(number: float, figures: int = 4) -> str:
+    """A measured number, by so many digits or, where it is large, its whole part."""
     size = abs(number)
     if not math.isfinite(number) or (size and not 1e-4 <= size < 1e9):
-        return f"{number:.4g}"
-    digits = 3 - math.floor(math.log10(size)) if size else 0
+        return f"{number:.{figures}g}"
+    digits = figures - 1 - math.floor(math.log10(size)) if size else 0
     shown = f"{number:,.{max(digits, 0)}f}"
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
@@ -151,11 +151,10 @@ def _row(row: Sequence[Cell]) -> Html:
     )
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> Html:
-    """Names and what they are."""
-    return element(
-        "dl", join(element("div", element("dt", name) + element("dd", value)) for name, value in rows)
-    )
+def facts(rows: Iterable[tuple[str, str]], *, wide: bool = False) -> Html:
+    """Names and what they are, in columns; `wide` are long, and stand one below the other."""
+    made = join(element("div", element("dt", name) + element("dd", value)) for name, value in rows)
+    return element("dl", made, class_="wide" if wide else None)
 
 
 def section(title: str, *content: str) -> Html:
@@ -196,23 +195,24 @@ background:var(--panel);border:1px solid var(--line);border-radius:.5rem}
 .scroll{overflow-x:auto;margin:.6rem 0 1.2rem}
 table{border-collapse:collapse;width:100%;font-size:.925rem}
 caption{text-align:left;font-weight:600;padding:.2rem 0 .4rem}
-th,td{text-align:left;vertical-align:top;padding:.35rem .8rem .35rem 0;border-bottom:1px solid var(--line);min-width:5rem}
-tbody th{font-weight:400;min-width:9rem}thead th{font-size:.825rem;color:var(--soft);font-weight:600}
+th,td{text-align:left;vertical-align:top;padding:.35rem 1.2rem .35rem 0;border-bottom:1px solid var(--line)}
+tbody th{font-weight:400;min-width:9rem}td:not(.n){min-width:5.5rem}thead th{white-space:nowrap;font-size:.825rem;color:var(--soft);font-weight:600}
 .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 dl{margin:.4rem 0 1rem;display:grid;grid-template-columns:repeat(auto-fit,minmax(min(18rem,100%),1fr));gap:0 2rem}
 dl div{display:flex;justify-content:space-between;gap:1rem;padding:.3rem 0;border-bottom:1px solid var(--line)}
 dt{color:var(--soft);flex:none;max-width:50%}dd{margin:0;text-align:right;font-variant-numeric:tabular-nums}
+.wide{display:block;margin:0}.wide div{justify-content:start}.wide dt{width:9rem}.wide dd{text-align:left}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(24rem,100%),1fr));gap:1rem}
 .panel{border:1px solid var(--line);border-radius:.5rem;padding:.8rem .9rem;min-width:0}
-.panel dl{grid-template-columns:repeat(auto-fit,minmax(7.5rem,1fr));gap:0 1.2rem;font-size:.825rem;margin:.6rem 0 0}
-.panel dl div{border:0;padding:.1rem 0}
-.plot{display:grid;grid-template-columns:auto minmax(0,1fr);margin:.4rem 0}
+.panel dl{grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:0 1.2rem;font-size:.825rem;margin:.6rem 0 0}
+.panel dl div{border:0;padding:.1rem 0}.panel dd,.values span+span{white-space:nowrap;flex:none}
+.plot{display:grid;grid-template-columns:auto minmax(0,1fr);margin:1rem 0 .4rem}
 .plot svg{display:block;width:100%;height:11rem;overflow:visible}.plot .strip{height:2.2rem}.panel .plot svg{height:8rem}
 .y{display:flex;flex-direction:column;justify-content:space-between;text-align:right;padding-right:.5rem}
 .y span{line-height:0}.y,.x{font-size:.75rem;color:var(--soft);font-variant-numeric:tabular-nums}
 .x{grid-column:2;display:flex;justify-content:space-between;padding-top:.3rem}.gap{grid-column:1/-1;height:.9rem}
 .area{fill:var(--fill);stroke:var(--data);stroke-width:1.5;vector-effect:non-scaling-stroke}
-.bar{fill:var(--data)}.fault{fill:var(--bad)}
+.bar{fill:var(--data)}.fault{fill:var(--bad);shape-rendering:crispEdges}
 .grid{stroke:var(--line);stroke-width:1;vector-effect:non-scaling-stroke}
 .mark{stroke:var(--ink);stroke-width:1.5;stroke-dasharray:4 3;vector-effect:non-scaling-stroke}
 .values{list-style:none;margin:.4rem 0;padding:0;font-size:.875rem}.values li{margin:.35rem 0}
@@ -224,9 +224,9 @@ dt{color:var(--soft);flex:none;max-width:50%}dd{margin:0;text-align:right;font-v
 pre{margin:.3rem 0;padding:.4rem .6rem;background:var(--panel);border-radius:.3rem;font-size:.825rem;
 white-space:pre-wrap;unicode-bidi:isolate}
 summary{cursor:pointer;color:var(--data)}
-@media (max-width:30rem){main{padding:1rem .75rem 2rem}h1{font-size:1.4rem}.law b{font-size:1.2rem}}
+@media (max-width:30rem){main{padding:1rem .75rem 2rem}h1{font-size:1.4rem}.wide dt{width:6rem}table{font-size:.825rem}th,td{padding-right:.7rem}.law b{font-size:1.2rem}}
 @media print{:root{--ink:#000;--soft:#444;--line:#bbb;--paper:#fff;--panel:#f4f4f4;--data:#2f6fd0;--fill:#a9c7f2;
 --good:#1a7f37;--warn:#8a5a00;--bad:#b4232c;color-scheme:light}body{font-size:11pt}main{max-width:none;padding:0}
-.panel,.failures li,tr,.law{break-inside:avoid}h2{break-after:avoid}svg *{print-color-adjust:exact}
+.panel,.failures li,tr,.law{break-inside:avoid}h2,h3,caption{break-after:avoid}svg *{print-color-adjust:exact}
 .scroll{overflow:visible}}
 """.strip()

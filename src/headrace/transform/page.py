@@ -30,8 +30,9 @@ from headrace.transform.report import TransformReport
 from headrace.transform.settings import TransformSettings
 
 PAGE_NAME: Final = "_report.html"
-_FAILURES_OPEN: Final = 10
+_FAILURES_OPEN: Final = 5
 """The rest of the failures is there, but folded."""
+_BATCHES_MIN: Final = 4
 _ALWAYS_SHOWN: Final = (
     "data_type",
     "output.accept",
@@ -126,7 +127,7 @@ def _law(report: TransformReport) -> Html:
 
 def _throughput(report: TransformReport, observation: Observation) -> Html:
     timeline = observation.timeline
-    if len(readable(timeline).records) < 2:
+    if sum(timeline.batches) < _BATCHES_MIN or len(readable(timeline).records) < 2:
         return section("Throughput", element("p", "Too few batches came to draw how fast they did."))
     words = (
         f"{counted(observation.records, 'record')}, {figure(report.rows_per_s)} a second over the whole run."
@@ -205,10 +206,8 @@ def _failure(failure: ObservedFailure) -> Html:
 def _run(report: TransformReport) -> Html:
     calls = report.model_calls
     closed = ", ".join(f"{count(n)} {why}" for why, n in report.batches_closed_by.items())
-    rows = [
-        ("Model", report.model),
-        ("Source", report.source),
-        ("Output", report.output),
+    names = (("Model", report.model), ("Source", report.source), ("Output", report.output))
+    rows = (
         ("Objects", f"{count(report.objects_done)} of {count(report.objects)}"),
         ("Tasks done", count(report.tasks)),
         ("Read", size(report.bytes_read)),
@@ -223,14 +222,14 @@ def _run(report: TransformReport) -> Html:
         ("Retries", count(report.retries)),
         ("Batches closed by", closed or "none"),
         ("Resumed", "yes" if report.resumed else "no"),
-    ]
-    return section("Run", facts(rows))
+    )
+    return section("Run", facts(names, wide=True), facts(rows))
 
 
 def _settings(settings: TransformSettings) -> Html:
     given, usual = _flat(asdict(settings)), _flat(asdict(TransformSettings()))
     shown = [name for name in given if name in _ALWAYS_SHOWN or given[name] != usual.get(name)]
-    return section("Settings", facts((name, _setting(given[name])) for name in shown))
+    return section("Settings", facts(((name, _setting(given[name])) for name in shown), wide=True))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a model predicted, for people: a panel for each column of its outputs, with its distribution."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -15,7 +16,7 @@ _VALUES_MAX: Final = 12
 def predictions(observation: Observation) -> Html:
     """The section: one panel for each of the first columns of outputs."""
     every = observation.series
-    shown = [series for series in every if series.seen][:PANELS_MAX]
+    shown = _chosen(observation)
     if not shown:
         return section("Predictions", element("p", "No prediction was looked at."))
     panels = [_panel(series, f"output-{i}") for i, series in enumerate(shown)]
@@ -26,6 +27,14 @@ def predictions(observation: Observation) -> Html:
         notes.append(f"Not looked at: {', '.join(sorted(observation.unseen))}.")
     words = [element("p", " ".join(notes), class_="soft")] if notes else []
     return section("Predictions", element("div", *panels, class_="plots"), *words)
+
+
+def _chosen(observation: Observation) -> Sequence[Series]:
+    """Columns of all outputs, rather than all columns of the first ones."""
+    outputs = [[one for one in series if one.seen] for series in observation.outputs().values()]
+    places = [(column, output) for output, series in enumerate(outputs) for column in range(len(series))]
+    chosen = sorted((output, column) for column, output in sorted(places)[:PANELS_MAX])
+    return [outputs[output][column] for output, column in chosen]
 
 
 def _is_wide(every: Sequence[Series]) -> bool:
@@ -102,9 +111,9 @@ def _histogram(series: Series, name: str) -> Iterator[Html]:
             ("least", figure(values.minimum)),
             ("greatest", figure(values.maximum)),
             ("mean", figure(values.mean)),
-            ("median", figure(values.quantile(0.5))),
-            ("5 % below", figure(values.quantile(0.05))),
-            ("5 % above", figure(values.quantile(0.95))),
+            ("median", _quantile(series, 0.5)),
+            ("5 % below", _quantile(series, 0.05)),
+            ("5 % above", _quantile(series, 0.95)),
         )
     )
 
@@ -124,7 +133,12 @@ def _texts(series: Series) -> Iterator[Html]:
     yield facts(
         (
             ("shortest", figure(lengths.minimum)),
-            ("median length", figure(lengths.quantile(0.5))),
+            ("median length", _quantile(series, 0.5)),
             ("longest", figure(lengths.maximum)),
         )
     )
+
+
+def _quantile(series: Series, share: float) -> str:
+    found = series.distribution.quantile(share)
+    return figure(found if series.kind == "float" else math.floor(found))

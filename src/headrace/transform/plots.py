@@ -12,12 +12,13 @@ from headrace.transform.timeline import Timeline
 _HEIGHT: Final = 100
 _POINTS_SHOWN_MAX: Final = 120
 _POINTS_WANTED: Final = 12
-_BATCHES_A_POINT: Final = 4
+_BATCHES_A_POINT: Final = 2
 """A point with fewer batches says more of when they ended than of how many records there were a second."""
 BARS_MAX: Final = 40
-_TAIL: Final = 0.005
-_TAILS_LONG: Final = 4
-"""A range so many times as wide as that of nearly all values is not drawn whole."""
+_TAILS: Final = (0.005, 0.05)
+"""Shares of the values on either side that may be far outside: if one bar has most of what is drawn, more of them."""
+_MARGIN: Final = 2
+"""Far outside is more than so many times the others' range."""
 
 
 def throughput(timeline: Timeline, name: str) -> Html:
@@ -76,11 +77,8 @@ def _rates(timeline: Timeline) -> list[float]:
 
 def _faults(timeline: Timeline, widths: float, name: str) -> tuple[Html, Html]:
     most = max(timeline.failures)
-    bars = join(
-        _bar(point, failed, most, "fault", gap=0.0)
-        for point, failed in enumerate(timeline.failures)
-        if failed
-    )
+    failed = [(min(point + 1, widths), value) for point, value in enumerate(timeline.failures) if value]
+    bars = join(_bar(max(end - 1, 0), end, value / most, "fault") for end, value in failed)
     title = "Failed records over time"
     desc = f"At most {count(most)} failed within {duration(timeline.step_s)}."
     base = _line(0, _HEIGHT, widths, _HEIGHT, "grid")
@@ -89,8 +87,7 @@ def _faults(timeline: Timeline, widths: float, name: str) -> tuple[Html, Html]:
 
 def histogram(distribution: Distribution, name: str) -> tuple[Html, Histogram]:
     """How often values came, and what of it is drawn: all, or, where few lie far out, all but these."""
-    low, high = shown_range(distribution)
-    drawn = distribution.histogram(BARS_MAX, low, high)
+    drawn = _drawn(distribution)
     most, bars = max(drawn.counts), len(drawn.counts)
     places = [drawn.low, drawn.low + drawn.width * bars / 2, drawn.low + drawn.width * bars]
     median = distribution.quantile(0.5)
@@ -99,18 +96,29 @@ def histogram(distribution: Distribution, name: str) -> tuple[Html, Histogram]:
         f"{counted(distribution.count, 'value')} from {figure(distribution.minimum)} to "
         f"{figure(distribution.maximum)}; half of them are at most {figure(median)}. The dashed line is there."
     )
-    body = _grid(bars) + join(_bar(i, n, most, "bar", gap=0.08) for i, n in enumerate(drawn.counts) if n)
+    body = _grid(bars) + join(
+        _bar(i + 0.08, i + 0.92, n / most, "bar") for i, n in enumerate(drawn.counts) if n
+    )
     body += _line(at, 0, at, _HEIGHT, "mark")
     svg = _svg(name, ("Histogram", desc), bars, body)
     shares = (share(most, distribution.count), share(most / 2, distribution.count), "0 %")
-    return element("div", _y_axis(shares), svg, _x_axis([figure(p) for p in places]), class_="plot"), drawn
+    return element("div", _y_axis(shares), svg, _x_axis([figure(p, 3) for p in places]), class_="plot"), drawn
 
 
-def shown_range(distribution: Distribution) -> tuple[float, float]:
-    """From the least to the greatest value, but for what is far outside of nearly all."""
-    low, high = distribution.quantile(_TAIL), distribution.quantile(1 - _TAIL)
+def _drawn(distribution: Distribution) -> Histogram:
+    found = distribution.histogram(BARS_MAX, distribution.minimum, distribution.maximum)
+    for tail in _TAILS:
+        if max(found.counts) * 2 < distribution.count:
+            break
+        found = distribution.histogram(BARS_MAX, *_range(distribution, tail))
+    return found
+
+
+def _range(distribution: Distribution, tail: float) -> tuple[float, float]:
+    """From the least to the greatest value, but for what is far outside of all but the tails."""
+    low, high = distribution.quantile(tail), distribution.quantile(1 - tail)
     least, greatest = distribution.minimum, distribution.maximum
-    margin = max(high - low, distribution.width) * _TAILS_LONG / 2
+    margin = max(high - low, distribution.width) * _MARGIN
     return (least if least > low - margin else low), (greatest if greatest < high + margin else high)
 
 
@@ -150,16 +158,11 @@ def _y(value: float, top: float) -> str:
     return f"{_HEIGHT * (1 - value / top):.2f}"
 
 
-def _bar(point: int, value: int, most: int, class_: str, *, gap: float) -> Html:
-    tall = max(_HEIGHT * value / most, 1)
-    return element(
-        "rect",
-        x=f"{point + gap:.2f}",
-        y=f"{_HEIGHT - tall:.2f}",
-        width=f"{1 - 2 * gap:.2f}",
-        height=f"{tall:.2f}",
-        class_=class_,
-    )
+def _bar(begin: float, end: float, tall: float, class_: str) -> Html:
+    """One from `begin` to `end`; `tall` is a share of the height, and what is there is seen."""
+    height = max(_HEIGHT * tall, 1)
+    place = {"x": f"{begin:.2f}", "y": f"{_HEIGHT - height:.2f}"}
+    return element("rect", **place, width=f"{end - begin:.2f}", height=f"{height:.2f}", class_=class_)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Html:

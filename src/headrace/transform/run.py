@@ -12,6 +12,7 @@ import orjson
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CountMismatchError,
+    HeadraceError,
     LedgerError,
     OutputExistsError,
     ResumeRefusedError,
@@ -24,9 +25,18 @@ from headrace.pipeline.usage import cpu_s
 from headrace.storage.resolve import Stores
 from headrace.transform.assembler import Assembler
 from headrace.transform.ledger import TaskRecord, TransformLedger
+from headrace.transform.observation import Observation
+from headrace.transform.page import PAGE_NAME, report_page
 from headrace.transform.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
 from headrace.transform.probe import learn
-from headrace.transform.report import REPORT_NAME, TransformReport, make_report, object_results, sum_counts
+from headrace.transform.report import (
+    REPORT_NAME,
+    Status,
+    TransformReport,
+    make_report,
+    object_results,
+    sum_counts,
+)
 from headrace.transform.runner import Runner
 from headrace.transform.settings import SHARE_ROWS_MIN, TransformSettings
 from headrace.transform.work import Work
@@ -40,6 +50,7 @@ class Transform:
     """One destination's transform. Use from one thread; `drain` from any (a signal handler too).
 
     `execute` once. After an error, or when it was drained, what was done stays: another one that resumes goes on there.
+    An `observation` is told of every batch, and then there is a page (``_report.html``) at the end, whatever the end was.
     """
 
     def __init__(
@@ -53,6 +64,7 @@ class Transform:
         model_identity: str,
         if_exists: IfExists = "refuse",
         clock: Clock | None = None,
+        observation: Observation | None = None,
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
@@ -65,6 +77,7 @@ class Transform:
         self._model_identity = model_identity
         self._if_exists: IfExists = if_exists
         self._clock = clock or SystemClock()
+        self._observation = observation
         self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
         self._records: dict[int, TaskRecord] = {}
         self._resumed = False
@@ -82,7 +95,13 @@ class Transform:
         if finished is not None:
             return finished
         began, cpu_before_s = self._clock.now(), cpu_s()
-        complete = self._do()
+        if self._observation is not None:
+            self._observation.begin(began)
+        try:
+            complete = self._do()
+        except HeadraceError as error:
+            self._explain(error, self._clock.now() - began, cpu_s() - cpu_before_s)
+            raise
         return self._finish(complete, self._clock.now() - began, cpu_s() - cpu_before_s)
 
     # Beginning
@@ -144,6 +163,7 @@ class Transform:
             store.delete(self.destination + planned.output)
             store.delete(self.destination + planned.failed)
         store.delete(self.destination + REPORT_NAME)
+        store.delete(self.destination + PAGE_NAME)
         self._ledger.delete()
 
     # Doing
@@ -167,7 +187,7 @@ class Transform:
             progress=self.progress,
             clock=self._clock,
             on_task=on_task,
-            on_batch=self._check_failures,
+            on_batch=self._delivered,
         )
         assembler.publish_all()
         left = [task for task in self.plan.tasks if task.number not in self._records]
@@ -215,7 +235,12 @@ class Transform:
         sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.of for s in done]
         progress.begin(objects_before=len(done), bytes_before=sum(sizes))
 
-    def _check_failures(self, _batch: ScoredBatch | None = None, *, at_end: bool = False) -> None:
+    def _delivered(self, batch: ScoredBatch) -> None:
+        if self._observation is not None:
+            self._observation.batch(batch, self._clock.now())
+        self._check_failures()
+
+    def _check_failures(self, *, at_end: bool = False) -> None:
         """Raise TooManyFailuresError when more records have failed than may."""
         policy, failed, records = self._settings.failures, self.progress.rows_failed, self.progress.records
         most, share = policy.failed_rows_max, policy.failed_share_max
@@ -241,8 +266,24 @@ class Transform:
             self._check_law(self.plan, records, len(results))
             self._check_failures(at_end=True)
         withheld = any(r.withheld for r in results)
-        report = make_report(
-            status="drained" if not complete else "failed" if withheld else "complete",
+        status: Status = "drained" if not complete else "failed" if withheld else "complete"
+        report = self._report(status, records, elapsed_s, cpu_used_s)
+        _log.info(
+            "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
+        )
+        if complete:
+            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
+            self._ledger.store.put(self.destination + REPORT_NAME, text)
+            self._ledger.finish(report.to_json())
+        self._write_page(report)
+        return report
+
+    def _report(
+        self, status: Status, records: Sequence[TaskRecord], elapsed_s: float, cpu_used_s: float
+    ) -> TransformReport:
+        assert self.plan is not None, "opened before"
+        return make_report(
+            status=status,
             source=self.source if isinstance(self.source, str) else ", ".join(self.source),
             output=self.destination,
             model=self._runner.metadata.name,
@@ -255,14 +296,22 @@ class Transform:
             cpu_s=cpu_used_s,
             resumed=self._resumed,
         )
-        _log.info(
-            "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
-        )
-        if complete:
-            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-            self._ledger.store.put(self.destination + REPORT_NAME, text)
-            self._ledger.finish(report.to_json())
-        return report
+
+    def _explain(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:
+        """The run broke: a page says what was done, and what by."""
+        if self._observation is None:
+            return
+        try:
+            records = [record for _, record in sorted(self._ledger.tasks().items())]
+            self._write_page(self._report("failed", records, elapsed_s, cpu_used_s), str(error))
+        except HeadraceError:
+            # The destination may be what broke; the error to tell is the first one.
+            _log.warning("%s%s could not be written", self.destination, PAGE_NAME, exc_info=True)
+
+    def _write_page(self, report: TransformReport, error: str = "") -> None:
+        if self._observation is not None:
+            page = report_page(report, self._observation, settings=self._settings, error=error)
+            self._ledger.store.put(self.destination + PAGE_NAME, page)
 
     def _check_law(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:
         """Count the run from its ledger: every task, every object, every record of it once."""
