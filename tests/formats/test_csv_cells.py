@@ -102,3 +102,11 @@ def test_rows_are_views_of_one_buffer():
     assert (rows.data, len(rows)) == (b"a\n\nccc", 3)
     assert [rows.row(i) for i in range(3)] == [b"a", b"", b"ccc"]
     assert rows.slice(1, 3).texts([0, 1]) == [b"", b"ccc"]
+
+
+@given(RECORDS)
+def test_raw_cells_are_the_records_bytes_and_read_as_its_cells(record):
+    """Quotes and all: put together again they are the record."""
+    raw = COMMA.raw_cells(record)
+    assert b",".join(raw) == record
+    assert [COMMA.cells(cell) for cell in raw] == [[cell] for cell in COMMA.cells(record)]

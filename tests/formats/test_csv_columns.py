@@ -5,6 +5,7 @@ from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.csv_cells import Dialect
 from headrace.formats.csv_columns import BoundColumns, ColumnFinder
+from headrace.formats.json_path import compile_path
 from headrace.formats.matrix import BadCell
 
 COMMA = Dialect.of(",", '"')
@@ -94,3 +95,42 @@ def test_what_each_record_of_a_wide_file_is_told_stays_short():
         assert isinstance(why, str)
         assert len(why) < 1200
     assert "… (5000 in all)" in finder.of(block_of(b"1", wide))
+
+
+def select(path):
+    return compile_path(path).columns
+
+
+def test_a_selection_is_resolved_by_the_records_width():
+    finder = ColumnFinder(select("$[1:]"), None, COMMA)
+    assert finder.count == 0
+    assert finder.of(block_of(b"1,2,3")).indices == (1, 2)
+    assert finder.count == 2
+    assert ColumnFinder(select("$[-1,0]"), None, COMMA).of(block_of(b"1,2,3")).indices == (2, 0)
+    assert ColumnFinder(select("$[*]"), None, COMMA).of(block_of(b"1,2,3")).all_in_order
+
+
+def test_a_selection_by_name_is_found_anew_by_each_header():
+    finder = ColumnFinder(select("$['y','x']"), None, COMMA)
+    assert finder.of(block_of(b"1,2", ("x", "y"))).indices == (1, 0)
+    assert finder.of(block_of(b"1,2,3", ("y", "z", "x"))).indices == (0, 2)
+    assert "there is no column" in finder.of(block_of(b"1", ("x",)))
+
+
+def test_columns_are_counted_and_named_among_those_of_a_selection():
+    within = select("$[2,0:2]")
+    assert ColumnFinder([0, -1], None, COMMA, within=within).of(block_of(b"1,2,3")).indices == (2, 1)
+    named = block_of(b"1,2,3", ("a", "b", "c"))
+    assert ColumnFinder(["b", "c"], None, COMMA, within=within).of(named).indices == (1, 2)
+    finder = ColumnFinder(["c"], None, COMMA, within=select("$[0:2]"))
+    with pytest.raises(ConfigError, match=r'behind \$\[0:2\] there is no column "c"; there are: a, b'):
+        finder.of(named)
+
+
+def test_a_selection_that_does_not_fit_the_first_records_is_an_error():
+    with pytest.raises(ConfigError, match=r"\$\[7\]: there is no column 7: records have 3"):
+        ColumnFinder(select("$[7]"), None, COMMA).of(block_of(b"1,2,3"))
+    with pytest.raises(ConfigError, match="no header was read"):
+        ColumnFinder(select("$.a"), None, COMMA).of(block_of(b"1,2,3"))
+    with pytest.raises(ConfigError, match="two selections"):
+        ColumnFinder(select("$[7]"), None, COMMA, within=select("$[7]"))

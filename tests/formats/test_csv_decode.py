@@ -12,6 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_cells import Dialect
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
+from headrace.formats.json_path import compile_path
 from headrace.formats.matrix import NumberParser, plain_flat_numbers
 
 ENGINES = {
@@ -333,3 +334,27 @@ def test_some_columns_of_numbers_are_read_with_the_others_until_these_are_no_num
         assert len(decoded.failures) == text.count(b"7")
     assert whole.count(3) == 4
     assert whole[-1] == 2
+
+
+@pytest.mark.parametrize("path", ["$[1:]", "$[-1,0]", "$[:2]", "$[*]", "$[1,1]"])
+def test_a_selection_gives_the_columns_that_its_indices_give(path):
+    """Whatever is in the others."""
+    block = block_of(b'1,2,"3"\n4,5,6\nx,8,9\n7,7\n')
+    selection = compile_path(path).columns
+    by_index = CsvMatrixDecoder("x", columns=list(selection.indices(3, None))).decode(block)
+    for options in ({"columns": selection}, {"within": selection}):
+        decoded = CsvMatrixDecoder("x", **options).decode(block)
+        assert decoded.tensors["x"].tolist() == by_index.tensors["x"].tolist()
+        assert decoded.failures == by_index.failures
+    assert len(by_index.failures) == (1 if path in {"$[1:]", "$[1,1]"} else 2)
+
+
+def test_columns_are_found_within_a_selection():
+    """By their place in it, or by name; a failure names the source's column."""
+    block = block_of(b"i,a,b\n1,2,x\n", header="names")
+    within = compile_path("$[1:]").columns
+    decoder = CsvColumnsDecoder({"t": (1, "text"), "n": ("a", np.int64)}, within=within)
+    decoded = decoder.decode(block)
+    assert {name: data.tolist() for name, data in decoded.tensors.items()} == {"t": ["x"], "n": [2]}
+    (failure,) = CsvMatrixDecoder("x", columns=[1], within=within).decode(block).failures
+    assert failure.why == 'column 2 ("b"): "x" is not a number'

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.json_decode import JsonDecoder, JsonField
+from headrace.formats.json_path import compile_path
 from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.matrix import plain_flat_numbers
 
@@ -204,3 +205,18 @@ def test_a_record_nested_without_end_costs_itself_alone(path, leaf, depth):
     assert (kept(got, block), got.tensors["x"].tolist()) == ([1], [7])
     inner = JsonDecoder({"x": JsonField("x.y", shape=())}).decode(block)
     assert [len(f.why) < 200 for f in inner.failures] == [True, True]
+
+
+def test_what_is_selected_is_what_is_decoded():
+    """Fields are looked up in it; flat arrays that look like rows are no rows then."""
+    block = block_of('{"r":{"x":1}}', "oops", '{"q":2}', '{"r":{"y":2}}', '{"r":{"x":3}}')
+    decoded = JsonDecoder({"x": JsonField("x")}, select=compile_path("$.r").value).decode(block)
+    assert (decoded.tensors["x"].tolist(), kept(decoded, block)) == ([1, 3], [0, 4])
+    assert [(f.kind, f.position.record, f.why) for f in decoded.failures[1:]] == [
+        (FailureKind.DECODE, 2, '"r" is not there; it has "q"'),
+        (FailureKind.DECODE, 3, 'field "x" is missing: the record has "y"'),
+    ]
+    assert (decoded.failures[0].kind, decoded.failures[0].position.record) == (FailureKind.FORMAT, 1)
+    flat = block_of("[9,1,2]", "[9,3,4]")
+    decoded = JsonDecoder({"x": JsonField()}, select=compile_path("$[1:]").value).decode(flat)
+    assert decoded.tensors["x"].tolist() == [[1, 2], [3, 4]]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from headrace.core.block import Block, Position
+from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.read import ReadOptions
@@ -207,6 +207,21 @@ def test_media_goes_to_the_one_input_as_the_model_wants_it():
             block_of("[1, 2]", name="a.jsonl"),
             block_of("[1, 2, 3]", name="a.jsonl"),
         ),
+        # Behind a filter: what it selects, and of records how wide.
+        (
+            (ANY_WIDTH,),
+            {"input_filter": "$.f"},
+            block_of('{"f": [1, 2]}', name="a.jsonl"),
+            block_of('{"g": [1, 2]}', name="a.jsonl"),
+        ),
+        ((NUMBERS,), {"input_filter": "$[1:]"}, block_of("1,2,3"), block_of("1,2,3,4")),
+        ((NUMBERS,), {"input_filter": "$[0,2]"}, block_of("1,2,3"), block_of("1,2")),
+        (
+            (NUMBERS,),
+            {"input_filter": "$['b','a']"},
+            block_of("1,2", names=("a", "b")),
+            block_of("1,2", names=("p", "q")),
+        ),
     ],
 )
 def test_a_later_record_that_differs_fails_the_same_before_and_after_a_resumption(
@@ -227,3 +242,99 @@ def test_a_later_record_that_differs_fails_the_same_before_and_after_a_resumptio
         undisturbed.input_names,
         undisturbed.delimiter,
     )
+
+
+# Behind an input filter
+
+
+def test_of_csv_the_columns_that_the_filter_keeps_feed_the_model():
+    assert values(mapper(NUMBERS, input_filter="$[1:]").decode(block_of("id,1,2", "ie,3,4"))) == {
+        "x": [[1, 2], [3, 4]]
+    }
+    assert values(mapper(ANY_WIDTH, input_filter="$[-1,1]").decode(block_of("id,1,2"))) == {"x": [[2, 1]]}
+    assert values(mapper(input_filter="$[1:]").decode(block_of("id,1,2"))) == {"x": [[1, 2]]}
+    named = block_of("id,1,2", names=("i", "a", "b"))
+    assert values(mapper(NUMBERS, input_filter="$['b','a']").decode(named)) == {"x": [[2, 1]]}
+
+
+def test_inclusive_slices_keep_the_last_one():
+    block = block_of("id,1,2,3")
+    assert values(mapper(NUMBERS, input_filter="$[1:2]", slice_end="inclusive").decode(block)) == {
+        "x": [[1, 2]]
+    }
+
+
+def test_columns_are_counted_and_named_behind_the_filter():
+    block = block_of("id,1,2,x", names=("i", "a", "b", "t"))
+    assert values(mapper(NUMBERS, input_filter="$[1:]", columns=(1, 0)).decode(block)) == {"x": [[2, 1]]}
+    assert values(mapper(NUMBERS, input_filter="$[1:]", columns=("b", "a")).decode(block)) == {"x": [[2, 1]]}
+    assert values(mapper(TEXT, input_filter="$[1:]", text_column=-1).decode(block)) == {"t": ["x"]}
+    age, name = TensorSpec("a", "INT64", (-1,)), TensorSpec("t", "BYTES", (-1,))
+    assert values(mapper(age, name, input_filter="$[1:]").decode(block)) == {"a": [1], "t": ["x"]}
+    assert values(mapper(age, name, input_filter="$[2:]").decode(block_of("id,1,2,x"))) == {
+        "a": [2],
+        "t": ["x"],
+    }
+    with pytest.raises(ConfigError, match=r"the header has no column 'a' .it has b, t"):
+        mapper(age, name, input_filter="$[2:]").decode(block)
+
+
+def test_a_ragged_first_record_does_not_refuse_the_filter():
+    decoded = mapper(NUMBERS, input_filter="$[1:]").decode(block_of("oops", "id,1,2"))
+    assert (values(decoded), [f.why for f in decoded.failures]) == (
+        {"x": [[1, 2]]},
+        ["has 1 column, 3 expected"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "block", "error", "why"),
+    [
+        ({"input_filter": "$[1:]"}, block_of("1,2,3,4"), ModelInputError, r"\$\[1:\] leaves 3 of 4 columns"),
+        (
+            {"input_filter": "$[7]"},
+            block_of("1,2,3"),
+            ModelInputError,
+            "there is no column 7: records have 3",
+        ),
+        ({"input_filter": "$['a','b']"}, block_of("1,2"), ConfigError, "the records have no header"),
+        ({"input_filter": "$.a[0]"}, block_of("1,2"), ConfigError, "leads into the cells of CSV"),
+        (
+            {"input_filter": "$.f"},
+            block_of('{"a": 1}', "oops", '{"b": 1}', name="a.jsonl"),
+            ConfigError,
+            'selects nothing of the records from .*: "f" is not there; it has "a"',
+        ),
+        (
+            {"input_filter": "$.f"},
+            block_of("x", name="a.bin"),
+            ConfigError,
+            "memory://b/a.bin is read as whole",
+        ),
+    ],
+)
+def test_filters_that_can_never_fit_are_refused(options, block, error, why):
+    with pytest.raises(error, match=why):
+        mapper(NUMBERS, **options).decode(block)
+
+
+def test_of_json_records_what_the_filter_selects_feeds_the_model():
+    block = block_of('{"id": 1, "f": [1, 2], "x": [3, 4]}', name="a.jsonl")
+    assert values(mapper(NUMBERS, input_filter="$.f").decode(block)) == {"x": [[1, 2]]}
+    assert values(mapper(NUMBERS, input_filter="$['id','x']").decode(block)) == {"x": [[3, 4]]}
+    array = block_of("[9, 1, 2]", "[8, 3, 4]", name="a.jsonl")
+    assert values(mapper(NUMBERS, input_filter="$[1:]").decode(array)) == {"x": [[1, 2], [3, 4]]}
+    inner = block_of('{"r": {"p": 1, "q": 2, "t": "x"}}', name="a.jsonl")
+    assert values(mapper(NUMBERS, input_filter="$.r", columns=("q", "p")).decode(inner)) == {"x": [[2, 1]]}
+    assert values(mapper(TEXT, input_filter="$.r", text_column="t").decode(inner)) == {"t": ["x"]}
+
+
+def test_a_record_without_what_is_selected_fails_alone():
+    decoded = mapper(NUMBERS, input_filter="$.f").decode(
+        block_of('{"g": 1}', '{"f": [1, 2]}', "oops", name="a.jsonl")
+    )
+    assert values(decoded) == {"x": [[1, 2]]}
+    assert [(f.kind, f.why[:36]) for f in decoded.failures] == [
+        (FailureKind.DECODE, '"f" is not there; it has "g"'),
+        (FailureKind.FORMAT, "not JSON: unexpected character, expe"),
+    ]

@@ -33,6 +33,8 @@ def test_what_shapes_the_output_is_in_the_identity_and_what_does_not_is_not():
     others = (
         replace(base, read=ReadOptions(header="names")),
         replace(base, mapping=MappingOptions(columns=(1,))),
+        replace(base, mapping=MappingOptions(input_filter="$[1:]")),
+        replace(base, mapping=MappingOptions(input_filter="$[1:]", slice_end="inclusive")),
         replace(base, flow=FlowSettings(batch_rows_max=1)),
         replace(base, flow=FlowSettings(batch_bytes_max=1)),
         replace(base, flow=FlowSettings(batch_delay_ms=1)),
@@ -40,3 +42,18 @@ def test_what_shapes_the_output_is_in_the_identity_and_what_does_not_is_not():
         replace(base, output=OutputSettings(join="input")),
     )
     assert len({str(s.identity()) for s in (base, *others)}) == 1 + len(others)
+
+
+def test_runs_from_before_there_were_filters_go_on():
+    """A filter that keeps everything is not in what a ledger holds of the run."""
+    mapping = StreamSettings().identity()["mapping"]
+    assert mapping == {"columns": (), "text_column": None, "image_scale": 1 / 255}
+    same = StreamSettings(mapping=MappingOptions(slice_end="inclusive")).identity()["mapping"]
+    assert same == mapping
+
+
+def test_a_filter_that_does_not_compile_is_refused():
+    with pytest.raises(ConfigError, match=r"JSONPath '\$\.\.a', character 2"):
+        MappingOptions(input_filter="$..a")
+    with pytest.raises(ConfigError, match="slice_end must be"):
+        MappingOptions(slice_end="both")

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -88,6 +89,12 @@ def open_predictor(
         return OpenedPredictor(engine, f"{name} sha256:{_code_fingerprint(model)}")
     assert model is not None
     return OpenedPredictor(model, getattr(model, "name", type(model).__name__))
+
+
+def see_modules_here() -> None:
+    """For ``module:Class``: as ``python -m`` has it, but behind what is installed."""
+    if "" not in sys.path:
+        sys.path.append("")
 
 
 def _code_fingerprint(code: Callable[..., Any]) -> str:

@@ -22,7 +22,7 @@ def exit_status(report: Report) -> int:
 
 def say_error(error: HeadraceError, *, json_lines: bool) -> int:
     """Say it in one line on standard error, with `json_lines` on standard output too; the exit status."""
-    text = _one_line(str(error))
+    text = one_line(str(error))
     if json_lines:
         line = {"event": "error", "type": type(error).__name__, "message": text, "exit_code": _BROKE}
         click.echo(orjson.dumps(line))
@@ -54,9 +54,9 @@ def _figures(report: Report, progress: Progress) -> dict[str, str]:
         "predictions": f"{report.output} ({report.parts} part{'s' if report.parts != 1 else ''})",
         "records in": f"{report.records_in:,} = {report.rows_out:,} out + {failed} failed",
         "failures": f"{report.output}part-*.failed.jsonl" if any_failed else "",
-        "first failure": _one_line(f"{failure.position}: {failure.why}") if failure else "",
+        "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
         "broken objects": f"{report.objects_broken:,}" if report.objects_broken else "",
-        "first broken": _broken_line(broken) if broken else "",
+        "first broken": broken_line(broken) if broken else "",
         "rows/s": f"{report.rows_per_s:,.0f} over {report.elapsed_s:.2f} s",
         "instances busy": f"{report.instance_busy_share:.0%}, {calls:,} call{'s' if calls != 1 else ''}",
         "peak memory": f"{report.peak_memory_mb:,.0f} MB",
@@ -64,11 +64,12 @@ def _figures(report: Report, progress: Progress) -> dict[str, str]:
     }
 
 
-def _broken_line(failure: Failure) -> str:
-    """Most reasons name the object themselves, and the place in it that matters."""
+def broken_line(failure: Failure) -> str:
+    """An object that broke, in one line. Most reasons name the object themselves, and the place in it that matters."""
     name = failure.position.member or failure.position.object
-    return _one_line(failure.why if name in failure.why else f"{name}: {failure.why}")
+    return one_line(failure.why if name in failure.why else f"{name}: {failure.why}")
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """A text without its line ends."""
     return re.sub(r"\s*\n\s*", " ", text)

@@ -8,10 +8,12 @@ from headrace.cli.init import init_command
 from headrace.cli.models import models_command
 from headrace.cli.serve import serve_command
 from headrace.cli.stream import stream_command
+from headrace.cli.transform import transform_command
 
 _EPILOG = """\b
 Examples:
   headrace stream s3://bucket/day.tar.gz --model churn.onnx --output s3://bucket/scored/
+  headrace transform s3://bucket/in/ s3://bucket/out/ --model churn.onnx --join input
   headrace serve churn.onnx words.py:Words
   headrace infer churn --input '[[42, 3.5, 0]]'
   headrace infer --help
@@ -25,6 +27,7 @@ def main() -> None:
 
 
 main.add_command(stream_command)
+main.add_command(transform_command)
 main.add_command(serve_command)
 main.add_command(infer_command)
 main.add_command(models_command)

@@ -92,16 +92,39 @@ def parse_size_px(
     return int(height), int(width)
 
 
-def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def options(*parts: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several decorators as one; in the help they stand in this order."""
+
     def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
+        for part in reversed(parts):
+            command = part(command)
         return command
 
     return decorate
 
 
-SOURCE_OPTIONS = _options(
+MEDIA_OPTIONS = options(
+    click.option("--image-size", callback=parse_size_px, metavar="HxW", help="Images and frames are brought to this size."),
+    click.option(
+        "--image-mode", default="RGB", show_default=True, type=click.Choice(["RGB", "L"]),
+        help="Their channels: three, or L for one of grey.",
+    ),
+    click.option(
+        "--image-scale", type=_POSITIVE, default=1 / 255, show_default="1/255",
+        help="What their 0-255 is multiplied by for a model that takes floats.",
+    ),
+    click.option("--window-ms", type=_POSITIVE, help="Audio: the length of a window."),
+    click.option("--hop-ms", type=_POSITIVE, help="Audio: from one window's start to the next.  [default: --window-ms]"),
+    click.option("--sample-rate", "sample_rate_hz", type=_COUNT, help="Audio: resample to this rate in Hz."),
+    click.option(
+        "--audio-channels", default="mono", show_default=True, type=click.Choice(["mono", "keep"]),
+        help="Audio: the mean of the channels, or each of them.",
+    ),
+    click.option("--every-frames", type=_COUNT, help="Video: every n-th frame."),
+    click.option("--every-ms", type=_POSITIVE, help="Video: a frame every t ms."),
+)  # fmt: skip
+
+SOURCE_OPTIONS = options(
     click.option("--members", multiple=True, metavar="GLOB", help="Archive members to read; may be repeated."),
     click.option(
         "--format", "format_", default="auto", show_default=True,
@@ -126,27 +149,10 @@ SOURCE_OPTIONS = _options(
         "--record-bytes-max", default="16MiB", show_default=True, callback=parse_bytes,
         help="A longer record fails instead of filling the memory.",
     ),
-    click.option("--image-size", callback=parse_size_px, metavar="HxW", help="Images and frames are brought to this size."),
-    click.option(
-        "--image-mode", default="RGB", show_default=True, type=click.Choice(["RGB", "L"]),
-        help="Their channels: three, or L for one of grey.",
-    ),
-    click.option(
-        "--image-scale", type=_POSITIVE, default=1 / 255, show_default="1/255",
-        help="What their 0-255 is multiplied by for a model that takes floats.",
-    ),
-    click.option("--window-ms", type=_POSITIVE, help="Audio: the length of a window."),
-    click.option("--hop-ms", type=_POSITIVE, help="Audio: from one window's start to the next.  [default: --window-ms]"),
-    click.option("--sample-rate", "sample_rate_hz", type=_COUNT, help="Audio: resample to this rate in Hz."),
-    click.option(
-        "--audio-channels", default="mono", show_default=True, type=click.Choice(["mono", "keep"]),
-        help="Audio: the mean of the channels, or each of them.",
-    ),
-    click.option("--every-frames", type=_COUNT, help="Video: every n-th frame."),
-    click.option("--every-ms", type=_POSITIVE, help="Video: a frame every t ms."),
+    MEDIA_OPTIONS,
 )  # fmt: skip
 
-FLOW_OPTIONS = _options(
+FLOW_OPTIONS = options(
     click.option("--batch-rows", type=_COUNT, help="Records a batch.  [default: the model's max_batch_rows]"),
     click.option("--batch-bytes", default="64MiB", show_default=True, callback=parse_bytes, help="Or this much of records."),
     click.option(
@@ -168,7 +174,7 @@ FLOW_OPTIONS = _options(
     ),
 )  # fmt: skip
 
-OUTPUT_OPTIONS = _options(
+OUTPUT_OPTIONS = options(
     click.option(
         "--output-format", default="csv", show_default=True, type=click.Choice(["csv", "jsonl", "parquet"]),
     ),

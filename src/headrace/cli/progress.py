@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -46,10 +46,13 @@ class Display:
         style: Style,
         counters: Counters,
         statistics: Callable[[], PredictorStatistics],
+        *,
+        reading: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self._style: Style = style
         self._counters = counters
         self._statistics = statistics
+        self._reading = reading
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headrace-display", daemon=True)
         self._console = Console(stderr=True)

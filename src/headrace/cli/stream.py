@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from headrace.app.streaming import OpenedRun, execute, open_run, open_watch
+from headrace.app.streaming import OpenedRun, execute, open_run, open_watch, see_modules_here
 from headrace.cli.ending import exit_status, say_error, say_report
 from headrace.cli.interrupt import Interrupts
 from headrace.cli.logs import configure_logs
@@ -75,14 +75,8 @@ def stream_command(source: tuple[str, ...], **given: Any) -> None:
     raise SystemExit(code)
 
 
-def _see_modules_here() -> None:
-    """For ``--model module:Class``: as ``python -m`` has it, but behind what is installed."""
-    if "" not in sys.path:
-        sys.path.append("")
-
-
 def _stream(source: str | list[str], given: dict[str, Any]) -> int:
-    _see_modules_here()
+    see_modules_here()
     opened = open_run(
         source,
         output=given["output"],

@@ -75,7 +75,7 @@ class OutputExistsError(ConfigError):
     def __init__(self, uri: str) -> None:
         super().__init__(
             f"{uri} already holds the output of a run: pass --resume to finish that run, "
-            "--overwrite to delete it and start anew, or choose another --output"
+            "--overwrite to delete it and start anew, or choose another destination"
         )
         self.uri = uri
 

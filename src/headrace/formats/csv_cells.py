@@ -192,6 +192,9 @@ def _delimiters(rows: Rows, dialect: Dialect) -> Offsets | None:
 
 def narrowed(grid: CellGrid, columns: Sequence[int], delimiter: bytes) -> Rows:
     """Rows of some columns alone, quotes and all, in the order asked for."""
+    if columns and list(columns) == list(range(columns[0], columns[-1] + 1)):
+        # Neighbours stay as they stand, delimiters and all.
+        return _cut_out(grid.data, grid.starts[:, columns[0]], grid.ends[:, columns[-1]])
     starts, ends = grid.starts[:, list(columns)], grid.ends[:, list(columns)]
     lengths = (ends - starts + 1).ravel()
     stops = np.cumsum(lengths)
@@ -207,6 +210,15 @@ def narrowed(grid: CellGrid, columns: Sequence[int], delimiter: bytes) -> Rows:
     row_starts = np.zeros_like(row_stops)
     row_starts[1:] = row_stops[:-1]
     return Rows(values.tobytes(), row_starts, row_stops - 1)
+
+
+def _cut_out(data: bytes, starts: Offsets, ends: Offsets) -> Rows:
+    """Rows of these parts of `data`, each ended by a newline."""
+    parts = [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    row_ends = np.cumsum(ends - starts + 1) - 1
+    row_starts = np.zeros_like(row_ends)
+    row_starts[1:] = row_ends[:-1] + 1
+    return Rows(b"\n".join([*parts, b""]), row_starts, row_ends)
 
 
 def column_texts(grid: CellGrid, column: int) -> list[bytes]:

@@ -219,11 +219,9 @@ def _inner(form: _Form[_T], segment: Segment, value: _T) -> Sequence[_T]:
             return found
         case Every(where):
             fields = form.fields(value)
-            return (
-                list(fields.values())
-                if fields is not None
-                else _array(form, value, form.items(value), "*", where)
-            )
+            if fields is not None:
+                return list(fields.values())
+            return _array(form, value, form.items(value), "[*]", where, of="an array or object")
 
 
 def _field(form: _Form[_T], value: _T, fields: Mapping[str, _T] | None, name: str, where: str) -> _T:
@@ -251,9 +249,11 @@ def _item(form: _Form[_T], value: _T, items: Sequence[_T] | None, index: int, wh
         ) from None
 
 
-def _array(form: _Form[_T], value: _T, items: Sequence[_T] | None, what: str, where: str) -> Sequence[_T]:
+def _array(
+    form: _Form[_T], value: _T, items: Sequence[_T] | None, what: str, where: str, *, of: str = "an array"
+) -> Sequence[_T]:
     if items is None:
-        raise ValueError(f"{what} is of an array, but {_place(where)} is {form.kind(value)}")
+        raise ValueError(f"{what} is of {of}, but {_place(where)} is {form.kind(value)}")
     return items
 
 

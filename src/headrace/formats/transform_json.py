@@ -12,7 +12,7 @@ from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import Piece
 from headrace.formats.encode import Join, check_join, checked_outputs, json_text
 from headrace.formats.json_path import JsonPath
-from headrace.formats.json_path_grammar import Names
+from headrace.formats.json_path_grammar import Names, Places
 from headrace.formats.json_text import BLANKS, members
 from headrace.formats.jsonl_encode import fields_of, keys_of, values_of
 from headrace.formats.weave import Weave, one_text, raw_records, woven
@@ -26,9 +26,8 @@ _OUTPUT_KEY = b'"SageMakerOutput":'
 _INPUT_KEY = b'"SageMakerInput":'
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7][0-9A-Fa-f]")
 _EMPTY = re.compile(rb"^\{[ \t\r]*\}$", re.MULTILINE)
-_BRACE, _BRACE_END, _QUOTE, _SPACE = b'{}" '
+_BRACE, _BRACE_END, _QUOTE, _SPACE, _COMMA = b'{}" ,'
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
-
 
 _T = TypeVar("_T")
 
@@ -45,9 +44,9 @@ class TransformJsonEncoder:
     Of that, or without a join of y, `output_filter` is written. What is kept of a record keeps its bytes, except that
     before a newline as separator the line ends between its tokens become spaces, and blanks around it are left out.
 
-    Raises ConfigError when the filter asks y for an output that it has not; `encode` raises DataError, with the
-    record's position, when a record has not what the filter asks for, and ModelContractError when outputs change
-    their names or shapes within a part.
+    Raises ConfigError when the filter asks y for an output that it has not, or counts elements where there is always
+    an object; `encode` raises DataError, with the record's position, when a record has not what the filter asks for,
+    and ModelContractError when outputs change their names or shapes within a part.
     """
 
     suffix: ClassVar[str] = ".jsonl"
@@ -68,11 +67,17 @@ class TransformJsonEncoder:
         if rest is not None:
             # The prediction alone is asked for, and every record has one: the records need no look.
             join, output_filter = "none", rest
+        if output_filter.segments and isinstance(output_filter.segments[0], Places):
+            raise ConfigError(
+                f"the output filter {output_filter.text} counts the elements of an array, but predictions, and records "
+                f"joined with them, are objects: use names, such as $['id','{OUTPUT}'] of what is joined"
+            )
         self._joined = join == "input"
         self._separator = separator
         self._input_is_json = input_is_json
         self._path = output_filter
         self._columns = tuple(columns)
+        self._picked = _picked(output_filter)
         self._shown = self._columns
         self._bare = False
         if not self._joined:
@@ -147,9 +152,9 @@ class TransformJsonEncoder:
             text = _as_one_text(piece, fields, opening, closing + b"}" + self._separator)
             if text is not None:
                 return text
-        take = self._tidied if is_json else json_text
-        pairs = zip(map(take, raw_records(piece)), fields, strict=True)
-        return self._each(piece, pairs, lambda pair: self._written(pair[0], opening + pair[1] + closing))
+        write = self._written if is_json else self._written_as_text
+        pairs = zip(raw_records(piece), fields, strict=True)
+        return self._each(piece, pairs, lambda pair: write(pair[0], opening + pair[1] + closing))
 
     def _tidied(self, record: bytes) -> bytes:
         """Without blanks around it and, before a newline as separator, on one line: none is in a JSON string."""
@@ -158,20 +163,24 @@ class TransformJsonEncoder:
 
     def _written(self, record: bytes, prediction: bytes) -> bytes:
         """What the filter keeps of a record and its prediction."""
-        match self._path.segments:
-            case []:
-                return _joined(record, prediction)
-            case [Names((_,)), *_] if record.startswith(b"{"):
-                # Not the prediction's member, which the encoder did away with: the record alone is asked.
-                return self._path.raw(record)
-            case [Names(names)] if record.startswith(b"{"):
-                texts = {member.name: record[member.key : member.end] for member in members(record)}
-                texts[OUTPUT] = _OUTPUT_KEY + prediction
-                if texts.keys() >= set(names):
-                    return b"{" + b",".join([texts[name] for name in dict.fromkeys(names)]) + b"}"
-            case _:
-                pass
-        return self._path.raw(_joined(record, prediction))
+        record = self._tidied(record)
+        if self._path.is_root:
+            return _joined(record, prediction)
+        if not record.startswith(b"{") or self._picked is None:
+            return self._path.raw(_joined(record, prediction))
+        if len(self._picked) == 1:
+            # Not the prediction's member, which the encoder did away with: the record alone is asked.
+            return self._path.raw(record)
+        texts = {member.name: record[member.key : member.end] for member in members(record)}
+        texts[OUTPUT] = _OUTPUT_KEY + prediction
+        try:
+            return b"{" + b",".join([texts[name] for name in self._picked]) + b"}"
+        except KeyError:
+            return self._path.raw(_joined(record, prediction))
+
+    def _written_as_text(self, record: bytes, prediction: bytes) -> bytes:
+        """The same of a record that is no JSON."""
+        return self._path.raw(_beside(json_text(record), prediction))
 
     def _each(self, piece: Piece, values: Iterable[_T], write: Callable[[_T], bytes]) -> bytes:
         """One by one; what is wrong with one is told with its record's position."""
@@ -186,6 +195,17 @@ class TransformJsonEncoder:
                 f"{piece.block.position(index)}: the output filter {self._path.text} cannot be applied: {error}"
             ) from None
         return b"".join(written)
+
+
+def _picked(path: JsonPath) -> tuple[str, ...] | None:
+    """The members that the path asks a record for, where it asks no more of several; None where it asks otherwise."""
+    match path.segments:
+        case [Names((name,)), *_]:
+            return (name,)
+        case [Names(names)]:
+            return tuple(dict.fromkeys(names))
+        case _:
+            return None
 
 
 def _as_one_text(piece: Piece, fields: Sequence[bytes], opening: bytes, tail: bytes) -> bytes | None:
@@ -208,15 +228,17 @@ def _as_one_text(piece: Piece, fields: Sequence[bytes], opening: bytes, tail: by
         return None
     if not (values[starts + 1] == _QUOTE).all() and _EMPTY.search(text):
         return None
-    # A record's closing brace makes room, and comes back with the tail.
-    weave = Weave(b"", b"," + _OUTPUT_KEY + opening, tail)
-    return weave.into_text(text.replace(b"}\n", b"\n"), fields)
+    # The comma takes the place of each record's closing brace, which comes back with the tail.
+    commas = np.cumsum(stops - starts + 2) - 2
+    opened = np.frombuffer(text, np.uint8).copy()
+    opened[commas] = _COMMA
+    return Weave(b"", _OUTPUT_KEY + opening, tail).into_text(opened.tobytes(), fields)
 
 
 def _joined(record: bytes, prediction: bytes) -> bytes:
     """One record with its prediction."""
     if not record.startswith(b"{"):
-        return b"".join((b"{", _INPUT_KEY, record, b",", _OUTPUT_KEY, prediction, b"}"))
+        return _beside(record, prediction)
     inside = record[:-1]
     if _may_have_output(record):
         found = members(record)
@@ -227,8 +249,13 @@ def _joined(record: bytes, prediction: bytes) -> bytes:
     return b"".join((inside, comma, _OUTPUT_KEY, prediction, b"}"))
 
 
+def _beside(record: bytes, prediction: bytes) -> bytes:
+    return b"".join((b"{", _INPUT_KEY, record, b",", _OUTPUT_KEY, prediction, b"}"))
+
+
 def _may_have_output(text: bytes) -> bool:
     """Whether a key may be SageMakerOutput: that is in the text, or letters written as escapes are."""
     if b'SageMakerOutput"' in text:
         return True
-    return b"\\u00" in text and _ESCAPED_LETTER.search(text) is not None
+    # The backslash alone first: that is found far more quickly.
+    return b"\\" in text and b"\\u00" in text and _ESCAPED_LETTER.search(text) is not None

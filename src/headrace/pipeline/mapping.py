@@ -22,6 +22,7 @@ from headrace.formats.csv_selection import ColumnSelection
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.json_path import compile_path
 from headrace.formats.read import ReadOptions, delimiter_of, format_name
+from headrace.pipeline.feature_mapping import FRAMED_KINDS, framed_decoder
 from headrace.pipeline.settings import MappingOptions
 
 JSON_KINDS: Final = frozenset({"json", "jsonl"})
@@ -114,6 +115,8 @@ class Mapper:
             return self._json(block)
         if kind == "line":
             return self._line()
+        if kind in FRAMED_KINDS:
+            return framed_decoder(kind, self._metadata, self._mapping, self.learned, block)
         return RawDecoder(self._one_input("a whole object").name, text=False)
 
     def _one_input(self, what: str) -> TensorSpec:
@@ -326,7 +329,8 @@ class Mapper:
             spec = self._one_input("--columns")
             return _Stacked(spec, [str(c) for c in self._mapping.columns], self._select)
         inputs = self._metadata.inputs or (self._one_input("JSON"),)
-        first = _first_json(block, self._select)
+        # What is missing from a resumed run's first records does not refuse what the run that it resumes took.
+        first = _first_json(block, self._select, refuse="json_whole" not in self.learned)
         whole = self.learned.setdefault("json_whole", not isinstance(first, dict))
         if whole:
             spec = self._one_input("a JSON array")
@@ -402,10 +406,11 @@ def _kept_names(within: ColumnSelection, names: tuple[str, ...]) -> tuple[str, .
         raise ConfigError(f"the input filter does not fit the header: {error}") from None
 
 
-def _first_json(block: Block, select: Callable[[Any], Any] | None) -> Any:
+def _first_json(block: Block, select: Callable[[Any], Any] | None, *, refuse: bool) -> Any:
     """The first of the first records that is JSON at all: one that is not must not decide for the others.
 
-    With `select`, what is selected of the first in which that is there; ConfigError when it is in none of them.
+    With `select`, what is selected of the first in which that is there; with `refuse` too, ConfigError when it is in
+    none of them.
     """
     missing: ValueError | None = None
     for index in range(min(len(block), _FIRST_RECORDS)):
@@ -419,6 +424,6 @@ def _first_json(block: Block, select: Callable[[Any], Any] | None) -> Any:
             return select(value)
         except ValueError as error:
             missing = missing or error
-    if missing is not None:
+    if missing is not None and refuse:
         raise ConfigError(f"the input filter selects nothing of the records from {block.first} on: {missing}")
     return None

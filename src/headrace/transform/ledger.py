@@ -16,7 +16,7 @@ Everything is small objects below ``DEST/_headrace/``, each written whole:
 A task's record is created if absent: whoever finishes a task second, after a retry or by speculation, changes nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
@@ -244,9 +244,14 @@ class TransformLedger:
         found = self._get(f"task-{number:05d}.json")
         return None if found is None else TaskRecord.from_json(found)
 
-    def checkpoints(self) -> dict[int, Checkpoint]:
-        """Every task that is under way."""
-        return {c.task: c for c in map(Checkpoint.from_json, self._records("task-", checkpoints=True))}
+    def checkpoints(self, tasks: Iterable[int] | None = None) -> dict[int, Checkpoint]:
+        """Every task that is under way, or those of `tasks` that are."""
+        if tasks is None:
+            texts = list(self._records("task-", checkpoints=True))
+        else:
+            found = (self._get(f"task-{number:05d}.checkpoint.json") for number in tasks)
+            texts = [text for text in found if text is not None]
+        return {c.task: c for c in map(Checkpoint.from_json, texts)}
 
     def _records(self, prefix: str, *, checkpoints: bool) -> Iterator[bytes]:
         for info in self.store.list(self.uri(prefix)):

@@ -10,13 +10,15 @@ REASONS_MAX: Final = 100
 OTHER_REASONS: Final = "other reasons"
 
 _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
-_NUMBER: Final = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])")
+_NUMBER: Final = re.compile(
+    r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])(?! columns?\b| expected\b)"
+)
 _COLUMN: Final = re.compile(r'column \d+(?: \("[^"]*"\))?')
 _REASON_CHARACTERS_MAX: Final = 200
 
 
 def reason_of(failure: Failure) -> str:
-    """A failure's kind and words; what it quotes is "…", numbers are N, though not those of columns."""
+    """A failure's kind and words; what it quotes is "…", numbers are N, but for how many columns there are and which."""
     why = failure.why.splitlines()[0] if failure.why else ""
     columns: list[str] = _COLUMN.findall(why)
     why = _NUMBER.sub("N", _QUOTED.sub('"…"', _COLUMN.sub("\0", why)))

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
-from headrace.pipeline.usage import peak_memory_mb
 from headrace.transform.ledger import ShardRecord, TaskRecord
 from headrace.transform.plan import TransformPlan
 from headrace.transform.settings import TransformSettings
@@ -142,6 +141,7 @@ def make_report(
     statistics: PredictorStatistics,
     elapsed_s: float,
     cpu_s: float,
+    peak_memory_mb: float,
     resumed: bool,
 ) -> TransformReport:
     """Put a report together from the ledger's counts and this process's figures."""
@@ -170,7 +170,7 @@ def make_report(
         elapsed_s=round(elapsed_s, 3),
         rows_per_s=round(rows / elapsed_s, 1) if elapsed_s > 0 else 0.0,
         cpu_s=round(cpu_s, 3),
-        peak_memory_mb=round(peak_memory_mb(), 1),
+        peak_memory_mb=round(peak_memory_mb, 1),
         instance_busy_share=round(statistics.busy_share, 4),
         instance_starved_s=round(statistics.starved_s, 3),
         model_calls=statistics.calls,

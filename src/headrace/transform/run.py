@@ -18,10 +18,11 @@ from headrace.core.errors import (
     ResumeRefusedError,
     TooManyFailuresError,
 )
+from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.items import ScoredBatch
 from headrace.pipeline.ledger import LEDGER_FOLDER
 from headrace.pipeline.progress import Progress
-from headrace.pipeline.usage import cpu_s
+from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transform.assembler import Assembler
 from headrace.transform.ledger import TaskRecord, TransformLedger
@@ -85,6 +86,14 @@ class Transform:
     def drain(self) -> None:
         """Begin nothing new, keep what is under way, and leave a ledger to resume from."""
         self._runner.drain()
+
+    def statistics(self) -> PredictorStatistics:
+        """How the model has fared so far; safe from any thread."""
+        return self._runner.statistics()
+
+    def reading(self) -> Sequence[str]:
+        """The objects that are being read now; safe from any thread."""
+        return self._runner.reading()
 
     def execute(self) -> TransformReport:
         """Transform, and publish; returns when all is committed.
@@ -293,7 +302,8 @@ class Transform:
             progress=self.progress,
             statistics=self._runner.statistics(),
             elapsed_s=elapsed_s,
-            cpu_s=cpu_used_s,
+            cpu_s=cpu_used_s + self._runner.cpu_s(),
+            peak_memory_mb=peak_memory_mb() + self._runner.peak_memory_mb(),
             resumed=self._resumed,
         )
 

@@ -45,6 +45,14 @@ class Runner(Protocol):
         """The objects that are being read now; safe from any thread."""
         ...
 
+    def cpu_s(self) -> float:
+        """Processor seconds of other processes than this one."""
+        ...
+
+    def peak_memory_mb(self) -> float:
+        """The most memory that other processes than this one had in use, each at its own time, added up."""
+        ...
+
 
 class InProcessRunner:
     """All tasks in this process, as one flow; `predictor` is started by whoever owns it."""
@@ -86,3 +94,11 @@ class InProcessRunner:
     def reading(self) -> Sequence[str]:
         """See `Runner.reading`."""
         return [self._run.reading] if self._run is not None else []
+
+    def cpu_s(self) -> float:
+        """None."""
+        return 0.0
+
+    def peak_memory_mb(self) -> float:
+        """None."""
+        return 0.0

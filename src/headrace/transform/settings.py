@@ -1,5 +1,6 @@
 """What a batch transform may be told; every bound has a unit in its name and a default."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -74,6 +75,9 @@ SHARE_ROWS_MIN = 1000
 """Before so many records have come, a share of failed ones says little."""
 
 
+CHECKPOINT_S = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """How the work is cut. A task is what one worker does in one go, and what a finished run never does again.
@@ -86,7 +90,7 @@ class TaskSettings:
 
     task_bytes: int = 64 * MIB
     task_objects_max: int = 10_000
-    checkpoint_s: float = 5.0
+    checkpoint_s: float = CHECKPOINT_S
 
     def __post_init__(self) -> None:
         """Refuse bounds that leave no room."""
@@ -121,12 +125,36 @@ class TransformSettings:
         return {
             "data_type": self.data_type,
             "read": asdict(self.read),
-            "mapping": asdict(self.mapping),
+            "mapping": self.mapping.identity(),
             "batch": [self.flow.batch_rows_max, self.flow.batch_bytes_max],
             "output": asdict(self.output),
             "on_error": self.failures.on_error,
             "tasks": [self.tasks.task_bytes, self.tasks.task_objects_max],
         }
+
+
+def settings_of(
+    identity: Mapping[str, Any], *, flow: Mapping[str, Any] | None = None, checkpoint_s: float | None = None
+) -> TransformSettings:
+    """The settings that `TransformSettings.identity` told of, back from JSON; what it does not tell is as given, or by default."""
+    rows, nbytes = identity["batch"]
+    task_bytes, task_objects_max = identity["tasks"]
+    return TransformSettings(
+        data_type=identity["data_type"],
+        read=_with_tuples(ReadOptions, identity["read"]),
+        mapping=_with_tuples(MappingOptions, identity["mapping"]),
+        flow=FlowSettings(**{**(flow or {}), "batch_rows_max": rows, "batch_bytes_max": nbytes}),
+        output=TransformOutput(**identity["output"]),
+        failures=FailurePolicy(on_error=identity["on_error"]),
+        tasks=TaskSettings(
+            task_bytes, task_objects_max, CHECKPOINT_S if checkpoint_s is None else checkpoint_s
+        ),
+    )
+
+
+def _with_tuples(kind: Any, values: Mapping[str, Any]) -> Any:
+    """JSON has lists where settings have tuples."""
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _check_word(what: str, word: str, known: tuple[str, ...]) -> None:

@@ -38,7 +38,8 @@ class Work:
     """What all tasks of a transform share.
 
     `learned` is what the first records decided. `on_task` is told of every task that is committed, `on_batch` of every
-    batch that was delivered; both on the working thread. `replaces`: the tasks were done before, and wrongly.
+    batch that was delivered; both on the working thread. A runner that delivers elsewhere tells None now and then, once
+    `progress` is up to date. `replaces`: the tasks were done before, and wrongly.
     """
 
     plan: TransformPlan
@@ -49,7 +50,7 @@ class Work:
     progress: Progress = field(default_factory=Progress)
     clock: Clock = field(default_factory=SystemClock)
     on_task: Callable[[TaskRecord], None] = _ignore
-    on_batch: Callable[[ScoredBatch], None] = _ignore
+    on_batch: Callable[[ScoredBatch | None], None] = _ignore
     replaces: bool = False
 
 

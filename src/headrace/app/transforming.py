@@ -1,0 +1,300 @@
+"""Batch transforms: stores, predictors or worker processes, and the run, joined."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Literal
+
+import orjson
+
+from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor, see_modules_here
+from headrace.core.errors import ConfigError
+from headrace.core.predictor import Predictor
+from headrace.storage.local import LocalStore
+from headrace.storage.resolve import Stores
+from headrace.storage.uri import parse
+from headrace.transform.plan import TransformPlan, make_plan
+from headrace.transform.probe import Seen, first_records
+from headrace.transform.processes import ProcessRunner
+from headrace.transform.report import TransformReport
+from headrace.transform.run import IfExists, Transform
+from headrace.transform.runner import InProcessRunner
+from headrace.transform.settings import TransformSettings, settings_of
+from headrace.transform.worker import Worker
+
+Isolation = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many do the work, and where: `count` instances of the model in threads of this process, or processes.
+
+    A process has its own interpreter, and so reads, decodes and writes beside the others; its model is loaded anew.
+    """
+
+    count: int = 1
+    isolation: Isolation = "thread"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.count < 1:
+            raise ConfigError(f"workers must be 1 or more, not {self.count}")
+        if self.isolation not in {"thread", "process"}:
+            raise ConfigError(f"isolation must be thread or process, not {self.isolation!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTransform:
+    """A transform and what it runs on. As a context manager it loads the model, and lets go of it whatever happens."""
+
+    transform: Transform
+    runner: AbstractContextManager[Any]
+    stores: Stores
+
+    def __enter__(self) -> Transform:
+        self._tidy()
+        self.runner.__enter__()
+        return self.transform
+
+    def _tidy(self) -> None:
+        """On a disk, killed runs leave temporary files, which nobody lists; old ones go."""
+        store = self.stores.for_uri(self.transform.destination)
+        if isinstance(store, LocalStore):
+            store.clean(self.transform.destination)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.runner.__exit__(kind, error, trace)
+
+
+class _Started(AbstractContextManager[None]):
+    """A predictor, started while it is entered."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+
+    def __enter__(self) -> None:
+        self._predictor.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._predictor.stop(drain=False)
+
+
+def open_transform(
+    source: str | Sequence[str],
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: TransformSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: Workers | None = None,
+    if_exists: IfExists = "refuse",
+    stores: Stores | None = None,
+) -> OpenedTransform:
+    """Put a transform together, without starting anything. Raises ConfigError for what cannot be."""
+    used, where = options or PredictorOptions(), stores or Stores()
+    hands = workers or Workers()
+    if hands.isolation == "thread" and hands.count > 1:
+        used = replace(used, instances=hands.count)
+    opened = open_predictor(model, endpoint, used)
+    chosen = settings or TransformSettings()
+    if hands.isolation == "process":
+        job = _job(destination, model, endpoint, chosen, used)
+        name = getattr(opened.predictor, "name", "model")
+        runner = ProcessRunner(["-c", _START, job.decode(), *sys.path], hands.count, model=name)
+        around: AbstractContextManager[Any] = runner
+    else:
+        runner, around = InProcessRunner(opened.predictor), _Started(opened.predictor)
+    made = Transform(
+        source,
+        destination,
+        stores=where,
+        runner=runner,
+        settings=chosen,
+        model_identity=opened.identity,
+        if_exists=if_exists,
+    )
+    return OpenedTransform(made, around, where)
+
+
+def transform_sync(
+    source: str | Sequence[str],
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: TransformSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: Workers | None = None,
+    if_exists: IfExists = "refuse",
+    stores: Stores | None = None,
+) -> TransformReport:
+    """What `transform` does, for callers without an event loop; blocks until all is written."""
+    return execute(
+        open_transform(
+            source,
+            destination,
+            model=model,
+            endpoint=endpoint,
+            settings=settings,
+            options=options,
+            workers=workers,
+            if_exists=if_exists,
+            stores=stores,
+        )
+    )
+
+
+def execute(opened: OpenedTransform, around: AbstractContextManager[Any] | None = None) -> TransformReport:
+    """Load the model, transform, and let go of it whatever happens; `around` is entered while it runs."""
+    with opened as run, around or nullcontext():
+        return run.execute()
+
+
+async def transform(
+    source: str | Sequence[str],
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: TransformSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: Workers | None = None,
+    if_exists: IfExists = "refuse",
+    stores: Stores | None = None,
+) -> TransformReport:
+    """Score every object of a source, and write one predictions file for each; returns when all of it is committed.
+
+    ::
+
+        report = await headrace.transform("s3://bucket/in/", "s3://bucket/out/", model="churn.onnx")
+
+    The object ``in/day/a.csv`` becomes ``out/day/a.csv.out``, its records in order; those that failed, with place, reason
+    and bytes, ``out/day/a.csv.out.failed``. Outputs appear whole or not at all. For every object and for the run, records
+    in = rows out + failed (+ withheld) is counted from the ledger in ``out/_headrace/`` before this returns; failed
+    records do not raise, see `TransformReport.exit_code`. Cancelling drains, as Ctrl-C does the command: what is finished
+    stays, and ``if_exists="resume"`` goes on.
+
+    Args:
+        source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
+        destination: A folder or prefix, outside the source; anything else in it is left alone.
+        model: As for `stream`. With worker processes: a file, a folder or ``module:Class``.
+        endpoint: The URL of a model served elsewhere, instead of `model`.
+        settings: How objects are read, cut, mapped, batched and written, and what failures cost.
+        options: How an endpoint is asked, or the model's own options.
+        workers: How many instances, in threads or in processes.
+        if_exists: What to do where a transform was written before: "refuse"; "resume", which goes on where it stopped,
+            to the same bytes, or returns its report when it is finished; "overwrite", which deletes it first.
+        stores: Where objects are; by default everything that a URI can name, with credentials from the environment.
+
+    Raises:
+        ConfigError: For what cannot be; OutputExistsError when the output is there.
+        ResumeRefusedError: The model, the source or the settings are not those of the transform to resume.
+        TooManyFailuresError: More records failed than `TransformSettings.failures` allows.
+        HeadraceError: The run broke. What was committed stays, and can be resumed.
+    """
+    opened = open_transform(
+        source,
+        destination,
+        model=model,
+        endpoint=endpoint,
+        settings=settings,
+        options=options,
+        workers=workers,
+        if_exists=if_exists,
+        stores=stores,
+    )
+    working = asyncio.ensure_future(asyncio.to_thread(execute, opened))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        opened.transform.drain()
+        await asyncio.wait([working])
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a transform would do: its plan, its first records, and what the model would be given of each."""
+
+    plan: TransformPlan
+    seen: tuple[Seen, ...]
+
+
+def dry_run(
+    source: str | Sequence[str],
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: TransformSettings | None = None,
+    options: PredictorOptions | None = None,
+    stores: Stores | None = None,
+    records: int = 3,
+) -> DryRun:
+    """Look at the source and load the model, but write nothing. Raises what `transform` would raise before it works."""
+    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    chosen, where = settings or TransformSettings(), stores or Stores()
+    plan = make_plan(source, destination, where, chosen)
+    with ExitStack() as stack:
+        stack.enter_context(_Started(opened.predictor))
+        seen = first_records(plan, where, chosen, opened.predictor.metadata, count=records)
+    return DryRun(plan, tuple(seen))
+
+
+# Worker processes
+
+_START = "import sys; sys.path[:] = sys.argv[2:-1]; from headrace.app.transforming import work; work(sys.argv[1], int(sys.argv[-1]))"
+
+
+def _job(
+    destination: str,
+    model: ModelLike | None,
+    endpoint: str | None,
+    settings: TransformSettings,
+    options: PredictorOptions,
+) -> bytes:
+    """All that a worker process needs to know, as JSON."""
+    if model is not None and not isinstance(model, str):
+        raise ConfigError(
+            "worker processes load the model by themselves: name it as a file, a folder or module:Class, or use "
+            "threads"
+        )
+    if parse(destination).scheme == "memory":
+        raise ConfigError(
+            "memory:// objects are in this process alone: choose another destination, or threads"
+        )
+    return orjson.dumps(
+        {
+            "destination": destination.rstrip("/") + "/",
+            "model": model,
+            "endpoint": endpoint,
+            "options": asdict(options),
+            "settings": settings.identity(),
+            "flow": asdict(settings.flow),
+            "checkpoint_s": settings.tasks.checkpoint_s,
+        }
+    )
+
+
+def work(job: str, connection_fd: int) -> None:
+    """A worker process's life, from its command line."""
+    says: Mapping[str, Any] = orjson.loads(job)
+    connection = Connection(connection_fd)
+    settings = settings_of(says["settings"], flow=says["flow"], checkpoint_s=says["checkpoint_s"])
+    see_modules_here()
+    opened = open_predictor(says["model"], says["endpoint"], PredictorOptions(**says["options"]))
+    with _Started(opened.predictor):
+        Worker(
+            connection,
+            opened.predictor,
+            stores=Stores(),
+            destination=says["destination"],
+            settings=settings,
+        ).run()

@@ -1,0 +1,175 @@
+"""How a transform ended, or what it would do, for people and for machines."""
+
+from typing import Any, Final
+
+import click
+import numpy as np
+import orjson
+
+from headrace.app.transforming import DryRun
+from headrace.cli.ending import INTERRUPTED, broken_line, one_line
+from headrace.pipeline.progress import Progress
+from headrace.transform.probe import Seen
+from headrace.transform.report import TransformReport
+from headrace.transform.settings import TransformSettings
+
+_OBJECTS_SHOWN: Final = 5
+_TEXT_SHOWN: Final = 100
+_VALUES_SHOWN: Final = 8
+_REASONS_SHOWN: Final = 5
+
+
+def say_transform_report(report: TransformReport, progress: Progress, *, json_lines: bool) -> int:
+    """Say it on standard output, as one JSON line or as a line a figure; the exit status."""
+    code = INTERRUPTED if report.status == "drained" else report.exit_code
+    if json_lines:
+        click.echo(orjson.dumps({"event": "report", **report.to_json(), "exit_code": code}))
+        return code
+    _say_figures(_figures(report, progress))
+    return code
+
+
+def _say_figures(figures: dict[str, str]) -> None:
+    for name, value in figures.items():
+        if value:
+            first, *more = value.splitlines()
+            click.echo(f"{click.style(f'{name:<14}', bold=True)}  {first}")
+            for line in more:
+                click.echo(f"{'':<14}  {line}")
+
+
+def _figures(report: TransformReport, progress: Progress) -> dict[str, str]:
+    failure, broken = progress.first_failure, progress.first_broken
+    withheld = f" + {report.rows_withheld:,} withheld" if report.rows_withheld else ""
+    done = (
+        f"{report.objects_done:,} of {report.objects:,}"
+        if report.status == "drained"
+        else f"{report.objects:,}"
+    )
+    return {
+        "predictions": f"{report.output} ({done} object{'s' if report.objects != 1 else ''})",
+        "records in": f"{report.records_in:,} = {report.rows_out:,} out + {report.rows_failed:,} failed{withheld}",
+        "failures": _failures(report),
+        "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
+        "broken objects": f"{report.objects_broken:,}" if report.objects_broken else "",
+        "first broken": broken_line(broken) if broken else "",
+        "no output": f"{report.objects_withheld:,} objects, since a record of theirs failed"
+        if report.objects_withheld
+        else "",
+        "rows/s": f"{report.rows_per_s:,.0f} over {report.elapsed_s:.2f} s",
+        "instances busy": f"{report.instance_busy_share:.0%}, {report.model_calls:,} calls",
+        "peak memory": f"{report.peak_memory_mb:,.0f} MB",
+        "status": "stopped: go on with --resume" if report.status == "drained" else report.status,
+    }
+
+
+def _failures(report: TransformReport) -> str:
+    """The most frequent reasons, a line each."""
+    if not report.failures:
+        return ""
+    shown = list(report.failures.items())[:_REASONS_SHOWN]
+    lines = [f"{report.output}**.failed, {report.objects_with_failures:,} object(s); by reason:"]
+    lines += [f"{count:>9,}  {one_line(reason)}" for reason, count in shown]
+    if len(report.failures) > len(shown):
+        lines.append(f"           … and {len(report.failures) - len(shown)} more reasons, in _report.json")
+    return "\n".join(lines)
+
+
+def say_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: bool) -> int:
+    """Say what would be done; the exit status."""
+    if json_lines:
+        click.echo(orjson.dumps(_dry_json(found, settings)))
+        return 0
+    plan = found.plan
+    sizes = [o.info.size_bytes for o in plan.objects]
+    shards = sum(len(task.shards) for task in plan.tasks)
+    unknown = "" if None not in sizes else ", and more of unknown size"
+    figures = {
+        "objects": f"{len(plan.objects):,}, {plan.nbytes:,} bytes{unknown}",
+        "work": f"{len(plan.tasks):,} tasks, {shards:,} shards",
+        "outputs": "\n".join(
+            [f"{o.info.uri} → {o.output}" for o in plan.objects[:_OBJECTS_SHOWN]]
+            + (["…"] if len(plan.objects) > _OBJECTS_SHOWN else [])
+        ),
+        "read": _read_words(settings),
+        "written": _written_words(settings),
+    }
+    _say_figures(figures)
+    for number, seen in enumerate(found.seen, 1):
+        click.echo(click.style(f"\nrecord {number}", bold=True) + f"  {seen.place}")
+        click.echo(f"  as it stands      {_excerpt(seen.record)}")
+        if seen.failure is not None:
+            click.echo(f"  would fail        {one_line(seen.failure.why)}")
+        for name, value in seen.inputs.items():
+            click.echo(f"  the model sees    {name} = {_value(value)}")
+    if not found.seen:
+        click.echo("\nno record was found in the first objects")
+    return 0
+
+
+def _read_words(settings: TransformSettings) -> str:
+    read = settings.read
+    words = f"{read.format}, compression {read.compression}, header {read.header}"
+    if settings.mapping.input_filter != "$":
+        words += f", input filter {settings.mapping.input_filter}"
+    return words
+
+
+def _written_words(settings: TransformSettings) -> str:
+    output = settings.output
+    words = f"{output.accept}, join {output.join}, assemble {output.assemble}"
+    return words if output.output_filter == "$" else f"{words}, output filter {output.output_filter}"
+
+
+def _dry_json(found: DryRun, settings: TransformSettings) -> dict[str, Any]:
+    return {
+        "event": "dry-run",
+        "objects": [
+            {"uri": o.info.uri, "size_bytes": o.info.size_bytes, "output": o.output}
+            for o in found.plan.objects
+        ],
+        "size_bytes": found.plan.nbytes,
+        "tasks": len(found.plan.tasks),
+        "shards": sum(len(task.shards) for task in found.plan.tasks),
+        "settings": settings.identity(),
+        "records": [_seen_json(seen) for seen in found.seen],
+    }
+
+
+def _seen_json(seen: Seen) -> dict[str, Any]:
+    return {
+        "place": seen.place,
+        "record": seen.record.decode(errors="backslashreplace"),
+        "inputs": {
+            name: {"shape": list(np.shape(value)), "data": _plain(value)}
+            for name, value in seen.inputs.items()
+        },
+        "failure": None if seen.failure is None else seen.failure.why,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return plain if not isinstance(plain, list) else [_plain(v) for v in plain]  # pyright: ignore[reportUnknownVariableType]
+
+
+def _excerpt(record: bytes) -> str:
+    text = record[: 4 * _TEXT_SHOWN].decode(errors="backslashreplace")
+    text = one_line(text)
+    return text if len(text) <= _TEXT_SHOWN else text[:_TEXT_SHOWN] + " …"
+
+
+def _value(value: Any) -> str:
+    """A row of an input: its numbers, or how large it is."""
+    if isinstance(value, str | bytes):
+        return repr(value if len(value) <= _TEXT_SHOWN else value[:_TEXT_SHOWN])
+    array = np.asarray(value)
+    if array.dtype == object:
+        return repr(array.tolist())[:_TEXT_SHOWN]
+    if array.ndim == 0:
+        return f"{array.item()!r} ({array.dtype})"
+    shown = ", ".join(f"{v:g}" for v in array.reshape(-1)[:_VALUES_SHOWN].tolist())
+    more = ", …" if array.size > _VALUES_SHOWN else ""
+    return f"[{shown}{more}] ({array.dtype}, {' x '.join(map(str, array.shape))})"

@@ -1,0 +1,294 @@
+"""Paths applied: the values are RFC 9535's, the shapes batch transform's, and a text's selection keeps its bytes."""
+
+import json
+
+import jsonpath
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from formats.json_texts import texts
+from headrace.core.errors import ConfigError
+from headrace.formats.csv_selection import ColumnSelection
+from headrace.formats.json_path import compile_path
+from headrace.formats.json_path_grammar import Slice
+
+ORACLE = jsonpath.JSONPathEnvironment(strict=True)
+
+NAMES = ["a", "b", "é", "\\", "x y"]
+names = st.sampled_from(NAMES)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "a"]),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=20,
+)
+documents = st.lists(values, max_size=6) | st.dictionaries(names, values, max_size=4)
+indices = st.integers(-4, 4)
+ends = st.none() | st.integers(-6, 6)
+slices = st.tuples(ends, ends).map(lambda pair: ("slice", pair))
+anything = st.one_of(
+    st.lists(names.map(lambda n: ("name", n)), min_size=1, max_size=2, unique=True),
+    st.lists(st.integers(-4, 4).map(lambda i: ("index", i)) | slices, min_size=1, max_size=2),
+    st.just([("every", None)]),
+)
+
+
+@st.composite
+def segments_for(draw, document):
+    """Mostly of what is there, one below the other; now and then of anything."""
+    segments, node = [], document
+    for _ in range(draw(st.integers(1, 3))):
+        if not isinstance(node, list | dict) or not node or draw(st.integers(0, 5)) == 0:
+            segments.append(draw(anything))
+            continue
+        inside = list(node.values()) if isinstance(node, dict) else node
+        if draw(st.integers(0, 5)) == 0:
+            segments.append([("every", None)])
+        elif isinstance(node, dict):
+            chosen = draw(st.lists(st.sampled_from(list(node)), min_size=1, max_size=2, unique=True))
+            segments.append([("name", name) for name in chosen])
+            inside = [node[chosen[0]]]
+        else:
+            there = st.integers(-len(node), len(node) - 1).map(lambda i: ("index", i))
+            segments.append(draw(st.lists(there | slices, min_size=1, max_size=2)))
+            inside = [node[i] for kind, i in segments[-1] if kind == "index"] or node
+        node = inside[0]
+    return segments
+
+
+def written(selector):
+    kind, value = selector
+    if kind == "name":
+        return json.dumps(value, ensure_ascii=False)
+    if kind == "slice":
+        return ":".join("" if end is None else str(end) for end in value)
+    return "*" if kind == "every" else str(value)
+
+
+def path_of(segments):
+    return "$" + "".join(f"[{','.join(map(written, segment))}]" for segment in segments)
+
+
+def nodes_of(segments, document):
+    """What the other implementation finds. It does not read ``[0,:]``, so a slice's start is always written."""
+    started = [
+        [
+            ("slice", (0 if value[0] is None else value[0], value[1])) if kind == "slice" else (kind, value)
+            for kind, value in s
+        ]
+        for s in segments
+    ]
+    return ORACLE.findall(path_of(started), document)
+
+
+def lacking(segments, document):
+    """Whether a name or index is not there somewhere, or what is to be sliced is no array: by the oracle alone."""
+    for depth, segment in enumerate(segments):
+        before = nodes_of(segments[:depth], document)
+        for selector in segment:
+            kinds = {"slice": list, "every": list | dict}
+            if selector[0] in kinds:
+                if not all(isinstance(node, kinds[selector[0]]) for node in before):
+                    return True
+            elif len(nodes_of([*segments[:depth], [selector]], document)) < len(before):
+                return True
+    return False
+
+
+@settings(deadline=None, max_examples=600)
+@given(documents, st.data())
+def test_the_values_are_those_of_rfc_9535(document, data):
+    """Told by another implementation; where something is not there, ours is an error."""
+    segments = data.draw(segments_for(document))
+    text = path_of(segments)
+    assume(len(text) <= 63)
+    path = compile_path(text)
+    if lacking(segments, document):
+        event("lacking")
+        with pytest.raises(ValueError):
+            path.value(document)
+        with pytest.raises(ValueError):
+            path.raw(json.dumps(document).encode())
+        return
+    nodes = nodes_of(segments, document)
+    value = path.value(document)
+    event(f"{len(segments)} segments, {min(len(nodes), 3)} nodes")
+    single = [len(s) == 1 and s[0][0] in {"name", "index"} for s in segments]
+    listed = bool(segments) and len(segments[-1]) > 1 and segments[-1][0][0] == "name"
+    if all(single):
+        assert [value] == nodes
+    elif listed and all(single[:-1]):
+        assert list(value) == [name for _, name in segments[-1]]
+        assert list(value.values()) == nodes
+    elif listed:
+        assert [inner for one in value for inner in one.values()] == nodes
+    else:
+        assert value == nodes
+    assert json.loads(path.raw(json.dumps(document).encode())) == value
+
+
+@settings(deadline=None, max_examples=600)
+@given(texts, st.data())
+def test_a_texts_selection_is_the_parsed_records_selection(text, data):
+    """Doubled keys, escapes and blanks included; numbers and all keep the text that they came in."""
+    path = path_of(data.draw(segments_for(json.loads(text))))
+    assume(len(path) <= 63)
+    compiled = compile_path(path)
+    # Numbers as their texts: so their digits are compared, not what they come to.
+    as_written = {"parse_int": lambda digits: f"#{digits}", "parse_float": lambda digits: f"#{digits}"}
+    parsed = json.loads(text, **as_written)
+    try:
+        expected = compiled.value(parsed)
+    except ValueError:
+        event("lacking")
+        with pytest.raises(ValueError):
+            compiled.raw(text.encode())
+        return
+    raw = compiled.raw(text.encode())
+    event("found")
+    assert json.loads(raw, **as_written) == expected
+    assert json.loads(raw) == compiled.value(json.loads(text))
+
+
+RECORD = {"id": 7, "features": list(range(8)), "f": {"a": 1, "b": {"c": 2}, "z": [{"q": 3}, {"q": 4}]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("$.id", 7),
+        ("$['id']", 7),
+        ("$['f','id']", {"f": RECORD["f"], "id": 7}),
+        ("$.features[0]", 0),
+        ("$.features[-1]", 7),
+        ("$.features[0,-1]", [0, 7]),
+        ("$.features[0,5:]", [0, 5, 6, 7]),
+        ("$.features[0:3,7]", [0, 1, 2, 7]),
+        ("$.features[2:5]", [2, 3, 4]),
+        ("$.features[6:99]", [6, 7]),
+        ("$.features[9:]", []),
+        ("$.f.['a','b']", {"a": 1, "b": {"c": 2}}),
+        ("$.f.b.*", [2]),
+        ("$.f.z[*].q", [3, 4]),
+        ("$.f.z[0:1]['q','q']", [{"q": 3}]),
+        ("$['f']['b','a'][*]", None),
+    ],
+)
+def test_the_shapes_of_what_is_selected(path, value):
+    """A value, an object of the names asked for in their order, or an array."""
+    compiled = compile_path(path)
+    if value is None:
+        with pytest.raises(ValueError, match="of an array"):
+            compiled.value(RECORD)
+        return
+    assert compiled.value(RECORD) == value
+    text = compiled.raw(json.dumps(RECORD).encode())
+    assert json.loads(text) == value
+    if isinstance(value, dict):
+        assert list(compiled.value(RECORD)) == list(json.loads(text)) == list(value)
+
+
+def test_the_vendors_prose_keeps_the_last_one():
+    """`$[1:4]` as the second through the fifth."""
+    assert compile_path("$[1:4]").value(list("abcdef")) == list("bcd")
+    assert compile_path("$[1:4]", slice_end="inclusive").value(list("abcdef")) == list("bcde")
+    assert compile_path("$[:-2]", slice_end="inclusive").raw(b"[1,2,3]") == b"[1,2]"
+    with pytest.raises(ConfigError, match="slice_end must be"):
+        compile_path("$", slice_end="both")
+
+
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [
+        ("$", b' {"n": 1.10, "big":12345678901234567890123,"z":[-0, 1e400],"s":"\\u00e9" } '),
+        ("$.n", b"1.10"),
+        ("$['s','n']", b'{"s":"\\u00e9","n": 1.10}'),
+        ("$.z", b"[-0, 1e400]"),
+        ("$.z[1,0]", b"[1e400,-0]"),
+        ("$.*", b'[1.10,12345678901234567890123,[-0, 1e400],"\\u00e9"]'),
+    ],
+)
+def test_what_is_cut_out_keeps_its_bytes(path, raw):
+    """Digits, escapes, and the blanks inside a value."""
+    text = b' {"n": 1.10, "big":12345678901234567890123,"z":[-0, 1e400],"s":"\\u00e9" } '
+    assert compile_path(path).raw(text) == raw
+
+
+@pytest.mark.parametrize(
+    ("path", "record", "why"),
+    [
+        ("$.id", {"a": 1, "b": 2}, '"id" is not there; it has "a", "b"'),
+        ("$.id", {}, '"id" is not there; it has nothing'),
+        ("$.id", [1], '"id" is not there: it is an array, not an object'),
+        ("$['a','id']", {"a": 1}, '"id" is not there; it has "a"'),
+        ("$.a.b.c", {"a": {"b": 3}}, '"c" is not there: $.a.b is a number, not an object'),
+        ("$[7]", [1, 2], "there is no element 7; it has 2, counted from 0"),
+        ("$[0,-3]", [1, 2], "there is no element -3; it has 2, counted from 0"),
+        ("$[1:]", {"a": 1}, "a slice is of an array, but it is an object"),
+        ("$[0]", "text", "element 0 is of an array, but it is a string"),
+        ("$.a[*]", {"a": None}, "[*] is of an array or object, but $.a is null"),
+        ("$.a.*.x", {"a": {"b": True}}, '"x" is not there: $.a.* is true, not an object'),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_records_words(path, record, why):
+    """The same of a parsed record and of its text; names are kept short."""
+    compiled = compile_path(path)
+    for apply, given_record in ((compiled.value, record), (compiled.raw, json.dumps(record).encode())):
+        with pytest.raises(ValueError) as raised:
+            apply(given_record)
+        assert str(raised.value) == why
+
+
+def test_words_for_a_wide_record_stay_short():
+    """Else a failure a record would be far longer than the records."""
+    wide = {f"a rather long name of a member of this record, {i}": i for i in range(5000)}
+    with pytest.raises(ValueError, match=r"… \(5000 in all\)") as raised:
+        compile_path("$.x").value(wide)
+    assert len(str(raised.value)) < 1600
+
+
+def test_no_json_is_a_value_error():
+    """As far as it is looked at."""
+    with pytest.raises(ValueError, match="not JSON"):
+        compile_path("$.a").raw(b'{"a":1')
+    with pytest.raises(ValueError, match="it is nothing"):
+        compile_path("$.a").raw(b"  ")
+
+
+@pytest.mark.parametrize(
+    ("path", "selection"),
+    [
+        ("$[0,-1]", ColumnSelection("$[0,-1]", (0, -1))),
+        ("$[1:]", ColumnSelection("$[1:]", (Slice(1, None),))),
+        ("$[*]", ColumnSelection("$[*]", (Slice(None, None),))),
+        ("$['a','b']", ColumnSelection("$['a','b']", names=("a", "b"))),
+        ("$.a", ColumnSelection("$.a", names=("a",))),
+        ("$.a[0]", None),
+        ("$[0][0]", None),
+        ("$", None),
+    ],
+)
+def test_paths_one_segment_deep_choose_columns(path, selection):
+    """Of CSV records, which are arrays of cells."""
+    assert compile_path(path).columns == selection
+
+
+def test_csv_takes_no_other_paths():
+    """In words that say what it takes."""
+    assert compile_path("$").csv_columns(named=False) is None
+    assert compile_path("$[1]").csv_columns(named=False) == ColumnSelection("$[1]", (1,))
+    assert compile_path("$.a").csv_columns(named=True) == ColumnSelection("$.a", names=("a",))
+    with pytest.raises(ConfigError, match=r"\$\.a chooses columns by name, but the records have no header"):
+        compile_path("$.a").csv_columns(named=False)
+    with pytest.raises(ConfigError, match=r"\$\.a\[0\] leads into the cells of CSV records"):
+        compile_path("$.a[0]").csv_columns(named=True)
+
+
+def test_a_path_within_a_member():
+    """What is left of it, where nothing else is asked for."""
+    inner = compile_path("$.out.p[0]").within("out")
+    assert inner is not None
+    assert inner.value({"p": [5]}) == 5
+    assert compile_path("$['out','id']").within("out") is None
+    assert compile_path("$").within("out") is None
+    assert compile_path("$.out").within("out").is_root
