@@ -37,7 +37,6 @@ ERROR_CHARS_MAX = 2000
 """Of an error's text; the rest of a page of HTML helps nobody."""
 
 _NOTHING_BEHIND: Final = memoryview(b"")
-_NOTHING_BEHIND: Final = memoryview(b"")
 _Json = dict[str, Any]
 _NO_WISHES: Final[Mapping[str, bool]] = {}
 
