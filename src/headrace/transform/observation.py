@@ -82,8 +82,8 @@ class Observation:
     """
 
     def __init__(self, began_s: float | None = None) -> None:
-        self.timeline = Timeline()
         self.began_s = began_s
+        self.timeline = Timeline()
         self.unseen: set[str] = set()
         """Outputs that were not looked at: there are more than OUTPUTS_MAX, or they are neither numbers nor text."""
         self.failures: list[ObservedFailure] = []
@@ -91,6 +91,12 @@ class Observation:
         self._watches: dict[OutputKey, Watch] = {}
         self._last: dict[str, _Last] = {}
         self._batches = 0
+
+    def clear(self) -> None:
+        """Forget what was seen, but not when the run began."""
+        self.timeline, self.failures = Timeline(), []
+        self._watches.clear()
+        self._last.clear()
 
     def begin(self, now_s: float) -> None:
         """The run begins now, unless it has."""

@@ -196,7 +196,8 @@ class Transform:
             progress=self.progress,
             clock=self._clock,
             on_task=on_task,
-            on_batch=self._delivered,
+            on_batch=self._check_failures,
+            observation=self._observation,
         )
         assembler.publish_all()
         left = [task for task in self.plan.tasks if task.number not in self._records]
@@ -244,12 +245,7 @@ class Transform:
         sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.of for s in done]
         progress.begin(objects_before=len(done), bytes_before=sum(sizes))
 
-    def _delivered(self, batch: ScoredBatch) -> None:
-        if self._observation is not None:
-            self._observation.batch(batch, self._clock.now())
-        self._check_failures()
-
-    def _check_failures(self, *, at_end: bool = False) -> None:
+    def _check_failures(self, _batch: ScoredBatch | None = None, *, at_end: bool = False) -> None:
         """Raise TooManyFailuresError when more records have failed than may."""
         policy, failed, records = self._settings.failures, self.progress.rows_failed, self.progress.records
         most, share = policy.failed_rows_max, policy.failed_share_max
