@@ -99,13 +99,7 @@ def size(nbytes: int) -> str:
     value, unit = float(nbytes), 0
     while value >= 1000 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
-    return (
-        f"{nbytes:,} bytes"
-        if not unit
-        else f"{value:.3g} {_UNITS[unit]}"
-        if value < 999.5
-        else f"{value:.0f} {_UNITS[unit]}"
-    )
+    return f"{count(nbytes)} bytes" if not unit else f"{figure(value, 3)} {_UNITS[unit]}"
 
 
 def duration(seconds: float) -> str:
