@@ -70,3 +70,12 @@ def test_many_positions_cost_one_scan_of_the_block():
     block = replace(plain, data=Watched(plain.data))
     assert [block.position(i).line for i in range(100)] == [1 + 2 * i for i in range(100)]
     assert Watched.scans <= 1
+
+
+def test_a_framed_record_is_where_its_header_is_and_has_no_line():
+    data = b"HHone\n\n.HHtwo."
+    block = Block(
+        Position("o", record=4, byte=100), data, np.array([2, 10]), np.array([7, 13]), header_bytes=2
+    )
+    assert [block.record(i) for i in range(2)] == [b"one\n\n", b"two"]
+    assert block.position(1) == Position("o", record=5, line=1, byte=108)

@@ -49,7 +49,14 @@ ROWS = st.lists(
         st.builds(lambda v: vector(*v, packed=False), st.tuples(*[st.floats(width=32)] * 3)),
         st.builds(lambda v: vector(*v, member="int32_tensor"), st.tuples(*[st.integers(-9, 9)] * 3)),
         st.sampled_from(
-            [b"", b"junk", vector(1, 2), vector(1, 2, 3)[:-1], record(other=("float32_tensor", [1, 2, 3]))]
+            [
+                b"",
+                b"junk",
+                vector(1, 2),
+                vector(1, 2, 3)[:-1],
+                record(other=("float32_tensor", [1, 2, 3])),
+                record(valuez=("float32_tensor", [1, 2, 3])),
+            ]
         ),
     ),
     max_size=12,
@@ -157,3 +164,17 @@ def test_several_features_of_one_layout_are_one_row():
 def test_rows_of_no_values_are_rows():
     assert decoder(shape=(0,)).decode(block_of(vector(), vector())).tensors["x"].shape == (2, 0)
     assert decoder(shape=(2, 0)).decode(block_of(vector(), vector())).tensors["x"].shape == (2, 2, 0)
+
+
+def test_a_number_that_is_passed_over_still_says_where_it_ends():
+    """In the second record it ends a byte earlier, and all that follows means something else."""
+    vector_of = vector(1, 2, 3)
+    one, other = b"\x30\x80\x01" + vector_of, b"\x30\x01\x38" + vector_of
+    decoded = decoder().decode(block_of(one, other))
+    assert decoded.tensors["x"].tolist() == [[1, 2, 3]]
+    assert [f.position.record for f in decoded.failures] == [1]
+
+
+def test_a_sparse_vector_is_never_taken_for_a_dense_one():
+    sparse = record(values=("float32_tensor", {"values": [1, 2, 3], "keys": [2, 0, 1], "shape": [3]}))
+    assert decoder().decode(block_of(sparse, sparse)).tensors["x"].tolist() == [[2, 3, 1]] * 2

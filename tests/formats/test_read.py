@@ -27,6 +27,7 @@ from headrace.formats.read import (
     make_format,
     read_object,
     seekable,
+    unreadable,
 )
 from headrace.formats.whole import WholeFormat
 
@@ -105,6 +106,7 @@ def texts(found):
         ("a.tfrecord", "tfrecord"),
         ("a.tfrecords.gz", "tfrecord"),
         ("a.rec", "recordio"),
+        ("a.parquet", "parquet"),
         ("a.recordio", "recordio"),
         ("a.json.gz", "json"),
         ("dir.csv/a.jsonl.bz2", "jsonl"),
@@ -199,6 +201,28 @@ def test_media_formats_are_made_as_the_options_say():
 def test_a_name_that_does_not_tell_asks_for_the_format():
     with pytest.raises(ConfigError, match=r"memory://box/in/data\.bin: .*--format"):
         list(read_object(f"{URI}data.bin", [b"1\n"], ReadOptions()))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.parquet", {}), ("a.bin", {"format": "parquet"}), ("a.tar", {"format": "parquet"})],
+)
+def test_parquet_is_not_read_as_it_comes(name, options):
+    """It says at its end what is in it; the batch transform reads it from there."""
+    read_options = ReadOptions(**options)
+    assert "Parquet is read from its end" in unreadable(f"{URI}{name}", read_options)
+    with pytest.raises(ConfigError, match="Parquet is read from its end"):
+        make_format(name, "parquet", read_options)
+    if name != "a.tar":
+        with pytest.raises(ConfigError, match=rf"{URI}{name}: Parquet is read from its end"):
+            list(read_object(f"{URI}{name}", [b""], read_options))
+
+
+def test_parquet_in_an_archive_costs_that_member():
+    found, error = read(f"{URI}a.tar", tar({"a.parquet": b"PAR1", "b.csv": b"1"}))
+    assert error is None
+    assert [(p.member, kind) for p, _, kind in found] == [("a.parquet", FailureKind.OBJECT), ("b.csv", None)]
+    assert "Parquet is read from its end" in found[0][1]
 
 
 # Layers

@@ -7,11 +7,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from formats.framed_files import recordio
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import CorruptError
 from headrace.formats.contract import Decoded
 from headrace.formats.csv_decode import CsvMatrixDecoder
 from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.recordio import RecordIOFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample, check_format
 
 DATA = b"".join(b"%d.5,%0100d\n" % (i, i * 7) for i in range(120))
@@ -328,3 +330,54 @@ def test_archives_may_have_many_members():
     assert "check_entries" not in failing_checks(members(0, 512, 2048))
     assert "check_entries" in failing_checks(members(0, 512, 512))
     assert "check_entries" in failing_checks(members(0, 512, 256))
+
+
+RECORDS = [b"%d\n" % i * 9 for i in range(200)]
+
+
+def framed(make, **options):
+    return FormatSample(
+        **{
+            "make": make,
+            "data": recordio(RECORDS),
+            "entries": 200,
+            "block_bytes_max": BLOCK,
+            "header_bytes": 8,
+            "resume": lambda data, at: make().blocks([data[at.byte :]], at),
+            **options,
+        }
+    )
+
+
+class Frames:
+    """A format of frames that is right; what is broken changes its blocks."""
+
+    change: ClassVar[dict] = {}
+
+    def blocks(self, chunks, first):
+        for block in RecordIOFormat(block_bytes_max=BLOCK).blocks(chunks, first):
+            yield replace(block, **self.change)
+
+
+def test_right_frames_are_green():
+    assert failing_checks(framed(Frames)) == set()
+
+
+def test_frames_whose_positions_count_lines_are_found():
+    class Counting(Frames):
+        change: ClassVar[dict] = {"header_bytes": None}
+
+    assert failing_checks(framed(Counting)) >= {"check_slices", "check_blocks"}
+
+
+def test_frames_whose_positions_are_not_those_of_headers_are_found():
+    class Shifted(Frames):
+        def blocks(self, chunks, first):
+            for block in super().blocks(chunks, first):
+                yield replace(block, first=replace(block.first, byte=block.first.byte + 8))
+
+    assert failing_checks(framed(Shifted, resume=None)) == {"check_slices"}
+
+
+def test_headers_of_another_length_are_found():
+    assert failing_checks(framed(Frames, header_bytes=4)) >= {"check_slices", "check_blocks"}

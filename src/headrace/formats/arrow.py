@@ -57,7 +57,7 @@ def delimited_numbers(
 
 
 def parquet_modules() -> tuple[Any, Any]:
-    """`pyarrow` and `pyarrow.parquet`, for the encoder. Not at the top: reading CSV has no use for the second."""
+    """`pyarrow` and `pyarrow.parquet`. Not at the top: reading CSV has no use for the second."""
     from pyarrow import parquet  # noqa: PLC0415
 
     return pa, parquet

@@ -136,10 +136,9 @@ class FrameCutter:
                 self._skip -= skipped
                 at += skipped
                 continue
-            whole = at == 0 and len(view) <= self._block_bytes_max and isinstance(chunk, bytes)
-            piece = (
-                chunk if whole and isinstance(chunk, bytes) else bytes(view[at : at + self._block_bytes_max])
-            )
+            # Of a chunk that is bytes, and taken whole, nothing is copied.
+            whole = not at and len(view) <= self._block_bytes_max
+            piece = bytes(chunk if whole else view[at : at + self._block_bytes_max])
             at += len(piece)
             self._held.append(piece)
             self._held_bytes += len(piece)
@@ -203,42 +202,54 @@ class FrameCutter:
 
         It may use up more than there is: that much is to be skipped.
         """
-        framing, there = self._framing, len(data) - at
-        if there < framing.header_bytes:
-            self._needed = framing.header_bytes
+        framing = self._framing
+        if not self._has(data, at, framing.header_bytes):
             return 0, None
-        head = framing.head(data[at : at + framing.header_bytes])
-        if isinstance(head, Head) and head.begins == bool(self._ahead):
-            head = "a record begins within another" if head.begins else "a record goes on that never began"
-        if isinstance(head, str):
-            byte = self._next.byte + self._ahead
-            raise CorruptError(f"not {framing.what} at byte {byte}: {head}; the rest is not read", byte=byte)
+        head = self._head(data[at : at + framing.header_bytes])
         if self._dropping:
             return self._advanced(head), None
+        start = at + framing.header_bytes
         joint = framing.joint if self._parts else b""
         size = self._parts_bytes + len(joint) + head.record_bytes
-        start = at + framing.header_bytes
         if size > self._record_bytes_max:
             keep = min(head.record_bytes, RAW_BYTES_KEPT_MAX, self._record_bytes_max)
-            if there < framing.header_bytes + keep:
-                self._needed = framing.header_bytes + keep
+            if not self._has(data, at, framing.header_bytes + keep):
                 return 0, None
             raw = b"".join((*self._parts, joint, data[start : start + keep]))[: self._record_bytes_max]
             block = self._failure(f"longer than record_bytes_max={self._record_bytes_max}", raw)
             self._parts, self._parts_bytes, self._dropping = [], 0, True
             return self._advanced(head), block
-        if there < head.frame_bytes:
-            self._needed = head.frame_bytes
+        if not self._has(data, at, head.frame_bytes):
             return 0, None
         self._parts += [joint, data[start : start + head.record_bytes]]
         self._parts_bytes = size
-        if not head.ends:
-            return self._advanced(head), None
-        record = b"".join(self._parts)
-        flaw = framing.flaw(data[at : at + head.frame_bytes])
-        block = self._failure(flaw, record) if flaw else self._joined(record, self._ahead + head.frame_bytes)
-        self._parts, self._parts_bytes = [], 0
+        block = self._ended(data[at : at + head.frame_bytes]) if head.ends else None
         return self._advanced(head), block
+
+    def _has(self, data: bytes, at: int, size: int) -> bool:
+        """Whether so many bytes are there; if not, they are what is needed."""
+        if len(data) - at >= size:
+            return True
+        self._needed = size
+        return False
+
+    def _head(self, header: bytes) -> Head:
+        head = self._framing.head(header)
+        if isinstance(head, Head) and head.begins == bool(self._ahead):
+            head = "a record begins within another" if head.begins else "a record goes on that never began"
+        if isinstance(head, Head):
+            return head
+        byte = self._next.byte + self._ahead
+        raise CorruptError(
+            f"not {self._framing.what} at byte {byte}: {head}; the rest is not read", byte=byte
+        )
+
+    def _ended(self, frame: bytes) -> Block:
+        """The record whose last frame this is, in a block of its own."""
+        record = b"".join(self._parts)
+        self._parts, self._parts_bytes = [], 0
+        flaw = self._framing.flaw(frame)
+        return self._failure(flaw, record) if flaw else self._joined(record, self._ahead + len(frame))
 
     def _advanced(self, head: Head) -> int:
         """Go behind a frame: how many bytes that is."""

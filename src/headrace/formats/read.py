@@ -25,7 +25,7 @@ from headrace.formats.recordio import RecordIOFormat
 from headrace.formats.whole import WholeFormat
 
 FormatName = Literal[
-    "csv", "jsonl", "json", "line", "whole", "tfrecord", "recordio", "image", "audio", "video"
+    "csv", "jsonl", "json", "line", "whole", "tfrecord", "recordio", "parquet", "image", "audio", "video"
 ]
 AUTO = "auto"
 
@@ -36,6 +36,7 @@ _FORMATS: dict[str, FormatName] = {
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
     ".json": "json",
     **dict.fromkeys((".tfrecord", ".tfrecords"), "tfrecord"),
+    ".parquet": "parquet",
     **dict.fromkeys((".rec", ".recordio"), "recordio"),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"), "image"),
     **dict.fromkeys((".wav", ".flac"), "audio"),
@@ -50,6 +51,10 @@ _PLAIN = {
     "whole": WholeFormat,
     "recordio": RecordIOFormat,
 }
+_PARQUET = (
+    "Parquet is read from its end, not as a stream: use headrace transform, convert it to JSON Lines, or leave it "
+    "out of the source"
+)
 _WEB = ("http://", "https://")  # where what follows a question mark is no part of the name
 _NAMES_SHOWN = 5
 
@@ -151,8 +156,13 @@ def text_format(uri: str, options: ReadOptions) -> CsvFormat | LineFormat | None
 
 
 def unreadable(uri: str, options: ReadOptions) -> str:
-    """Why an object cannot be read at all, by its name and the options; empty when it may be."""
-    if _layers(uri, options, inside=False).is_tar or format_name(uri, options) is not None:
+    """Why an object cannot be read at all as it comes, by its name and the options; empty when it may be."""
+    if _layers(uri, options, inside=False).is_tar and options.format != "parquet":
+        return ""
+    kind = format_name(uri, options)
+    if kind == "parquet":
+        return f"{uri}: {_PARQUET}"
+    if kind is not None:
         return ""
     *others, last = get_args(FormatName)
     return (
@@ -175,7 +185,7 @@ def read_object(
     `started_at` says at which byte of a `seekable` object the chunks begin (a member's header).
 
     Raises CorruptError and TruncatedError for the object's own layers, EmptySourceError for an archive in which
-    nothing is to be read, ConfigError when the format is unknown.
+    nothing is to be read, ConfigError when the format is unknown or Parquet.
     """
     layers = _layers(uri, options, inside=False)
     try:
@@ -185,7 +195,7 @@ def read_object(
             yield from _read_archive(uri, chunks, options, resume, started_at)
             return
         name = format_name(uri, options)
-        if name is None:
+        if name is None or name == "parquet":
             raise ConfigError(unreadable(uri, options))
         blocks = make_format(uri, name, options).blocks(chunks, Position(uri))
         yield from after(blocks, resume)
@@ -194,13 +204,18 @@ def read_object(
 
 
 def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
-    """The format `kind`, set up as the options say. Some formats are extras, imported here."""
+    """The format `kind`, set up as the options say. Some formats are extras, imported here.
+
+    Raises ConfigError for Parquet, which is not read from chunks: see `parquet_read`.
+    """
     limit = options.record_bytes_max
     if kind == "csv":
         delimiter = delimiter_of(name, options)
         return CsvFormat(delimiter=delimiter, header=options.header, record_bytes_max=limit)
     if kind in _PLAIN:
         return _PLAIN[kind](record_bytes_max=limit)
+    if kind == "parquet":
+        raise ConfigError(f"{name}: {_PARQUET}")
     if kind == "tfrecord":
         from headrace.formats.tfrecord import TfRecordFormat  # noqa: PLC0415 - an extra
 
@@ -325,6 +340,8 @@ def _member_blocks(
         refused = "it is an archive within an archive, which is not read; unpack it first, or leave it out"
     elif kind is None:
         refused = "its name does not tell what is in it; say --format, or choose members with --members"
+    elif kind == "parquet":
+        refused = _PARQUET
     if refused or kind is None:
         raise DataError(f"{member.name} in {first.object}: {refused}")
     chunks: Iterable[Buffer] = archive.watched(member.pieces)

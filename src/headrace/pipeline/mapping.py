@@ -23,10 +23,11 @@ from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.json_path import compile_path
 from headrace.formats.read import ReadOptions, delimiter_of, format_name
 from headrace.pipeline.feature_mapping import FRAMED_KINDS, framed_decoder
+from headrace.pipeline.parquet_mapping import parquet_decoder
 from headrace.pipeline.settings import MappingOptions
 
 JSON_KINDS: Final = frozenset({"json", "jsonl"})
-"""The formats whose records are JSON texts."""
+"""The formats of JSON text."""
 _MEDIA_COLUMNS = ("image", "audio")
 _FILTERED = frozenset({"csv", *JSON_KINDS})
 """The formats whose records an input filter can select of."""
@@ -85,11 +86,12 @@ class Mapper:
 
     def layout_of(self, block: Block) -> tuple[str, str]:
         """The format of a block's records and, for CSV, their delimiter (else it is empty)."""
-        for column in _MEDIA_COLUMNS:
-            if column in block.columns:
-                return column, ""
         name = block.first.member or block.first.object
         kind = format_name(name, self._read) or "whole"
+        # Parquet's columns have names of their own, which may be these.
+        for column in _MEDIA_COLUMNS if kind != "parquet" else ():
+            if column in block.columns:
+                return column, ""
         return kind, delimiter_of(name, self._read) if kind == "csv" else ""
 
     def _choose(self, kind: str, delimiter: str, block: Block) -> Decoder:
@@ -115,6 +117,8 @@ class Mapper:
             return self._json(block)
         if kind == "line":
             return self._line()
+        if kind == "parquet":
+            return parquet_decoder(self._metadata, self._mapping, self.learned, block)
         if kind in FRAMED_KINDS:
             return framed_decoder(kind, self._metadata, self._mapping, self.learned, block)
         return RawDecoder(self._one_input("a whole object").name, text=False)

@@ -45,7 +45,7 @@ class Encoders:
         return encoder if join == "none" else _OneLayout(encoder, self._mapper, names if header else None)
 
     def _is_json(self, block: Block) -> bool:
-        return self._mapper.layout_of(block)[0] in JSON_KINDS
+        return self._mapper.layout_of(block)[0] in {*JSON_KINDS, "parquet"}
 
 
 class _OneLayout:

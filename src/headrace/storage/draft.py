@@ -1,26 +1,29 @@
 """Outputs under way: bytes that no reader sees until they are published, and that outlive a killed process once kept.
 
-A disk has them in one file, which is renamed when it is published and never copied. Stores that cannot append have them
+A disk has them in one file, which gets a second name when it is published and is never copied. Stores that cannot append have them
 as segments, objects of their own, which are copied together.
 """
 # Paths stay the strings that were written, as in `local`.
-# ruff: noqa: PTH103, PTH105, PTH120
+# ruff: noqa: PTH103, PTH120
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from headrace.core.errors import StorageError
+from headrace.core.errors import NotFoundError, StorageError
 from headrace.storage.contract import Store
-from headrace.storage.local import LocalStore, flush_folder, os_errors
+from headrace.storage.local import LocalStore, flush_folder, os_errors, replace_by_link
 from headrace.storage.uri import parse
 
 SEGMENT_BYTES: Final = 16 << 20
 """The length of a segment, where a store needs segments; one of them is held in memory, and one is on its way."""
 COPY_BYTES: Final = 16 << 20
+FLUSH_BYTES: Final = 32 << 20
+"""A file is flushed each time that it has grown by so much, beside the writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,11 @@ class Draft(Protocol):
         ...
 
     def keep(self) -> Kept:
-        """Make everything so far outlive this process."""
+        """Make everything so far outlive this process; more may be written behind it."""
         ...
 
     def publish(self, uri: str) -> None:
-        """Make it the object `uri`, whole and replacing; the draft is no more."""
+        """Make it the object `uri`, whole and replacing, and close it. What was kept of it stays, until it is discarded."""
         ...
 
     def close(self) -> None:
@@ -66,14 +69,14 @@ class Draft(Protocol):
         ...
 
 
-def open_draft(store: Store, uri: str, kept: Kept | None = None) -> Draft:
+def open_draft(store: Store, uri: str, kept: KeptRange | None = None) -> Draft:
     """A new draft below the name `uri`, which nobody else uses; it begins with what was `kept` of another one.
 
     Raises StorageError when that is not there any more.
     """
     draft: Draft = _FileDraft(uri) if isinstance(store, LocalStore) else _SegmentDraft(store, uri)
     if kept is not None:
-        append(store, draft, KeptRange(kept, 0, kept.nbytes))
+        append(store, draft, kept)
     return draft
 
 
@@ -107,11 +110,40 @@ def read_kept(store: Store, part: KeptRange) -> Iterator[bytes]:
 
 
 def assemble(store: Store, parts: Sequence[KeptRange], draft_uri: str, uri: str) -> None:
-    """Publish ranges of drafts, one after the other, as one object; the drafts stay, but one that is all of it."""
+    """Publish ranges of drafts, one after the other, as one object.
+
+    A file that is all of it is published itself; others are copied to `draft_uri` first. All of them stay.
+    """
+    if isinstance(store, LocalStore) and _are_one_file(parts):
+        _FileDraft(parts[-1].kept.uri, length=parts[-1].stop).publish(uri)
+        return
     draft = open_draft(store, draft_uri)
     for part in parts:
         append(store, draft, part)
     draft.publish(uri)
+
+
+def _are_one_file(parts: Sequence[KeptRange]) -> bool:
+    """Whether the ranges are a file from its start on, in order."""
+    at = 0
+    for part in parts:
+        if part.start != at or part.kept.uri != parts[0].kept.uri:
+            return False
+        at = part.stop
+    return bool(parts)
+
+
+def is_whole(store: Store, kept: Kept) -> bool:
+    """Whether all that was kept is there: a power cut may have taken the end of it."""
+    uris = [segment_uri(kept.uri, number) for number in range(kept.segments)] or [kept.uri]
+    return sum(_size(store, uri) for uri in uris) >= kept.nbytes
+
+
+def _size(store: Store, uri: str) -> int:
+    try:
+        return store.head(uri).size_bytes or 0
+    except NotFoundError:
+        return 0
 
 
 def discard(store: Store, kept: Kept) -> None:
@@ -134,14 +166,19 @@ def _exactly(uri: str, data: bytes, length: int) -> bytes:
 
 
 class _FileDraft:
-    def __init__(self, uri: str) -> None:
+    """One file; with `length` one that is there, whose first bytes are all of it."""
+
+    def __init__(self, uri: str, *, length: int = 0) -> None:
         self._uri = uri
         self._path = os.path.realpath(parse(uri).key)
-        self.nbytes = 0
+        self.nbytes = self._flushed_bytes = length
+        self._flusher: threading.Thread | None = None
         with os_errors(uri):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CLOEXEC | (0 if length else os.O_CREAT | os.O_TRUNC)
             self._file = os.open(self._path, flags, 0o666)
+            if length:
+                os.ftruncate(self._file, length)
 
     def write(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -149,6 +186,18 @@ class _FileDraft:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         self.nbytes += len(data)
+        if self.nbytes - self._flushed_bytes >= FLUSH_BYTES:
+            self._flush_behind()
+
+    def _flush_behind(self) -> None:
+        """Have the disk write while the model works, so that publishing does not wait for all of it."""
+        if self._flusher is not None and self._flusher.is_alive():
+            return
+        self._flushed_bytes = self.nbytes
+        self._flusher = threading.Thread(
+            target=_flush, args=(os.dup(self._file),), name="headrace-flusher", daemon=True
+        )
+        self._flusher.start()
 
     def take(self, part: KeptRange) -> None:
         """Copy a range of another file within the kernel."""
@@ -170,8 +219,7 @@ class _FileDraft:
         self.nbytes += part.stop - part.start
 
     def keep(self) -> Kept:
-        with os_errors(self._uri):
-            os.fsync(self._file)
+        # A killed process loses nothing that was written. Should a power cut, `is_whole` tells.
         return Kept(self._uri, self.nbytes)
 
     def publish(self, uri: str) -> None:
@@ -180,13 +228,21 @@ class _FileDraft:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.fsync(self._file)
             self.close()
-            os.replace(self._path, path)
+            replace_by_link(self._path, path)
             flush_folder(path)
 
     def close(self) -> None:
+        if self._flusher is not None:
+            self._flusher.join()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _flush(file: int) -> None:
+    with contextlib.suppress(OSError):  # publishing flushes again, and says so
+        os.fdatasync(file)
+    os.close(file)
 
 
 class _SegmentDraft:
@@ -237,7 +293,6 @@ class _SegmentDraft:
             for piece in read_kept(self._store, KeptRange(kept, 0, kept.nbytes)):
                 writer.write(piece)
             writer.write(bytes(self._buffer))
-        discard(self._store, kept)
         self.close()
 
     def close(self) -> None:

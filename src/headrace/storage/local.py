@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Generator, Iterator
@@ -277,6 +278,17 @@ def _sync_file_system(opened: int) -> None:
         os.sync()
     elif syncfs(opened):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def replace_by_link(source: str, path: str) -> None:
+    """Give a file a second name, which replaces what has it; where there are no hard links, a copy gets it."""
+    with _Temporary(path) as temporary:
+        os.unlink(temporary.path)
+        try:
+            os.link(source, temporary.path)
+        except OSError:
+            shutil.copyfile(source, temporary.path)
+        os.replace(temporary.path, path)
 
 
 def flush_folder(path: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from headrace.core.block import Failure
 from headrace.formats.failures import FailedRecord, failed_record_line, read_failed_records
 from headrace.storage.contract import Store
-from headrace.storage.draft import Kept, KeptRange, assemble, discard, open_draft, read_kept
+from headrace.storage.draft import assemble, discard, open_draft, read_kept
 from headrace.transform.ledger import ShardRecord, Spot, TransformLedger
 from headrace.transform.plan import PlannedObject
 
@@ -57,19 +57,15 @@ def publish_object(
     if withheld:
         store.delete(destination + planned.output)
     else:
-        parts = [_all_of(record.out) for record in records if record.out is not None]
+        parts = [record.out for record in records if record.out is not None]
         assemble(store, parts, ledger.draft_uri(f"{name}.out"), destination + planned.output)
     if any(record.failed is not None for record in records):
         _publish_failed(store, records, ledger.draft_uri(f"{name}.failed"), destination + planned.failed)
     ledger.commit_object(records[0].index)
     for record in records:
-        for kept in (record.out, record.failed):
-            if kept is not None:
-                discard(store, kept)
-
-
-def _all_of(kept: Kept) -> KeptRange:
-    return KeptRange(kept, 0, kept.nbytes)
+        for part in (record.out, record.failed):
+            if part is not None:
+                discard(store, part.kept)
 
 
 def _publish_failed(store: Store, records: Sequence[ShardRecord], draft_uri: str, uri: str) -> None:
@@ -77,7 +73,7 @@ def _publish_failed(store: Store, records: Sequence[ShardRecord], draft_uri: str
     for record, base in zip(records, bases(records)[0], strict=True):
         if record.failed is None:
             continue
-        for failed in read_failed_records(_lines(read_kept(store, _all_of(record.failed)))):
+        for failed in read_failed_records(_lines(read_kept(store, record.failed))):
             draft.write(failed_record_line(_placed(failed, record, base)))
     draft.publish(uri)
 

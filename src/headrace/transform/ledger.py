@@ -26,7 +26,7 @@ from headrace.core.block import Position
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
 from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, changes
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import Kept
+from headrace.storage.draft import Kept, KeptRange, is_whole
 from headrace.transform.plan import PlannedObject
 
 VERSION: Final = 1
@@ -68,8 +68,8 @@ class ShardRecord:
     begin: Spot | None = None
     end: Spot | None = None
     relative: bool = False
-    out: Kept | None = None
-    failed: Kept | None = None
+    out: KeptRange | None = None
+    failed: KeptRange | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many records failed, by reason."""
 
@@ -84,8 +84,8 @@ class ShardRecord:
             begin=_maybe(Spot, data["begin"]),
             end=_maybe(Spot, data["end"]),
             relative=data["relative"],
-            out=_maybe(Kept, data["out"]),
-            failed=_maybe(Kept, data["failed"]),
+            out=_kept(data["out"]),
+            failed=_kept(data["failed"]),
             failures=data["failures"],
         )
 
@@ -127,8 +127,8 @@ class Checkpoint:
     relative: bool = False
     member_byte: int = 0
     member: str | None = None
-    out: Kept | None = None
-    failed: Kept | None = None
+    out: KeptRange | None = None
+    failed: KeptRange | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def to_json(self) -> bytes:
@@ -143,12 +143,16 @@ class Checkpoint:
         data["done"] = tuple(map(ShardRecord.from_json, data["done"]))
         data["counts"] = Counts(**data["counts"])
         data["begin"] = _maybe(Spot, data["begin"])
-        data["out"], data["failed"] = _maybe(Kept, data["out"]), _maybe(Kept, data["failed"])
+        data["out"], data["failed"] = _kept(data["out"]), _kept(data["failed"])
         return cls(**data)
 
 
 def _maybe(kind: Any, data: Mapping[str, Any] | None) -> Any:
     return None if data is None else kind(**data)
+
+
+def _kept(data: Mapping[str, Any] | None) -> KeptRange | None:
+    return None if data is None else KeptRange(Kept(**data["kept"]), data["start"], data["stop"])
 
 
 class TransformLedger:
@@ -238,6 +242,23 @@ class TransformLedger:
     def tasks(self) -> dict[int, TaskRecord]:
         """Every task that is done."""
         return {r.task: r for r in map(TaskRecord.from_json, self._records("task-", checkpoints=False))}
+
+    def forget_lost(self, records: Mapping[int, TaskRecord], *, assembled: Iterable[int]) -> set[int]:
+        """Forget the tasks of which a kept output is gone, as a power cut may leave it; their numbers.
+
+        Outputs of objects that are `assembled` are gone rightly.
+        """
+        done = frozenset(assembled)
+        lost = {
+            record.task
+            for record in records.values()
+            for shard in record.shards
+            for part in (shard.out, shard.failed)
+            if part is not None and shard.index not in done and not is_whole(self.store, part.kept)
+        }
+        for number in lost:
+            self.store.delete(self.uri(f"task-{number:05d}.json"))
+        return lost
 
     def task(self, number: int) -> TaskRecord | None:
         """One task's record, when it is done."""

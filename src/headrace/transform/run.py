@@ -143,6 +143,8 @@ class Transform:
         self._check_unchanged(objects)
         self.plan = TransformPlan(objects, cut_tasks(objects, self._settings))
         self._records = self._ledger.tasks()
+        for number in self._ledger.forget_lost(self._records, assembled=self._ledger.assembled()):
+            del self._records[number]
         _log.info("transform resumed", extra={"output": self.destination, "tasks_done": len(self._records)})
         return None
 

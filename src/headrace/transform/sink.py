@@ -16,6 +16,8 @@ from headrace.core.errors import CountMismatchError, TooManyFailuresError
 from headrace.core.tensor import Array, ModelMetadata, dtype_of
 from headrace.pipeline.items import ScoredBatch, ScoredSpan
 from headrace.pipeline.ledger import Counts
+from headrace.storage.draft import Draft, Kept, discard
+from headrace.storage.local import LocalStore
 from headrace.storage.publisher import Publisher
 from headrace.transform.ledger import Checkpoint, ShardRecord, TaskRecord, TransformLedger
 from headrace.transform.output import EncoderFactory, ShardOutput
@@ -70,6 +72,12 @@ class TaskSink:
         self._replaces = replaces
         self._publisher = Publisher(ledger.store, ledger.destination)
         self._open: dict[int, ShardOutput] = {}
+        self._appends = isinstance(ledger.store, LocalStore)
+        """Whether drafts are files, in which ranges of one object can stand behind each other."""
+        self._before: tuple[int, Draft] | None = None
+        """The slot that was finished last, and its draft."""
+        self._published: list[Kept] = []
+        """Drafts of what was published since the last task was committed."""
         self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
         for slot in slots:
             if slot.resume is not None and slot.resume.done and not self._done[slot.task]:
@@ -113,12 +121,26 @@ class TaskSink:
         made = self._open[index] = ShardOutput(
             first=not slot.shard.number,
             make_encoder=self._make_encoder,
-            out=Spool(store, f"{uri}.out", resume.out if resume else None),
-            failed=Spool(store, f"{uri}.failed", resume.failed if resume else None),
+            out=Spool(
+                store, f"{uri}.out", kept=resume.out if resume else None, draft=self._draft_before(index)
+            ),
+            failed=Spool(store, f"{uri}.failed", kept=resume.failed if resume else None),
             counts=resume.counts if resume else None,
             failures=resume.failures if resume else None,
         )
         return made
+
+    def _draft_before(self, index: int) -> Draft | None:
+        """The draft of the range before, where that was done here: so that a file need not be put together later."""
+        before, self._before = self._before, None
+        if before is None:
+            return None
+        number, draft = before
+        shard, last = self._slots[index].shard, self._slots[number].shard
+        if number == index - 1 and (shard.index, shard.number) == (last.index, last.number + 1):
+            return draft
+        draft.close()
+        return None
 
     def _finish_ended(self) -> None:
         """Finish every slot of which all that was read has come."""
@@ -151,6 +173,8 @@ class TaskSink:
             self._publish(slot, output)
         else:
             record = replace(record, out=output.out.keep(), failed=output.failed.keep())
+            draft = output.out.release() if self._appends else None
+            self._before = (end.slot, draft) if draft is not None else None
         output.close()
         self._done[slot.task].append(record)
         if slot.ends_task:
@@ -158,12 +182,15 @@ class TaskSink:
 
     def _publish(self, slot: Slot, output: ShardOutput) -> None:
         planned, destination = self._plan.objects[slot.shard.index], self._ledger.destination
+        left: list[Kept | None] = []
         if withholds(self._settings, failed=output.has_failures):
             self._ledger.store.delete(destination + planned.output)
         else:
-            output.out.publish(destination + planned.output, self._publisher)
+            left.append(output.out.publish(destination + planned.output, self._publisher))
         if output.failed.nbytes:
-            output.failed.publish(destination + planned.failed, self._publisher)
+            left.append(output.failed.publish(destination + planned.failed, self._publisher))
+        # A checkpoint may lead back to them until the task is committed.
+        self._published += [kept for kept in left if kept is not None]
 
     def _commit(self, task: int) -> None:
         self._publisher.settle()
@@ -174,6 +201,9 @@ class TaskSink:
             self._ledger.replace_task(record)
         elif not self._ledger.commit_task(record):
             return
+        for kept in self._published:
+            discard(self._ledger.store, kept)
+        self._published = []
         self._on_task(record)
 
     def checkpoint(self, batch: ScoredBatch) -> None:
@@ -218,6 +248,9 @@ class TaskSink:
         """Let go of everything; what is committed stays. Closing twice does nothing."""
         for output in self._open.values():
             output.close()
+        if self._before is not None:
+            self._before[1].close()
+            self._before = None
         self._publisher.close()
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from headrace.storage.contract import Store
-from headrace.storage.draft import Draft, Kept, open_draft
+from headrace.storage.draft import Draft, Kept, KeptRange, open_draft
 from headrace.storage.publisher import Publisher
 
 HELD_BYTES_MAX: Final = 4 << 20
@@ -17,19 +17,25 @@ class Spool:
         store: Of the destination.
         draft_uri: What its draft is called, if it needs one; nobody else uses the name.
         kept: What an earlier process kept of it.
+        draft: One that it goes on in, behind what is in it: another output, which this one follows.
     """
 
-    def __init__(self, store: Store, draft_uri: str, kept: Kept | None = None) -> None:
+    def __init__(
+        self, store: Store, draft_uri: str, *, kept: KeptRange | None = None, draft: Draft | None = None
+    ) -> None:
         self._store = store
         self._draft_uri = draft_uri
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._draft: Draft | None = None if kept is None else open_draft(store, draft_uri, kept)
+        self._draft = draft
+        self._start = draft.nbytes if draft else 0
+        if kept is not None:
+            self._draft = open_draft(store, draft_uri, kept)
 
     @property
     def nbytes(self) -> int:
         """How much was written."""
-        return self._held_bytes + (self._draft.nbytes if self._draft else 0)
+        return self._held_bytes + (self._draft.nbytes - self._start if self._draft else 0)
 
     def write(self, data: bytes) -> None:
         """Append."""
@@ -48,17 +54,31 @@ class Spool:
         self._held, self._held_bytes = [], 0
         return self._draft
 
-    def keep(self) -> Kept | None:
+    def keep(self) -> KeptRange | None:
         """Make all of it outlive the process; None when there is nothing."""
-        return self._spill().keep() if self.nbytes else None
+        if not self.nbytes:
+            return None
+        kept = self._spill().keep()
+        return KeptRange(kept, self._start, kept.nbytes)
 
-    def publish(self, uri: str, publisher: Publisher) -> None:
-        """Make it the object `uri`: at once where it is large, with `publisher`'s other ones where it is small."""
+    def release(self) -> Draft | None:
+        """The draft, for an output that follows this one; close it then, not this. None where there is none."""
+        draft, self._draft = self._draft, None
+        return draft
+
+    def publish(self, uri: str, publisher: Publisher) -> Kept | None:
+        """Make it the object `uri`: at once where it is large, with `publisher`'s other ones where it is small.
+
+        What is left of it to be discarded, once nothing can lead back to it any more.
+        """
         if self._draft is None:
             publisher.put(uri, b"".join(self._held))
-        else:
-            self._spill().publish(uri)
-        self._held, self._held_bytes = [], 0
+            self._held, self._held_bytes = [], 0
+            return None
+        draft = self._spill()
+        kept = draft.keep()
+        draft.publish(uri)
+        return kept
 
     def close(self) -> None:
         """Let go of it; what was kept stays. Closing twice does nothing."""

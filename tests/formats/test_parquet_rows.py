@@ -1,0 +1,145 @@
+"""Arrow columns as JSON and as arrays."""
+
+import datetime as dt
+import decimal
+import subprocess
+import sys
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.formats.parquet_decode import values_dtype
+from headrace.formats.parquet_rows import rows_text
+
+UTC = dt.UTC
+NOON = dt.datetime(2020, 1, 2, 12, 30, 15, 250_000)  # noqa: DTZ001 - without a zone, on purpose
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "values"),
+    [
+        (pa.array([1, -2], pa.int8()), [b"1", b"-2"], [1, -2]),
+        (pa.array([2**64 - 1], pa.uint64()), [b"18446744073709551615"], [2**64 - 1]),
+        (pa.array([0.1, 1e30], pa.float64()), [b"0.1", b"1e+30"], [0.1, 1e30]),
+        (pa.array([True, False]), [b"true", b"false"], [True, False]),
+        (pa.array([True, None]), [b"true", b"null"], [True, None]),
+        (pa.array([1, None]), [b"1", b"null"], [1, None]),
+        (pa.array([None, 2**63], pa.uint64()), [b"null", b"9223372036854775808"], [None, 2**63]),
+        (pa.array(['é"\n', None]), ['"é\\"\\n"'.encode(), b"null"], ['é"\n', None]),
+        (pa.array(["a"], pa.large_string()), [b'"a"'], ["a"]),
+        (pa.array(["a"], pa.string_view()), [b'"a"'], ["a"]),
+        (pa.array(["b", None, "b"]).dictionary_encode(), [b'"b"', b"null", b'"b"'], ["b", None, "b"]),
+        (pa.array([b"a", b"\xff", None]), [b'"a"', b'{"base64":"/w=="}', b"null"], [b"a", b"\xff", None]),
+        (pa.array([b"ab"], pa.binary(2)), [b'"ab"'], [b"ab"]),
+        (pa.array([decimal.Decimal("1.20"), None]), [b"1.20", b"null"], [1.2, None]),
+        (pa.array([dt.date(2020, 1, 2), None]), [b'"2020-01-02"', b"null"], ["2020-01-02", None]),
+        (pa.array([NOON], pa.timestamp("ms")), [b'"2020-01-02T12:30:15.250"'], ["2020-01-02T12:30:15.250"]),
+        (
+            pa.array([NOON.replace(tzinfo=UTC), None], pa.timestamp("s", "Europe/Berlin")),
+            [b'"2020-01-02T12:30:15Z"', b"null"],
+            ["2020-01-02T12:30:15Z", None],
+        ),
+        (pa.array([1], pa.timestamp("ns")), [b'"1970-01-01T00:00:00.000000001"'], None),
+        (pa.array([dt.time(1, 2)], pa.time32("s")), [b'"01:02:00"'], ["01:02:00"]),
+        (pa.array([5, None], pa.duration("ms")), [b"5", b"null"], [5, None]),
+    ],
+)
+def test_flat_columns(column, text, values):
+    texts, arrays = rows_text([("x", column)])
+    assert texts == [b'{"x":' + value + b"}" for value in text]
+    assert [orjson.loads(t) for t in texts]
+    if values is not None:
+        assert arrays["x"].tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (pa.array([[1, 2], None, []]), [b"[1,2]", b"null", b"[]"]),
+        (pa.array([{"a": 1, "b": [NOON]}]), [b'{"a":1,"b":["2020-01-02T12:30:15.250000"]}']),
+        (pa.array([[b"\xff", b"a"]]), [b'[{"base64":"/w=="},"a"]']),
+        (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), [b'[["k",1]]']),
+        (pa.nulls(2), [b"null", b"null"]),
+    ],
+)
+def test_what_is_not_flat_is_json_alone(column, text):
+    texts, arrays = rows_text([("x", column)])
+    assert (texts, arrays) == ([b'{"x":' + value + b"}" for value in text], {})
+
+
+@given(
+    st.lists(st.none() | st.floats(width=32), min_size=1, max_size=8),
+    st.sampled_from([pa.float32(), pa.float64()]),
+)
+def test_floats_read_back_the_same(values, kind):
+    """NaN and infinities are null in JSON, and themselves in the array; null is None, and nothing else is."""
+    texts, arrays = rows_text([("x", pa.array(values, kind, from_pandas=False))])
+    for value, text, held in zip(values, texts, arrays["x"].tolist(), strict=True):
+        read = orjson.loads(text)["x"]
+        if value is None or not np.isfinite(value):
+            assert read is None
+        else:
+            assert kind.to_pandas_dtype()(read) == value
+        assert repr(held) == repr(value)
+    assert values_dtype(arrays["x"]) == kind.to_pandas_dtype()
+
+
+def test_a_float32_has_no_more_digits_than_it_needs():
+    assert rows_text([("x", pa.array([0.1], pa.float32()))])[0] == [b'{"x":0.1}']
+
+
+def test_names_are_written_as_they_are():
+    columns = [(name, pa.array([1])) for name in ("100%b", 'a"b', "é\n", "")]
+    assert [orjson.loads(t) for t in rows_text(columns)[0]] == [{"100%b": 1, 'a"b': 1, "é\n": 1, "": 1}]
+
+
+def test_text_that_is_not_utf8_is_bytes():
+    """A writer's mistake, which Arrow does not look for."""
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, *pa.array([b"ok", b"\xff"]).buffers()[1:]])
+    texts, arrays = rows_text([("x", broken)])
+    assert texts == [b'{"x":"ok"}', b'{"x":{"base64":"/w=="}}']
+    assert arrays["x"].tolist() == ["ok", b"\xff"]
+
+
+def test_slices_are_what_they_show():
+    column = pa.array([1.5, None, 2.5, 3.5]).slice(1, 2)
+    assert rows_text([("x", column)])[0] == [b'{"x":null}', b'{"x":2.5}']
+
+
+NANOSECONDS = """
+import sys
+class WithoutPandas:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            raise ImportError(name)
+if sys.argv[1] == "without":
+    sys.meta_path.insert(0, WithoutPandas())
+import pyarrow as pa
+from headrace.core.errors import MissingExtraError
+from headrace.formats.parquet_rows import rows_text
+try:
+    print(rows_text([("x", pa.array([[1]], pa.list_(pa.timestamp("ns"))))])[0][0].decode())
+except MissingExtraError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("pandas", "said"),
+    [
+        ("with", '{"x":["1970-01-01 00:00:00.000000001"]}\n'),
+        (
+            "without",
+            "column 'x', whose lists or structs hold times of nanoseconds, needs an extra: pip install 'headrace[pandas]'\n",
+        ),
+    ],
+)
+def test_nested_times_of_nanoseconds_need_pandas(pandas, said):
+    done = subprocess.run(
+        [sys.executable, "-c", NANOSECONDS, pandas], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == said
