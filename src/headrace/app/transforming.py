@@ -17,6 +17,7 @@ from headrace.core.predictor import Predictor
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
+from headrace.transform.observation import Observation
 from headrace.transform.plan import TransformPlan, make_plan
 from headrace.transform.probe import Seen, first_records
 from headrace.transform.processes import ProcessRunner
@@ -96,6 +97,7 @@ def open_transform(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> OpenedTransform:
     """Put a transform together, without starting anything. Raises ConfigError for what cannot be."""
     used, where = options or PredictorOptions(), stores or Stores()
@@ -119,6 +121,7 @@ def open_transform(
         settings=chosen,
         model_identity=opened.identity,
         if_exists=if_exists,
+        observation=Observation() if page else None,
     )
     return OpenedTransform(made, around, where)
 
@@ -134,6 +137,7 @@ def transform_sync(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> TransformReport:
     """What `transform` does, for callers without an event loop; blocks until all is written."""
     return execute(
@@ -147,6 +151,7 @@ def transform_sync(
             workers=workers,
             if_exists=if_exists,
             stores=stores,
+            page=page,
         )
     )
 
@@ -168,6 +173,7 @@ async def transform(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> TransformReport:
     """Score every object of a source, and write one predictions file for each; returns when all of it is committed.
 
@@ -192,6 +198,7 @@ async def transform(
         if_exists: What to do where a transform was written before: "refuse"; "resume", which goes on where it stopped,
             to the same bytes, or returns its report when it is finished; "overwrite", which deletes it first.
         stores: Where objects are; by default everything that a URI can name, with credentials from the environment.
+        page: Whether to write ``_report.html`` too: what was done, on one page, with plots of throughput and predictions.
 
     Raises:
         ConfigError: For what cannot be; OutputExistsError when the output is there.
@@ -209,6 +216,7 @@ async def transform(
         workers=workers,
         if_exists=if_exists,
         stores=stores,
+        page=page,
     )
     working = asyncio.ensure_future(asyncio.to_thread(execute, opened))
     try:

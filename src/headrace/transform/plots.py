@@ -12,6 +12,8 @@ from headrace.transform.timeline import Timeline
 _HEIGHT: Final = 100
 _POINTS_SHOWN_MAX: Final = 120
 _POINTS_WANTED: Final = 12
+_BAR_MIN: Final = 0.3
+"""Of a point: so wide is the last bar at least, or it would not be seen."""
 _BATCHES_A_POINT: Final = 2
 """A point with fewer batches says more of when they ended than of how many records there were a second."""
 BARS_MAX: Final = 40
@@ -77,8 +79,11 @@ def _rates(timeline: Timeline) -> list[float]:
 
 def _faults(timeline: Timeline, widths: float, name: str) -> tuple[Html, Html]:
     most = max(timeline.failures)
-    failed = [(min(point + 1, widths), value) for point, value in enumerate(timeline.failures) if value]
-    bars = join(_bar(max(end - 1, 0), end, value / most, "fault") for end, value in failed)
+    bars = join(
+        _bar(min(point, max(widths - _BAR_MIN, 0)), min(point + 1, widths), value / most, "fault")
+        for point, value in enumerate(timeline.failures)
+        if value
+    )
     title = "Failed records over time"
     desc = f"At most {count(most)} failed within {duration(timeline.step_s)}."
     base = _line(0, _HEIGHT, widths, _HEIGHT, "grid")
