@@ -204,3 +204,10 @@ def test_texts_are_read_back():
     found = _texts([str(i) for i in range(70)], ["a", "a"])
     again = FrequentTexts.from_json(orjson.loads(orjson.dumps(found.to_json())))
     assert again.to_json() == found.to_json()
+
+
+def test_what_another_missed_is_missed_here_too():
+    rough = _texts([str(i) for i in range(DISTINCT_MAX + 10)] * 3)
+    found = _texts(["a"])
+    found.add_all(rough)
+    assert rough.missed == found.missed == 3

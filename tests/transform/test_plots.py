@@ -43,6 +43,12 @@ def test_a_steady_rate_is_a_level_line():
     assert "768,000 records in 6.0 s: 128,000 a second" in found.all("desc")[0].text
 
 
+@pytest.mark.parametrize("seconds", [6.01, 6.04, 6.06])
+def test_a_last_point_that_is_cut_short_has_its_own_rate(seconds):
+    heights = [height for height, _ in _path(read_page(throughput(_steady(seconds, 1 / 512), "t")))]
+    assert heights[-1] == pytest.approx(heights[0], rel=0.1)
+
+
 def test_a_pause_is_on_the_ground():
     steps = _path(
         read_page(
