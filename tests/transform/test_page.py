@@ -74,6 +74,13 @@ def test_counts_that_do_not_add_up_are_not_hidden():
     assert "do not add up" not in _page().section("Records").text
 
 
+def test_counts_of_a_run_that_did_not_end_are_of_what_was_finished():
+    words = "Of the tasks that were finished"
+    assert words in _page(report(status="drained")).section("Records").text
+    assert words in _page(report(status="failed"), error="disk full").section("Records").text
+    assert words not in _page(report(status="failed")).section("Records").text
+
+
 @pytest.mark.parametrize(
     ("given", "error", "word", "how"),
     [

@@ -62,7 +62,7 @@ def report_page(
     return document(
         title,
         element("header", element("h1", f"Batch transform: {word}", class_=how), *_said(report, why, error)),
-        _law(report),
+        _law(report, whole=not error and report.status != "drained"),
         _throughput(report, observation),
         _failures(report, observation),
         predictions(observation),
@@ -100,7 +100,7 @@ def _said(report: TransformReport, why: str, error: str) -> Iterator[Html]:
         )
 
 
-def _law(report: TransformReport) -> Html:
+def _law(report: TransformReport, *, whole: bool) -> Html:
     parts = (
         (report.records_in, "records in", "="),
         (report.rows_out, "predicted", "+"),
@@ -113,6 +113,8 @@ def _law(report: TransformReport) -> Html:
         for number, name, sign in parts
     ]
     words = "Every record that was read is counted once."
+    if not whole:
+        words = "Of the tasks that were finished; what was read beyond them is not counted, and will be read again."
     if report.records_in != report.rows_out + report.rows_failed + report.rows_withheld:
         words = "These do not add up. Do not trust this output; please report it."
     if report.rows_withheld:
