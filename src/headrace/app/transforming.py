@@ -18,6 +18,7 @@ from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
 from headrace.transform.ledger import TransformLedger
+from headrace.transform.observation import Observation
 from headrace.transform.plan import TransformPlan, make_plan
 from headrace.transform.probe import Seen, first_records
 from headrace.transform.processes import ProcessRunner
@@ -98,6 +99,7 @@ def open_transform(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> OpenedTransform:
     """Put a transform together, without starting anything. Raises ConfigError for what cannot be."""
     used, where = options or PredictorOptions(), stores or Stores()
@@ -122,6 +124,7 @@ def open_transform(
         model_identity=opened.identity,
         if_exists=if_exists,
         made_with=_made_with(model, endpoint, used),
+        observation=Observation() if page else None,
     )
     return OpenedTransform(made, around, where)
 
@@ -137,6 +140,7 @@ def transform_sync(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> TransformReport:
     """What `transform` does, for callers without an event loop; blocks until all is written."""
     return execute(
@@ -150,6 +154,7 @@ def transform_sync(
             workers=workers,
             if_exists=if_exists,
             stores=stores,
+            page=page,
         )
     )
 
@@ -171,6 +176,7 @@ async def transform(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> TransformReport:
     """Score every object of a source, and write one predictions file for each; returns when all of it is committed.
 
@@ -195,6 +201,7 @@ async def transform(
         if_exists: What to do where a transform was written before: "refuse"; "resume", which goes on where it stopped,
             to the same bytes, or returns its report when it is finished; "overwrite", which deletes it first.
         stores: Where objects are; by default everything that a URI can name, with credentials from the environment.
+        page: Whether to write ``_report.html`` too: what was done, on one page, with plots of throughput and predictions.
 
     Raises:
         ConfigError: For what cannot be; OutputExistsError when the output is there.
@@ -212,6 +219,7 @@ async def transform(
         workers=workers,
         if_exists=if_exists,
         stores=stores,
+        page=page,
     )
     working = asyncio.ensure_future(asyncio.to_thread(execute, opened))
     try:

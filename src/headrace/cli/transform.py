@@ -68,6 +68,7 @@ _log = logging.getLogger("headrace.cli")
 _DRY_RECORDS: Final = 3
 
 ENDING_OPTIONS = options(
+    click.option("--report", type=click.Choice(["html"]), help="A page too, DEST/_report.html, with plots; _report.json is always written."),
     click.option("--json", "json_lines", is_flag=True, help="Progress and report as JSON lines on standard output."),
     click.option("--quiet", "-q", is_flag=True, help="No progress."),
     click.option("-v", "--verbose", count=True, help="Structured logs on standard error; twice for more."),
@@ -198,7 +199,12 @@ def _transform(places: tuple[str, ...], given: dict[str, Any]) -> int:
         return say_dry_run(found, spec.settings, json_lines=given["json_lines"])
     if_exists: IfExists = "resume" if given["resume"] else "overwrite" if given["overwrite"] else "refuse"
     opened = open_transform(
-        source, destination, **common, workers=workers_from(given, spec), if_exists=if_exists
+        source,
+        destination,
+        **common,
+        workers=workers_from(given, spec),
+        if_exists=if_exists,
+        page=given["report"] == "html",
     )
     return _run(opened, given)
 

@@ -33,22 +33,31 @@ def receive(connection: Connection) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Tasks to do, by number, and where some of their ranges are known to begin."""
+    """Tasks to do, by number, and where some of their ranges are known to begin.
+
+    `observed_since_s`: the worker is to tell what it observes, counted from then; None: it need not look.
+    """
 
     tasks: tuple[int, ...]
     begins: Mapping[tuple[int, int], Spot] = field(default_factory=dict[tuple[int, int], Spot])
     replaces: bool = False
+    observed_since_s: float | None = None
 
     def to_json(self) -> Message:
         """As plain values."""
         begins = [[*key, spot.byte, spot.record, spot.line] for key, spot in self.begins.items()]
-        return {"tasks": list(self.tasks), "begins": begins, "replaces": self.replaces}
+        return {
+            "tasks": list(self.tasks),
+            "begins": begins,
+            "replaces": self.replaces,
+            "observed_since_s": self.observed_since_s,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Assignment":
         """Read back."""
         begins = {(b[0], b[1]): Spot(*b[2:]) for b in data["begins"]}
-        return cls(tuple(data["tasks"]), begins, data["replaces"])
+        return cls(tuple(data["tasks"]), begins, data["replaces"], data.get("observed_since_s"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import orjson
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CountMismatchError,
+    HeadraceError,
     LedgerError,
     OutputExistsError,
     ResumeRefusedError,
@@ -25,9 +26,18 @@ from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transform.assembler import Assembler
 from headrace.transform.ledger import TaskRecord, TransformLedger
+from headrace.transform.observation import Observation
+from headrace.transform.page import PAGE_NAME, report_page
 from headrace.transform.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
 from headrace.transform.probe import learn
-from headrace.transform.report import REPORT_NAME, TransformReport, make_report, object_results, sum_counts
+from headrace.transform.report import (
+    REPORT_NAME,
+    Status,
+    TransformReport,
+    make_report,
+    object_results,
+    sum_counts,
+)
 from headrace.transform.runner import Runner
 from headrace.transform.settings import SHARE_ROWS_MIN, TransformSettings
 from headrace.transform.work import Work
@@ -41,6 +51,7 @@ class Transform:
     """One destination's transform. Use from one thread; `drain` from any (a signal handler too).
 
     `execute` once. After an error, or when it was drained, what was done stays: another one that resumes goes on there.
+    An `observation` is told of every batch, and then there is a page (``_report.html``) at the end, whatever the end was.
     """
 
     def __init__(
@@ -55,6 +66,7 @@ class Transform:
         if_exists: IfExists = "refuse",
         made_with: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
+        observation: Observation | None = None,
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
@@ -69,6 +81,7 @@ class Transform:
         self._made_with = dict(made_with or {})
         """How the model was named, for whoever needs it again."""
         self._clock = clock or SystemClock()
+        self._observation = observation
         self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
         self._records: dict[int, TaskRecord] = {}
         self._resumed = False
@@ -94,7 +107,13 @@ class Transform:
         if finished is not None:
             return finished
         began, cpu_before_s = self._clock.now(), cpu_s()
-        complete = self._do()
+        if self._observation is not None:
+            self._observation.begin(began)
+        try:
+            complete = self._do()
+        except HeadraceError as error:
+            self._explain(error, self._clock.now() - began, cpu_s() - cpu_before_s)
+            raise
         return self._finish(complete, self._clock.now() - began, cpu_s() - cpu_before_s)
 
     # Beginning
@@ -158,6 +177,7 @@ class Transform:
             store.delete(self.destination + planned.output)
             store.delete(self.destination + planned.failed)
         store.delete(self.destination + REPORT_NAME)
+        store.delete(self.destination + PAGE_NAME)
         self._ledger.delete()
 
     # Doing
@@ -182,6 +202,7 @@ class Transform:
             clock=self._clock,
             on_task=on_task,
             on_batch=self._check_failures,
+            observation=self._observation,
         )
         assembler.publish_all()
         left = [task for task in self.plan.tasks if task.number not in self._records]
@@ -250,14 +271,29 @@ class Transform:
         assert self.plan is not None, "opened before"
         # From the ledger, not from what workers said.
         records = [record for _, record in sorted(self._ledger.tasks().items())]
-        retried = self._ledger.retried()
-        results = object_results(self.plan, records, self._settings, retried)
+        results = object_results(self.plan, records, self._settings)
         if complete:
             self._check_law(self.plan, records, len(results))
             self._check_failures(at_end=True)
         withheld = any(r.withheld for r in results)
-        report = make_report(
-            status="drained" if not complete else "failed" if withheld else "complete",
+        status: Status = "drained" if not complete else "failed" if withheld else "complete"
+        report = self._report(status, records, elapsed_s, cpu_used_s)
+        _log.info(
+            "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
+        )
+        if complete:
+            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
+            self._ledger.store.put(self.destination + REPORT_NAME, text)
+            self._ledger.finish(report.to_json())
+        self._write_page(report)
+        return report
+
+    def _report(
+        self, status: Status, records: Sequence[TaskRecord], elapsed_s: float, cpu_used_s: float
+    ) -> TransformReport:
+        assert self.plan is not None, "opened before"
+        return make_report(
+            status=status,
             source=self.source if isinstance(self.source, str) else ", ".join(self.source),
             output=self.destination,
             model=self._runner.metadata.name,
@@ -269,17 +305,24 @@ class Transform:
             elapsed_s=elapsed_s,
             cpu_s=cpu_used_s + self._runner.cpu_s(),
             peak_memory_mb=peak_memory_mb() + self._runner.peak_memory_mb(),
-            retried=retried,
             resumed=self._resumed,
         )
-        _log.info(
-            "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
-        )
-        if complete:
-            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-            self._ledger.store.put(self.destination + REPORT_NAME, text)
-            self._ledger.finish(report.to_json())
-        return report
+
+    def _explain(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:
+        """The run broke: a page says what was done, and what by."""
+        if self._observation is None:
+            return
+        try:
+            records = [record for _, record in sorted(self._ledger.tasks().items())]
+            self._write_page(self._report("failed", records, elapsed_s, cpu_used_s), str(error))
+        except HeadraceError:
+            # The destination may be what broke; the error to tell is the first one.
+            _log.warning("%s%s could not be written", self.destination, PAGE_NAME, exc_info=True)
+
+    def _write_page(self, report: TransformReport, error: str = "") -> None:
+        if self._observation is not None:
+            page = report_page(report, self._observation, settings=self._settings, error=error)
+            self._ledger.store.put(self.destination + PAGE_NAME, page)
 
     def _check_law(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:
         """Count the run from its ledger: every task, every object, every record of it once."""

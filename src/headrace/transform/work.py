@@ -21,6 +21,7 @@ from headrace.pipeline.progress import Progress
 from headrace.storage.resolve import Stores
 from headrace.transform.encoders import Encoders
 from headrace.transform.ledger import Checkpoint, Spot, TaskRecord, TransformLedger
+from headrace.transform.observation import Observation
 from headrace.transform.plan import Task, TransformPlan
 from headrace.transform.settings import TransformSettings
 from headrace.transform.sink import TaskSink
@@ -39,7 +40,8 @@ class Work:
 
     `learned` is what the first records decided. `on_task` is told of every task that is committed, `on_batch` of every
     batch that was delivered; both on the working thread. A runner that delivers elsewhere tells None now and then, once
-    `progress` is up to date. `replaces`: the tasks were done before, and wrongly.
+    `progress` is up to date. `observation` sees every batch, also one that is not written since it breaks the run.
+    `replaces`: the tasks were done before, and wrongly.
     """
 
     plan: TransformPlan
@@ -51,6 +53,7 @@ class Work:
     clock: Clock = field(default_factory=SystemClock)
     on_task: Callable[[TaskRecord], None] = _ignore
     on_batch: Callable[[ScoredBatch | None], None] = _ignore
+    observation: Observation | None = None
     replaces: bool = False
 
 
@@ -121,6 +124,8 @@ class TaskRun:
         last: ScoredBatch | None = None
         try:
             for batch in self._flow:
+                if self._work.observation is not None:
+                    self._work.observation.batch(batch, self._work.clock.now())
                 self._sink.write(batch)
                 self._told(batch)
                 last = batch
