@@ -109,9 +109,13 @@ def open_transform(
     opened = open_predictor(model, endpoint, used)
     chosen = settings or TransformSettings()
     if hands.isolation == "process":
-        job = _job(destination, model, endpoint, chosen, used)
-        name = getattr(opened.predictor, "name", "model")
-        runner = ProcessRunner(["-c", _START, job.decode(), *sys.path], hands.count, model=name)
+        job = _job(destination, model, endpoint, chosen, used, stores=where)
+        runner = ProcessRunner(
+            ["-c", _START, job.decode(), *sys.path],
+            hands.count,
+            model=getattr(opened.predictor, "name", "model"),
+            environ=where.environ,
+        )
         around: AbstractContextManager[Any] = runner
     else:
         runner, around = InProcessRunner(opened.predictor), _Started(opened.predictor)
@@ -314,6 +318,8 @@ def _job(
     endpoint: str | None,
     settings: TransformSettings,
     options: PredictorOptions,
+    *,
+    stores: Stores,
 ) -> bytes:
     """All that a worker process needs to know, as JSON."""
     if model is not None and not isinstance(model, str):
@@ -332,6 +338,7 @@ def _job(
             "settings": settings.identity(),
             "flow": asdict(settings.flow),
             "checkpoint_s": settings.tasks.checkpoint_s,
+            "stores": {"retry_s": stores.retry_s, "timeout_s": stores.timeout_s},
         }
     )
 
@@ -347,7 +354,7 @@ def work(job: str, connection_fd: int) -> None:
         Worker(
             connection,
             opened.predictor,
-            stores=Stores(),
+            stores=Stores(**says["stores"]),
             destination=says["destination"],
             settings=settings,
         ).run()

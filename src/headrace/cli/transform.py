@@ -34,6 +34,7 @@ from headrace.cli.transform_options import (
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.progress import Progress
+from headrace.storage.resolve import Stores
 from headrace.transform.retry import Retry
 from headrace.transform.run import IfExists
 from headrace.transform.spec import TransformSpec
@@ -193,6 +194,7 @@ def _transform(places: tuple[str, ...], given: dict[str, Any]) -> int:
         "endpoint": given["endpoint"],
         "settings": spec.settings,
         "options": predictor_options_from(given, spec),
+        "stores": Stores(retry_s=given["retry_s"]),
     }
     if given["dry_run"]:
         found: DryRun = dry_run(source, destination, **common, records=_DRY_RECORDS)

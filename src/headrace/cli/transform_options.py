@@ -73,7 +73,7 @@ WORK_OPTIONS = options(
     click.option("--endpoint-model", help="The model's name, when the endpoint's URL is its root."),
     click.option("--max-concurrent", type=_COUNT, help="Requests under way to an endpoint.  [default: 16]"),
     click.option("--timeout-s", type=_POSITIVE, help="For one request to an endpoint.  [default: 60]"),
-    click.option("--retry-s", type=click.FloatRange(min=0), default=120.0, show_default=True, help="How long a failing request is retried."),
+    click.option("--retry-s", type=click.FloatRange(min=0), default=120.0, show_default=True, help="How long a failing request is retried, to an endpoint or a store."),
 )  # fmt: skip
 
 _WORDS: Final = [

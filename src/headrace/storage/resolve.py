@@ -42,8 +42,10 @@ class Stores:
         timeout_s: float = TIMEOUT_S,
         seed: int | None = None,
     ) -> None:
+        self.environ = environ
+        self.retry_s = retry_s
+        self.timeout_s = timeout_s
         self._environ = os.environ if environ is None else environ
-        self._timeout_s = timeout_s
         self._closed = threading.Event()
         policy = RetryPolicy(retry_s=retry_s)
         self._retrier = Retrier(clock or SystemClock(), policy, seed=seed, wake=self._closed)
@@ -79,7 +81,7 @@ class Stores:
         if scheme in CLOUD_SCHEMES:
             return self._cloud(scheme)
         if scheme in HTTP_SCHEMES:
-            return HttpStore(self._retrier, timeout_s=self._timeout_s)
+            return HttpStore(self._retrier, timeout_s=self.timeout_s)
         return MemoryStore() if scheme == "memory" else LocalStore()
 
     def _cloud(self, scheme: str) -> Store:
@@ -87,5 +89,5 @@ class Stores:
         from headrace.storage.cloud import Bucket, CloudSettings  # noqa: PLC0415
         from headrace.storage.objects import CloudStore  # noqa: PLC0415
 
-        settings = CloudSettings(self._environ, self._timeout_s, self._retrier.policy.retry_s)
+        settings = CloudSettings(self._environ, self.timeout_s, self.retry_s)
         return CloudStore(scheme, lambda kind, name: Bucket(kind, name, settings), self._retrier)

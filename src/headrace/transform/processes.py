@@ -5,6 +5,7 @@ worker that dies costs what it had not committed, which another one does again.
 """
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -69,10 +70,14 @@ class ProcessRunner:
         command: What a worker is started with; the number of its connection's file descriptor is added.
         workers: How many.
         model: The model's name, for errors.
+        environ: Of the workers, beside what this process has; it may hold credentials, which a command line would show.
     """
 
-    def __init__(self, command: Sequence[str], workers: int, *, model: str) -> None:
+    def __init__(
+        self, command: Sequence[str], workers: int, *, model: str, environ: Mapping[str, str] | None = None
+    ) -> None:
         self._command = list(command)
+        self._environ = None if environ is None else {**os.environ, **environ}
         self._count = workers
         self._model = model
         self._workers: list[_Process] = []
@@ -191,6 +196,7 @@ class ProcessRunner:
                 [sys.executable, *self._command, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
+                env=self._environ,
                 start_new_session=True,
             )
         except OSError as error:

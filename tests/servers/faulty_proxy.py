@@ -1,0 +1,128 @@
+"""Between an S3 client and a server: passes requests on, and spoils some of them, at random but as a seed has it."""
+
+import http.client
+import random
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+from urllib.parse import urlsplit
+
+ANSWERS_IN_S = 30.0
+FAULTS = ("500", "503", "reset", "cut", "lost")
+"""An answer of that status without asking the server; no answer; half of one; or one that is lost after it was done."""
+
+
+class _Quiet(ThreadingHTTPServer):
+    def handle_error(self, request, client_address) -> None:
+        """Clients that hang up are part of the tests."""
+
+
+class FaultyProxy:
+    """In front of the server at `endpoint`. While `share` is more than 0, so much of all requests is spoilt.
+
+    Which request is spoilt, and how, depends on the seed and on the requests before it. `spoilt` counts what was done
+    to whom: (method, fault). While `away` is set nobody is answered at all.
+    """
+
+    def __init__(self, endpoint: str, *, share: float, seed: int) -> None:
+        self.share = share
+        self.away = threading.Event()
+        self.spoilt: Counter[tuple[str, str]] = Counter()
+        self.passed = 0
+        self._upstream = urlsplit(endpoint).netloc
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._server = _Quiet(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def environ(self, of_server: dict[str, str]) -> dict[str, str]:
+        """What a client of the server needs to come this way."""
+        return {**of_server, "AWS_ENDPOINT_URL": self.url}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _fault(self, method: str) -> str:
+        with self._lock:
+            if self.away.is_set():
+                return "reset"
+            fault = self._random.choice(FAULTS) if self._random.random() < self.share else ""
+            if fault == "cut" and method != "GET":
+                fault = "lost"
+            if fault:
+                self.spoilt[method, fault] += 1
+            else:
+                self.passed += 1
+            return fault
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                fault = proxy._fault(self.command)
+                sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if fault == "reset":
+                    self.close_connection = True
+                elif fault in {"500", "503"}:
+                    code = "InternalError" if fault == "500" else "SlowDown"
+                    self.answer(int(fault), [], f"<Error><Code>{code}</Code></Error>".encode())
+                else:
+                    self.pass_on(sent, fault)
+
+            do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
+
+            def pass_on(self, sent: bytes, fault: str) -> None:
+                upstream = http.client.HTTPConnection(proxy._upstream, timeout=ANSWERS_IN_S)
+                try:
+                    # The Host stays the client's: it is part of what it has signed.
+                    upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                    for name, value in self.headers.items():
+                        if name.lower() != "connection":
+                            upstream.putheader(name, value)
+                    upstream.endheaders(sent)
+                    answer = upstream.getresponse()
+                    body = answer.read()
+                    if fault == "lost":
+                        self.close_connection = True
+                        return
+                    self.answer(answer.status, answer.getheaders(), body, cut=fault == "cut")
+                finally:
+                    upstream.close()
+
+            def answer(
+                self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False
+            ) -> None:
+                self.send_response_only(status)
+                told = {name.lower(): value for name, value in headers}
+                for name, value in headers:
+                    if name.lower() not in {"connection", "transfer-encoding", "content-length"}:
+                        self.send_header(name, value)
+                if self.command == "HEAD":
+                    self.send_header("Content-Length", told.get("content-length", "0"))
+                elif status != http.HTTPStatus.NO_CONTENT:
+                    self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if cut:
+                    body = body[: len(body) // 2]
+                    self.close_connection = True
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
