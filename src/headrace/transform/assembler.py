@@ -44,7 +44,8 @@ class Assembler:
         for index, shards in self._shards.items():
             known, _ = bases(_from_first(shards))
             for number, base in enumerate(known):
-                found[index, number] = base.begin
+                if base.known:
+                    found[index, number] = base.begin
         return found
 
     def done(self, record: TaskRecord) -> None:

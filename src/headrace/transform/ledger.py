@@ -68,6 +68,8 @@ class ShardRecord:
     begin: Spot | None = None
     end: Spot | None = None
     relative: bool = False
+    begin_bytes: int = 0
+    """What of the output stands before the first record: a header, which every shard with records has."""
     out: Kept | None = None
     failed: Kept | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -84,6 +86,7 @@ class ShardRecord:
             begin=_maybe(Spot, data["begin"]),
             end=_maybe(Spot, data["end"]),
             relative=data["relative"],
+            begin_bytes=data["begin_bytes"],
             out=_maybe(Kept, data["out"]),
             failed=_maybe(Kept, data["failed"]),
             failures=data["failures"],
@@ -127,6 +130,7 @@ class Checkpoint:
     relative: bool = False
     member_byte: int = 0
     member: str | None = None
+    begin_bytes: int = 0
     out: Kept | None = None
     failed: Kept | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -145,6 +149,16 @@ class Checkpoint:
         data["begin"] = _maybe(Spot, data["begin"])
         data["out"], data["failed"] = _maybe(Kept, data["out"]), _maybe(Kept, data["failed"])
         return cls(**data)
+
+
+def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
+    """Of each shard of one object, how much of its output's begin the object has already: all but the first one's."""
+    found: list[int] = []
+    begun = False
+    for shard in shards:
+        found.append(shard.begin_bytes if begun else 0)
+        begun = begun or shard.begin_bytes > 0
+    return found
 
 
 def _maybe(kind: Any, data: Mapping[str, Any] | None) -> Any:

@@ -10,7 +10,7 @@ from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import peak_memory_mb
-from headrace.transform.ledger import ShardRecord, TaskRecord
+from headrace.transform.ledger import ShardRecord, TaskRecord, repeated_bytes
 from headrace.transform.plan import TransformPlan
 from headrace.transform.settings import TransformSettings
 
@@ -109,7 +109,8 @@ def _result(
     failed = bool(counts.rows_failed or counts.objects_broken)
     planned = plan.objects[index]
     withheld = failed and settings.failures.on_error == "object"
-    return ObjectResult(planned.info.uri, planned.output, counts, sum(s.out_bytes for s in shards), withheld)
+    out_bytes = sum(s.out_bytes for s in shards) - sum(repeated_bytes(shards))
+    return ObjectResult(planned.info.uri, planned.output, counts, out_bytes, withheld)
 
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:

@@ -111,10 +111,10 @@ class TaskSink:
         name = f"task-{slot.task:05d}-{self._attempt}-{slot.shard.index}-{slot.shard.number}"
         store, uri, resume = self._ledger.store, self._ledger.draft_uri(name), slot.resume
         made = self._open[index] = ShardOutput(
-            first=not slot.shard.number,
             make_encoder=self._make_encoder,
             out=Spool(store, f"{uri}.out", resume.out if resume else None),
             failed=Spool(store, f"{uri}.failed", resume.failed if resume else None),
+            begin_bytes=resume.begin_bytes if resume else 0,
             counts=resume.counts if resume else None,
             failures=resume.failures if resume else None,
         )
@@ -145,6 +145,7 @@ class TaskSink:
             begin=end.begin,
             end=end.end,
             relative=end.relative,
+            begin_bytes=output.begin_bytes,
             failures=dict(output.failures),
         )
         if slot.shard.whole:
@@ -203,6 +204,7 @@ class TaskSink:
                 relative=relative,
                 member=position.member,
                 member_byte=position.member_byte,
+                begin_bytes=output.begin_bytes,
                 out=output.out.keep(),
                 failed=output.failed.keep(),
                 failures=dict(output.failures),
