@@ -1,18 +1,22 @@
 """A whole transform in a test's few words: real engines, memory or a folder for a store, small models."""
 
+import io
 import json
+import tarfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from headrace.core.errors import UnavailableError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
 from headrace.formats.read import ReadOptions
 from headrace.pipeline.settings import FlowSettings, MappingOptions
-from headrace.storage.contract import Store
+from headrace.storage.contract import ObjectInfo, Store, Writer
 from headrace.storage.resolve import Stores
 from headrace.transform.report import TransformReport
 from headrace.transform.run import Transform
@@ -189,3 +193,82 @@ class WithStore(Stores):
 
     def for_uri(self, uri: str) -> Store:
         return self._store if uri.startswith(self._uri_start) else self._inner.for_uri(uri)
+
+
+def rows(count: int, start: int = 0) -> bytes:
+    return b"".join(b"%d,1\n" % i for i in range(start, start + count))
+
+
+def tar(members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def cut(monkeypatch) -> None:
+    """Let `task_bytes` be as small as a test says."""
+    monkeypatch.setattr("headrace.transform.plan.TASK_BYTES_MIN", 1)
+    monkeypatch.setattr("headrace.transform.plan.TASKS_AIM", 1)
+
+
+class FailsOnce:
+    """A store whose n-th call raises UnavailableError, for a write perhaps after it was done; before and behind it all is well.
+
+    So is a process that dies there, or whose network does.
+    """
+
+    def __init__(self, inner: Store, *, at: int, done: bool) -> None:
+        self._inner, self._at, self._done = inner, at, done
+        self._lock = threading.Lock()
+        self.calls = 0
+        self.failed = False
+
+    def _count(self, uri: str, write: Callable[[], None] | None = None) -> None:
+        with self._lock:
+            self.calls += 1
+            if self.calls != self._at:
+                return
+            self.failed = True
+        if self._done and write is not None:
+            write()
+        raise UnavailableError(uri, "fails on purpose")
+
+    def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
+        self._count(uri)
+        return self._inner.stream(uri, start=start, etag=etag)
+
+    def get(self, uri: str) -> bytes:
+        self._count(uri)
+        return self._inner.get(uri)
+
+    def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
+        self._count(uri)
+        return self._inner.get_range(uri, start, length, etag=etag)
+
+    def put(self, uri: str, data: bytes) -> None:
+        self._count(uri, lambda: self._inner.put(uri, data))
+        self._inner.put(uri, data)
+
+    def put_if_absent(self, uri: str, data: bytes) -> None:
+        self._count(uri, lambda: self._inner.put_if_absent(uri, data))
+        self._inner.put_if_absent(uri, data)
+
+    def writer(self, uri: str) -> Writer:
+        self._count(uri)
+        return self._inner.writer(uri)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        self._count(prefix)
+        return self._inner.list(prefix)
+
+    def head(self, uri: str) -> ObjectInfo:
+        self._count(uri)
+        return self._inner.head(uri)
+
+    def delete(self, uri: str) -> None:
+        self._count(uri, lambda: self._inner.delete(uri))
+        self._inner.delete(uri)

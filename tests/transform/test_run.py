@@ -1,24 +1,43 @@
 """The whole of a transform: what is written where, what a kill costs, what is refused."""
 
+import contextlib
 import gzip
-import io
-import tarfile
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.core.errors import (
+    EmptySourceError,
+    HeadraceError,
+    LedgerError,
+    ModelInputError,
+    OutputExistsError,
+    ResumeRefusedError,
+    TooManyFailuresError,
+    UnavailableError,
+)
+from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
+from headrace.testing import FlakyStore
 from transform.support import (
     IN,
+    OUT,
+    Breaking,
+    BrokenError,
     Doubler,
+    FailsOnce,
+    WithStore,
+    cut,
     engine,
     failed_lines,
     ledger_names,
     made,
     outputs,
     put,
+    rows,
     settings_of,
+    tar,
     transform,
 )
 
@@ -38,22 +57,8 @@ def stores() -> Stores:
     return Stores()
 
 
-def rows(count: int, start: int = 0) -> bytes:
-    return b"".join(b"%d,1\n" % i for i in range(start, start + count))
-
-
 def doubled(count: int, start: int = 0) -> bytes:
     return b"".join(b"%.1f\n" % (2.0 * i) for i in range(start, start + count))
-
-
-def tar(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 # What is written
@@ -189,12 +194,6 @@ def test_on_a_disk_too(tmp_path):
 # Ranges
 
 
-def cut(monkeypatch) -> None:
-    """Let `task_bytes` be as small as a test says."""
-    monkeypatch.setattr("headrace.transform.plan.TASK_BYTES_MIN", 1)
-    monkeypatch.setattr("headrace.transform.plan.TASKS_AIM", 1)
-
-
 ADVERSARIAL = b"7,8\n" + b'1,"9\n,","\n,","\n,","\n,","\n,","\n,","\n"\n2,5\n'
 CELLS = st.sampled_from(
     ["1,2", '"3",4', '"5\n",6', "x,1", "7", "-3,1", '"8",9\r', "", '"\n"",\n",1', "12,3\r"]
@@ -300,3 +299,369 @@ def test_ranges_in_any_order_come_to_the_same(shared, text, task_bytes, header, 
         run._runner.run = shuffled
         run.execute()
     assert outputs(stores) == outputs(stores, "memory://whole/")
+
+
+# Resuming
+
+
+MIXED = {
+    "a.csv": b"p,q\n" + rows(7) + b"x,1\n-3,1\n" + rows(6, 7),
+    "b.csv.gz": gzip.compress(b"p,q\n" + rows(9, 20) + b"7\n", mtime=0),
+    "c.csv": b"p,q\n",
+    "d.csv.gz": gzip.compress(b"p,q\n" + rows(8, 40), mtime=0)[:-3],
+    "e.tar": tar(
+        {"1.csv": b"p,q\n" + rows(3), "2.csv": b"p,q\n" + rows(3, 3) + b"x,1\n", "3.csv": b"p,q\n1,"}
+    ),
+    "f.csv": b"p,q\n" + rows(30, 60) + b"x,1\n" + b'"8\n",1\n' * 4 + rows(10, 90),
+    "g.csv": b"p,q\nx,1\n-2,1\n-3,1\n-4,1\n1\n" + rows(2),
+}
+
+
+def mixed(**tasks):
+    return settings_of(read={"header": "names"}, tasks={"task_objects_max": 3, "task_bytes": 60, **tasks})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shared):
+    stores = Stores()
+    put(stores, MIXED)
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch)
+        predictor = Breaking(shared, at=-1)
+        report = transform(stores, predictor=predictor, settings=mixed())
+    assert predictor.asked > 20
+    return outputs(stores), report, predictor.asked
+
+
+def same_counts(report, expected) -> bool:
+    names = (
+        "status",
+        "objects_done",
+        "records_in",
+        "rows_out",
+        "rows_failed",
+        "objects_broken",
+        "out_bytes",
+        "failures",
+    )
+    return all(getattr(report, name) == getattr(expected, name) for name in names)
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+def test_broken_after_any_batch_a_resumed_run_writes_the_same(shared, undisturbed, monkeypatch, checkpoint_s):
+    cut(monkeypatch)
+    for at in range(undisturbed[2]):
+        stores = Stores()
+        put(stores, MIXED)
+        used = mixed(checkpoint_s=checkpoint_s)
+        with pytest.raises(BrokenError):
+            transform(stores, predictor=Breaking(shared, at=at), settings=used)
+        report = transform(stores, predictor=shared, settings=used, if_exists="resume")
+        assert outputs(stores) == undisturbed[0], at
+        assert same_counts(report, undisturbed[1]), at
+        assert not [n for n in ledger_names(stores) if n.startswith("drafts/") or "checkpoint" in n]
+
+
+def test_broken_again_and_again_it_comes_to_the_same(shared, undisturbed, monkeypatch):
+    """Each process gets two batches further than the one before."""
+    cut(monkeypatch)
+    stores = Stores()
+    put(stores, MIXED)
+    predictor = Breaking(shared, at=2)
+    times = 0
+    while True:
+        try:
+            report = transform(stores, predictor=predictor, settings=mixed(**TINY), if_exists="resume")
+            break
+        except BrokenError:
+            predictor.at = predictor.asked + 2
+            times += 1
+    assert times > undisturbed[2] / 4
+    assert outputs(stores) == undisturbed[0]
+    assert same_counts(report, undisturbed[1])
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+def test_drained_after_any_batch_a_resumed_run_writes_the_same(
+    shared, undisturbed, monkeypatch, checkpoint_s
+):
+    cut(monkeypatch)
+    for at in range(0, undisturbed[2], 2):
+        stores = Stores()
+        put(stores, MIXED)
+        used = mixed(checkpoint_s=checkpoint_s)
+        predictor = Breaking(shared, at=at)
+        run = made(stores, predictor=predictor, settings=used)
+        predictor.action = run.drain
+        report = run.execute()
+        assert (report.status, report.exit_code) == ("drained", 1)
+        assert "report.json" not in ledger_names(stores)
+        report = transform(stores, predictor=predictor, settings=used, if_exists="resume")
+        assert outputs(stores) == undisturbed[0], at
+        assert same_counts(report, undisturbed[1]), at
+        # What was delivered is not done twice: a batch at most is begun anew at each task's end.
+        assert predictor.asked <= undisturbed[2] + 3
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+def test_a_store_that_fails_at_any_call_costs_nothing_but_a_resumption(
+    shared, undisturbed, monkeypatch, checkpoint_s
+):
+    cut(monkeypatch)
+    monkeypatch.setattr("headrace.transform.spool.HELD_BYTES_MAX", 30)
+    monkeypatch.setattr("headrace.storage.draft.SEGMENT_BYTES", 20)
+    plain = Stores()
+    put(plain, MIXED)
+    used = mixed(checkpoint_s=checkpoint_s)
+    counting = FlakyStore(MemoryStore())
+    transform(WithStore(plain, "memory://out/", counting), predictor=shared, settings=used)
+    failed = 0
+    for at in range(1, counting.calls, max(1, counting.calls // 40)):
+        inner = MemoryStore()
+        flaky = FailsOnce(inner, at=at, done=bool(at % 2))
+        stores = WithStore(plain, "memory://out/", flaky)
+        with contextlib.suppress(UnavailableError):
+            transform(stores, predictor=shared, settings=used)
+        failed += flaky.failed
+        whole = WithStore(plain, "memory://out/", inner)
+        report = transform(whole, predictor=shared, settings=used, if_exists="resume")
+        assert outputs(whole) == undisturbed[0], at
+        assert same_counts(report, undisturbed[1]), at
+    assert failed > 20
+
+
+def test_a_source_that_fails_at_any_call_costs_nothing_but_a_resumption(shared, undisturbed, monkeypatch):
+    cut(monkeypatch)
+    plain = Stores()
+    put(plain, MIXED)
+    used = mixed(**TINY)
+    for at in range(1, 60, 4):
+        out = MemoryStore()
+        flaky = FailsOnce(plain.for_uri(IN), at=at, done=False)
+        with contextlib.suppress(UnavailableError):
+            transform(
+                WithStore(WithStore(plain, IN, flaky), "memory://out/", out), predictor=shared, settings=used
+            )
+        stores = WithStore(plain, "memory://out/", out)
+        report = transform(stores, predictor=shared, settings=used, if_exists="resume")
+        assert outputs(stores) == undisturbed[0], at
+        assert same_counts(report, undisturbed[1]), at
+
+
+def test_an_object_that_breaks_behind_a_checkpoint_breaks_at_the_same_place(shared, stores):
+    put(stores, {"a.csv.gz": gzip.compress(rows(8), mtime=0)[:-3]})
+    transform(stores, predictor=shared, destination="memory://whole/")
+    predictor = Breaking(shared, at=1)
+    run = made(stores, predictor=predictor)
+    predictor.action = run.drain
+    run.execute()
+    transform(stores, predictor=shared, if_exists="resume")
+    assert outputs(stores) == outputs(stores, "memory://whole/")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"a.csv": rows(41)},
+        {"0.csv": rows(1)},
+        {"a.csv": None},
+        {"a.csv": None, "b.csv": rows(1)},
+    ],
+)
+def test_a_source_that_changed_is_not_resumed(shared, stores, change):
+    put(stores, {"a.csv": rows(40)})
+    with pytest.raises(BrokenError):
+        transform(stores, predictor=Breaking(shared, at=3))
+    before = outputs(stores)
+    for name, data in change.items():
+        stores.for_uri(IN).delete(IN + name)
+        if data is not None:
+            put(stores, {name: data})
+    with pytest.raises(
+        (ResumeRefusedError, EmptySourceError), match=r"another object now|is new|is gone|no object"
+    ):
+        transform(stores, predictor=shared, if_exists="resume")
+    assert outputs(stores) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"identity": "another"}, "model was 'm', is 'another'"),
+        ({"source": "memory://in/a.csv"}, "source was"),
+        ({"settings": settings_of(output={"join": "input"})}, "settings.output.join was 'none', is 'input'"),
+        ({"settings": settings_of(flow={"batch_rows_max": 3})}, "settings.batch was"),
+        ({"settings": settings_of(tasks={"task_bytes": 7})}, "settings.tasks was"),
+    ],
+)
+def test_another_run_is_not_resumed(shared, stores, changed, what):
+    put(stores, {"a.csv": rows(40)})
+    with pytest.raises(BrokenError):
+        transform(stores, predictor=Breaking(shared, at=3))
+    with pytest.raises(ResumeRefusedError, match=what):
+        transform(stores, predictor=shared, if_exists="resume", **changed)
+
+
+def test_a_finished_run_resumes_to_its_report_without_a_call(shared, stores):
+    put(stores, {"a.csv": rows(9)})
+    report = transform(stores, predictor=shared)
+    put(stores, {"b.csv": rows(9)})
+    predictor = Breaking(shared, at=0)
+    assert transform(stores, predictor=predictor, if_exists="resume") == report
+    assert predictor.asked == 0
+
+
+def test_what_is_not_there_is_begun_by_a_resumption(shared, stores):
+    put(stores, {"a.csv": rows(9)})
+    assert transform(stores, predictor=shared, if_exists="resume").rows_out == 9
+
+
+def test_a_run_with_looser_bounds_on_failures_goes_on(shared, stores):
+    """What was delivered when it stopped is there once."""
+    put(stores, {"a.csv": rows(6) + b"x,1\ny,1\n" + rows(6, 6), "b.csv": rows(9)})
+    transform(stores, predictor=shared, destination="memory://whole/")
+    for checkpoint_s in (0.0, 1e9):
+        used = settings_of(failures={"failed_rows_max": 1}, tasks={"checkpoint_s": checkpoint_s})
+        with pytest.raises(TooManyFailuresError, match="2 records failed, and failed_rows_max is 1"):
+            transform(stores, predictor=shared, settings=used, if_exists="overwrite")
+        with pytest.raises(TooManyFailuresError):
+            transform(stores, predictor=shared, settings=used, if_exists="resume")
+        used = settings_of(failures={"failed_rows_max": 2})
+        report = transform(stores, predictor=shared, settings=used, if_exists="resume")
+        assert outputs(stores) == outputs(stores, "memory://whole/")
+        assert (report.records_in, report.rows_out, report.rows_failed) == (23, 21, 2)
+
+
+def test_failures_before_a_checkpoint_count(shared, stores):
+    """The bound is on the run, however many processes it takes."""
+    put(stores, {"a.csv": b"x,1\n" + rows(20) + b"y,1\nz,1\n" + rows(20)})
+    used = settings_of(failures={"failed_rows_max": 2}, tasks=TINY)
+    with pytest.raises(BrokenError):
+        transform(stores, predictor=Breaking(shared, at=4), settings=used)
+    with pytest.raises(TooManyFailuresError, match="3 records failed"):
+        transform(stores, predictor=shared, settings=used, if_exists="resume")
+
+
+def test_failures_are_counted_once_however_often_it_is_resumed(shared, stores):
+    put(stores, {"a.csv": b"x,1\ny,1\n" + rows(40)})
+    used = settings_of(failures={"failed_rows_max": 2}, tasks=TINY)
+    predictor = Breaking(shared, at=3)
+    for _ in range(3):
+        with pytest.raises(BrokenError):
+            transform(stores, predictor=predictor, settings=used, if_exists="resume")
+        predictor.at = predictor.asked + 2
+    assert transform(stores, predictor=shared, settings=used, if_exists="resume").rows_failed == 2
+
+
+# An output that is there
+
+
+def test_an_output_that_is_there_is_refused_then_overwritten(shared, stores):
+    put(stores, {"a.csv": rows(9), "b.csv": b"x,1\n" + rows(1)})
+    transform(stores, predictor=shared)
+    with pytest.raises(OutputExistsError):
+        transform(stores, predictor=shared)
+    stores.for_uri(IN).delete(IN + "b.csv")
+    put(stores, {"a.csv": rows(2)})
+    report = transform(stores, predictor=shared, if_exists="overwrite")
+    assert outputs(stores) == {"a.csv.out": doubled(2)}
+    assert report.objects == 1
+
+
+def test_overwriting_deletes_only_what_a_transform_wrote(shared, stores):
+    put(stores, {"a.csv": b"x,1\n" + rows(2)})
+    put(stores, {"notes.txt": b"mine", "a.csv.out.bak": b"mine", "b.csv.out": b"mine"}, OUT)
+    transform(stores, predictor=shared)
+    transform(stores, predictor=shared, if_exists="overwrite")
+    found = outputs(stores)
+    assert [found[n] for n in ("notes.txt", "a.csv.out.bak", "b.csv.out")] == [b"mine"] * 3
+    assert found["a.csv.out"] == doubled(2)
+
+
+@pytest.mark.parametrize(("source", "data"), [("memory://mistyped/", b"1,2\n"), ("memory://in/", b"1,2,3\n")])
+def test_what_cannot_be_run_does_not_cost_the_output_that_is_there(shared, stores, source, data):
+    put(stores, {"a.csv": rows(9)})
+    transform(stores, predictor=shared)
+    before = outputs(stores), ledger_names(stores)
+    put(stores, {"a.csv": data})
+    with pytest.raises((EmptySourceError, ModelInputError)):
+        transform(stores, predictor=shared, source=source, if_exists="overwrite")
+    assert (outputs(stores), ledger_names(stores)) == before
+
+
+def test_a_model_that_fits_nothing_leaves_nothing(shared, stores):
+    put(stores, {"a.csv": b"1,2,3\n"})
+    with pytest.raises(ModelInputError, match="takes 2 numbers"):
+        transform(stores, predictor=shared)
+    assert list(stores.for_uri(OUT).list(OUT)) == []
+    put(stores, {"a.csv": rows(1)})
+    assert transform(stores, predictor=shared).rows_out == 1
+
+
+def test_overwriting_that_is_killed_leaves_nothing_that_a_new_run_would_believe(shared):
+    plain = Stores()
+    put(plain, {"a.csv": rows(9), "b.csv": b"x,1\n"})
+    for at in range(1, 40):
+        inner = MemoryStore()
+        whole = WithStore(plain, "memory://out/", inner)
+        transform(whole, predictor=shared)
+        old = outputs(whole)
+        other = Stores()
+        put(other, {"a.csv": rows(2)})
+        flaky = FailsOnce(inner, at=at, done=True)
+        used = WithStore(other, "memory://out/", flaky)
+        with contextlib.suppress(UnavailableError):
+            transform(used, predictor=shared, if_exists="overwrite")
+        again = WithStore(other, "memory://out/", inner)
+        # The old run is whole, or refused; or there is none, or the new one.
+        with contextlib.suppress(ResumeRefusedError):
+            transform(again, predictor=shared, if_exists="resume")
+            assert outputs(again) in (old, {"a.csv.out": doubled(2)}), at
+        report = transform(again, predictor=shared, if_exists="overwrite")
+        assert outputs(again) == {"a.csv.out": doubled(2)}, at
+        assert (report.records_in, report.tasks) == (2, 1), at
+
+
+def test_a_streams_output_is_not_touched(shared, stores):
+    put(stores, {"a.csv": rows(9)})
+    put(stores, {"_headrace/run.json": b'{"v": 1}', "part-00000.csv": b"1\n"}, OUT)
+    for if_exists in ("refuse", "resume", "overwrite"):
+        with pytest.raises(LedgerError, match="output of headrace stream"):
+            transform(stores, predictor=shared, if_exists=if_exists)
+    assert outputs(stores) == {"part-00000.csv": b"1\n"}
+
+
+@pytest.mark.parametrize("at", range(0, 24, 2))
+def test_two_runs_on_one_destination_harm_nothing(shared, undisturbed, monkeypatch, at):
+    """The other one is begun, and finished, while the first is at a batch."""
+    cut(monkeypatch)
+    stores = Stores()
+    put(stores, MIXED)
+    with engine() as second:
+        predictor = Breaking(
+            shared,
+            at=at,
+            action=lambda: transform(stores, predictor=second, settings=mixed(), if_exists="resume"),
+        )
+        with contextlib.suppress(HeadraceError):
+            transform(stores, predictor=predictor, settings=mixed())
+    assert outputs(stores) == undisturbed[0]
+    assert same_counts(
+        transform(stores, predictor=shared, settings=mixed(), if_exists="resume"), undisturbed[1]
+    )
+
+
+@pytest.mark.parametrize("at", range(0, 24, 2))
+def test_what_another_process_has_done_is_taken_as_it_stands(shared, undisturbed, monkeypatch, at):
+    """The other one is drained in its middle, while the first is at a batch."""
+    cut(monkeypatch)
+    stores = Stores()
+    put(stores, MIXED)
+    with engine() as second:
+        inner = Breaking(second, at=12)
+        other = made(stores, predictor=inner, settings=mixed(), if_exists="resume")
+        inner.action = other.drain
+        predictor = Breaking(shared, at=at, action=other.execute)
+        report = transform(stores, predictor=predictor, settings=mixed())
+    assert outputs(stores) == undisturbed[0]
+    assert same_counts(report, undisturbed[1])

@@ -1,10 +1,10 @@
 """Outputs under way: bytes that no reader sees until they are published, and that outlive a killed process once kept.
 
-A disk has them in one file, which is renamed when it is published and never copied. Stores that cannot append have them
+A disk has them in one file, which gets another name when it is published and is never copied. Stores that cannot append have them
 as segments, objects of their own, which are copied together.
 """
 # Paths stay the strings that were written, as in `local`.
-# ruff: noqa: PTH103, PTH105, PTH120
+# ruff: noqa: PTH103, PTH105, PTH108, PTH120
 
 import contextlib
 import os
@@ -57,8 +57,11 @@ class Draft(Protocol):
         """Make everything so far outlive this process."""
         ...
 
-    def publish(self, uri: str) -> None:
-        """Make it the object `uri`, whole and replacing; the draft is no more."""
+    def publish(self, uri: str) -> Kept | None:
+        """Make it the object `uri`, whole and replacing; nothing more can be written.
+
+        What was kept of it stays, for whoever remembers that: it is returned, to `discard` when nobody does any more.
+        """
         ...
 
     def close(self) -> None:
@@ -107,11 +110,20 @@ def read_kept(store: Store, part: KeptRange) -> Iterator[bytes]:
 
 
 def assemble(store: Store, parts: Sequence[KeptRange], draft_uri: str, uri: str) -> None:
-    """Publish ranges of drafts, one after the other, as one object; the drafts stay, but one that is all of it."""
+    """Publish ranges of drafts, one after the other, as one object; they stay. `draft_uri` is nobody else's."""
+    if not isinstance(store, LocalStore):
+        with store.writer(uri) as writer:
+            for part in parts:
+                for piece in read_kept(store, part):
+                    writer.write(piece)
+        return
     draft = open_draft(store, draft_uri)
-    for part in parts:
-        append(store, draft, part)
-    draft.publish(uri)
+    try:
+        for part in parts:
+            append(store, draft, part)
+        draft.publish(uri)
+    finally:
+        draft.close()
 
 
 def discard(store: Store, kept: Kept) -> None:
@@ -137,6 +149,7 @@ class _FileDraft:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._path = os.path.realpath(parse(uri).key)
+        self._kept: Kept | None = None
         self.nbytes = 0
         with os_errors(uri):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
@@ -172,16 +185,26 @@ class _FileDraft:
     def keep(self) -> Kept:
         with os_errors(self._uri):
             os.fsync(self._file)
-        return Kept(self._uri, self.nbytes)
+        self._kept = Kept(self._uri, self.nbytes)
+        return self._kept
 
-    def publish(self, uri: str) -> None:
+    def publish(self, uri: str) -> Kept | None:
         path = os.path.realpath(parse(uri).key)
         with os_errors(uri):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.fsync(self._file)
             self.close()
-            os.replace(self._path, path)
+            os.replace(self._path if self._kept is None else self._second_name(), path)
             flush_folder(path)
+        return self._kept
+
+    def _second_name(self) -> str:
+        """Another name for the same file, which costs nothing; nobody writes to it any more."""
+        name = f"{self._path}.published"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        os.link(self._path, name)
+        return name
 
     def close(self) -> None:
         if self._file >= 0:
@@ -197,6 +220,7 @@ class _SegmentDraft:
         self._segments = 0
         self._uploader: ThreadPoolExecutor | None = None
         self._uploading: Future[None] | None = None
+        self._kept: Kept | None = None
         self.nbytes = 0
 
     def write(self, data: bytes) -> None:
@@ -224,21 +248,25 @@ class _SegmentDraft:
             self._put_segment(bytes(self._buffer))
             self._buffer.clear()
         self._wait()
-        return Kept(self._uri, self.nbytes, self._segments)
+        self._kept = Kept(self._uri, self.nbytes, self._segments)
+        return self._kept
 
-    def publish(self, uri: str) -> None:
+    def publish(self, uri: str) -> Kept | None:
         self._wait()
         if not self._segments:
             self._store.put(uri, bytes(self._buffer))
             self.close()
-            return
+            return None
         kept = Kept(self._uri, self.nbytes - len(self._buffer), self._segments)
         with self._store.writer(uri) as writer:
             for piece in read_kept(self._store, KeptRange(kept, 0, kept.nbytes)):
                 writer.write(piece)
             writer.write(bytes(self._buffer))
-        discard(self._store, kept)
         self.close()
+        if self._kept is not None:
+            return kept
+        discard(self._store, kept)
+        return None
 
     def close(self) -> None:
         if self._uploader is not None:

@@ -54,11 +54,20 @@ def _absolute(record: ShardRecord, base: Base, spot: Spot) -> Spot:
 
 
 def publish_object(
-    ledger: TransformLedger, planned: PlannedObject, records: Sequence[ShardRecord], *, withheld: bool
+    ledger: TransformLedger,
+    planned: PlannedObject,
+    records: Sequence[ShardRecord],
+    *,
+    withheld: bool,
+    attempt: str,
 ) -> None:
-    """Publish an object's output, and its failed records if there are any; `withheld` leaves the output out."""
+    """Publish an object's output, and its failed records if there are any; `withheld` leaves the output out.
+
+    `attempt` names the drafts that this needs. Raises NotFoundError where another process has done it, and removed the
+    ranges' drafts.
+    """
     store, destination = ledger.store, ledger.destination
-    name = f"object-{records[0].index}"
+    name = f"object-{records[0].index}-{attempt}"
     if withheld:
         store.delete(destination + planned.output)
     else:

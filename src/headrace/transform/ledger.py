@@ -32,6 +32,7 @@ from headrace.transform.plan import PlannedObject
 VERSION: Final = 1
 KIND: Final = "transform"
 DRAFTS: Final = "drafts/"
+_CHECKPOINT: Final = ".checkpoint.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,16 @@ class TaskRecord:
 class Checkpoint:
     """A task under way: the shards that are done, and how far the next one is.
 
-    `entries` of it are delivered; `begin` is where it began; `out` and `failed` hold its output so far.
+    `entries` of it are delivered, up to `member` and `record`; `line` and `byte` are told as a `Cursor` tells them. `begin` is
+    where it began; `out` and `failed` hold its output so far.
     """
 
     task: int
     done: tuple[ShardRecord, ...]
     entries: int = 0
     record: int = 0
+    line: int = 1
+    byte: int = 0
     counts: Counts = field(default_factory=Counts)
     begin: Spot | None = None
     relative: bool = False
@@ -134,6 +138,10 @@ class Checkpoint:
     out: Kept | None = None
     failed: Kept | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def position(self, uri: str) -> Position:
+        """Of the first record that is not delivered, in the object `uri`."""
+        return Position(uri, self.member, self.record, self.line, self.byte, self.member_byte)
 
     def to_json(self) -> bytes:
         """Versioned, with sorted keys."""
@@ -212,9 +220,9 @@ class TransformLedger:
             )
 
     def objects(self) -> list[PlannedObject]:
-        """The plan's objects."""
+        """The plan's objects; none of a run that is being deleted."""
         found: list[PlannedObject] = []
-        for line in self.store.get(self.uri("plan.jsonl")).splitlines():
+        for line in (self._get("plan.jsonl") or b"").splitlines():
             data = orjson.loads(line)
             output = data.pop("output")
             found.append(PlannedObject(ObjectInfo(**data), output))
@@ -238,7 +246,7 @@ class TransformLedger:
             self.store.put_if_absent(self.uri(f"{name}.json"), record.to_json())
         except AlreadyExistsError:
             return False
-        self.store.delete(self.uri(f"{name}.checkpoint.json"))
+        self.store.delete(self.uri(name + _CHECKPOINT))
         return True
 
     def replace_task(self, record: TaskRecord) -> None:
@@ -247,7 +255,7 @@ class TransformLedger:
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """A task is under way, so far."""
-        self.store.put(self.uri(f"task-{checkpoint.task:05d}.checkpoint.json"), checkpoint.to_json())
+        self.store.put(self.uri(f"task-{checkpoint.task:05d}{_CHECKPOINT}"), checkpoint.to_json())
 
     def tasks(self) -> dict[int, TaskRecord]:
         """Every task that is done."""
@@ -264,7 +272,7 @@ class TransformLedger:
 
     def _records(self, prefix: str, *, checkpoints: bool) -> Iterator[bytes]:
         for info in self.store.list(self.uri(prefix)):
-            if info.uri.endswith(".checkpoint.json") == checkpoints:
+            if info.uri.endswith(_CHECKPOINT) == checkpoints:
                 yield self.store.get(info.uri)
 
     # Objects of several shards
@@ -282,8 +290,9 @@ class TransformLedger:
 
     def finish(self, report: Mapping[str, Any]) -> None:
         """The run is complete: drafts and checkpoints go, and the report stays."""
-        for info in list(self.store.list(self.uri(DRAFTS))):
-            self.store.delete(info.uri)
+        for info in (*self.store.list(self.uri(DRAFTS)), *self.store.list(self.uri("task-"))):
+            if info.uri.endswith(_CHECKPOINT) or info.uri.startswith(self.uri(DRAFTS)):
+                self.store.delete(info.uri)
         self.store.put(self.uri("report.json"), _dump(report))
 
     def finished(self) -> dict[str, Any] | None:
@@ -291,11 +300,18 @@ class TransformLedger:
         found = self._get("report.json")
         return None if found is None else orjson.loads(found)
 
+    def abandon(self) -> None:
+        """Its output is about to be deleted: from here on nothing can resume it, and it can only be deleted."""
+        self.store.put(self.uri("run.json"), _dump({"v": VERSION, "kind": KIND}))
+
     def delete(self) -> None:
-        """Forget the run. The plan goes last, so that what is left after a kill can still be deleted."""
-        infos = list(self.store.list(self._base))
-        for info in sorted(infos, key=lambda i: i.uri.endswith("plan.jsonl")):
-            self.store.delete(info.uri)
+        """Forget the run. What tells that there is one goes last, so that no new run finds what is left of it."""
+        last = [self.uri("plan.jsonl"), self.uri("run.json")]
+        for info in list(self.store.list(self._base)):
+            if info.uri not in last:
+                self.store.delete(info.uri)
+        for uri in last:
+            self.store.delete(uri)
 
     def _get(self, name: str) -> bytes | None:
         found = next(iter(self.store.list(self.uri(name))), None)

@@ -16,6 +16,7 @@ from headrace.core.errors import CountMismatchError, TooManyFailuresError
 from headrace.core.tensor import Array, ModelMetadata, dtype_of
 from headrace.pipeline.items import ScoredBatch, ScoredSpan
 from headrace.pipeline.ledger import Counts
+from headrace.storage.draft import Kept, discard
 from headrace.storage.publisher import Publisher
 from headrace.transform.ledger import Checkpoint, ShardRecord, TaskRecord, TransformLedger
 from headrace.transform.output import EncoderFactory, ShardOutput
@@ -38,7 +39,7 @@ class TaskSink:
         settings: The transform's.
         attempt: Names this process's drafts; nobody else has it.
         clock: Tells when a checkpoint is due.
-        on_task: Told of every task that is done and committed.
+        on_task: Told of every task that is done and committed, here or by another process.
         replaces: Whether the tasks were done before, and are done again since that was wrong.
     """
 
@@ -74,6 +75,8 @@ class TaskSink:
         for slot in slots:
             if slot.resume is not None and slot.resume.done and not self._done[slot.task]:
                 self._done[slot.task] += slot.resume.done
+        self._left: defaultdict[int, list[Kept]] = defaultdict(list)
+        """By task, what was kept of outputs that are published: the last checkpoint still speaks of it."""
         self._began_s = self._checkpointed_s = clock.now()
 
     def write(self, batch: ScoredBatch) -> None:
@@ -162,9 +165,19 @@ class TaskSink:
         if withholds(self._settings, failed=output.has_failures):
             self._ledger.store.delete(destination + planned.output)
         else:
-            output.out.publish(destination + planned.output, self._publisher)
+            self._publish_spool(slot, output.out, destination + planned.output)
         if output.failed.nbytes:
-            output.failed.publish(destination + planned.failed, self._publisher)
+            self._publish_spool(slot, output.failed, destination + planned.failed)
+
+    def _publish_spool(self, slot: Slot, spool: Spool, uri: str) -> None:
+        kept = spool.publish(uri, self._publisher)
+        if kept is not None:
+            self._left[slot.task].append(kept)
+
+    def _discard_left(self, task: int) -> None:
+        """The task's record, or another checkpoint, is there."""
+        for kept in self._left.pop(task, ()):
+            discard(self._ledger.store, kept)
 
     def _commit(self, task: int) -> None:
         self._publisher.settle()
@@ -174,7 +187,9 @@ class TaskSink:
         if self._replaces:
             self._ledger.replace_task(record)
         elif not self._ledger.commit_task(record):
-            return
+            # Somebody else had done it: what they wrote stands, and is the same but for their drafts' names.
+            record = self._ledger.task(task) or record
+        self._discard_left(task)
         self._on_task(record)
 
     def checkpoint(self, batch: ScoredBatch) -> None:
@@ -190,6 +205,7 @@ class TaskSink:
         if output is None or position is None or not resumable:
             if done:
                 self._ledger.checkpoint(Checkpoint(slot.task, tuple(done)))
+                self._discard_left(slot.task)
             return
         begin, relative = self._source.begun.get(batch.end.index, (None, False))
         entries = output.entries + (slot.resume.entries if slot.resume else 0)
@@ -199,6 +215,8 @@ class TaskSink:
                 done=tuple(done),
                 entries=entries,
                 record=position.record,
+                line=position.line,
+                byte=position.byte,
                 counts=output.counts,
                 begin=begin,
                 relative=relative,
@@ -210,6 +228,7 @@ class TaskSink:
                 failures=dict(output.failures),
             )
         )
+        self._discard_left(slot.task)
 
     def end(self) -> None:
         """After the last batch: finish what has no records of its own to come."""

@@ -102,7 +102,7 @@ class TaskSource:
         self._prefetch = Prefetch(stores, [self._extent(slot) for slot in slots], flow)
 
     def skip(self, index: int) -> None:
-        """Read no more of object `index`; what was read of it may still come."""
+        """Nothing more is wanted of object `index`; what was read of it may still come."""
         self._skipped.add(index)
 
     def close(self) -> None:
@@ -144,22 +144,24 @@ class TaskSource:
     def _slot_blocks(self, number: int, slot: Slot) -> Iterator[ReadBlock]:
         uri, entries = self._uri(slot), 0
         last: Block | None = None
-        text = text_format(uri, self._read)
         cut: TextRange | None = None
-        if text is not None and self._readable(slot, text):
-            cut = self._range(slot, text)
-        relative = self._relative(slot, cut)
+        relative = False
         try:
+            cut = self._range(slot)
+            relative = self._relative(slot, cut)
             for block in self._blocks_of(number, slot, cut):
                 last = block
+                if slot.shard.index in self._skipped:
+                    if slot.shard.whole:
+                        break
+                    continue  # the range after this one begins where this one ends
                 if cut is not None and cut.begin is not None:
                     self.begun[number] = (Spot.of(cut.begin), relative)
                 entries += block.records
                 yield ReadBlock(block, number)
-                if slot.shard.index in self._skipped:
-                    break
         except _COSTS_ONE_OBJECT as error:
-            reached = behind(last) if last else Position(uri, record=slot.resume.record if slot.resume else 0)
+            before = slot.resume.position(uri) if slot.resume else Position(uri)
+            reached = behind(last) if last else before
             failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
             entries += 1
             yield ReadBlock(Block(reached, failures=(failure,)), number, last=True)
@@ -184,13 +186,17 @@ class TaskSource:
             self._begins[shard.index, shard.number + 1] = end
         self.ended.append(ShardEnd(number, entries, begin, end, relative))
 
-    def _readable(self, slot: Slot, text: TextFormat) -> bool:
-        """Whether the object is text, for a range that is not its first and would not see."""
-        return not slot.shard.number or self._head(slot, text)[0]
-
-    def _range(self, slot: Slot, text: TextFormat) -> TextRange:
-        shard = slot.shard
-        names = self._head(slot, text)[1] if shard.number else None
+    def _range(self, slot: Slot) -> TextRange | None:
+        """The slot as a range of a text; None where its object is none."""
+        shard, names = slot.shard, None
+        text = text_format(self._uri(slot), self._read)
+        if text is None:
+            return None
+        if shard.number:
+            # The object's first bytes tell whether it is text, and this range has not got them.
+            is_text, names = self._head(slot, text)
+            if not is_text:
+                return None
         return TextRange(text, shard.start, shard.stop, begin=self._begin(slot), column_names=names)
 
     def _blocks_of(self, number: int, slot: Slot, cut: TextRange | None) -> Iterator[Block]:
@@ -201,9 +207,7 @@ class TaskSource:
             return
         if slot.shard.number:
             return
-        position = None
-        if resume is not None:
-            position = Position(uri, resume.member, resume.record, member_byte=resume.member_byte)
+        position = None if resume is None else resume.position(uri)
         started_at = resume.member_byte if resume and seekable(uri, self._read) else 0
         chunks = self._chunks(number, slot, None)
         yield from read_object(uri, chunks, self._read, resume=position, started_at=started_at)

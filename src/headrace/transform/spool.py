@@ -52,13 +52,16 @@ class Spool:
         """Make all of it outlive the process; None when there is nothing."""
         return self._spill().keep() if self.nbytes else None
 
-    def publish(self, uri: str, publisher: Publisher) -> None:
-        """Make it the object `uri`: at once where it is large, with `publisher`'s other ones where it is small."""
-        if self._draft is None:
-            publisher.put(uri, b"".join(self._held))
-        else:
-            self._spill().publish(uri)
+    def publish(self, uri: str, publisher: Publisher) -> Kept | None:
+        """Make it the object `uri`: at once where it is large, with `publisher`'s other ones where it is small.
+
+        What was kept of it stays, and is returned.
+        """
+        if self._draft is not None:
+            return self._spill().publish(uri)
+        publisher.put(uri, b"".join(self._held))
         self._held, self._held_bytes = [], 0
+        return None
 
     def close(self) -> None:
         """Let go of it; what was kept stays. Closing twice does nothing."""
