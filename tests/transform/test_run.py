@@ -2,12 +2,17 @@
 
 import contextlib
 import gzip
+import json
 
+import numpy as np
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.errors import (
+    ConfigError,
     EmptySourceError,
     HeadraceError,
     LedgerError,
@@ -17,9 +22,14 @@ from headrace.core.errors import (
     TooManyFailuresError,
     UnavailableError,
 )
+from headrace.core.model import Model
+from headrace.core.tensor import TensorSpec
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
 from headrace.testing import FlakyStore
+from headrace.transform.ledger import TransformLedger
+from headrace.transform.report import TransformReport
+from headrace.transform.settings import TABLES
 from transform.support import (
     IN,
     OUT,
@@ -665,3 +675,392 @@ def test_what_another_process_has_done_is_taken_as_it_stands(shared, undisturbed
         report = transform(stores, predictor=predictor, settings=mixed())
     assert outputs(stores) == undisturbed[0]
     assert same_counts(report, undisturbed[1])
+
+
+# On a disk, with outputs too large to be held
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+def test_large_outputs_on_a_disk_survive_being_broken_anywhere(
+    shared, undisturbed, monkeypatch, tmp_path, checkpoint_s
+):
+    cut(monkeypatch)
+    monkeypatch.setattr("headrace.transform.spool.HELD_BYTES_MAX", 20)
+    for name, data in MIXED.items():
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    source, used = f"{tmp_path}/in/", mixed(checkpoint_s=checkpoint_s)
+    for at in range(0, undisturbed[2], 2):
+        stores, out = Stores(), f"{tmp_path}/out-{at}/"
+        with pytest.raises(BrokenError):
+            transform(
+                stores, predictor=Breaking(shared, at=at), source=source, destination=out, settings=used
+            )
+        report = transform(
+            stores, predictor=shared, source=source, destination=out, settings=used, if_exists="resume"
+        )
+        found = {n: d.replace(source.encode(), IN.encode()) for n, d in outputs(stores, out).items()}
+        assert found == undisturbed[0], at
+        assert same_counts(report, undisturbed[1])
+        assert not list((tmp_path / f"out-{at}" / "_headrace" / "drafts").iterdir())
+
+
+def test_killed_between_publishing_and_committing_a_large_output_goes_on(shared, monkeypatch, tmp_path):
+    monkeypatch.setattr("headrace.transform.spool.HELD_BYTES_MAX", 20)
+    (tmp_path / "a.csv").write_bytes(rows(40) + b"x,1\n" * 5)
+    used = settings_of(tasks=TINY)
+    commit = TransformLedger.commit_task
+    monkeypatch.setattr(TransformLedger, "commit_task", lambda *_: (_ for _ in ()).throw(BrokenError))
+    source, out = f"{tmp_path}/a.csv", f"{tmp_path}/out/"
+    with pytest.raises(BrokenError):
+        transform(Stores(), predictor=shared, source=source, destination=out, settings=used)
+    assert (tmp_path / "out" / "a.csv.out").read_bytes() == doubled(40)
+    monkeypatch.setattr(TransformLedger, "commit_task", commit)
+    predictor = Breaking(shared, at=-1)
+    transform(
+        Stores(), predictor=predictor, source=source, destination=out, settings=used, if_exists="resume"
+    )
+    assert (tmp_path / "out" / "a.csv.out").read_bytes() == doubled(40)
+    assert predictor.asked <= 1
+
+
+# What failures cost
+
+
+def test_on_error_object_withholds_the_objects_output(shared, stores):
+    put(
+        stores,
+        {"a.csv": rows(3) + b"x,1\n" + rows(3), "b.csv": rows(2), "c.csv.gz": gzip.compress(rows(2))[:-3]},
+    )
+    report = transform(stores, predictor=shared, settings=settings_of(failures={"on_error": "object"}))
+    found = outputs(stores)
+    assert set(found) == {"a.csv.out.failed", "b.csv.out", "c.csv.gz.out.failed"}
+    assert found["b.csv.out"] == doubled(2)
+    assert [line["raw"] for line in failed_lines(found["a.csv.out.failed"])] == ["x,1"]
+    assert (report.status, report.exit_code, report.objects_withheld) == ("failed", 1, 2)
+    assert report.records_in == report.rows_out + report.rows_failed + report.rows_withheld
+    assert (report.rows_out, report.rows_failed, report.rows_withheld) == (2, 1, 8)
+    assert report.out_bytes == len(doubled(2))
+    assert all(entry["withheld"] for entry in report.failed_objects)
+    assert (
+        transform(
+            stores,
+            predictor=shared,
+            settings=settings_of(failures={"on_error": "object"}),
+            if_exists="resume",
+        )
+        == report
+    )
+
+
+def test_on_error_object_skips_the_rest_of_a_hopeless_object(stores):
+    put(stores, {"a.csv": b"-1,1\n" + rows(400), "b.csv": rows(4)})
+    model = Doubler()
+    used = settings_of(
+        failures={"on_error": "object"},
+        flow={"range_bytes": 64, "prefetch_bytes_max": 64, "window_bytes_max": 64},
+    )
+    with engine(model, in_flight_max=1) as predictor:
+        report = transform(stores, predictor=predictor, settings=used)
+    assert report.records_in < 300
+    assert outputs(stores)["b.csv.out"] == doubled(4)
+    assert set(outputs(stores)) == {"a.csv.out.failed", "b.csv.out"}
+
+
+@settings(deadline=None, max_examples=40)
+@given(TEXTS, st.integers(5, 40), st.randoms())
+def test_on_error_object_withholds_an_object_in_ranges(shared, text, task_bytes, random):
+    stores = Stores()
+    put(stores, {"0.csv": b"1,2\n", "a.csv": text})
+    options = {"read": {"record_bytes_max": 50}, "failures": {"on_error": "object"}}
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch)
+        whole = transform(
+            stores, predictor=shared, settings=settings_of(**options), destination="memory://whole/"
+        )
+        run = made(
+            stores, predictor=shared, settings=settings_of(**options, tasks={"task_bytes": task_bytes})
+        )
+        real = run._runner.run
+
+        def shuffled(work, tasks, *, begins, checkpoints):
+            order = random.sample(list(tasks), len(tasks))
+            return all(real(work, [task], begins=begins, checkpoints=checkpoints) for task in order)
+
+        run._runner.run = shuffled
+        report = run.execute()
+    assert (report.status, report.objects_withheld) == (whole.status, whole.objects_withheld)
+    assert set(outputs(stores)) == set(outputs(stores, "memory://whole/"))
+    if not whole.objects_withheld:
+        assert outputs(stores) == outputs(stores, "memory://whole/")
+    # Skipped or not, what is told of a record is true.
+    for line in failed_lines(outputs(stores).get("a.csv.out.failed", b"")):
+        if line["kind"] != "object":
+            assert text.decode()[line["byte"] :].startswith(line["raw"])
+            assert text[: line["byte"]].count(b"\n") + 1 == line["line"]
+
+
+def test_on_error_job_stops_the_run(shared, stores):
+    put(stores, {"a.csv": rows(8), "b.csv": b"x,1\n" + rows(8)})
+    used = settings_of(failures={"on_error": "job"})
+    for if_exists in ("refuse", "resume"):
+        with pytest.raises(TooManyFailuresError, match=r"b\.csv: a record failed"):
+            transform(stores, predictor=shared, settings=used, if_exists=if_exists)
+    assert "_report.json" not in [i.uri for i in stores.for_uri(OUT).list(OUT)]
+
+
+@pytest.mark.parametrize(("share", "stops"), [(0.0, True), (0.24, True), (0.25, False), (1.0, False)])
+def test_a_share_of_failed_records_is_bounded_at_the_end(shared, stores, share, stops):
+    put(stores, {"a.csv": b"x,1\n" + rows(3)})
+    used = settings_of(failures={"failed_share_max": share})
+    if not stops:
+        assert transform(stores, predictor=shared, settings=used).exit_code == 3
+        return
+    with pytest.raises(TooManyFailuresError, match="1 of 4 records failed"):
+        transform(stores, predictor=shared, settings=used)
+    assert "report.json" not in ledger_names(stores)
+    used = settings_of(failures={"failed_share_max": 0.5})
+    predictor = Breaking(shared, at=0)
+    assert transform(stores, predictor=predictor, settings=used, if_exists="resume").rows_failed == 1
+
+
+def test_a_share_of_failed_records_is_looked_at_once_there_are_enough(shared, stores, monkeypatch):
+    monkeypatch.setattr("headrace.transform.run.SHARE_ROWS_MIN", 12)
+    put(stores, {"a.csv": b"x,1\n" + rows(7) + b"y,1\n" * 4 + rows(400)})
+    predictor = Breaking(shared, at=-1)
+    with pytest.raises(TooManyFailuresError, match="5 of 12 records"):
+        transform(stores, predictor=predictor, settings=settings_of(failures={"failed_share_max": 0.2}))
+    assert predictor.asked < 50
+
+
+def test_an_object_that_is_gone_before_it_is_read_costs_itself(shared, monkeypatch, tmp_path):
+    """Also one that is read in ranges."""
+    cut(monkeypatch)
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / f"{name}.csv").write_bytes(rows(20))
+    out = f"{tmp_path}/out/"
+    stores = Stores()
+    used = settings_of(tasks={"task_bytes": 30}, flow={"prefetch_bytes_max": 1, "window_bytes_max": 1})
+    with engine(in_flight_max=1) as predictor:
+        breaking = Breaking(predictor, at=0, action=(tmp_path / "in" / "b.csv").unlink)
+        report = transform(
+            stores, predictor=breaking, source=f"{tmp_path}/in/", destination=out, settings=used
+        )
+    found = outputs(stores, out)
+    assert (found["a.csv.out"], found["c.csv.out"]) == (doubled(20), doubled(20))
+    assert report.exit_code == 1
+    assert {line["kind"] for line in failed_lines(found["b.csv.out.failed"])} == {"object"}
+
+
+def test_an_object_that_breaks_within_its_ranges_keeps_what_was_read(shared, monkeypatch, stores):
+    """Behind a range without an end nothing can be proved, and nothing is done again."""
+    cut(monkeypatch)
+    put(stores, {"a.csv": rows(60)})
+    used = settings_of(tasks={"task_bytes": 40}, flow={"prefetch_bytes_max": 1, "window_bytes_max": 1})
+    with engine(in_flight_max=1) as predictor:
+        breaking = Breaking(predictor, at=7, action=lambda: put(stores, {"a.csv": rows(61)}))
+        report = transform(stores, predictor=breaking, settings=used)
+    found = outputs(stores)["a.csv.out"]
+    assert len(found) > 10
+    assert doubled(60).startswith(found)
+    assert report.objects_broken >= 1
+    assert report.records_in == found.count(b"\n")
+
+
+# What a report says
+
+
+def test_the_report_is_beside_the_output_and_says_what_was_done(shared, stores):
+    put(stores, {"a.csv": rows(5) + b"x,1\n-1,1\ny,1\n", "b.csv": rows(4), "c.csv": b"1\n"})
+    report = transform(stores, predictor=shared)
+    text = stores.for_uri(OUT).get(OUT + "_report.json")
+    assert json.loads(text)["exit_code"] == 3
+    assert TransformReport.from_json(json.loads(text)) == report
+    assert report.failures == {
+        'decode: column 0: "…" is not a number': 2,
+        "model: negative": 1,
+        "format: has N column, N expected": 1,
+    }
+    assert report.objects_with_failures == 2
+    assert report.failed_objects == [
+        {"object": IN + "a.csv", "records_in": 8, "rows_failed": 3, "broken": False, "withheld": False},
+        {"object": IN + "c.csv", "records_in": 1, "rows_failed": 1, "broken": False, "withheld": False},
+    ]
+    assert report.out_bytes == sum(len(d) for n, d in outputs(stores).items() if n.endswith(".out"))
+    assert report.bytes_read == 5 * 4 + 4 + 5 + 4 + 4 * 4 + 2
+    assert (report.source, report.output, report.model, report.resumed) == (IN, OUT, "double", False)
+
+
+def test_a_run_over_a_list_names_it(shared, stores):
+    put(stores, {"a.csv": rows(1), "b.csv": rows(1)})
+    assert (
+        transform(stores, predictor=shared, source=[IN + "a.csv", IN + "b.csv"]).source
+        == f"{IN}a.csv, {IN}b.csv"
+    )
+
+
+def test_progress_counts_what_earlier_processes_did(shared, stores):
+    put(stores, {"a.csv": rows(20), "b.csv": rows(20)})
+    used = settings_of(tasks={"task_objects_max": 1, "checkpoint_s": 0.0})
+    with pytest.raises(BrokenError):
+        transform(stores, predictor=Breaking(shared, at=8), settings=used)
+    run = made(stores, predictor=shared, settings=used, if_exists="resume")
+    report = run.execute()
+    assert (run.progress.records, run.progress.rows_out) == (40, 40)
+    assert run.progress.objects_total == 2
+    assert 0 < run.progress.records_before < 40
+    assert report.resumed
+
+
+# What is written in which way
+
+
+INPUTS = {
+    "csv": ("a.csv", b'1,2\n"3",4\nx,1\n5,6\n'),
+    "jsonl": ("a.jsonl", b'{"x": [1, 2]}\n{"x": [3, 4]}\n{"x": "q"}\n{"x": [5, 6], "id": "z"}\n'),
+    "tar": (
+        "a.tar",
+        tar(
+            {
+                "1.json": b'{"x": [1, 2]}',
+                "2.json": b'{"x":\n[3, 4]}',
+                "3.json": b"{",
+                "4.json": b'{"x": [5, 6]}',
+            }
+        ),
+    ),
+}
+
+
+def run_one(shared, kind: str, **output) -> bytes:
+    stores = Stores()
+    name, data = INPUTS[kind]
+    put(stores, {name: data})
+    report = transform(stores, predictor=shared, settings=settings_of(output=output))
+    assert (report.rows_out, report.rows_failed) == (3, 1)
+    found = outputs(stores)
+    written = f"{name}.out" + (f".{output['accept']}" if output.get("accept") in TABLES else "")
+    assert set(found) == {written, f"{written}.failed"}
+    return found[written]
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "expected"),
+    [
+        ("csv", {}, b"2.0\n6.0\n10.0\n"),
+        ("csv", {"join": "input"}, b'1,2,2.0\n"3",4,6.0\n5,6,10.0\n'),
+        ("csv", {"join": "input", "output_filter": "$[0,-1]"}, b'1,2.0\n"3",6.0\n5,10.0\n'),
+        ("csv", {"header": True}, b"y\n2.0\n6.0\n10.0\n"),
+        ("csv", {"accept": "jsonl"}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
+        ("csv", {"accept": "jsonl", "output_filter": "$.y"}, b"2.0\n6.0\n10.0\n"),
+        ("csv", {"accept": "json", "assemble": "none"}, b'{"y":2.0}{"y":6.0}{"y":10.0}'),
+        ("csv", {"accept": "json"}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
+        ("jsonl", {}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
+        (
+            "jsonl",
+            {"join": "input"},
+            b"".join(
+                (
+                    b'{"x": [1, 2],"SageMakerOutput":{"y":2.0}}\n',
+                    b'{"x": [3, 4],"SageMakerOutput":{"y":6.0}}\n',
+                    b'{"x": [5, 6], "id": "z","SageMakerOutput":{"y":10.0}}\n',
+                )
+            ),
+        ),
+        ("jsonl", {"join": "input", "output_filter": "$.SageMakerOutput.y"}, b"2.0\n6.0\n10.0\n"),
+        ("jsonl", {"accept": "csv"}, b"2.0\n6.0\n10.0\n"),
+        ("tar", {}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
+        ("tar", {"accept": "json", "assemble": "none", "output_filter": "$['y']"}, b"2.06.010.0"),
+    ],
+)
+def test_predictions_are_written_as_asked(shared, kind, output, expected):
+    assert run_one(shared, kind, **output) == expected
+
+
+@pytest.mark.parametrize("accept", ["parquet", "arrow"])
+@pytest.mark.parametrize("kind", list(INPUTS))
+@pytest.mark.parametrize("join", ["none", "input"])
+def test_predictions_as_tables(shared, kind, accept, join):
+    table = read_table(accept, run_one(shared, kind, accept=accept, join=join))
+    assert table["y"].to_pylist() == [2.0, 6.0, 10.0]
+    assert table.column_names == (["input", "input_bytes", "y"] if join == "input" else ["y"])
+    if join == "input":
+        first = {"csv": "1,2", "jsonl": '{"x": [1, 2]}', "tar": '{"x": [1, 2]}'}[kind]
+        assert table["input"][0].as_py() == first
+
+
+@pytest.mark.parametrize("accept", ["parquet", "arrow"])
+def test_a_table_is_whole_for_an_object_without_records_too(shared, stores, accept):
+    put(stores, {"a.csv": b"", "b.csv": b"x,1\n", "c.csv": rows(3), "d.csv.gz": b"\x1f\x8b"})
+    transform(stores, predictor=shared, settings=settings_of(output={"accept": accept}))
+    found = outputs(stores)
+    for name, count in (("a.csv", 0), ("b.csv", 0), ("c.csv", 3), ("d.csv.gz", 0)):
+        table = read_table(accept, found[f"{name}.out.{accept}"])
+        assert (table.num_rows, table.schema.names, str(table.schema.types[0])) == (count, ["y"], "double")
+    assert len(failed_lines(found[f"b.csv.out.{accept}.failed"])) == 1
+
+
+def read_table(accept: str, data: bytes):
+    if accept == "arrow":
+        return pyarrow.ipc.open_file(pyarrow.BufferReader(data)).read_all()
+    return pyarrow.parquet.read_table(pyarrow.BufferReader(data))
+
+
+@pytest.mark.parametrize("accept", ["parquet", "arrow"])
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+def test_tables_are_resumed_object_by_object(shared, accept, checkpoint_s):
+    objects = {"a.csv": rows(9), "b.csv": rows(9, 9), "c.csv": b"x,1\n" + rows(9, 18)}
+    whole = Stores()
+    put(whole, objects)
+    used = settings_of(output={"accept": accept}, tasks={"checkpoint_s": checkpoint_s})
+    transform(whole, predictor=shared, settings=used)
+    for at in range(1, 7):
+        stores = Stores()
+        put(stores, objects)
+        with pytest.raises(BrokenError):
+            transform(stores, predictor=Breaking(shared, at=at), settings=used)
+        transform(stores, predictor=shared, settings=used, if_exists="resume")
+        assert outputs(stores) == outputs(whole)
+
+
+class Shouter(Model):
+    """A text a record."""
+
+    inputs = (TensorSpec("text", "BYTES", (-1,)),)
+    max_batch_rows = 3
+
+    def predict(self, text):
+        return {"said": np.array([str(t).upper() for t in text], object)}
+
+
+@pytest.mark.parametrize(
+    ("assemble", "expected"), [("line", b"A\nB C\n\xc3\x84\n"), ("none", b"AB C\xc3\x84")]
+)
+def test_text_as_it_stands(stores, assemble, expected):
+    put(stores, {"a.csv": "a\nb c\nä\n".encode()})
+    used = settings_of(read={"format": "line"}, output={"accept": "text", "assemble": assemble})
+    with engine(Shouter()) as predictor:
+        transform(stores, predictor=predictor, settings=used)
+    assert outputs(stores) == {"a.csv.out": expected}
+
+
+def test_text_of_a_model_of_numbers_is_refused(shared, stores):
+    put(stores, {"a.csv": rows(2)})
+    with pytest.raises(ConfigError, match="choose csv or jsonl"):
+        transform(stores, predictor=shared, settings=settings_of(output={"accept": "text"}))
+
+
+def test_formats_may_be_mixed(shared, stores):
+    put(stores, dict(INPUTS.values()))
+    report = transform(stores, predictor=shared)
+    assert (report.rows_out, report.rows_failed) == (9, 3)
+    assert [outputs(stores)[f"a.{k}.out"] for k in ("csv", "jsonl", "tar")] == [b"2.0\n6.0\n10.0\n"] * 3
+
+
+def test_records_of_text_are_given_whole_where_that_is_asked(stores):
+    put(stores, {"a.csv": b'1,"b"\n', "a.jsonl": b'{"q": 1}\n'})
+    used = settings_of(mapping={"whole_records": True}, output={"accept": "text"})
+    with engine(Shouter()) as predictor:
+        transform(stores, predictor=predictor, settings=used)
+    assert outputs(stores) == {"a.csv.out": b'1,"B"\n', "a.jsonl.out": b'{"Q": 1}\n'}

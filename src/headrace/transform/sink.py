@@ -73,8 +73,7 @@ class TaskSink:
         self._open: dict[int, ShardOutput] = {}
         self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
         for slot in slots:
-            if slot.resume is not None and slot.resume.done and not self._done[slot.task]:
-                self._done[slot.task] += slot.resume.done
+            self._done[slot.task] += slot.done
         self._left: defaultdict[int, list[Kept]] = defaultdict(list)
         """By task, what was kept of outputs that are published: the last checkpoint still speaks of it."""
         self._began_s = self._checkpointed_s = clock.now()

@@ -18,7 +18,7 @@ from headrace.pipeline.prefetch import Extent, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
-from headrace.transform.ledger import Checkpoint, Spot
+from headrace.transform.ledger import Checkpoint, ShardRecord, Spot
 from headrace.transform.plan import Shard, Task, TransformPlan
 
 _COSTS_ONE_OBJECT = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
@@ -28,12 +28,17 @@ _TAIL_BYTES_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A shard that is read here. `resume` is where its task's checkpoint says to go on."""
+    """A shard that is read here.
+
+    `resume` is where its task's checkpoint says to go on within it; `done` are the shards of its task before it that
+    an earlier process has done, told with the first that is read here.
+    """
 
     task: int
     shard: Shard
     ends_task: bool
     resume: Checkpoint | None = None
+    done: tuple[ShardRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,12 @@ def slots_of(tasks: Sequence[Task], checkpoints: Mapping[int, Checkpoint]) -> li
     slots: list[Slot] = []
     for task in tasks:
         checkpoint = checkpoints.get(task.number)
-        done = len(checkpoint.done) if checkpoint else 0
-        for place, shard in enumerate(task.shards[done:], done):
-            resume = checkpoint if checkpoint and place == done and checkpoint.entries else None
-            slots.append(Slot(task.number, shard, place == len(task.shards) - 1, resume))
+        done = checkpoint.done if checkpoint else ()
+        for place, shard in enumerate(task.shards[len(done) :], len(done)):
+            first = place == len(done)
+            resume = checkpoint if checkpoint and checkpoint.entries and first else None
+            ends_task = place == len(task.shards) - 1
+            slots.append(Slot(task.number, shard, ends_task, resume, done if first else ()))
     return slots
 
 
