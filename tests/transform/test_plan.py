@@ -19,13 +19,10 @@ OUT = "memory://out/run/"
 
 
 @pytest.fixture
-def stores() -> Stores:
-    found = Stores()
-    put(
-        found,
-        dict.fromkeys(("a.csv", "b.csv", "day/x.csv", "day/y.csv", "day/z/w.csv", "day-2.csv"), b"1,2\n"),
-    )
-    return found
+def stores(stores) -> Stores:
+    names = ("a.csv", "b.csv", "day/x.csv", "day/y.csv", "day/z/w.csv", "day-2.csv")
+    put(stores, dict.fromkeys(names, b"1,2\n"))
+    return stores
 
 
 def names(source, stores, destination=OUT, **settings) -> dict[str, str]:

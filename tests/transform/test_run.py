@@ -2,17 +2,12 @@
 
 import contextlib
 import gzip
-import json
 
-import numpy as np
-import pyarrow.ipc
-import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.errors import (
-    ConfigError,
     EmptySourceError,
     HeadraceError,
     LedgerError,
@@ -22,14 +17,10 @@ from headrace.core.errors import (
     TooManyFailuresError,
     UnavailableError,
 )
-from headrace.core.model import Model
-from headrace.core.tensor import TensorSpec
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
 from headrace.testing import FlakyStore
 from headrace.transform.ledger import TransformLedger
-from headrace.transform.report import TransformReport
-from headrace.transform.settings import TABLES
 from transform.support import (
     IN,
     OUT,
@@ -53,18 +44,6 @@ from transform.support import (
 
 TINY = {"checkpoint_s": 0.0}
 """A checkpoint after every batch."""
-
-
-@pytest.fixture(scope="module")
-def shared():
-    """One engine for tests that do not look at its calls."""
-    with engine() as started:
-        yield started
-
-
-@pytest.fixture
-def stores() -> Stores:
-    return Stores()
 
 
 def doubled(count: int, start: int = 0) -> bytes:
@@ -866,201 +845,3 @@ def test_an_object_that_breaks_within_its_ranges_keeps_what_was_read(shared, mon
     assert doubled(60).startswith(found)
     assert report.objects_broken >= 1
     assert report.records_in == found.count(b"\n")
-
-
-# What a report says
-
-
-def test_the_report_is_beside_the_output_and_says_what_was_done(shared, stores):
-    put(stores, {"a.csv": rows(5) + b"x,1\n-1,1\ny,1\n", "b.csv": rows(4), "c.csv": b"1\n"})
-    report = transform(stores, predictor=shared)
-    text = stores.for_uri(OUT).get(OUT + "_report.json")
-    assert json.loads(text)["exit_code"] == 3
-    assert TransformReport.from_json(json.loads(text)) == report
-    assert report.failures == {
-        'decode: column 0: "…" is not a number': 2,
-        "model: negative": 1,
-        "format: has N column, N expected": 1,
-    }
-    assert report.objects_with_failures == 2
-    assert report.failed_objects == [
-        {"object": IN + "a.csv", "records_in": 8, "rows_failed": 3, "broken": False, "withheld": False},
-        {"object": IN + "c.csv", "records_in": 1, "rows_failed": 1, "broken": False, "withheld": False},
-    ]
-    assert report.out_bytes == sum(len(d) for n, d in outputs(stores).items() if n.endswith(".out"))
-    assert report.bytes_read == 5 * 4 + 4 + 5 + 4 + 4 * 4 + 2
-    assert (report.source, report.output, report.model, report.resumed) == (IN, OUT, "double", False)
-
-
-def test_a_run_over_a_list_names_it(shared, stores):
-    put(stores, {"a.csv": rows(1), "b.csv": rows(1)})
-    assert (
-        transform(stores, predictor=shared, source=[IN + "a.csv", IN + "b.csv"]).source
-        == f"{IN}a.csv, {IN}b.csv"
-    )
-
-
-def test_progress_counts_what_earlier_processes_did(shared, stores):
-    put(stores, {"a.csv": rows(20), "b.csv": rows(20)})
-    used = settings_of(tasks={"task_objects_max": 1, "checkpoint_s": 0.0})
-    with pytest.raises(BrokenError):
-        transform(stores, predictor=Breaking(shared, at=8), settings=used)
-    run = made(stores, predictor=shared, settings=used, if_exists="resume")
-    report = run.execute()
-    assert (run.progress.records, run.progress.rows_out) == (40, 40)
-    assert run.progress.objects_total == 2
-    assert 0 < run.progress.records_before < 40
-    assert report.resumed
-
-
-# What is written in which way
-
-
-INPUTS = {
-    "csv": ("a.csv", b'1,2\n"3",4\nx,1\n5,6\n'),
-    "jsonl": ("a.jsonl", b'{"x": [1, 2]}\n{"x": [3, 4]}\n{"x": "q"}\n{"x": [5, 6], "id": "z"}\n'),
-    "tar": (
-        "a.tar",
-        tar(
-            {
-                "1.json": b'{"x": [1, 2]}',
-                "2.json": b'{"x":\n[3, 4]}',
-                "3.json": b"{",
-                "4.json": b'{"x": [5, 6]}',
-            }
-        ),
-    ),
-}
-
-
-def run_one(shared, kind: str, **output) -> bytes:
-    stores = Stores()
-    name, data = INPUTS[kind]
-    put(stores, {name: data})
-    report = transform(stores, predictor=shared, settings=settings_of(output=output))
-    assert (report.rows_out, report.rows_failed) == (3, 1)
-    found = outputs(stores)
-    written = f"{name}.out" + (f".{output['accept']}" if output.get("accept") in TABLES else "")
-    assert set(found) == {written, f"{written}.failed"}
-    return found[written]
-
-
-@pytest.mark.parametrize(
-    ("kind", "output", "expected"),
-    [
-        ("csv", {}, b"2.0\n6.0\n10.0\n"),
-        ("csv", {"join": "input"}, b'1,2,2.0\n"3",4,6.0\n5,6,10.0\n'),
-        ("csv", {"join": "input", "output_filter": "$[0,-1]"}, b'1,2.0\n"3",6.0\n5,10.0\n'),
-        ("csv", {"header": True}, b"y\n2.0\n6.0\n10.0\n"),
-        ("csv", {"accept": "jsonl"}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
-        ("csv", {"accept": "jsonl", "output_filter": "$.y"}, b"2.0\n6.0\n10.0\n"),
-        ("csv", {"accept": "json", "assemble": "none"}, b'{"y":2.0}{"y":6.0}{"y":10.0}'),
-        ("csv", {"accept": "json"}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
-        ("jsonl", {}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
-        (
-            "jsonl",
-            {"join": "input"},
-            b"".join(
-                (
-                    b'{"x": [1, 2],"SageMakerOutput":{"y":2.0}}\n',
-                    b'{"x": [3, 4],"SageMakerOutput":{"y":6.0}}\n',
-                    b'{"x": [5, 6], "id": "z","SageMakerOutput":{"y":10.0}}\n',
-                )
-            ),
-        ),
-        ("jsonl", {"join": "input", "output_filter": "$.SageMakerOutput.y"}, b"2.0\n6.0\n10.0\n"),
-        ("jsonl", {"accept": "csv"}, b"2.0\n6.0\n10.0\n"),
-        ("tar", {}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
-        ("tar", {"accept": "json", "assemble": "none", "output_filter": "$['y']"}, b"2.06.010.0"),
-    ],
-)
-def test_predictions_are_written_as_asked(shared, kind, output, expected):
-    assert run_one(shared, kind, **output) == expected
-
-
-@pytest.mark.parametrize("accept", ["parquet", "arrow"])
-@pytest.mark.parametrize("kind", list(INPUTS))
-@pytest.mark.parametrize("join", ["none", "input"])
-def test_predictions_as_tables(shared, kind, accept, join):
-    table = read_table(accept, run_one(shared, kind, accept=accept, join=join))
-    assert table["y"].to_pylist() == [2.0, 6.0, 10.0]
-    assert table.column_names == (["input", "input_bytes", "y"] if join == "input" else ["y"])
-    if join == "input":
-        first = {"csv": "1,2", "jsonl": '{"x": [1, 2]}', "tar": '{"x": [1, 2]}'}[kind]
-        assert table["input"][0].as_py() == first
-
-
-@pytest.mark.parametrize("accept", ["parquet", "arrow"])
-def test_a_table_is_whole_for_an_object_without_records_too(shared, stores, accept):
-    put(stores, {"a.csv": b"", "b.csv": b"x,1\n", "c.csv": rows(3), "d.csv.gz": b"\x1f\x8b"})
-    transform(stores, predictor=shared, settings=settings_of(output={"accept": accept}))
-    found = outputs(stores)
-    for name, count in (("a.csv", 0), ("b.csv", 0), ("c.csv", 3), ("d.csv.gz", 0)):
-        table = read_table(accept, found[f"{name}.out.{accept}"])
-        assert (table.num_rows, table.schema.names, str(table.schema.types[0])) == (count, ["y"], "double")
-    assert len(failed_lines(found[f"b.csv.out.{accept}.failed"])) == 1
-
-
-def read_table(accept: str, data: bytes):
-    if accept == "arrow":
-        return pyarrow.ipc.open_file(pyarrow.BufferReader(data)).read_all()
-    return pyarrow.parquet.read_table(pyarrow.BufferReader(data))
-
-
-@pytest.mark.parametrize("accept", ["parquet", "arrow"])
-@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
-def test_tables_are_resumed_object_by_object(shared, accept, checkpoint_s):
-    objects = {"a.csv": rows(9), "b.csv": rows(9, 9), "c.csv": b"x,1\n" + rows(9, 18)}
-    whole = Stores()
-    put(whole, objects)
-    used = settings_of(output={"accept": accept}, tasks={"checkpoint_s": checkpoint_s})
-    transform(whole, predictor=shared, settings=used)
-    for at in range(1, 7):
-        stores = Stores()
-        put(stores, objects)
-        with pytest.raises(BrokenError):
-            transform(stores, predictor=Breaking(shared, at=at), settings=used)
-        transform(stores, predictor=shared, settings=used, if_exists="resume")
-        assert outputs(stores) == outputs(whole)
-
-
-class Shouter(Model):
-    """A text a record."""
-
-    inputs = (TensorSpec("text", "BYTES", (-1,)),)
-    max_batch_rows = 3
-
-    def predict(self, text):
-        return {"said": np.array([str(t).upper() for t in text], object)}
-
-
-@pytest.mark.parametrize(
-    ("assemble", "expected"), [("line", b"A\nB C\n\xc3\x84\n"), ("none", b"AB C\xc3\x84")]
-)
-def test_text_as_it_stands(stores, assemble, expected):
-    put(stores, {"a.csv": "a\nb c\nä\n".encode()})
-    used = settings_of(read={"format": "line"}, output={"accept": "text", "assemble": assemble})
-    with engine(Shouter()) as predictor:
-        transform(stores, predictor=predictor, settings=used)
-    assert outputs(stores) == {"a.csv.out": expected}
-
-
-def test_text_of_a_model_of_numbers_is_refused(shared, stores):
-    put(stores, {"a.csv": rows(2)})
-    with pytest.raises(ConfigError, match="choose csv or jsonl"):
-        transform(stores, predictor=shared, settings=settings_of(output={"accept": "text"}))
-
-
-def test_formats_may_be_mixed(shared, stores):
-    put(stores, dict(INPUTS.values()))
-    report = transform(stores, predictor=shared)
-    assert (report.rows_out, report.rows_failed) == (9, 3)
-    assert [outputs(stores)[f"a.{k}.out"] for k in ("csv", "jsonl", "tar")] == [b"2.0\n6.0\n10.0\n"] * 3
-
-
-def test_records_of_text_are_given_whole_where_that_is_asked(stores):
-    put(stores, {"a.csv": b'1,"b"\n', "a.jsonl": b'{"q": 1}\n'})
-    used = settings_of(mapping={"whole_records": True}, output={"accept": "text"})
-    with engine(Shouter()) as predictor:
-        transform(stores, predictor=predictor, settings=used)
-    assert outputs(stores) == {"a.csv.out": b'1,"B"\n', "a.jsonl.out": b'{"Q": 1}\n'}

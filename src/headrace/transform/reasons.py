@@ -19,7 +19,7 @@ def reason_of(failure: Failure) -> str:
     """A failure's kind and words; its object and what it quotes are "…", numbers are N, though not those of columns."""
     why = failure.why.splitlines()[0] if failure.why else ""
     for name in filter(None, (failure.position.object, failure.position.member)):
-        why = why.replace(name, "…")
+        why = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "…", why)
     columns: list[str] = _COLUMN.findall(why)
     why = _NUMBER.sub("N", _QUOTED.sub('"…"', _COLUMN.sub("\0", why)))
     for column in columns:
