@@ -669,7 +669,7 @@ def test_large_outputs_on_a_disk_survive_being_broken_anywhere(
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(data)
     source, used = f"{tmp_path}/in/", mixed(checkpoint_s=checkpoint_s)
-    for at in range(0, undisturbed[2], 2):
+    for at in range(0, undisturbed[2], 4):
         stores, out = Stores(), f"{tmp_path}/out-{at}/"
         with pytest.raises(BrokenError):
             transform(

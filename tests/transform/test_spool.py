@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.storage.draft import KeptRange, read_kept
@@ -73,6 +73,7 @@ def test_what_is_kept_goes_on_in_another_process(place):
     publisher.close()
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=15)), max_size=12))
 def test_however_it_is_written_and_kept(steps):
     with pytest.MonkeyPatch.context() as patch:
