@@ -1,10 +1,10 @@
 """Outputs under way: bytes that no reader sees until they are published, and that outlive a killed process once kept.
 
-A disk has them in one file, which gets a second name when it is published and is never copied. Stores that cannot append have them
+A disk has them in one file, which gets another name when it is published and is never copied. Stores that cannot append have them
 as segments, objects of their own, which are copied together.
 """
 # Paths stay the strings that were written, as in `local`.
-# ruff: noqa: PTH103, PTH120
+# ruff: noqa: PTH103, PTH105, PTH120
 
 import contextlib
 import os
@@ -60,8 +60,11 @@ class Draft(Protocol):
         """Make everything so far outlive this process; more may be written behind it."""
         ...
 
-    def publish(self, uri: str) -> None:
-        """Make it the object `uri`, whole and replacing, and close it. What was kept of it stays, until it is discarded."""
+    def publish(self, uri: str) -> Kept | None:
+        """Make it the object `uri`, whole and replacing; nothing more can be written.
+
+        What was kept of it stays, for whoever remembers that: it is returned, to `discard` when nobody does any more.
+        """
         ...
 
     def close(self) -> None:
@@ -110,17 +113,26 @@ def read_kept(store: Store, part: KeptRange) -> Iterator[bytes]:
 
 
 def assemble(store: Store, parts: Sequence[KeptRange], draft_uri: str, uri: str) -> None:
-    """Publish ranges of drafts, one after the other, as one object.
+    """Publish ranges of drafts, one after the other, as one object; they stay. `draft_uri` is nobody else's.
 
-    A file that is all of it is published itself; others are copied to `draft_uri` first. All of them stay.
+    A file that is all of it is published itself.
     """
     if isinstance(store, LocalStore) and _are_one_file(parts):
         _FileDraft(parts[-1].kept.uri, length=parts[-1].stop).publish(uri)
         return
+    if not isinstance(store, LocalStore):
+        with store.writer(uri) as writer:
+            for part in parts:
+                for piece in read_kept(store, part):
+                    writer.write(piece)
+        return
     draft = open_draft(store, draft_uri)
-    for part in parts:
-        append(store, draft, part)
-    draft.publish(uri)
+    try:
+        for part in parts:
+            append(store, draft, part)
+        draft.publish(uri)
+    finally:
+        draft.close()
 
 
 def _are_one_file(parts: Sequence[KeptRange]) -> bool:
@@ -171,6 +183,7 @@ class _FileDraft:
     def __init__(self, uri: str, *, length: int = 0) -> None:
         self._uri = uri
         self._path = os.path.realpath(parse(uri).key)
+        self._kept: Kept | None = Kept(uri, length) if length else None
         self.nbytes = self._flushed_bytes = length
         self._flusher: threading.Thread | None = None
         with os_errors(uri):
@@ -220,16 +233,21 @@ class _FileDraft:
 
     def keep(self) -> Kept:
         # A killed process loses nothing that was written. Should a power cut, `is_whole` tells.
-        return Kept(self._uri, self.nbytes)
+        self._kept = Kept(self._uri, self.nbytes)
+        return self._kept
 
-    def publish(self, uri: str) -> None:
+    def publish(self, uri: str) -> Kept | None:
         path = os.path.realpath(parse(uri).key)
         with os_errors(uri):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.fsync(self._file)
             self.close()
-            replace_by_link(self._path, path)
+            if self._kept is None:
+                os.replace(self._path, path)
+            else:
+                replace_by_link(self._path, path)  # somebody may remember what was kept
             flush_folder(path)
+        return self._kept
 
     def close(self) -> None:
         if self._flusher is not None:
@@ -253,6 +271,7 @@ class _SegmentDraft:
         self._segments = 0
         self._uploader: ThreadPoolExecutor | None = None
         self._uploading: Future[None] | None = None
+        self._kept: Kept | None = None
         self.nbytes = 0
 
     def write(self, data: bytes) -> None:
@@ -280,20 +299,25 @@ class _SegmentDraft:
             self._put_segment(bytes(self._buffer))
             self._buffer.clear()
         self._wait()
-        return Kept(self._uri, self.nbytes, self._segments)
+        self._kept = Kept(self._uri, self.nbytes, self._segments)
+        return self._kept
 
-    def publish(self, uri: str) -> None:
+    def publish(self, uri: str) -> Kept | None:
         self._wait()
         if not self._segments:
             self._store.put(uri, bytes(self._buffer))
             self.close()
-            return
+            return None
         kept = Kept(self._uri, self.nbytes - len(self._buffer), self._segments)
         with self._store.writer(uri) as writer:
             for piece in read_kept(self._store, KeptRange(kept, 0, kept.nbytes)):
                 writer.write(piece)
             writer.write(bytes(self._buffer))
         self.close()
+        if self._kept is not None:
+            return kept
+        discard(self._store, kept)
+        return None
 
     def close(self) -> None:
         if self._uploader is not None:

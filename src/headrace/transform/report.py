@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
-from headrace.transform.ledger import RetriedObject, ShardRecord, TaskRecord
+from headrace.transform.ledger import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
 from headrace.transform.plan import TransformPlan
 from headrace.transform.settings import TransformSettings
 
@@ -116,7 +116,7 @@ def _result(
     retried: RetriedObject | None,
 ) -> ObjectResult:
     counts = sum_counts(s.counts for s in shards)
-    out_bytes = sum(s.out_bytes for s in shards)
+    out_bytes = sum(s.out_bytes for s in shards) - sum(repeated_bytes(shards))
     failures = Counter[str]()
     for shard in shards:
         failures.update(shard.failures)

@@ -303,7 +303,7 @@ def _recovered(
         for place in places:
             outputs = {name: data[row : row + 1] for name, data in batch.outputs.items()}
             row += 1
-            encoder = encoders.make(outputs, block, first=True)
+            encoder = encoders.make(outputs, block)
             header = encoder.begin()
             text = encoder.encode([replace(span.piece, start=place, stop=place + 1, rows=None)], outputs)
             record = objects[span.index].tried[block.first.record + place]

@@ -25,7 +25,7 @@ from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transform.assembler import Assembler
-from headrace.transform.ledger import TaskRecord, TransformLedger
+from headrace.transform.ledger import Checkpoint, TaskRecord, TransformLedger
 from headrace.transform.observation import Observation
 from headrace.transform.page import PAGE_NAME, report_page
 from headrace.transform.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
@@ -121,13 +121,16 @@ class Transform:
     def _open(self) -> TransformReport | None:
         """Begin, resume or refuse; the finished run's report when there is nothing left to do."""
         begun = self._ledger.identity() is not None
-        if self._if_exists == "overwrite" and begun:
-            self._delete_output()
-        elif begun and self._if_exists == "resume":
+        if begun and self._if_exists == "resume":
             return self._resume()
-        elif begun:
+        if begun and self._if_exists == "refuse":
             raise OutputExistsError(self.destination)
+        # What cannot be run must not cost the output that is there, nor leave anything behind.
         self.plan = make_plan(self.source, self.destination, self._stores, self._settings)
+        learned = learn(self.plan, self._stores, self._settings, self._runner.metadata)
+        if begun:
+            self._delete_output()
+        self._ledger.learn(learned)
         self._ledger.begin({**self._identity(), "made_with": self._made_with}, self.plan.objects)
         _log.info("transform begun", extra={"output": self.destination, "objects": len(self.plan.objects)})
         return None
@@ -173,6 +176,7 @@ class Transform:
     def _delete_output(self) -> None:
         """Remove what a transform wrote here, and nothing else."""
         store = self._ledger.store
+        self._ledger.abandon()
         for planned in self._ledger.objects():
             store.delete(self.destination + planned.output)
             store.delete(self.destination + planned.failed)
@@ -186,7 +190,8 @@ class Transform:
         """Do what is left; False when it was drained before that."""
         assert self.plan is not None, "opened before"
         assembler = Assembler(self._ledger, self.plan, self._settings, self._records.values())
-        self._begin_progress(self.plan)
+        checkpoints = self._ledger.checkpoints() if self._resumed else {}
+        self._begin_progress(self.plan, checkpoints)
 
         def on_task(record: TaskRecord) -> None:
             self._records[record.task] = record
@@ -201,12 +206,11 @@ class Transform:
             progress=self.progress,
             clock=self._clock,
             on_task=on_task,
-            on_batch=self._check_failures,
+            on_batch=self._check_so_far,
             observation=self._observation,
         )
         assembler.publish_all()
         left = [task for task in self.plan.tasks if task.number not in self._records]
-        checkpoints = self._ledger.checkpoints() if self._resumed else {}
         if left and not self._runner.run(work, left, begins=assembler.begins(), checkpoints=checkpoints):
             return False
         return self._do_again(work, assembler)
@@ -238,9 +242,12 @@ class Transform:
             self._ledger.learn(learned)
         return learned
 
-    def _begin_progress(self, plan: TransformPlan) -> None:
+    def _begin_progress(self, plan: TransformPlan, checkpoints: Mapping[int, Checkpoint]) -> None:
         progress = self.progress
-        total = sum_counts(s.counts for r in self._records.values() for s in r.shards)
+        counts = [s.counts for r in self._records.values() for s in r.shards]
+        for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
+            counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
+        total = sum_counts(counts)
         progress.records = total.records_in
         progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
         progress.objects_broken = total.objects_broken
@@ -250,9 +257,12 @@ class Transform:
         sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.of for s in done]
         progress.begin(objects_before=len(done), bytes_before=sum(sizes))
 
-    def _check_failures(self, _batch: ScoredBatch | None = None, *, at_end: bool = False) -> None:
+    def _check_so_far(self, _: ScoredBatch | None) -> None:
+        self._check_failures(self.progress.rows_failed, self.progress.records, at_end=False)
+
+    def _check_failures(self, failed: int, records: int, *, at_end: bool) -> None:
         """Raise TooManyFailuresError when more records have failed than may."""
-        policy, failed, records = self._settings.failures, self.progress.rows_failed, self.progress.records
+        policy = self._settings.failures
         most, share = policy.failed_rows_max, policy.failed_share_max
         if most is not None and failed > most:
             why = f"{failed:,} records failed, and failed_rows_max is {most:,}"
@@ -274,7 +284,8 @@ class Transform:
         results = object_results(self.plan, records, self._settings)
         if complete:
             self._check_law(self.plan, records, len(results))
-            self._check_failures(at_end=True)
+            total = sum_counts(s.counts for r in records for s in r.shards)
+            self._check_failures(total.rows_failed, total.records_in, at_end=True)
         withheld = any(r.withheld for r in results)
         status: Status = "drained" if not complete else "failed" if withheld else "complete"
         report = self._report(status, records, elapsed_s, cpu_used_s)

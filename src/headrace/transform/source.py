@@ -26,7 +26,7 @@ from headrace.pipeline.prefetch import Extent, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
-from headrace.transform.ledger import Checkpoint, Spot
+from headrace.transform.ledger import Checkpoint, ShardRecord, Spot
 from headrace.transform.parquet_source import parquet_blocks
 from headrace.transform.plan import Shard, Task, TransformPlan
 
@@ -37,12 +37,17 @@ _TAIL_BYTES_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A shard that is read here. `resume` is where its task's checkpoint says to go on."""
+    """A shard that is read here.
+
+    `resume` is where its task's checkpoint says to go on within it; `done` are the shards of its task before it that
+    an earlier process has done, told with the first that is read here.
+    """
 
     task: int
     shard: Shard
     ends_task: bool
     resume: Checkpoint | None = None
+    done: tuple[ShardRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,12 @@ def slots_of(tasks: Sequence[Task], checkpoints: Mapping[int, Checkpoint]) -> li
     slots: list[Slot] = []
     for task in tasks:
         checkpoint = checkpoints.get(task.number)
-        done = len(checkpoint.done) if checkpoint else 0
-        for place, shard in enumerate(task.shards[done:], done):
-            resume = checkpoint if checkpoint and place == done and checkpoint.entries else None
-            slots.append(Slot(task.number, shard, place == len(task.shards) - 1, resume))
+        done = checkpoint.done if checkpoint else ()
+        for place, shard in enumerate(task.shards[len(done) :], len(done)):
+            first = place == len(done)
+            resume = checkpoint if checkpoint and checkpoint.entries and first else None
+            ends_task = place == len(task.shards) - 1
+            slots.append(Slot(task.number, shard, ends_task, resume, done if first else ()))
     return slots
 
 
@@ -111,7 +118,7 @@ class TaskSource:
         self._prefetch = Prefetch(stores, [self._extent(slot) for slot in slots], flow)
 
     def skip(self, index: int) -> None:
-        """Read no more of object `index`; what was read of it may still come."""
+        """Nothing more is wanted of object `index`; what was read of it may still come."""
         self._skipped.add(index)
 
     def close(self) -> None:
@@ -155,22 +162,24 @@ class TaskSource:
     def _slot_blocks(self, number: int, slot: Slot) -> Iterator[ReadBlock]:
         uri, entries = self._uri(slot), 0
         last: Block | None = None
-        text = text_format(uri, self._read)
         cut: TextRange | None = None
-        if text is not None and self._readable(slot, text):
-            cut = self._range(slot, text)
-        relative = self._relative(slot, cut)
+        relative = False
         try:
+            cut = self._range(slot)
+            relative = self._relative(slot, cut)
             for block in self._blocks_of(number, slot, cut):
                 last = block
+                if slot.shard.index in self._skipped:
+                    if slot.shard.whole:
+                        break
+                    continue  # the range after this one begins where this one ends
                 if cut is not None and cut.begin is not None:
                     self.begun[number] = (Spot.of(cut.begin), relative)
                 entries += block.records
                 yield ReadBlock(block, number)
-                if slot.shard.index in self._skipped:
-                    break
         except _COSTS_ONE_OBJECT as error:
-            reached = behind(last) if last else Position(uri, record=slot.resume.record if slot.resume else 0)
+            before = slot.resume.position(uri) if slot.resume else Position(uri)
+            reached = behind(last) if last else before
             failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
             entries += 1
             yield ReadBlock(Block(reached, failures=(failure,)), number, last=True)
@@ -195,13 +204,17 @@ class TaskSource:
             self._begins[shard.index, shard.number + 1] = end
         self.ended.append(ShardEnd(number, entries, begin, end, relative))
 
-    def _readable(self, slot: Slot, text: TextFormat) -> bool:
-        """Whether the object is text, for a range that is not its first and would not see."""
-        return not slot.shard.number or self._head(slot, text)[0]
-
-    def _range(self, slot: Slot, text: TextFormat) -> TextRange:
-        shard = slot.shard
-        names = self._head(slot, text)[1] if shard.number else None
+    def _range(self, slot: Slot) -> TextRange | None:
+        """The slot as a range of a text; None where its object is none."""
+        shard, names = slot.shard, None
+        text = text_format(self._uri(slot), self._read)
+        if text is None:
+            return None
+        if shard.number:
+            # The object's first bytes tell whether it is text, and this range has not got them.
+            is_text, names = self._head(slot, text)
+            if not is_text:
+                return None
         return TextRange(text, shard.start, shard.stop, begin=self._begin(slot), column_names=names)
 
     def _blocks_of(self, number: int, slot: Slot, cut: TextRange | None) -> Iterator[Block]:
@@ -217,9 +230,7 @@ class TaskSource:
             yield from after(parquet_blocks(self._info(slot), self._stores, self._read), position)
             self.bytes_read += self._info(slot).size_bytes or 0
             return
-        position = None
-        if resume is not None:
-            position = Position(uri, resume.member, resume.record, member_byte=resume.member_byte)
+        position = None if resume is None else resume.position(uri)
         started_at = resume.member_byte if resume and seekable(uri, self._read) else 0
         chunks = self._chunks(number, slot, None)
         yield from read_object(uri, chunks, self._read, resume=position, started_at=started_at)

@@ -124,11 +124,13 @@ class TaskRun:
         last: ScoredBatch | None = None
         try:
             for batch in self._flow:
+                # Of a batch that was written by half, nothing may be kept that is told by the one before.
+                last = None
                 if self._work.observation is not None:
                     self._work.observation.batch(batch, self._work.clock.now())
                 self._sink.write(batch)
-                self._told(batch)
                 last = batch
+                self._told(batch)
             if self._drained.is_set():
                 self._keep(last)
                 return False
@@ -151,7 +153,7 @@ class TaskRun:
             self._sink.checkpoint(last)
 
     def _salvage(self, last: ScoredBatch | None) -> None:
-        """The tasks broke: keep what was delivered."""
+        """The tasks broke: keep what was delivered and written."""
         try:
             self._keep(last)
         except HeadraceError:
