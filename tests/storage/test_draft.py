@@ -75,7 +75,7 @@ def test_what_was_kept_survives_what_came_after_it_does_not(place):
     draft.close()
     assert kept.nbytes == 13
     assert kept_bytes(store, all_of(kept)) == b"x" * 13
-    again = open_draft(store, base + "e", kept)
+    again = open_draft(store, base + "e", kept.whole)
     assert again.nbytes == 13
     again.write(b"more")
     again.publish(base + "k.out")
@@ -94,7 +94,7 @@ def test_what_was_kept_survives_publishing_until_it_is_discarded(place, before):
     left = draft.publish(base + "k.out")
     assert store.get(base + "k.out") == before + b"defg"
     assert kept_bytes(store, all_of(kept)) == before
-    again = open_draft(store, base + "e", kept)
+    again = open_draft(store, base + "e", kept.whole)
     again.write(b"other")
     again.publish(base + "k.out")
     assert store.get(base + "k.out") == before + b"other"
@@ -158,7 +158,7 @@ def test_a_draft_that_is_gone_is_told(place):
     draft.close()
     discard(store, kept)
     with pytest.raises(NotFoundError):
-        open_draft(store, base + "e", kept)
+        open_draft(store, base + "e", kept.whole)
     with pytest.raises(NotFoundError):
         assemble(store, [all_of(kept)], base + "a", base + "k.out")
     assert "k.out" not in names(store, base)
@@ -176,7 +176,7 @@ def test_a_draft_shorter_than_what_was_kept_is_an_error(place):
     else:
         os.truncate(kept.uri, 22)
     for copy in (
-        lambda: open_draft(store, base + "e", kept),
+        lambda: open_draft(store, base + "e", kept.whole),
         lambda: kept_bytes(store, all_of(kept)),
         lambda: assemble(store, [all_of(kept)], base + "a", base + "k.out"),
     ):

@@ -71,7 +71,7 @@ def keep(ledger, name: str, data: bytes):
     draft.write(data)
     kept = draft.keep()
     draft.close()
-    return kept
+    return kept.whole
 
 
 def failed_line(record: int, line: int, byte: int, row: int, out_byte: int) -> bytes:

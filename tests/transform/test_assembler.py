@@ -30,7 +30,7 @@ def ledger() -> TransformLedger:
 def done(ledger, number: int, begin: int, end: int, *, failed: int = 0, attempt: str = "a") -> TaskRecord:
     draft = open_draft(ledger.store, ledger.draft_uri(f"{number}-{attempt}"))
     draft.write(b"%d\n" % number)
-    kept = draft.keep()
+    kept = draft.keep().whole
     draft.close()
     relative = number > 0
     spots = Spot(begin, 0, 1), Spot(end, 1, 2)
@@ -96,7 +96,7 @@ def test_what_another_process_has_put_together_meanwhile_is_done(ledger):
 
 def test_a_draft_that_is_simply_gone_is_an_error(ledger):
     records = [done(ledger, n, 10 * n, 10 * n + 10) for n in range(3)]
-    discard(ledger.store, records[1].shards[0].out)
+    discard(ledger.store, records[1].shards[0].out.kept)
     with pytest.raises(NotFoundError):
         assembler_of(ledger, records).publish_all()
 

@@ -6,7 +6,7 @@ from headrace.core.block import Position
 from headrace.core.errors import LedgerError, ResumeRefusedError
 from headrace.pipeline.ledger import Counts
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.draft import Kept
+from headrace.storage.draft import Kept, KeptRange
 from headrace.storage.memory import MemoryStore
 from headrace.transform.ledger import (
     Checkpoint,
@@ -23,7 +23,7 @@ OUT = "memory://out/"
 NUMBERS = st.integers(0, 2**40)
 COUNTS = st.builds(Counts, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 SPOTS = st.builds(Spot, NUMBERS, NUMBERS, NUMBERS)
-KEPT = st.builds(Kept, st.text(max_size=9), NUMBERS, NUMBERS)
+KEPT = st.builds(KeptRange, st.builds(Kept, st.text(max_size=9), NUMBERS, NUMBERS), NUMBERS, NUMBERS)
 REASONS = st.dictionaries(st.text(max_size=9), NUMBERS, max_size=3)
 SHARDS = st.builds(
     ShardRecord,

@@ -10,7 +10,7 @@ from headrace.transform.reasons import reason_of
         ("", "decode: "),
         ('column 3: "x" is not a number', 'decode: column 3: "…" is not a number'),
         ("column 3 (\"age\"): 'it\\'s' is 5 wide", 'decode: column 3 ("age"): "…" is N wide'),
-        ("has 12 columns, 3 expected", "decode: has N columns, N expected"),
+        ("has 12 columns, 3 expected", "decode: has 12 columns, 3 expected"),
         ("value -1.5e-7 and v2 of x86", "decode: value N and v2 of x86"),
         ("first line\nsecond", "decode: first line"),
         ("memory://in/a.csv is gone; the rest of memory://in/a.csv", "decode: … is gone; the rest of …"),

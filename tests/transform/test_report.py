@@ -18,7 +18,7 @@ def test_the_report_is_beside_the_output_and_says_what_was_done(shared, stores):
     assert report.failures == {
         'decode: column 0: "…" is not a number': 2,
         "model: negative": 1,
-        "format: has N column, N expected": 1,
+        "format: has 1 column, 2 expected": 1,
     }
     assert report.objects_with_failures == 2
     assert report.failed_objects == [

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.storage.draft import KeptRange, read_kept
+from headrace.storage.draft import read_kept
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.storage.publisher import Publisher
@@ -61,7 +61,7 @@ def test_what_is_kept_goes_on_in_another_process(place):
     kept = spool.keep()
     spool.write(b"lost")
     spool.close()
-    other, publisher = Spool(store, base + "other", kept), Publisher(store, base)
+    other, publisher = Spool(store, base + "other", kept=kept), Publisher(store, base)
     assert other.nbytes == 3
     other.write(b"def")
     again = other.keep()
@@ -69,7 +69,7 @@ def test_what_is_kept_goes_on_in_another_process(place):
     assert other.publish(base + "k", publisher) is not None
     assert store.get(base + "k") == b"abcdefg"
     for one, data in ((kept, b"abc"), (again, b"abcdef")):
-        assert b"".join(read_kept(store, KeptRange(one, 0, one.nbytes))) == data
+        assert b"".join(read_kept(store, one)) == data
     publisher.close()
 
 
@@ -86,7 +86,7 @@ def test_however_it_is_written_and_kept(steps):
                 kept = spool.keep()
                 spool.write(b"lost")
                 spool.close()
-                spool = Spool(store, f"{OUT}{number}", kept)
+                spool = Spool(store, f"{OUT}{number}", kept=kept)
             else:
                 spool.write(step)
                 written += step

@@ -34,6 +34,11 @@ class Kept:
     nbytes: int
     segments: int = 0
 
+    @property
+    def whole(self) -> "KeptRange":
+        """All of it."""
+        return KeptRange(self, 0, self.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class KeptRange:
@@ -42,6 +47,11 @@ class KeptRange:
     kept: Kept
     start: int
     stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+        return self.stop - self.start
 
 
 class Draft(Protocol):
@@ -190,8 +200,17 @@ class _FileDraft:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             flags = os.O_RDWR | os.O_CLOEXEC | (0 if length else os.O_CREAT | os.O_TRUNC)
             self._file = os.open(self._path, flags, 0o666)
-            if length:
-                os.ftruncate(self._file, length)
+        if length:
+            self._cut(length)
+
+    def _cut(self, length: int) -> None:
+        """Leave the first bytes alone."""
+        with os_errors(self._uri):
+            size = os.fstat(self._file).st_size
+            if size < length:
+                self.close()
+                raise StorageError(self._uri, f"has {size} bytes, {length} were kept")
+            os.ftruncate(self._file, length)
 
     def write(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -356,13 +356,13 @@ class TransformLedger:
         """Publish what `commit_retried` told of, if that is still to be done."""
         if record.out is None:
             return
-        parts = [KeptRange(record.out, 0, record.out.nbytes)] if record.out.nbytes else []
+        parts = [record.out.whole] if record.out.nbytes else []
         name = f"retry-{record.index:05d}-copy"
         assemble(self.store, parts, self.draft_uri(f"{name}.out"), self.destination + planned.output)
         if record.failed is None:
             self.store.delete(self.destination + planned.failed)
         else:
-            parts = [KeptRange(record.failed, 0, record.failed.nbytes)]
+            parts = [record.failed.whole]
             uri = self.destination + planned.failed
             assemble(self.store, parts, self.draft_uri(f"{name}.failed"), uri)
         self.commit_retried(replace(record, out=None, failed=None))
