@@ -80,8 +80,10 @@ class Distribution:
         values = np.add(values, 0.0)  # in which there is no minus zero
         self._cover(float(values.min()), float(values.max()))
         self.bins += np.bincount(self._numbers(values) - self.low, minlength=BINS_MAX)
-        # Each divided first: the sum of large values may be more than a float64 holds.
-        self._average(float((values / len(values)).sum()), len(values))
+        # Each divided first: the sum of large values may be more than a float64 holds, rounded even so.
+        with np.errstate(over="ignore"):
+            mean = float((values / len(values)).sum())
+        self._average(min(max(mean, float(values.min())), float(values.max())), len(values))
         if self.distinct is not None:
             found, counts = np.unique(values, return_counts=True)
             self._distinguish(dict(zip(found.tolist(), counts.tolist(), strict=True)))

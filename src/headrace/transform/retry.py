@@ -32,6 +32,7 @@ from headrace.transform.assembler import Assembler
 from headrace.transform.encoders import Encoders, accepted
 from headrace.transform.ledger import RetriedObject, TaskRecord, TransformLedger
 from headrace.transform.merge import Outcome, Recovered, in_place, write_merged
+from headrace.transform.page import PAGE_NAME
 from headrace.transform.plan import TransformPlan, cut_tasks
 from headrace.transform.reasons import reason_of
 from headrace.transform.report import REPORT_NAME, TransformReport, make_report, object_results
@@ -260,6 +261,8 @@ class Retry:
         )
         text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
         self._ledger.store.put(self.destination + REPORT_NAME, text)
+        # The page is of the run that wrote it, and its counts are no longer true.
+        self._ledger.store.delete(self.destination + PAGE_NAME)
         self._ledger.finish(report.to_json())
         _log.info("failed records tried again", extra={"rows_failed": report.rows_failed})
         return report
