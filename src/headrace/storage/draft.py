@@ -7,6 +7,7 @@ as segments, objects of their own, which are copied together.
 # ruff: noqa: PTH103, PTH105, PTH108, PTH120
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from headrace.storage.uri import parse
 SEGMENT_BYTES: Final = 16 << 20
 """The length of a segment, where a store needs segments; one of them is held in memory, and one is on its way."""
 COPY_BYTES: Final = 16 << 20
+_NOT_IN_KERNEL: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +159,14 @@ class _FileDraft:
             self._file = os.open(self._path, flags, 0o666)
 
     def write(self, data: bytes) -> None:
-        rest = memoryview(data)
         with os_errors(self._uri):
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            self._write_all(data)
         self.nbytes += len(data)
+
+    def _write_all(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
 
     def take(self, part: KeptRange) -> None:
         """Copy a range of another file within the kernel."""
@@ -176,15 +181,30 @@ class _FileDraft:
         at = part.start
         with os_errors(self._uri):
             while at < part.stop:
-                copied = os.copy_file_range(source, self._file, part.stop - at, at)
+                copied = self._copy_some(source, at, part.stop - at)
                 if not copied:
                     raise StorageError(part.kept.uri, f"has {at} bytes, {part.stop} were kept")
                 at += copied
         self.nbytes += part.stop - part.start
 
+    def _copy_some(self, source: int, at: int, length: int) -> int:
+        """Within the kernel where it can; some file systems cannot, and some systems have not got that."""
+        try:
+            return os.copy_file_range(source, self._file, length, at)
+        except AttributeError:
+            pass
+        except OSError as error:
+            if error.errno not in _NOT_IN_KERNEL:
+                raise
+        data = os.pread(source, min(length, COPY_BYTES), at)
+        self._write_all(data)
+        return len(data)
+
     def keep(self) -> Kept:
         with os_errors(self._uri):
             os.fsync(self._file)
+            if self._kept is None:
+                flush_folder(self._path)
         self._kept = Kept(self._uri, self.nbytes)
         return self._kept
 

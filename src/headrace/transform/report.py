@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, Literal
 
@@ -92,25 +92,32 @@ def object_results(
     plan: TransformPlan, records: Iterable[TaskRecord], settings: TransformSettings
 ) -> list[ObjectResult]:
     """What became of every object of which all shards are done."""
-    shards = sorted((s for r in records for s in r.shards), key=lambda s: (s.index, s.number))
     wanted = {shard.index: shard.of for task in plan.tasks for shard in task.shards}
-    found: list[ObjectResult] = []
-    for index, group in groupby(shards, key=lambda s: s.index):
-        done = list(group)
-        if len(done) == wanted[index]:
-            found.append(_result(plan, index, done, settings))
-    return found
+    found = _by_object(records).items()
+    return [_result(plan, index, done, settings) for index, done in found if len(done) == wanted[index]]
+
+
+def _by_object(records: Iterable[TaskRecord]) -> dict[int, list[ShardRecord]]:
+    """The shards that are done of every object, in order."""
+    shards = sorted((s for r in records for s in r.shards), key=lambda s: (s.index, s.number))
+    return {index: list(group) for index, group in groupby(shards, key=lambda s: s.index)}
 
 
 def _result(
     plan: TransformPlan, index: int, shards: Sequence[ShardRecord], settings: TransformSettings
 ) -> ObjectResult:
-    counts = sum_counts(s.counts for s in shards)
+    counts = _counts_of(shards)
     failed = bool(counts.rows_failed or counts.objects_broken)
     planned = plan.objects[index]
     withheld = failed and settings.failures.on_error == "object"
     out_bytes = sum(s.out_bytes for s in shards) - sum(repeated_bytes(shards))
     return ObjectResult(planned.info.uri, planned.output, counts, out_bytes, withheld)
+
+
+def _counts_of(shards: Sequence[ShardRecord]) -> Counts:
+    """Of one object's shards; where several of them broke, it is one object still."""
+    counts = sum_counts(s.counts for s in shards)
+    return replace(counts, objects_broken=1) if len(shards) > 1 and counts.objects_broken else counts
 
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
@@ -147,7 +154,7 @@ def make_report(
 ) -> TransformReport:
     """Put a report together from the ledger's counts and this process's figures."""
     results = object_results(plan, records, settings)
-    total = sum_counts(s.counts for r in records for s in r.shards)
+    total = sum_counts(map(_counts_of, _by_object(records).values()))
     withheld_rows = sum(r.counts.rows_out for r in results if r.withheld)
     worst = sorted((r for r in results if r.counts.rows_failed or r.counts.objects_broken), key=_badness)
     rows = progress.records - progress.records_before
