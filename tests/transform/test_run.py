@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -698,6 +699,34 @@ def test_what_another_process_has_done_is_taken_as_it_stands(shared, undisturbed
         report = transform(stores, predictor=predictor, settings=mixed())
     assert outputs(stores) == undisturbed[0]
     assert same_counts(report, undisturbed[1])
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_two_runs_that_race_harm_nothing(undisturbed, monkeypatch, tmp_path, local):
+    """One of them may be told that the other took something from under it; what is published is whole."""
+    cut(monkeypatch)
+    monkeypatch.setattr("headrace.transform.spool.HELD_BYTES_MAX", 20)
+    for turn in range(4):
+        stores = Stores()
+        put(stores, MIXED)
+        out = f"{tmp_path}/{turn}/" if local else f"memory://out/{turn}/"
+        start = threading.Barrier(2)
+
+        def race(stores=stores, out=out, start=start):
+            with engine() as predictor, contextlib.suppress(HeadraceError):
+                start.wait(10)
+                transform(
+                    stores, predictor=predictor, destination=out, settings=mixed(**TINY), if_exists="resume"
+                )
+
+        threads = [threading.Thread(target=race) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        report = transform(stores, destination=out, settings=mixed(**TINY), if_exists="resume")
+        assert outputs(stores, out) == undisturbed[0]
+        assert same_counts(report, undisturbed[1])
 
 
 # On a disk, with outputs too large to be held
