@@ -1,5 +1,6 @@
 """Outputs under way, on a disk (one file) and on a store that cannot append (segments)."""
 
+import errno
 import os
 
 import pytest
@@ -148,6 +149,40 @@ def test_nothing_is_assembled_to_an_empty_object(place):
     assemble(store, [], base + "a", base + "k.out")
     assert store.get(base + "k.out") == b""
     assert names(store, base) == ["k.out"]
+
+
+@pytest.mark.parametrize("why", [errno.EXDEV, errno.EINVAL, None])
+def test_where_the_kernel_cannot_copy_it_is_done_by_hand(tmp_path, monkeypatch, why):
+    def refuse(*_):
+        raise OSError(why, "not here")
+
+    if why is None:
+        monkeypatch.delattr(os, "copy_file_range")
+    else:
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+    store = LocalStore()
+    draft = open_draft(store, f"{tmp_path}/d")
+    draft.write(b"0123456789" * 3)
+    kept = draft.keep()
+    draft.close()
+    assemble(store, [KeptRange(kept, 3, 28), KeptRange(kept, 0, 2)], f"{tmp_path}/a", f"{tmp_path}/k")
+    assert store.get(f"{tmp_path}/k") == (b"0123456789" * 3)[3:28] + b"01"
+    os.truncate(f"{tmp_path}/d", 20)
+    with pytest.raises(StorageError, match="has 20 bytes, 30 were kept"):
+        open_draft(store, f"{tmp_path}/e", kept)
+
+
+def test_a_disk_that_fails_in_copying_is_told(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = LocalStore()
+    draft = open_draft(store, f"{tmp_path}/d")
+    draft.write(b"1")
+    kept = draft.keep()
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    with pytest.raises(StorageError, match="No space left"):
+        open_draft(store, f"{tmp_path}/e", kept)
 
 
 def test_a_draft_that_is_gone_is_told(place):

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -38,6 +39,7 @@ from transform.support import (
     put,
     rows,
     settings_of,
+    shuffle,
     tar,
     transform,
 )
@@ -279,14 +281,57 @@ def test_ranges_in_any_order_come_to_the_same(shared, text, task_bytes, header, 
         run = made(
             stores, predictor=shared, settings=settings_of(**options, tasks={"task_bytes": task_bytes})
         )
-        real = run._runner.run
-
-        def shuffled(work, tasks, *, begins, checkpoints):
-            order = random.sample(list(tasks), len(tasks))
-            return all(real(work, [task], begins=begins, checkpoints=checkpoints) for task in order)
-
-        run._runner.run = shuffled
+        shuffle(run, random)
         run.execute()
+    assert outputs(stores) == outputs(stores, "memory://whole/")
+
+
+LINES = st.sampled_from(
+    ['{"x": [1, 2]}', '{"x": [-3, 2]}', '{"x": "\\n"}', "{", "", '{"x":  [5, 6]}\r', '"' + "a" * 60]
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(LINES, min_size=1, max_size=25), st.booleans(), st.integers(5, 60), st.randoms())
+def test_lines_of_json_in_ranges_in_any_order(shared, lines, ended, task_bytes, random):
+    stores = Stores()
+    put(stores, {"0.jsonl": b'{"x": [1, 2]}', "a.jsonl": ("\n".join(lines) + "\n" * ended).encode()})
+    options = {"read": {"record_bytes_max": 50}, "output": {"join": "input"}}
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch)
+        transform(stores, predictor=shared, settings=settings_of(**options), destination="memory://whole/")
+        run = made(
+            stores, predictor=shared, settings=settings_of(**options, tasks={"task_bytes": task_bytes})
+        )
+        shuffle(run, random)
+        run.execute()
+    assert outputs(stores) == outputs(stores, "memory://whole/")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    TEXTS,
+    st.integers(5, 40),
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.tuples(st.booleans(), st.randoms()),
+)
+def test_ranges_in_any_order_that_are_broken_and_resumed(shared, text, task_bytes, breaks, more):
+    """Guessed begins, checkpoints within ranges, and ranges that are done again, all at once."""
+    often, random = more
+    stores = Stores()
+    put(stores, {"0.csv": b"1,2\n", "a.csv": text})
+    options = {"read": {"record_bytes_max": 50}}
+    tasks = {"task_bytes": task_bytes, "checkpoint_s": 0.0 if often else 1e9}
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch)
+        transform(stores, predictor=shared, settings=settings_of(**options), destination="memory://whole/")
+        used = settings_of(**options, tasks=tasks, flow={"batch_rows_max": 2})
+        for at in [*breaks, -1]:
+            run = made(stores, predictor=Breaking(shared, at=at), settings=used, if_exists="resume")
+            shuffle(run, random)
+            with contextlib.suppress(BrokenError):
+                report = run.execute()
+    assert report.status == "complete"
     assert outputs(stores) == outputs(stores, "memory://whole/")
 
 
@@ -656,6 +701,34 @@ def test_what_another_process_has_done_is_taken_as_it_stands(shared, undisturbed
     assert same_counts(report, undisturbed[1])
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_two_runs_that_race_harm_nothing(undisturbed, monkeypatch, tmp_path, local):
+    """One of them may be told that the other took something from under it; what is published is whole."""
+    cut(monkeypatch)
+    monkeypatch.setattr("headrace.transform.spool.HELD_BYTES_MAX", 20)
+    for turn in range(4):
+        stores = Stores()
+        put(stores, MIXED)
+        out = f"{tmp_path}/{turn}/" if local else f"memory://out/{turn}/"
+        start = threading.Barrier(2)
+
+        def race(stores=stores, out=out, start=start):
+            with engine() as predictor, contextlib.suppress(HeadraceError):
+                start.wait(10)
+                transform(
+                    stores, predictor=predictor, destination=out, settings=mixed(**TINY), if_exists="resume"
+                )
+
+        threads = [threading.Thread(target=race) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        report = transform(stores, destination=out, settings=mixed(**TINY), if_exists="resume")
+        assert outputs(stores, out) == undisturbed[0]
+        assert same_counts(report, undisturbed[1])
+
+
 # On a disk, with outputs too large to be held
 
 
@@ -760,13 +833,7 @@ def test_on_error_object_withholds_an_object_in_ranges(shared, text, task_bytes,
         run = made(
             stores, predictor=shared, settings=settings_of(**options, tasks={"task_bytes": task_bytes})
         )
-        real = run._runner.run
-
-        def shuffled(work, tasks, *, begins, checkpoints):
-            order = random.sample(list(tasks), len(tasks))
-            return all(real(work, [task], begins=begins, checkpoints=checkpoints) for task in order)
-
-        run._runner.run = shuffled
+        shuffle(run, random)
         report = run.execute()
     assert (report.status, report.objects_withheld) == (whole.status, whole.objects_withheld)
     assert set(outputs(stores)) == set(outputs(stores, "memory://whole/"))
@@ -843,5 +910,5 @@ def test_an_object_that_breaks_within_its_ranges_keeps_what_was_read(shared, mon
     found = outputs(stores)["a.csv.out"]
     assert len(found) > 10
     assert doubled(60).startswith(found)
-    assert report.objects_broken >= 1
+    assert report.objects_broken == 1
     assert report.records_in == found.count(b"\n")

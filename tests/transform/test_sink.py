@@ -2,17 +2,18 @@
 
 import pytest
 
-from headrace.core.errors import CountMismatchError
+from headrace.core.errors import CountMismatchError, UnavailableError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.pipeline.ledger import Counts
 from headrace.storage.local import LocalStore
+from headrace.storage.memory import MemoryStore
 from headrace.testing import ManualClock
 from headrace.transform import sink as module
 from headrace.transform.ledger import Checkpoint, TransformLedger
 from headrace.transform.plan import make_plan
 from headrace.transform.sink import withholds
 from headrace.transform.work import TaskRun, Work
-from transform.support import IN, OUT, Breaking, BrokenError, cut, put, rows, settings_of
+from transform.support import IN, OUT, Breaking, BrokenError, WithStore, cut, put, rows, settings_of
 
 
 class Watched(TransformLedger):
@@ -164,3 +165,18 @@ def test_outputs_of_no_rows_are_those_that_the_model_tells_of():
         "v": ((0, 3), "<i8"),
         "s": ((0,), "|O"),
     }
+
+
+def test_nothing_is_committed_before_its_outputs_are_there(stores, shared):
+    put(stores, {"a.csv": rows(3)})
+
+    class Refusing(MemoryStore):
+        def put(self, uri: str, data: bytes) -> None:
+            if uri.endswith("a.csv.out"):
+                raise UnavailableError(uri, "stays away")
+            super().put(uri, data)
+
+    work = work_of(WithStore(stores, OUT, Refusing()))
+    with pytest.raises(UnavailableError):
+        execute(work, shared)
+    assert work.ledger.tasks() == {}

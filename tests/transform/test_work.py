@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from headrace.core.errors import TooManyFailuresError, UnavailableError
@@ -97,3 +99,15 @@ def test_a_model_is_asked_by_itself(stores, shared):
 
     TaskRun(work, work.plan.tasks, Watching(predictor.inner, at=-1)).execute()
     assert [len(r.inputs[0].data) for r in seen] == [4, 1]
+
+
+def test_of_a_batch_that_broke_the_sink_nothing_is_kept(stores, shared):
+    """Its records are in the output already, and the cursor before them is not theirs."""
+    put(stores, {"a.csv": rows(8) + b"9,1\nx,1\n" + rows(8)})
+    used = settings_of(failures={"on_error": "job"}, tasks={"checkpoint_s": 0.0})
+    work = work_of(stores)
+    work = replace(work, settings=used)
+    with pytest.raises(TooManyFailuresError):
+        TaskRun(work, work.plan.tasks, shared).execute()
+    (checkpoint,) = work.ledger.checkpoints().values()
+    assert (checkpoint.record, checkpoint.counts.records_in, checkpoint.out.nbytes) == (8, 8, 35)

@@ -7,6 +7,7 @@ as segments, objects of their own, which are copied together.
 # ruff: noqa: PTH103, PTH105, PTH120
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ SEGMENT_BYTES: Final = 16 << 20
 COPY_BYTES: Final = 16 << 20
 FLUSH_BYTES: Final = 32 << 20
 """A file is flushed each time that it has grown by so much, beside the writing."""
+_NOT_IN_KERNEL: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +215,8 @@ class _FileDraft:
             os.ftruncate(self._file, length)
 
     def write(self, data: bytes) -> None:
-        rest = memoryview(data)
         with os_errors(self._uri):
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            self._write_all(data)
         self.nbytes += len(data)
         if self.nbytes - self._flushed_bytes >= FLUSH_BYTES:
             self._flush_behind()
@@ -231,6 +231,11 @@ class _FileDraft:
         )
         self._flusher.start()
 
+    def _write_all(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
     def take(self, part: KeptRange) -> None:
         """Copy a range of another file within the kernel."""
         with os_errors(part.kept.uri):
@@ -244,11 +249,24 @@ class _FileDraft:
         at = part.start
         with os_errors(self._uri):
             while at < part.stop:
-                copied = os.copy_file_range(source, self._file, part.stop - at, at)
+                copied = self._copy_some(source, at, part.stop - at)
                 if not copied:
                     raise StorageError(part.kept.uri, f"has {at} bytes, {part.stop} were kept")
                 at += copied
         self.nbytes += part.stop - part.start
+
+    def _copy_some(self, source: int, at: int, length: int) -> int:
+        """Within the kernel where it can; some file systems cannot, and some systems have not got that."""
+        try:
+            return os.copy_file_range(source, self._file, length, at)
+        except AttributeError:
+            pass
+        except OSError as error:
+            if error.errno not in _NOT_IN_KERNEL:
+                raise
+        data = os.pread(source, min(length, COPY_BYTES), at)
+        self._write_all(data)
+        return len(data)
 
     def keep(self) -> Kept:
         # A killed process loses nothing that was written. Should a power cut, `is_whole` tells.

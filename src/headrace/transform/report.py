@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, Literal
 
@@ -98,14 +98,16 @@ def object_results(
     retried: Mapping[int, RetriedObject] | None = None,
 ) -> list[ObjectResult]:
     """What became of every object of which all shards are done, with what trying its failed records again gained."""
-    shards = sorted((s for r in records for s in r.shards), key=lambda s: (s.index, s.number))
     wanted = {shard.index: shard.of for task in plan.tasks for shard in task.shards}
-    found: list[ObjectResult] = []
-    for index, group in groupby(shards, key=lambda s: s.index):
-        done = list(group)
-        if len(done) == wanted[index]:
-            found.append(_result(plan, index, done, settings, (retried or {}).get(index)))
-    return found
+    again = retried or {}
+    found = _by_object(records).items()
+    return [_result(plan, i, done, settings, again.get(i)) for i, done in found if len(done) == wanted[i]]
+
+
+def _by_object(records: Iterable[TaskRecord]) -> dict[int, list[ShardRecord]]:
+    """The shards that are done of every object, in order."""
+    shards = sorted((s for r in records for s in r.shards), key=lambda s: (s.index, s.number))
+    return {index: list(group) for index, group in groupby(shards, key=lambda s: s.index)}
 
 
 def _result(
@@ -115,11 +117,9 @@ def _result(
     settings: TransformSettings,
     retried: RetriedObject | None,
 ) -> ObjectResult:
-    counts = sum_counts(s.counts for s in shards)
+    counts = _counts_of(shards)
     out_bytes = sum(s.out_bytes for s in shards) - sum(repeated_bytes(shards))
-    failures = Counter[str]()
-    for shard in shards:
-        failures.update(shard.failures)
+    failures = _failures_of(shards)
     if retried is not None:
         counts = counts.plus(Counts(0, retried.rows, -retried.rows, 0))
         out_bytes, failures = retried.out_bytes, Counter(retried.failures)
@@ -127,6 +127,20 @@ def _result(
     planned = plan.objects[index]
     withheld = failed and settings.failures.on_error == "object"
     return ObjectResult(planned.info.uri, planned.output, counts, out_bytes, dict(failures), withheld)
+
+
+def _counts_of(shards: Sequence[ShardRecord]) -> Counts:
+    """Of one object's shards; where several of them broke, it is one object still."""
+    counts = sum_counts(s.counts for s in shards)
+    return replace(counts, objects_broken=1) if len(shards) > 1 and counts.objects_broken else counts
+
+
+def _failures_of(shards: Sequence[ShardRecord]) -> Counter[str]:
+    """How many records of some shards failed, by reason."""
+    failures = Counter[str]()
+    for shard in shards:
+        failures.update(shard.failures)
+    return failures
 
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
@@ -156,11 +170,12 @@ def make_report(
 ) -> TransformReport:
     """Put a report together from the ledger's counts and this process's figures."""
     results = object_results(plan, records, settings, retried)
-    gained = sum(r.rows for r in (retried or {}).values())
-    total = sum_counts(s.counts for r in records for s in r.shards).plus(Counts(0, gained, -gained, 0))
+    by_object, again = _by_object(records), retried or {}
+    gained = sum(r.rows for r in again.values())
+    total = sum_counts(map(_counts_of, by_object.values())).plus(Counts(0, gained, -gained, 0))
     failures = Counter[str]()
-    for result in results:
-        failures.update(result.failures)
+    for index, shards in by_object.items():
+        failures.update(again[index].failures if index in again else _failures_of(shards))
     withheld_rows = sum(r.counts.rows_out for r in results if r.withheld)
     worst = sorted((r for r in results if r.counts.rows_failed or r.counts.objects_broken), key=_badness)
     rows = progress.records - progress.records_before

@@ -232,6 +232,12 @@ class Transform:
             tasks = [work.plan.tasks[number] for number in sorted(wrong)]
             if not self._runner.run(again, tasks, begins=dict(wrong.values()), checkpoints={}):
                 return False
+        missing = assembler.missing()
+        if missing:
+            raise LedgerError(
+                f"{self.destination}: {len(missing)} objects, {work.plan.objects[missing[0]].info.uri} the first, were not "
+                "put together, and nothing is left to do. Do not trust this output; please report it"
+            )
         return True
 
     def _learned(self, plan: TransformPlan) -> dict[str, Any]:
