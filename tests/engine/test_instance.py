@@ -20,7 +20,7 @@ from headrace.core.errors import (
 )
 from headrace.engine.backend import LocalBackend
 from headrace.engine.instance import Instance
-from headrace.engine.reason import WHY_CHARS_MAX
+from headrace.engine.reason import WHY_CHARS_MAX, ToldError
 from headrace.testing import ManualClock, PickyModel
 
 
@@ -95,6 +95,46 @@ def test_a_batch_too_large_for_memory_is_halved():
 
     response = _answer(Small(), rows(*range(7)))
     assert _values(response) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), ToldError("bad_alloc")],
+)
+def test_after_running_out_of_memory_batches_stay_smaller(error):
+    """Not only for the batch that failed: each larger one would fail first, and cost a call."""
+    asked = []
+
+    class Small(Model):
+        max_batch_rows = 8
+
+        def predict(self, x):
+            asked.append(len(x))
+            if len(x) > 3:
+                raise error
+            return x
+
+    response = _answer(Small(), rows(*range(20)))
+    assert _values(response) == list(range(20))
+    assert [n for n in asked if n > 3] == [8, 4, 4]
+    assert not response.failures
+
+
+def test_other_errors_leave_the_size_of_batches_alone():
+    asked = []
+
+    class Picky(Model):
+        max_batch_rows = 8
+
+        def predict(self, x):
+            asked.append(len(x))
+            if (x == 3).any():
+                raise ValueError("three")
+            return x
+
+    response = _answer(Picky(), rows(*range(24)))
+    assert [f.row for f in response.failures] == [3]
+    assert asked.count(8) == 3
 
 
 def test_a_model_that_writes_into_its_inputs_spoils_nothing():

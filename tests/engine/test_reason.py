@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.engine.reason import WHY_CHARS_MAX, ToldError, reason
+from headrace.engine.reason import WHY_CHARS_MAX, ToldError, out_of_memory, reason
 
 
 class _UnprintableError(Exception):
@@ -30,3 +30,18 @@ def test_type_and_message(error, said):
 def test_it_is_cut():
     assert len(reason(ValueError("x" * 100_000))) == WHY_CHARS_MAX
     assert len(reason(ToldError("x" * 100_000))) == WHY_CHARS_MAX
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
+        (RuntimeError("[ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer"), True),
+        (ToldError("OutOfMemoryError: CUDA out of memory"), True),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError("the record says: out of memory"), False),
+    ],
+)
+def test_out_of_memory_is_told_by_type_and_by_what_frameworks_say(error, told):
+    assert out_of_memory(error) is told

@@ -109,7 +109,7 @@ def walked(data: bytes, limit: int) -> list[tuple]:
             newline = data.find(b"\n", start + limit)
             stop = len(data) if newline < 0 else newline + 1
         elif end is None and inside:
-            why = f"quote opened at line {opened} never closed"
+            why = f"quote opened on line {opened - line + 1} of the record never closed"
             found.append((len(found), line, start, data[start:], "format", why))
             stop = len(data)
         else:
@@ -264,7 +264,7 @@ def test_a_quote_that_never_closes_is_one_failure_that_names_its_line(size):
     data = b'a,b\n1,"x\n2\n3,""\n' + b"4,5\n" * 3
     found = split(data, [size])
     assert found[0] == (0, 1, 0, b"a,b")
-    assert found[1:] == [(1, 2, 4, data[4:], "format", "quote opened at line 2 never closed")]
+    assert found[1:] == [(1, 2, 4, data[4:], "format", "quote opened on line 1 of the record never closed")]
 
 
 def test_header_is_kept_dropped_or_gives_the_names():
@@ -291,7 +291,7 @@ def test_failures_below_a_header_are_counted_from_it_too():
         (b'"a"b,c\n1,2\n', "header: text after the closing quote of column 0"),
         (b"\xff\xfa,c\n1,2\n", "header: 'utf-8' codec"),
         (b"a" * 50 + b"\n1,2\n", "header: longer than record_bytes_max=40"),
-        (b'"a,b\n1,2\n', "header: quote opened at line 1 never closed"),
+        (b'"a,b\n1,2\n', "header: quote opened on line 1 of the record never closed"),
     ],
 )
 def test_a_header_that_is_none_fails_the_member_once(header, why):

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Failure, FailureKind, Position
 from headrace.core.errors import DataError
-from headrace.formats.failures import failure_line, read_failures
+from headrace.formats.failures import (
+    FailedRecord,
+    failed_record_line,
+    failure_line,
+    read_failed_records,
+    read_failures,
+)
 
 GOLDEN = Path(__file__).parent.parent / "data" / "failures-v1.jsonl"
 
@@ -112,3 +118,25 @@ def test_a_line_that_is_no_failure_is_named(line, message):
 def test_keys_that_are_not_known_are_ignored():
     """So that a later version may add some without being a new one."""
     assert list(read_failures([changed(later="x")])) == [FAILURES[0]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.builds(FailedRecord, failures, counts, counts), max_size=4))
+def test_a_failed_record_comes_back_with_its_place(records):
+    lines = [failed_record_line(record) for record in records]
+    assert list(read_failed_records(lines)) == records
+    # And for whoever knows nothing of places, it is a failure like another.
+    assert list(read_failures(lines)) == [record.failure for record in records]
+
+
+def test_a_place_is_written_behind_what_a_failure_is():
+    line = failed_record_line(FailedRecord(FAILURES[0], 40, 999))
+    assert line == failure_line(FAILURES[0])[:-2] + b',"output_row":40,"output_byte":999}\n'
+
+
+def test_a_failure_without_a_place_is_no_failed_record():
+    lines = [failed_record_line(FailedRecord(FAILURES[0], 1, 2)), failure_line(FAILURES[0])]
+    found = read_failed_records(lines)
+    assert next(found).output_row == 1
+    with pytest.raises(DataError, match=r"line 2 is no failed record.*output_row"):
+        next(found)

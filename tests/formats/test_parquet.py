@@ -16,7 +16,7 @@ from headrace.core.errors import ConfigError, MissingExtraError, ModelContractEr
 from headrace.formats.contract import Piece
 from headrace.formats.encode import output_columns
 from headrace.formats.jsonl import JsonLinesFormat
-from headrace.formats.parquet import ParquetEncoder
+from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 
 
 def piece_of(records):
@@ -26,9 +26,9 @@ def piece_of(records):
     return Piece(block, 1, len(block))
 
 
-def encoded(piece, outputs, *, cuts=(), **options):
+def encoded(piece, outputs, *, cuts=(), kind=ParquetEncoder, **options):
     """A whole part, its rows given in one call, or cut at these rows."""
-    encoder = ParquetEncoder(output_columns(outputs), **options)
+    encoder = kind(output_columns(outputs), **options)
     parts = [encoder.begin()]
     for start, stop in pairwise((0, *cuts, len(piece))):
         share = Piece(piece.block, piece.start + start, piece.start + stop)
@@ -207,3 +207,41 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch):
         MissingExtraError, match=r"writing Parquet needs an extra: pip install 'headrace\[arrow\]'"
     ):
         ParquetEncoder(())
+
+
+# Arrow
+
+
+def test_an_arrow_file_holds_what_a_parquet_file_does():
+    outputs = {
+        "f": np.array([0.5, np.nan], np.float32),
+        "v": np.array([[1, 2, 3], [4, 5, 6]], np.float64)[:, ::-1],
+        "s": np.array(["ä", None], object),
+        "t": np.array([["a", "b"], ["", "c"]]),
+    }
+    for join in ("none", "input"):
+        piece = piece_of([b"1", b"\xff"])
+        table = pa.ipc.open_file(encoded(piece, outputs, kind=ArrowEncoder, join=join)).read_all()
+        expected = read(encoded(piece, outputs, join=join))
+        assert table.schema == expected.schema
+        assert repr(table.to_pylist()) == repr(expected.to_pylist())  # NaN is not itself
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(0, 40), max_size=4).map(sorted), st.integers(1, 20))
+def test_arrow_bytes_do_not_depend_on_the_batches(rows, cuts, row_group_rows):
+    piece = piece_of([b"%d" % i for i in range(rows)])
+    outputs = {"y": np.arange(rows), "s": np.array([f"text {i}" for i in range(rows)])}
+    cuts = [cut for cut in cuts if cut < rows]
+    options = {"kind": ArrowEncoder, "row_group_rows": row_group_rows, "join": "input"}
+    whole = encoded(piece, outputs, **options)
+    assert encoded(piece, outputs, cuts=cuts, **options) == whole
+    reader = pa.ipc.open_file(whole)
+    assert reader.num_record_batches == -(-rows // row_group_rows)
+    assert reader.read_all()["y"].to_pylist() == list(range(rows))
+
+
+def test_an_arrow_file_of_no_rows_is_one():
+    encoder = ArrowEncoder(output_columns({"y": np.zeros(0)}))
+    table = pa.ipc.open_file(encoder.begin() + encoder.finish()).read_all()
+    assert (table.num_rows, table.schema.names, encoder.suffix) == (0, ["y"], ".arrow")

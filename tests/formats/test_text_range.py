@@ -142,7 +142,7 @@ def test_a_byte_order_mark_and_a_header_are_of_the_first_range():
     blocks = list(cut.blocks(pieces(text, 0, 5), URI))
     assert entries(blocks) == [(0, 2, 7, b"1,2")]
     assert cut.end is not None
-    assert (cut.end.byte, cut.end.line) == (11, 3)
+    assert (cut.end.byte, cut.end.line, cut.end.record) == (11, 3, 1)
 
 
 @pytest.mark.parametrize(

@@ -338,3 +338,49 @@ def test_a_record_without_what_is_selected_fails_alone():
         (FailureKind.DECODE, '"f" is not there; it has "g"'),
         (FailureKind.FORMAT, "not JSON: unexpected character, expe"),
     ]
+
+
+# Whole records of text
+
+
+def test_records_of_csv_and_json_go_whole_to_a_model_of_text_where_that_is_asked():
+    used = mapper(TEXT, whole_records=True)
+    assert values(used.decode(block_of('1,"b, c"', "2,d"))) == {"t": ['1,"b, c"', "2,d"]}
+    assert values(used.decode(block_of('{"a": 1}', name="a.jsonl"))) == {"t": ['{"a": 1}']}
+    assert values(used.decode(block_of("[1]", name="a.json"))) == {"t": ["[1]"]}
+    assert used.learned == {"format": "csv", "delimiter": ","}
+
+
+def test_or_what_the_filter_selects_of_them():
+    used = mapper(TEXT, whole_records=True, input_filter="$[1:]")
+    assert values(used.decode(block_of('1,"b, c",3'))) == {"t": ['"b, c",3']}
+    used = mapper(TEXT, whole_records=True, input_filter="$.b")
+    assert values(used.decode(block_of("1,x", names=("a", "b")))) == {"t": ["x"]}
+    decoded = mapper(TEXT, whole_records=True, input_filter="$.b").decode(
+        block_of('{"b": [1, 2]}', '{"a": 1}', "not json", name="a.jsonl")
+    )
+    assert values(decoded) == {"t": ["[1, 2]"]}
+    assert [f.position.record for f in decoded.failures] == [1, 2]
+
+
+def test_a_column_too_few_for_the_filter_costs_the_record():
+    decoded = mapper(TEXT, whole_records=True, input_filter="$[2]").decode(block_of("1,2,3", "1"))
+    assert values(decoded) == {"t": ["3"]}
+    assert [f.position.record for f in decoded.failures] == [1]
+
+
+def test_bytes_and_column_vectors_as_the_model_has_them():
+    metadata = ModelMetadata("m", inputs=(TensorSpec("t", "BYTES", (-1, 1)),), bytes_as="bytes")
+    used = Mapper(metadata, MappingOptions(whole_records=True), ReadOptions())
+    assert values(used.decode(block_of("1,2"))) == {"t": [[b"1,2"]]}
+
+
+def test_a_model_of_numbers_or_a_column_that_is_named_is_not_given_whole_records():
+    assert values(mapper(NUMBERS, whole_records=True).decode(block_of("1,2"))) == {"x": [[1, 2]]}
+    used = mapper(TEXT, whole_records=True, text_column=1)
+    assert values(used.decode(block_of("1,two"))) == {"t": ["two"]}
+
+
+def test_an_identity_is_what_it_was_where_nothing_is_said_of_whole_records():
+    assert "whole_records" not in MappingOptions().identity()
+    assert MappingOptions(whole_records=True).identity()["whole_records"] is True

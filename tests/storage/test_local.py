@@ -165,3 +165,61 @@ def test_a_closed_writer_takes_no_more(tmp_path):
     writer.close()
     with pytest.raises(ValueError, match="closed"):
         writer.write(b"")
+
+
+def test_an_unflushed_put_is_whole_and_makes_folders(tmp_path):
+    uri = f"{tmp_path}/new/deep/a"
+    store.put_unflushed(uri, b"first")
+    store.put_unflushed(uri, b"second, longer")
+    assert store.get(uri) == b"second, longer"
+    assert _names(tmp_path / "new" / "deep") == ["a"]
+    store.flush(f"{tmp_path}/")
+    store.flush(f"file://{tmp_path}/new")
+
+
+def test_an_unflushed_put_flushes_nothing_and_a_flush_the_whole_file_system(tmp_path, monkeypatch):
+    """A power cut cannot be tried out; which calls are made can be."""
+    calls = []
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append("file"))
+    monkeypatch.setattr(
+        "headrace.storage.local._sync_file_system", lambda folder: calls.append("file system")
+    )
+    store.put_unflushed(f"{tmp_path}/a", b"x")
+    assert calls == []
+    store.flush(str(tmp_path))
+    assert calls == ["file system"]
+    store.put(f"{tmp_path}/b", b"x")
+    assert calls == ["file system", "file", "file"]
+
+
+def test_where_a_file_system_cannot_be_flushed_alone_everything_is(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(os, "sync", lambda: calls.append("all"))
+    store.flush(str(tmp_path))
+    assert calls == ["all"]
+
+
+def test_a_flush_that_fails_is_told(tmp_path, monkeypatch):
+    class Library:
+        @staticmethod
+        def syncfs(_):
+            return -1
+
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: Library)
+    monkeypatch.setattr("ctypes.get_errno", lambda: 28)
+    with pytest.raises(StorageError, match="No space left"):
+        store.flush(str(tmp_path))
+
+
+def test_a_folder_that_is_not_there_cannot_be_flushed(tmp_path):
+    with pytest.raises(NotFoundError):
+        store.flush(f"{tmp_path}/missing/")
+
+
+def test_an_unflushed_put_cannot_take_a_folders_name(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(StorageError, match="is a folder"):
+        store.put_unflushed(f"{tmp_path}/a", b"x")
+    with pytest.raises(ConfigError, match="names a folder"):
+        store.put_unflushed(f"{tmp_path}/a/", b"x")

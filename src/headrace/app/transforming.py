@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
@@ -17,10 +17,13 @@ from headrace.core.predictor import Predictor
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
+from headrace.transform.ledger import TransformLedger
+from headrace.transform.observation import Observation
 from headrace.transform.plan import TransformPlan, make_plan
 from headrace.transform.probe import Seen, first_records
 from headrace.transform.processes import ProcessRunner
 from headrace.transform.report import TransformReport
+from headrace.transform.retry import Retry, finished_identity
 from headrace.transform.run import IfExists, Transform
 from headrace.transform.runner import InProcessRunner
 from headrace.transform.settings import TransformSettings, settings_of
@@ -96,6 +99,7 @@ def open_transform(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> OpenedTransform:
     """Put a transform together, without starting anything. Raises ConfigError for what cannot be."""
     used, where = options or PredictorOptions(), stores or Stores()
@@ -123,6 +127,8 @@ def open_transform(
         settings=chosen,
         model_identity=opened.identity,
         if_exists=if_exists,
+        made_with=_made_with(model, endpoint, used),
+        observation=Observation() if page else None,
     )
     return OpenedTransform(made, around, where)
 
@@ -138,6 +144,7 @@ def transform_sync(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> TransformReport:
     """What `transform` does, for callers without an event loop; blocks until all is written."""
     return execute(
@@ -151,6 +158,7 @@ def transform_sync(
             workers=workers,
             if_exists=if_exists,
             stores=stores,
+            page=page,
         )
     )
 
@@ -172,6 +180,7 @@ async def transform(
     workers: Workers | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
+    page: bool = False,
 ) -> TransformReport:
     """Score every object of a source, and write one predictions file for each; returns when all of it is committed.
 
@@ -196,6 +205,7 @@ async def transform(
         if_exists: What to do where a transform was written before: "refuse"; "resume", which goes on where it stopped,
             to the same bytes, or returns its report when it is finished; "overwrite", which deletes it first.
         stores: Where objects are; by default everything that a URI can name, with credentials from the environment.
+        page: Whether to write ``_report.html`` too: what was done, on one page, with plots of throughput and predictions.
 
     Raises:
         ConfigError: For what cannot be; OutputExistsError when the output is there.
@@ -213,6 +223,7 @@ async def transform(
         workers=workers,
         if_exists=if_exists,
         stores=stores,
+        page=page,
     )
     working = asyncio.ensure_future(asyncio.to_thread(execute, opened))
     try:
@@ -221,6 +232,44 @@ async def transform(
         opened.transform.drain()
         await asyncio.wait([working])
         raise
+
+
+def retry_failed(
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    options: PredictorOptions | None = None,
+    other_model: bool = False,
+    stores: Stores | None = None,
+    around: Callable[[Retry, Predictor], AbstractContextManager[Any]] | None = None,
+) -> TransformReport:
+    """Try a finished transform's failed records once more, and merge what comes out into place; blocks until it is written.
+
+    Without `model` and `endpoint` it is the model that the transform was made with, by the same name; another one is
+    refused unless `other_model` says that it is meant. `around` is entered while it works. Raises what `Retry.execute` does.
+    """
+    where = stores or Stores()
+    folder = destination.rstrip("/") + "/"
+    if model is None and endpoint is None:
+        identity = finished_identity(TransformLedger(where.for_uri(folder), folder))
+        made: Mapping[str, Any] = identity.get("made_with") or {}
+        model, endpoint = made.get("model"), made.get("endpoint")
+        if model is None and endpoint is None:
+            raise ConfigError(
+                f"{folder}: the transform's model was no file or class that can be named: give it again"
+            )
+        options = options or PredictorOptions(**made["options"])
+    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    retry = Retry(
+        folder,
+        stores=where,
+        predictor=opened.predictor,
+        model_identity=opened.identity,
+        other_model=other_model,
+    )
+    with _Started(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
+        return retry.execute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +306,12 @@ def dry_run(
 _START = "import sys; sys.path[:] = sys.argv[2:-1]; from headrace.app.transforming import work; work(sys.argv[1], int(sys.argv[-1]))"
 
 
+def _made_with(model: ModelLike | None, endpoint: str | None, options: PredictorOptions) -> dict[str, Any]:
+    """How the model is named, where it has a name."""
+    named = model if isinstance(model, str) else None
+    return {"model": named, "endpoint": endpoint, "options": asdict(options)}
+
+
 def _job(
     destination: str,
     model: ModelLike | None,
@@ -279,9 +334,7 @@ def _job(
     return orjson.dumps(
         {
             "destination": destination.rstrip("/") + "/",
-            "model": model,
-            "endpoint": endpoint,
-            "options": asdict(options),
+            **_made_with(model, endpoint, options),
             "settings": settings.identity(),
             "flow": asdict(settings.flow),
             "checkpoint_s": settings.tasks.checkpoint_s,

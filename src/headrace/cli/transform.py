@@ -8,7 +8,14 @@ from typing import Any, Final
 import click
 
 from headrace.app.streaming import see_modules_here
-from headrace.app.transforming import DryRun, OpenedTransform, dry_run, execute, open_transform
+from headrace.app.transforming import (
+    DryRun,
+    OpenedTransform,
+    dry_run,
+    execute,
+    open_transform,
+    retry_failed,
+)
 from headrace.cli.ending import say_error
 from headrace.cli.interrupt import Interrupts
 from headrace.cli.logs import configure_logs
@@ -25,7 +32,10 @@ from headrace.cli.transform_options import (
     workers_from,
 )
 from headrace.core.errors import HeadraceError
+from headrace.core.predictor import Predictor
+from headrace.pipeline.progress import Progress
 from headrace.storage.resolve import Stores
+from headrace.transform.retry import Retry
 from headrace.transform.run import IfExists
 from headrace.transform.spec import TransformSpec
 
@@ -59,13 +69,40 @@ _log = logging.getLogger("headrace.cli")
 _DRY_RECORDS: Final = 3
 
 ENDING_OPTIONS = options(
+    click.option("--report", type=click.Choice(["html"]), help="A page too, DEST/_report.html, with plots; _report.json is always written."),
     click.option("--json", "json_lines", is_flag=True, help="Progress and report as JSON lines on standard output."),
     click.option("--quiet", "-q", is_flag=True, help="No progress."),
     click.option("-v", "--verbose", count=True, help="Structured logs on standard error; twice for more."),
 )  # fmt: skip
 
 
-@click.command("transform", epilog=_EPILOG, short_help="Score files in batch; one predictions file each.")
+class _Transform(click.Group):
+    """``transform SOURCE DEST`` is the command itself; a name of another one in SOURCE's place is that."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in self.commands:
+            args = [_RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+_RUN: Final = "run"
+
+
+@click.group("transform", cls=_Transform, short_help="Score files in batch; one predictions file each.")
+def transform_command() -> None:
+    """Score files in batch."""
+
+
+class _Run(click.Command):
+    """Is called what its group is."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        path = ctx.parent.command_path if ctx.parent else ctx.command_path
+        formatter.write_usage(path, "[OPTIONS] SOURCE... DEST")
+        formatter.write_usage(path, "retry-failed [OPTIONS] DEST", prefix="       ")
+
+
+@transform_command.command(_RUN, cls=_Run, epilog=_EPILOG)
 @click.argument("source", nargs=-1)
 @click.option(
     "--spec",
@@ -83,7 +120,7 @@ ENDING_OPTIONS = options(
 @click.option("--overwrite", is_flag=True, help="Delete the run that is there, and begin anew.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, and what the model would see; write nothing.")
 @ENDING_OPTIONS
-def transform_command(source: tuple[str, ...], **given: Any) -> None:  # fmt: skip
+def run_command(source: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """Run a model over every object of SOURCE, and write one predictions file for each below DEST.
 
     SOURCE is an object, a prefix that ends with /, a glob, or manifest:URI; DEST a folder or prefix outside of it; on
@@ -96,6 +133,48 @@ def transform_command(source: tuple[str, ...], **given: Any) -> None:  # fmt: sk
     except HeadraceError as error:
         _log.debug("transform broke", exc_info=True)
         code = say_error(error, json_lines=given["json_lines"])
+    sys.stdout.flush()
+    raise SystemExit(code)
+
+
+@transform_command.command("retry-failed")
+@click.argument("destination", metavar="DEST")
+@click.option("--model", metavar="MODEL", help="Where the model is now.  [default: where it was]")
+@click.option("--endpoint", metavar="URL", help="A model served elsewhere, instead of --model.")
+@click.option("--other-model", is_flag=True, help="Take another model than the one that wrote the rest.")
+@ENDING_OPTIONS
+def retry_failed_command(destination: str, **given: Any) -> None:
+    r"""Try the failed records of a finished transform once more, and merge what comes out into place.
+
+    Only the records in DEST/**.failed are asked about again. Objects that broke, and outputs in Parquet or Arrow, are
+    done again whole.
+
+    \b
+    Exit status: 0 no record is left that failed; 3 some are; 1 it broke.
+    """
+    configure_logs(given["verbose"])
+    see_modules_here()
+    json_lines = given["json_lines"]
+    progress = Progress()
+
+    def shown(retry: Retry, predictor: Predictor) -> Display:
+        nonlocal progress
+        progress = retry.progress
+        style = choose_style(json_lines=json_lines, quiet=given["quiet"])
+        return Display(style, retry.progress, predictor.statistics)
+
+    try:
+        report = retry_failed(
+            destination,
+            model=given["model"],
+            endpoint=given["endpoint"],
+            other_model=given["other_model"],
+            around=shown,
+        )
+        code = say_transform_report(report, progress, json_lines=json_lines)
+    except HeadraceError as error:
+        _log.debug("retry broke", exc_info=True)
+        code = say_error(error, json_lines=json_lines)
     sys.stdout.flush()
     raise SystemExit(code)
 
@@ -122,7 +201,12 @@ def _transform(places: tuple[str, ...], given: dict[str, Any]) -> int:
         return say_dry_run(found, spec.settings, json_lines=given["json_lines"])
     if_exists: IfExists = "resume" if given["resume"] else "overwrite" if given["overwrite"] else "refuse"
     opened = open_transform(
-        source, destination, **common, workers=workers_from(given, spec), if_exists=if_exists
+        source,
+        destination,
+        **common,
+        workers=workers_from(given, spec),
+        if_exists=if_exists,
+        page=given["report"] == "html",
     )
     return _run(opened, given)
 

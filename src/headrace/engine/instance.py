@@ -26,7 +26,7 @@ from headrace.core.model import RowError
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
 from headrace.engine.backend import Backend, Called
 from headrace.engine.outputs import Outputs
-from headrace.engine.reason import WHY_CHARS_MAX, reason
+from headrace.engine.reason import WHY_CHARS_MAX, out_of_memory, reason
 from headrace.engine.tally import Tally
 from headrace.engine.ticket import Answer, Ticket
 
@@ -128,6 +128,8 @@ class Instance:
     ) -> list[list[Ticket]]:
         """One call for several tickets; when it failed, those that are to be tried again, parted, the last group first."""
         rows = sum(t.rows for t in tickets)
+        if rows > self._rows_max:
+            return _halves(tickets)  # since smaller batches are all that there is memory for
         parts = [{i.name: i.data for i in t.request.inputs} for t in tickets]
         try:
             outputs = self._call(tickets, parts, rows, "", retry=retry)
@@ -140,8 +142,9 @@ class Instance:
             return []
         except RowError as error:
             return self._answer_apart(tickets, error, before_call, answered)
-        except BaseException:  # noqa: BLE001 - whose fault it was is found out by parting them
+        except BaseException as error:  # noqa: BLE001 - whose fault it was is found out by parting them
             _log.debug("batch failed", extra={"model": self._name, "rows": rows}, exc_info=True)
+            self._learn_room(error, rows)
             return _halves(tickets)
         start = 0
         for ticket in tickets:
@@ -222,8 +225,9 @@ class Instance:
             return self._response(self._call_strictly(ticket, tensors, rows), request, ())
         kept: list[Outputs] = []
         failures: list[RowFailure] = []
-        for start in range(0, rows, self._rows_max):
-            stop = min(start + self._rows_max, rows)
+        start = stop = 0
+        while stop < rows:
+            start, stop = stop, min(stop + self._rows_max, rows)
             part = tensors if stop - start == rows else {n: d[start:stop] for n, d in tensors.items()}
             if start:
                 before_call(ticket)
@@ -289,11 +293,22 @@ class Instance:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a model raises is about its rows
                 _log.debug("batch failed", extra={"model": self._name, "rows": len(indices)}, exc_info=True)
+                self._learn_room(error, len(indices))
                 search.failed(reason(error))
             else:
                 kept.append(outputs)
                 search.succeeded()
         return kept, search.failures
+
+    def _learn_room(self, error: BaseException, rows: int) -> None:
+        """When a batch failed for want of memory, ask for smaller ones from now on, and not for as large a one each time."""
+        if rows == 1 or rows > self._rows_max or not out_of_memory(error):
+            return
+        self._rows_max = rows // 2
+        _log.warning(
+            "out of memory: smaller batches from now on",
+            extra={"model": self._name, "rows": rows, "rows_max": self._rows_max},
+        )
 
     def _call(
         self,

@@ -1,5 +1,6 @@
 """An exception in one line, for those who get no traceback."""
 
+import re
 from typing import Final
 
 WHY_CHARS_MAX: Final = 2000
@@ -20,3 +21,15 @@ def reason(error: BaseException) -> str:
         return text[:WHY_CHARS_MAX]
     kind = type(error).__name__
     return f"{kind}: {text}"[:WHY_CHARS_MAX] if text else kind
+
+
+_OUT_OF_MEMORY: Final = re.compile(
+    r"out of memory|OutOfMemoryError|MemoryError|bad_alloc|bad allocation|failed to allocate", re.IGNORECASE
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a model failed for want of memory, its own or a device's: by type, or by what frameworks say then."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | ToldError) and bool(_OUT_OF_MEMORY.search(reason(error)))

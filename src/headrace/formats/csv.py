@@ -73,7 +73,7 @@ class CsvFormat:
             block_bytes_max=self.block_bytes_max,
             until=until,
         )
-        return blocks if self.header == "none" else self._below_header(blocks, self._dialect)
+        return blocks if self.header == "none" else self._below_header(blocks, self._dialect, until)
 
     @property
     def _dialect(self) -> Dialect:
@@ -83,7 +83,9 @@ class CsvFormat:
         """What tells where a record ends."""
         return QuoteScanner(self._dialect) if self.quote else NewlineScanner()
 
-    def _below_header(self, blocks: Iterator[Block], dialect: Dialect) -> Iterator[Block]:
+    def _below_header(
+        self, blocks: Iterator[Block], dialect: Dialect, until: Until | None
+    ) -> Iterator[Block]:
         head = next(blocks, None)
         if head is None:
             return
@@ -104,6 +106,8 @@ class CsvFormat:
             yield replace(head, first=below, starts=head.starts[1:], ends=head.ends[1:], column_names=names)
         for block in blocks:
             yield _renumbered(block, names)
+        if until is not None and until.reached is not None:
+            until.reached = replace(until.reached, record=until.reached.record - 1)
 
 
 def _unreadable(head: Block, why: str) -> Block:

@@ -149,8 +149,9 @@ class RecordCutter:
             return
         text = b"".join(self._held)
         if self._state == INSIDE:
-            line = self._next.line + text.count(b"\n", 0, self._scanner.opening(text))
-            yield self._fail(text, f"quote opened at line {line} never closed")
+            # Counted from the record's own line: a range of a text does not know how many stand before it.
+            line = 1 + text.count(b"\n", 0, self._scanner.opening(text))
+            yield self._fail(text, f"quote opened on line {line} of the record never closed")
             return
         # A newline of our own, so that the end of the input and a line end take one path.
         block = self._take(text + b"\n", np.array([len(text)], np.int64))

@@ -174,10 +174,12 @@ class ParquetEncoder:
                 self._write_row_group()
 
     def _write_row_group(self) -> None:
-        # In one chunk: page boundaries would else follow the batches.
-        table = self._pa.Table.from_batches(self._held, self._schema).combine_chunks()
-        self._writer.write_table(table, self._held_rows)
+        self._writer.write_table(self._row_group(), self._held_rows)
         self._held, self._held_rows, self._held_bytes = [], 0, 0
+
+    def _row_group(self) -> Any:
+        """What is held in one chunk: page boundaries would else follow the batches."""
+        return self._pa.Table.from_batches(self._held, self._schema).combine_chunks()
 
 
 def _arrow_modules() -> tuple[Any, Any]:
@@ -209,6 +211,11 @@ class ArrowEncoder(ParquetEncoder):
 
     def _open_writer(self) -> Any:
         return self._pa.ipc.new_file(self._drain, self._schema)
+
+    def _row_group(self) -> Any:
+        """Copied: a slice of a batch would be written with what validity and offsets its batch had."""
+        table = super()._row_group()
+        return table.take(self._pa.array(np.arange(table.num_rows)))
 
 
 class _Drain:

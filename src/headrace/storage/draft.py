@@ -1,12 +1,13 @@
 """Outputs under way: bytes that no reader sees until they are published, and that outlive a killed process once kept.
 
-A disk has them in one file, which gets a second name when it is published and is never copied. Stores that cannot append have them
+A disk has them in one file, which gets another name when it is published and is never copied. Stores that cannot append have them
 as segments, objects of their own, which are copied together.
 """
 # Paths stay the strings that were written, as in `local`.
-# ruff: noqa: PTH103, PTH120
+# ruff: noqa: PTH103, PTH105, PTH120
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ SEGMENT_BYTES: Final = 16 << 20
 COPY_BYTES: Final = 16 << 20
 FLUSH_BYTES: Final = 32 << 20
 """A file is flushed each time that it has grown by so much, beside the writing."""
+_NOT_IN_KERNEL: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class Kept:
     nbytes: int
     segments: int = 0
 
+    @property
+    def whole(self) -> "KeptRange":
+        """All of it."""
+        return KeptRange(self, 0, self.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class KeptRange:
@@ -42,6 +49,11 @@ class KeptRange:
     kept: Kept
     start: int
     stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+        return self.stop - self.start
 
 
 class Draft(Protocol):
@@ -60,8 +72,11 @@ class Draft(Protocol):
         """Make everything so far outlive this process; more may be written behind it."""
         ...
 
-    def publish(self, uri: str) -> None:
-        """Make it the object `uri`, whole and replacing, and close it. What was kept of it stays, until it is discarded."""
+    def publish(self, uri: str) -> Kept | None:
+        """Make it the object `uri`, whole and replacing; nothing more can be written.
+
+        What was kept of it stays, for whoever remembers that: it is returned, to `discard` when nobody does any more.
+        """
         ...
 
     def close(self) -> None:
@@ -110,17 +125,26 @@ def read_kept(store: Store, part: KeptRange) -> Iterator[bytes]:
 
 
 def assemble(store: Store, parts: Sequence[KeptRange], draft_uri: str, uri: str) -> None:
-    """Publish ranges of drafts, one after the other, as one object.
+    """Publish ranges of drafts, one after the other, as one object; they stay. `draft_uri` is nobody else's.
 
-    A file that is all of it is published itself; others are copied to `draft_uri` first. All of them stay.
+    A file that is all of it is published itself.
     """
     if isinstance(store, LocalStore) and _are_one_file(parts):
         _FileDraft(parts[-1].kept.uri, length=parts[-1].stop).publish(uri)
         return
+    if not isinstance(store, LocalStore):
+        with store.writer(uri) as writer:
+            for part in parts:
+                for piece in read_kept(store, part):
+                    writer.write(piece)
+        return
     draft = open_draft(store, draft_uri)
-    for part in parts:
-        append(store, draft, part)
-    draft.publish(uri)
+    try:
+        for part in parts:
+            append(store, draft, part)
+        draft.publish(uri)
+    finally:
+        draft.close()
 
 
 def _are_one_file(parts: Sequence[KeptRange]) -> bool:
@@ -171,20 +195,28 @@ class _FileDraft:
     def __init__(self, uri: str, *, length: int = 0) -> None:
         self._uri = uri
         self._path = os.path.realpath(parse(uri).key)
+        self._kept: Kept | None = Kept(uri, length) if length else None
         self.nbytes = self._flushed_bytes = length
         self._flusher: threading.Thread | None = None
         with os_errors(uri):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             flags = os.O_RDWR | os.O_CLOEXEC | (0 if length else os.O_CREAT | os.O_TRUNC)
             self._file = os.open(self._path, flags, 0o666)
-            if length:
-                os.ftruncate(self._file, length)
+        if length:
+            self._cut(length)
+
+    def _cut(self, length: int) -> None:
+        """Leave the first bytes alone."""
+        with os_errors(self._uri):
+            size = os.fstat(self._file).st_size
+            if size < length:
+                self.close()
+                raise StorageError(self._uri, f"has {size} bytes, {length} were kept")
+            os.ftruncate(self._file, length)
 
     def write(self, data: bytes) -> None:
-        rest = memoryview(data)
         with os_errors(self._uri):
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            self._write_all(data)
         self.nbytes += len(data)
         if self.nbytes - self._flushed_bytes >= FLUSH_BYTES:
             self._flush_behind()
@@ -199,6 +231,11 @@ class _FileDraft:
         )
         self._flusher.start()
 
+    def _write_all(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
     def take(self, part: KeptRange) -> None:
         """Copy a range of another file within the kernel."""
         with os_errors(part.kept.uri):
@@ -212,24 +249,42 @@ class _FileDraft:
         at = part.start
         with os_errors(self._uri):
             while at < part.stop:
-                copied = os.copy_file_range(source, self._file, part.stop - at, at)
+                copied = self._copy_some(source, at, part.stop - at)
                 if not copied:
                     raise StorageError(part.kept.uri, f"has {at} bytes, {part.stop} were kept")
                 at += copied
         self.nbytes += part.stop - part.start
 
+    def _copy_some(self, source: int, at: int, length: int) -> int:
+        """Within the kernel where it can; some file systems cannot, and some systems have not got that."""
+        try:
+            return os.copy_file_range(source, self._file, length, at)
+        except AttributeError:
+            pass
+        except OSError as error:
+            if error.errno not in _NOT_IN_KERNEL:
+                raise
+        data = os.pread(source, min(length, COPY_BYTES), at)
+        self._write_all(data)
+        return len(data)
+
     def keep(self) -> Kept:
         # A killed process loses nothing that was written. Should a power cut, `is_whole` tells.
-        return Kept(self._uri, self.nbytes)
+        self._kept = Kept(self._uri, self.nbytes)
+        return self._kept
 
-    def publish(self, uri: str) -> None:
+    def publish(self, uri: str) -> Kept | None:
         path = os.path.realpath(parse(uri).key)
         with os_errors(uri):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.fsync(self._file)
             self.close()
-            replace_by_link(self._path, path)
+            if self._kept is None:
+                os.replace(self._path, path)
+            else:
+                replace_by_link(self._path, path)  # somebody may remember what was kept
             flush_folder(path)
+        return self._kept
 
     def close(self) -> None:
         if self._flusher is not None:
@@ -253,6 +308,7 @@ class _SegmentDraft:
         self._segments = 0
         self._uploader: ThreadPoolExecutor | None = None
         self._uploading: Future[None] | None = None
+        self._kept: Kept | None = None
         self.nbytes = 0
 
     def write(self, data: bytes) -> None:
@@ -280,20 +336,25 @@ class _SegmentDraft:
             self._put_segment(bytes(self._buffer))
             self._buffer.clear()
         self._wait()
-        return Kept(self._uri, self.nbytes, self._segments)
+        self._kept = Kept(self._uri, self.nbytes, self._segments)
+        return self._kept
 
-    def publish(self, uri: str) -> None:
+    def publish(self, uri: str) -> Kept | None:
         self._wait()
         if not self._segments:
             self._store.put(uri, bytes(self._buffer))
             self.close()
-            return
+            return None
         kept = Kept(self._uri, self.nbytes - len(self._buffer), self._segments)
         with self._store.writer(uri) as writer:
             for piece in read_kept(self._store, KeptRange(kept, 0, kept.nbytes)):
                 writer.write(piece)
             writer.write(bytes(self._buffer))
         self.close()
+        if self._kept is not None:
+            return kept
+        discard(self._store, kept)
+        return None
 
     def close(self) -> None:
         if self._uploader is not None:

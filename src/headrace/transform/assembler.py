@@ -3,10 +3,12 @@
 Decides nothing about how tasks are done; is told of each, and says which ranges must be done again.
 """
 
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
+from headrace.core.errors import NotFoundError
 from headrace.pipeline.ledger import Counts
 from headrace.storage.draft import Kept, discard
 from headrace.transform.assemble import bases, publish_object
@@ -29,6 +31,7 @@ class Assembler:
         self._ledger = ledger
         self._plan = plan
         self._settings = settings
+        self._attempt = uuid.uuid4().hex[:12]
         self._wanted = {s.index: s.of for task in plan.tasks for s in task.shards if not s.whole}
         self._task_of = {(s.index, s.number): t.number for t in plan.tasks for s in t.shards}
         self._shards: defaultdict[int, dict[int, ShardRecord]] = defaultdict(dict)
@@ -47,7 +50,8 @@ class Assembler:
         for index, shards in self._shards.items():
             known, _ = bases(_from_first(shards))
             for number, base in enumerate(known):
-                found[index, number] = base.begin
+                if base.known:
+                    found[index, number] = base.begin
         return found
 
     def done(self, record: TaskRecord) -> None:
@@ -71,7 +75,12 @@ class Assembler:
         records, left = self._cut_off(records)
         failed = any(r.counts.rows_failed or r.counts.objects_broken for r in records)
         withheld = withholds(self._settings, failed=failed)
-        publish_object(self._ledger, self._plan.objects[index], records, withheld=withheld)
+        planned = self._plan.objects[index]
+        try:
+            publish_object(self._ledger, planned, records, withheld=withheld, attempt=self._attempt)
+        except NotFoundError:
+            if index not in self._ledger.assembled():
+                raise
         for kept in left:
             discard(self._ledger.store, kept)
         self._assembled.add(index)

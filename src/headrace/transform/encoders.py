@@ -34,10 +34,10 @@ class Encoders:
         self._mapper = mapper
         self._filter = compile_path(settings.output_filter, slice_end=settings.slice_end)
 
-    def make(self, outputs: Mapping[str, Array], block: Block | None, first: bool) -> Encoder:
+    def make(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
         """An encoder for a shard whose first outputs are these, of records of `block` (None where there is none).
 
-        Only an object's first shard has a header. Raises ConfigError for outputs that cannot be written so.
+        Raises ConfigError for outputs that cannot be written so.
         """
         columns, settings = output_columns(outputs), self._settings
         accept = accepted(settings, self._mapper.kind)
@@ -49,7 +49,7 @@ class Encoders:
             case "text":
                 return self._text(columns)
             case "csv":
-                return self._csv(columns, block, first=first)
+                return self._csv(columns, block)
             case _:
                 line = accept == "jsonl" or settings.assemble == "line"
                 return TransformJsonEncoder(
@@ -68,7 +68,7 @@ class Encoders:
             )
         return TextEncoder(columns, separator=b"\n" if self._settings.assemble == "line" else b"")
 
-    def _csv(self, columns: tuple[TensorSpec, ...], block: Block | None, *, first: bool) -> Encoder:
+    def _csv(self, columns: tuple[TensorSpec, ...], block: Block | None) -> Encoder:
         kind, delimiter = ("csv", self._mapper.delimiter) if block is None else self._mapper.layout_of(block)
         names = self._mapper.input_names if block is None else block.column_names
         wanted = names is not None if self._settings.header is None else self._settings.header
@@ -77,7 +77,7 @@ class Encoders:
             columns,
             join=self._settings.join,
             output_filter=self._filter,
-            header=wanted and first,
+            header=wanted,
             delimiter=delimiter if is_csv else ",",
             input_columns=names if is_csv else None,
             input_is_csv=is_csv,

@@ -9,6 +9,7 @@ Everything is small objects below ``DEST/_headrace/``, each written whole:
 ``task-00012.json``            task 12 is done: each shard's bounds and counts, and where its output is
 ``task-00012.checkpoint.json`` task 12 is under way: the same, of what is kept so far
 ``object-00007.json``          an object of several shards is put together
+``retried-00007.json``         failed records of an object were tried again: what its counts are now
 ``drafts/``                    outputs under way
 ``report.json``                the run is finished: its counts
 ============================== =====================================================================
@@ -17,7 +18,7 @@ A task's record is created if absent: whoever finishes a task second, after a re
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
 import orjson
@@ -26,12 +27,13 @@ from headrace.core.block import Position
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
 from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, changes
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import Kept, KeptRange, is_whole
+from headrace.storage.draft import Kept, KeptRange, assemble, discard, is_whole
 from headrace.transform.plan import PlannedObject
 
 VERSION: Final = 1
 KIND: Final = "transform"
 DRAFTS: Final = "drafts/"
+_CHECKPOINT: Final = ".checkpoint.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class ShardRecord:
     begin: Spot | None = None
     end: Spot | None = None
     relative: bool = False
+    begin_bytes: int = 0
+    """What of the output stands before the first record: a header, unless a range before it here had one."""
     out: KeptRange | None = None
     failed: KeptRange | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -84,6 +88,7 @@ class ShardRecord:
             begin=_maybe(Spot, data["begin"]),
             end=_maybe(Spot, data["end"]),
             relative=data["relative"],
+            begin_bytes=data["begin_bytes"],
             out=_kept(data["out"]),
             failed=_kept(data["failed"]),
             failures=data["failures"],
@@ -115,21 +120,29 @@ class TaskRecord:
 class Checkpoint:
     """A task under way: the shards that are done, and how far the next one is.
 
-    `entries` of it are delivered; `begin` is where it began; `out` and `failed` hold its output so far.
+    `entries` of it are delivered, up to `member` and `record`; `line` and `byte` are told as a `Cursor` tells them. `begin` is
+    where it began; `out` and `failed` hold its output so far.
     """
 
     task: int
     done: tuple[ShardRecord, ...]
     entries: int = 0
     record: int = 0
+    line: int = 1
+    byte: int = 0
     counts: Counts = field(default_factory=Counts)
     begin: Spot | None = None
     relative: bool = False
     member_byte: int = 0
     member: str | None = None
+    begin_bytes: int = 0
     out: KeptRange | None = None
     failed: KeptRange | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def position(self, uri: str) -> Position:
+        """Of the first record that is not delivered, in the object `uri`."""
+        return Position(uri, self.member, self.record, self.line, self.byte, self.member_byte)
 
     def to_json(self) -> bytes:
         """Versioned, with sorted keys."""
@@ -145,6 +158,44 @@ class Checkpoint:
         data["begin"] = _maybe(Spot, data["begin"])
         data["out"], data["failed"] = _kept(data["out"]), _kept(data["failed"])
         return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class RetriedObject:
+    """An object of which failed records were tried again: `rows` of them are predicted by now.
+
+    `out_bytes` is what its output has now, `failures` why the others still fail. `out` and `failed` are what is to be
+    published; None once it is.
+    """
+
+    index: int
+    rows: int
+    out_bytes: int
+    failures: Mapping[str, int]
+    out: Kept | None = None
+    failed: Kept | None = None
+
+    def to_json(self) -> bytes:
+        """Versioned, with sorted keys."""
+        return _dump(asdict(self) | {"v": VERSION})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read back; LedgerError for another version."""
+        data = _versioned(text)
+        del data["v"]
+        data["out"], data["failed"] = _maybe(Kept, data["out"]), _maybe(Kept, data["failed"])
+        return cls(**data)
+
+
+def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
+    """Of each shard of one object, how much of its output's begin the object has already: all but the first one's."""
+    found: list[int] = []
+    begun = False
+    for shard in shards:
+        found.append(shard.begin_bytes if begun else 0)
+        begun = begun or shard.begin_bytes > 0
+    return found
 
 
 def _maybe(kind: Any, data: Mapping[str, Any] | None) -> Any:
@@ -202,9 +253,9 @@ class TransformLedger:
             )
 
     def objects(self) -> list[PlannedObject]:
-        """The plan's objects."""
+        """The plan's objects; none of a run that is being deleted."""
         found: list[PlannedObject] = []
-        for line in self.store.get(self.uri("plan.jsonl")).splitlines():
+        for line in (self._get("plan.jsonl") or b"").splitlines():
             data = orjson.loads(line)
             output = data.pop("output")
             found.append(PlannedObject(ObjectInfo(**data), output))
@@ -228,7 +279,7 @@ class TransformLedger:
             self.store.put_if_absent(self.uri(f"{name}.json"), record.to_json())
         except AlreadyExistsError:
             return False
-        self.store.delete(self.uri(f"{name}.checkpoint.json"))
+        self.store.delete(self.uri(name + _CHECKPOINT))
         return True
 
     def replace_task(self, record: TaskRecord) -> None:
@@ -237,7 +288,7 @@ class TransformLedger:
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """A task is under way, so far."""
-        self.store.put(self.uri(f"task-{checkpoint.task:05d}.checkpoint.json"), checkpoint.to_json())
+        self.store.put(self.uri(f"task-{checkpoint.task:05d}{_CHECKPOINT}"), checkpoint.to_json())
 
     def tasks(self) -> dict[int, TaskRecord]:
         """Every task that is done."""
@@ -276,7 +327,7 @@ class TransformLedger:
 
     def _records(self, prefix: str, *, checkpoints: bool) -> Iterator[bytes]:
         for info in self.store.list(self.uri(prefix)):
-            if info.uri.endswith(".checkpoint.json") == checkpoints:
+            if info.uri.endswith(_CHECKPOINT) == checkpoints:
                 yield self.store.get(info.uri)
 
     # Objects of several shards
@@ -290,12 +341,49 @@ class TransformLedger:
         prefix = self.uri("object-")
         return {int(i.uri.removeprefix(prefix).removesuffix(".json")) for i in self.store.list(prefix)}
 
+    def forget_object(self, index: int) -> None:
+        """An object is done again: what was put together, or merged into it, counts no more."""
+        self.store.delete(self.uri(f"object-{index:05d}.json"))
+        self.store.delete(self.uri(f"retried-{index:05d}.json"))
+
+    # Failed records that were tried again
+
+    def commit_retried(self, record: "RetriedObject") -> None:
+        """An object's failed records were tried again; its new output is written, and only needs publishing."""
+        self.store.put(self.uri(f"retried-{record.index:05d}.json"), record.to_json())
+
+    def publish_retried(self, record: "RetriedObject", planned: PlannedObject) -> None:
+        """Publish what `commit_retried` told of, if that is still to be done."""
+        if record.out is None:
+            return
+        parts = [record.out.whole] if record.out.nbytes else []
+        name = f"retry-{record.index:05d}-copy"
+        assemble(self.store, parts, self.draft_uri(f"{name}.out"), self.destination + planned.output)
+        if record.failed is None:
+            self.store.delete(self.destination + planned.failed)
+        else:
+            parts = [record.failed.whole]
+            uri = self.destination + planned.failed
+            assemble(self.store, parts, self.draft_uri(f"{name}.failed"), uri)
+        self.commit_retried(replace(record, out=None, failed=None))
+        for kept in (record.out, record.failed):
+            if kept is not None:
+                discard(self.store, kept)
+
+    def retried(self) -> "dict[int, RetriedObject]":
+        """The objects whose failed records were tried again."""
+        records = (
+            RetriedObject.from_json(self.store.get(i.uri)) for i in self.store.list(self.uri("retried-"))
+        )
+        return {record.index: record for record in records}
+
     # The end
 
     def finish(self, report: Mapping[str, Any]) -> None:
         """The run is complete: drafts and checkpoints go, and the report stays."""
-        for info in list(self.store.list(self.uri(DRAFTS))):
-            self.store.delete(info.uri)
+        for info in (*self.store.list(self.uri(DRAFTS)), *self.store.list(self.uri("task-"))):
+            if info.uri.endswith(_CHECKPOINT) or info.uri.startswith(self.uri(DRAFTS)):
+                self.store.delete(info.uri)
         self.store.put(self.uri("report.json"), _dump(report))
 
     def finished(self) -> dict[str, Any] | None:
@@ -303,11 +391,18 @@ class TransformLedger:
         found = self._get("report.json")
         return None if found is None else orjson.loads(found)
 
+    def abandon(self) -> None:
+        """Its output is about to be deleted: from here on nothing can resume it, and it can only be deleted."""
+        self.store.put(self.uri("run.json"), _dump({"v": VERSION, "kind": KIND}))
+
     def delete(self) -> None:
-        """Forget the run. The plan goes last, so that what is left after a kill can still be deleted."""
-        infos = list(self.store.list(self._base))
-        for info in sorted(infos, key=lambda i: i.uri.endswith("plan.jsonl")):
-            self.store.delete(info.uri)
+        """Forget the run. What tells that there is one goes last, so that no new run finds what is left of it."""
+        last = [self.uri("plan.jsonl"), self.uri("run.json")]
+        for info in list(self.store.list(self._base)):
+            if info.uri not in last:
+                self.store.delete(info.uri)
+        for uri in last:
+            self.store.delete(uri)
 
     def _get(self, name: str) -> bytes | None:
         found = next(iter(self.store.list(self.uri(name))), None)

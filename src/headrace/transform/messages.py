@@ -33,11 +33,16 @@ def receive(connection: Connection) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Tasks to do, by number, and where some of their ranges are known to begin; `keep_all`: with a checkpoint a batch."""
+    """Tasks to do, by number, and where some of their ranges are known to begin.
+
+    `observed_since_s`: the worker is to tell what it observes, counted from then; None: it need not look. `keep_all`: it
+    is to keep a checkpoint of every batch.
+    """
 
     tasks: tuple[int, ...]
     begins: Mapping[tuple[int, int], Spot] = field(default_factory=dict[tuple[int, int], Spot])
     replaces: bool = False
+    observed_since_s: float | None = None
     keep_all: bool = False
 
     def to_json(self) -> Message:
@@ -47,6 +52,7 @@ class Assignment:
             "tasks": list(self.tasks),
             "begins": begins,
             "replaces": self.replaces,
+            "observed_since_s": self.observed_since_s,
             "keep_all": self.keep_all,
         }
 
@@ -54,7 +60,9 @@ class Assignment:
     def from_json(cls, data: Mapping[str, Any]) -> "Assignment":
         """Read back."""
         begins = {(b[0], b[1]): Spot(*b[2:]) for b in data["begins"]}
-        return cls(tuple(data["tasks"]), begins, data["replaces"], data["keep_all"])
+        return cls(
+            tuple(data["tasks"]), begins, data["replaces"], data.get("observed_since_s"), data["keep_all"]
+        )
 
 
 @dataclass(frozen=True, slots=True)

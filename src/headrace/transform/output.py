@@ -15,18 +15,19 @@ from headrace.pipeline.ledger import Counts
 from headrace.transform.reasons import OTHER_REASONS, REASONS_MAX, reason_of
 from headrace.transform.spool import Spool
 
-EncoderFactory = Callable[[Mapping[str, Array], Block | None, bool], Encoder]
-"""Makes a shard's encoder, given its first outputs and their block, and whether it is its object's first shard."""
+EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
+"""Makes a shard's encoder, given its first outputs and their block."""
 
 
 class ShardOutput:
     """Takes a shard's scored records, in order. One thread.
 
     Args:
-        first: Whether the shard is its object's first, and so has what stands before the first record.
         make_encoder: See `EncoderFactory`.
         out: For the predictions.
         failed: For the failed records' lines.
+        begins: Whether what stands before the first record is to be written; not where a range before this one has it.
+        begin_bytes: What stands before the first record in `out` already.
         counts: Of what is in both already.
         failures: How many records failed, by reason.
     """
@@ -34,20 +35,22 @@ class ShardOutput:
     def __init__(
         self,
         *,
-        first: bool,
         make_encoder: EncoderFactory,
         out: Spool,
         failed: Spool,
+        begins: bool = True,
+        begin_bytes: int = 0,
         counts: Counts | None = None,
         failures: Mapping[str, int] | None = None,
     ) -> None:
         self.out = out
         self.failed = failed
+        self.begin_bytes = begin_bytes
+        self._begins = begins
         self.counts = counts or Counts()
         self.failures = Counter(failures or {})
         self.entries = 0
         """Records and failures that came, to this process."""
-        self._first = first
         self._make_encoder = make_encoder
         self._encoder: Encoder | None = None
 
@@ -128,10 +131,11 @@ class ShardOutput:
 
     def _started(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
         if self._encoder is None:
-            self._encoder = self._make_encoder(outputs, block, self._first)
+            self._encoder = self._make_encoder(outputs, block)
             begin = self._encoder.begin()
-            if self._first and not self.counts.rows_out:  # else it was begun by an earlier process
+            if self._begins and not self.counts.rows_out:  # else it was begun by an earlier process
                 self.out.write(begin)
+                self.begin_bytes = len(begin)
         return self._encoder
 
     def end(self, nothing: Mapping[str, Array] | None) -> None:

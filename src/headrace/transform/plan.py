@@ -4,7 +4,7 @@ Arrives: a source and settings. Leaves: a `TransformPlan`, which depends on noth
 give the same tasks, wherever and by however many workers they are done.
 """
 
-import posixpath
+import os.path
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,12 @@ from typing import Final
 
 from headrace.core.errors import ConfigError, EmptySourceError
 from headrace.formats.read import by_row_groups, text_format, unreadable
-from headrace.pipeline.plan import MANIFEST_SCHEME, fixed_part, select_objects
+from headrace.pipeline.ledger import LEDGER_FOLDER
+from headrace.pipeline.plan import MANIFEST_SCHEME, fixed_part, select_objects, selects
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
-from headrace.storage.uri import absolute
-from headrace.transform.settings import TABLES, TaskSettings, TransformSettings
+from headrace.storage.uri import HTTP_SCHEMES, absolute, parse
+from headrace.transform.settings import TABLES, DataType, TaskSettings, TransformSettings
 
 TASKS_AIM: Final = 16
 """A small source is cut into about so many tasks, so that there is something for several workers."""
@@ -86,9 +87,9 @@ def make_plan(
     why = next(filter(None, (unreadable(uri, settings.read) for uri in asked)), None)
     if why:
         raise ConfigError(why)
-    _refuse_loop(infos, destination)
     suffix = f".out.{settings.output.accept}" if settings.output.accept in TABLES else ".out"
     objects = tuple(PlannedObject(info, _name(info.uri, base) + suffix) for info in infos)
+    _refuse_loop(source, settings.data_type, objects, destination)
     _refuse_twins(objects)
     return TransformPlan(objects, cut_tasks(objects, settings))
 
@@ -96,51 +97,76 @@ def make_plan(
 def _select(
     source: str | Sequence[str], stores: Stores, settings: TransformSettings
 ) -> tuple[list[ObjectInfo], str]:
-    """The objects, and the folder that their outputs' names are relative to."""
+    """The objects, and the folder (a place) that their outputs' names are relative to."""
     if settings.data_type == "prefix":
         prefixes = [source] if isinstance(source, str) else list(source)
-        found = [i for p in prefixes for i in stores.for_uri(p).list(p) if not i.uri.endswith("/")]
+        found = {i.uri: i for p in prefixes for i in stores.for_uri(p).list(p) if not i.uri.endswith("/")}
         if not found:
             raise EmptySourceError(", ".join(prefixes), "no object's name begins so; check it and the bucket")
-        return found, _folder(prefixes[0]) if len(prefixes) == 1 else _common_folder(found)
+        infos = list(found.values())
+        return infos, _folder(_place(prefixes[0])) if len(prefixes) == 1 else _common_folder(infos)
     if settings.data_type == "manifest" and isinstance(source, str):
         source = MANIFEST_SCHEME + source.removeprefix(MANIFEST_SCHEME)
     infos = select_objects(source, stores)
     if not isinstance(source, str) or source.startswith(MANIFEST_SCHEME):
         return infos, _common_folder(infos)
-    base = _folder(fixed_part(source))
-    named = source.rstrip("/") + "/"
-    # A folder's name without its slash.
-    return infos, named if all(i.uri.startswith(named) for i in infos) else base
+    named = _place(source).rstrip("/") + "/"
+    if all(_place(i.uri).startswith(named) for i in infos):
+        return infos, named  # a folder, with or without its slash
+    return infos, _folder(_place(fixed_part(source)))
 
 
-def _folder(uri: str) -> str:
-    return uri[: uri.rfind("/") + 1]
+def _place(uri: str) -> str:
+    """A URI as it is named and compared: a web address without its query, a file by its one absolute path."""
+    location = parse(uri)
+    if location.scheme == "file":
+        return absolute(location.key or "./")
+    return uri.partition("?")[0] if location.scheme in HTTP_SCHEMES else uri
+
+
+def _folder(place: str) -> str:
+    return place[: place.rfind("/") + 1]
 
 
 def _common_folder(infos: Sequence[ObjectInfo]) -> str:
-    folders = [_folder(i.uri) for i in infos]
-    first, last = min(folders), max(folders)
-    alike = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return _folder(first[:alike] + ("" if alike < len(first) else "/")) if first != last else first
+    # Character by character is right: what is cut off after a slash is a folder again.
+    return _folder(os.path.commonprefix([_folder(_place(i.uri)) for i in infos]))  # noqa: RUF071
 
 
 def _name(uri: str, base: str) -> str:
-    """An object's name below the base; of a web address without its query."""
-    name = uri.removeprefix(base)
-    if uri.startswith(("http://", "https://")):
-        name = name.partition("?")[0]
-    return name.lstrip("/") or posixpath.basename(uri)
+    """An object's name below the base; of objects in several stores without their schemes."""
+    name = _place(uri).removeprefix(base)
+    return name.rpartition("://")[2].lstrip("/")
 
 
-def _refuse_loop(infos: Sequence[ObjectInfo], destination: str) -> None:
-    output = absolute(destination)
-    inside = next((i.uri for i in infos if absolute(i.uri).startswith(output)), None)
+def _refuse_loop(
+    source: str | Sequence[str], data_type: DataType, objects: Sequence[PlannedObject], destination: str
+) -> None:
+    """Not now, and not when it is looked at again, to resume it."""
+    output = _place(destination).rstrip("/") + "/"
+    inside = next((o.info.uri for o in objects if _place(o.info.uri).startswith(output)), None)
     if inside:
         raise ConfigError(
             f"{inside} lies in the output {destination}: a transform must not read what it writes. Choose a "
             "destination outside the source"
         )
+    sources = [source] if isinstance(source, str) else source
+    written = [f"{output}{LEDGER_FOLDER}/run.json", *(output + o.output for o in objects)]
+    for one in sources:
+        if any(_covers(one, data_type, uri) for uri in written):
+            raise ConfigError(
+                f"{destination} lies in the source {one}: a transform must not read what it writes. Choose a "
+                "destination outside the source"
+            )
+
+
+def _covers(source: str, data_type: DataType, place: str) -> bool:
+    """Whether a source would have an object of that place; what a manifest names is not looked at."""
+    if data_type == "manifest" or source.startswith((MANIFEST_SCHEME, "http://", "https://")):
+        return False
+    if data_type == "prefix":
+        return place.startswith(_place(source))
+    return selects(_place(source), place)
 
 
 def _refuse_twins(objects: Sequence[PlannedObject]) -> None:

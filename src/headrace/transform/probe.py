@@ -3,14 +3,14 @@
 A look at the first object of each format: every worker judges records by what these say, whichever objects it reads.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from headrace.core.block import Block, Failure
-from headrace.core.errors import CorruptError, DataError, StorageError
+from headrace.core.errors import CorruptError, DataError, ModelInputError, StorageError
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.formats.read import by_row_groups, format_name, read_object
 from headrace.pipeline.mapping import Mapper
@@ -42,12 +42,27 @@ def learn(
     """What the first records decide, as `Mapper.learned` has it. Raises what a mapper does when nothing could fit."""
     mapper = Mapper(metadata, settings.mapping, settings.read)
     for infos in _by_format(plan, settings).values():
-        for info in infos[:_OBJECTS_MAX]:
-            if any(
-                len(block) and len(_decoded(mapper, block)) for block in _first_blocks(info, stores, settings)
-            ):
-                break
+        _learn_format(mapper, infos[:_OBJECTS_MAX], stores, settings)
     return mapper.learned
+
+
+def _learn_format(
+    mapper: Mapper, infos: Sequence[ObjectInfo], stores: Stores, settings: TransformSettings
+) -> None:
+    """Look until a record decodes. An object in which none could fit costs itself alone where another one fits."""
+    refused: ModelInputError | None = None
+    for info in infos:
+        try:
+            for block in _first_blocks(info, stores, settings):
+                if not len(block):
+                    continue
+                decoded, refused = _decoded(mapper, block), None
+                if len(decoded):
+                    return
+        except ModelInputError as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
 
 
 def first_records(

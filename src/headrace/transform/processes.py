@@ -31,6 +31,7 @@ from headrace.transform.messages import (
     send,
     statistics_of,
 )
+from headrace.transform.observation import Observation
 from headrace.transform.plan import Task
 from headrace.transform.work import Work
 
@@ -247,6 +248,8 @@ class ProcessRunner:
             record = TaskRecord.from_json(message["task"].encode())
             worker.done.add(record.task)
             work.on_task(record)
+        elif "observed" in message and work is not None and work.observation is not None:
+            work.observation.add_all(Observation.from_json(message["observed"]))
         elif "idle" in message:
             worker.assigned = ()
 
@@ -263,7 +266,8 @@ class ProcessRunner:
             shards = [s for number in worker.assigned for s in work.plan.tasks[number].shards]
             keys = {(s.index, s.number) for s in shards} & begins.keys()
             known = {key: begins[key] for key in keys}
-            order = Assignment(worker.assigned, known, work.replaces, keep_all=alone)
+            since_s = work.observation.began_s if work.observation is not None else None
+            order = Assignment(worker.assigned, known, work.replaces, since_s, keep_all=alone)
             try:
                 send(worker.connection, {"do": order.to_json()})
             except OSError:

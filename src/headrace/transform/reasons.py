@@ -18,8 +18,10 @@ _REASON_CHARACTERS_MAX: Final = 200
 
 
 def reason_of(failure: Failure) -> str:
-    """A failure's kind and words; what it quotes is "…", numbers are N, but for how many columns there are and which."""
+    """A failure's kind and words; its object and what it quotes are "…", numbers are N, but for columns and how many there are."""
     why = failure.why.splitlines()[0] if failure.why else ""
+    for name in filter(None, (failure.position.object, failure.position.member)):
+        why = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "…", why)
     columns: list[str] = _COLUMN.findall(why)
     why = _NUMBER.sub("N", _QUOTED.sub('"…"', _COLUMN.sub("\0", why)))
     for column in columns:

@@ -1,15 +1,15 @@
 """What a transform says of itself at its end, for people and for machines."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, Literal
 
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
-from headrace.transform.ledger import ShardRecord, TaskRecord
+from headrace.transform.ledger import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
 from headrace.transform.plan import TransformPlan
 from headrace.transform.settings import TransformSettings
 
@@ -22,12 +22,16 @@ Status = Literal["complete", "failed", "drained"]
 
 @dataclass(frozen=True, slots=True)
 class ObjectResult:
-    """What became of one object. `withheld`: it has failed records, and so no output, as was asked."""
+    """What became of one object; `failures` are how many of its records failed, by reason.
+
+    `withheld`: it has failed records, and so no output, as was asked.
+    """
 
     uri: str
     output: str
     counts: Counts
     out_bytes: int
+    failures: Mapping[str, int]
     withheld: bool = False
 
 
@@ -88,27 +92,55 @@ class TransformReport:
 
 
 def object_results(
-    plan: TransformPlan, records: Iterable[TaskRecord], settings: TransformSettings
+    plan: TransformPlan,
+    records: Iterable[TaskRecord],
+    settings: TransformSettings,
+    retried: Mapping[int, RetriedObject] | None = None,
 ) -> list[ObjectResult]:
-    """What became of every object of which all shards are done."""
-    shards = sorted((s for r in records for s in r.shards), key=lambda s: (s.index, s.number))
+    """What became of every object of which all shards are done, with what trying its failed records again gained."""
     wanted = {shard.index: shard.of for task in plan.tasks for shard in task.shards}
-    found: list[ObjectResult] = []
-    for index, group in groupby(shards, key=lambda s: s.index):
-        done = list(group)
-        if len(done) == wanted[index]:
-            found.append(_result(plan, index, done, settings))
-    return found
+    again = retried or {}
+    found = _by_object(records).items()
+    return [_result(plan, i, done, settings, again.get(i)) for i, done in found if len(done) == wanted[i]]
+
+
+def _by_object(records: Iterable[TaskRecord]) -> dict[int, list[ShardRecord]]:
+    """The shards that are done of every object, in order."""
+    shards = sorted((s for r in records for s in r.shards), key=lambda s: (s.index, s.number))
+    return {index: list(group) for index, group in groupby(shards, key=lambda s: s.index)}
 
 
 def _result(
-    plan: TransformPlan, index: int, shards: Sequence[ShardRecord], settings: TransformSettings
+    plan: TransformPlan,
+    index: int,
+    shards: Sequence[ShardRecord],
+    settings: TransformSettings,
+    retried: RetriedObject | None,
 ) -> ObjectResult:
-    counts = sum_counts(s.counts for s in shards)
+    counts = _counts_of(shards)
+    out_bytes = sum(s.out_bytes for s in shards) - sum(repeated_bytes(shards))
+    failures = _failures_of(shards)
+    if retried is not None:
+        counts = counts.plus(Counts(0, retried.rows, -retried.rows, 0))
+        out_bytes, failures = retried.out_bytes, Counter(retried.failures)
     failed = bool(counts.rows_failed or counts.objects_broken)
     planned = plan.objects[index]
     withheld = failed and settings.failures.on_error == "object"
-    return ObjectResult(planned.info.uri, planned.output, counts, sum(s.out_bytes for s in shards), withheld)
+    return ObjectResult(planned.info.uri, planned.output, counts, out_bytes, dict(failures), withheld)
+
+
+def _counts_of(shards: Sequence[ShardRecord]) -> Counts:
+    """Of one object's shards; where several of them broke, it is one object still."""
+    counts = sum_counts(s.counts for s in shards)
+    return replace(counts, objects_broken=1) if len(shards) > 1 and counts.objects_broken else counts
+
+
+def _failures_of(shards: Sequence[ShardRecord]) -> Counter[str]:
+    """How many records of some shards failed, by reason."""
+    failures = Counter[str]()
+    for shard in shards:
+        failures.update(shard.failures)
+    return failures
 
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
@@ -117,15 +149,6 @@ def sum_counts(counts: Iterable[Counts]) -> Counts:
     for one in counts:
         total = total.plus(one)
     return total
-
-
-def failures_by_reason(records: Iterable[TaskRecord]) -> dict[str, int]:
-    """How many records failed, by reason, the most frequent first."""
-    total = Counter[str]()
-    for record in records:
-        for shard in record.shards:
-            total.update(shard.failures)
-    return dict(total.most_common())
 
 
 def make_report(
@@ -143,10 +166,16 @@ def make_report(
     cpu_s: float,
     peak_memory_mb: float,
     resumed: bool,
+    retried: Mapping[int, RetriedObject] | None = None,
 ) -> TransformReport:
     """Put a report together from the ledger's counts and this process's figures."""
-    results = object_results(plan, records, settings)
-    total = sum_counts(s.counts for r in records for s in r.shards)
+    results = object_results(plan, records, settings, retried)
+    by_object, again = _by_object(records), retried or {}
+    gained = sum(r.rows for r in again.values())
+    total = sum_counts(map(_counts_of, by_object.values())).plus(Counts(0, gained, -gained, 0))
+    failures = Counter[str]()
+    for index, shards in by_object.items():
+        failures.update(again[index].failures if index in again else _failures_of(shards))
     withheld_rows = sum(r.counts.rows_out for r in results if r.withheld)
     worst = sorted((r for r in results if r.counts.rows_failed or r.counts.objects_broken), key=_badness)
     rows = progress.records - progress.records_before
@@ -176,7 +205,7 @@ def make_report(
         model_calls=statistics.calls,
         retries=statistics.retries,
         batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
-        failures=failures_by_reason(records),
+        failures=dict(failures.most_common()),
         failed_objects=[_shown(r) for r in worst[:_WORST_MAX]],
         resumed=resumed,
     )

@@ -4,7 +4,7 @@ Arrives: a source, a destination, a runner whose model is loaded. Leaves: output
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -12,6 +12,7 @@ import orjson
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CountMismatchError,
+    HeadraceError,
     LedgerError,
     OutputExistsError,
     ResumeRefusedError,
@@ -25,9 +26,18 @@ from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transform.assembler import Assembler
 from headrace.transform.ledger import Checkpoint, TaskRecord, TransformLedger
+from headrace.transform.observation import Observation
+from headrace.transform.page import PAGE_NAME, report_page
 from headrace.transform.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
 from headrace.transform.probe import learn
-from headrace.transform.report import REPORT_NAME, TransformReport, make_report, object_results, sum_counts
+from headrace.transform.report import (
+    REPORT_NAME,
+    Status,
+    TransformReport,
+    make_report,
+    object_results,
+    sum_counts,
+)
 from headrace.transform.runner import Runner
 from headrace.transform.settings import SHARE_ROWS_MIN, TransformSettings
 from headrace.transform.work import Work
@@ -41,6 +51,7 @@ class Transform:
     """One destination's transform. Use from one thread; `drain` from any (a signal handler too).
 
     `execute` once. After an error, or when it was drained, what was done stays: another one that resumes goes on there.
+    An `observation` is told of every batch, and then there is a page (``_report.html``) at the end, whatever the end was.
     """
 
     def __init__(
@@ -53,7 +64,9 @@ class Transform:
         settings: TransformSettings,
         model_identity: str,
         if_exists: IfExists = "refuse",
+        made_with: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
+        observation: Observation | None = None,
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
@@ -65,7 +78,10 @@ class Transform:
         self._settings = settings
         self._model_identity = model_identity
         self._if_exists: IfExists = if_exists
+        self._made_with = dict(made_with or {})
+        """How the model was named, for whoever needs it again."""
         self._clock = clock or SystemClock()
+        self._observation = observation
         self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
         self._records: dict[int, TaskRecord] = {}
         self._resumed = False
@@ -91,7 +107,13 @@ class Transform:
         if finished is not None:
             return finished
         began, cpu_before_s = self._clock.now(), cpu_s()
-        complete = self._do()
+        if self._observation is not None:
+            self._observation.begin(began)
+        try:
+            complete = self._do()
+        except HeadraceError as error:
+            self._explain(error, self._clock.now() - began, cpu_s() - cpu_before_s)
+            raise
         return self._finish(complete, self._clock.now() - began, cpu_s() - cpu_before_s)
 
     # Beginning
@@ -99,14 +121,17 @@ class Transform:
     def _open(self) -> TransformReport | None:
         """Begin, resume or refuse; the finished run's report when there is nothing left to do."""
         begun = self._ledger.identity() is not None
-        if self._if_exists == "overwrite" and begun:
-            self._delete_output()
-        elif begun and self._if_exists == "resume":
+        if begun and self._if_exists == "resume":
             return self._resume()
-        elif begun:
+        if begun and self._if_exists == "refuse":
             raise OutputExistsError(self.destination)
+        # What cannot be run must not cost the output that is there, nor leave anything behind.
         self.plan = make_plan(self.source, self.destination, self._stores, self._settings)
-        self._ledger.begin(self._identity(), self.plan.objects)
+        learned = learn(self.plan, self._stores, self._settings, self._runner.metadata)
+        if begun:
+            self._delete_output()
+        self._ledger.learn(learned)
+        self._ledger.begin({**self._identity(), "made_with": self._made_with}, self.plan.objects)
         _log.info("transform begun", extra={"output": self.destination, "objects": len(self.plan.objects)})
         return None
 
@@ -151,10 +176,12 @@ class Transform:
     def _delete_output(self) -> None:
         """Remove what a transform wrote here, and nothing else."""
         store = self._ledger.store
+        self._ledger.abandon()
         for planned in self._ledger.objects():
             store.delete(self.destination + planned.output)
             store.delete(self.destination + planned.failed)
         store.delete(self.destination + REPORT_NAME)
+        store.delete(self.destination + PAGE_NAME)
         self._ledger.delete()
 
     # Doing
@@ -164,7 +191,7 @@ class Transform:
         assert self.plan is not None, "opened before"
         assembler = Assembler(self._ledger, self.plan, self._settings, self._records.values())
         checkpoints = self._ledger.checkpoints() if self._resumed else {}
-        self._begin_progress(self.plan, checkpoints.values())
+        self._begin_progress(self.plan, checkpoints)
 
         def on_task(record: TaskRecord) -> None:
             self._records[record.task] = record
@@ -179,7 +206,8 @@ class Transform:
             progress=self.progress,
             clock=self._clock,
             on_task=on_task,
-            on_batch=self._check_progress,
+            on_batch=self._check_so_far,
+            observation=self._observation,
         )
         assembler.publish_all()
         left = [task for task in self.plan.tasks if task.number not in self._records]
@@ -204,6 +232,12 @@ class Transform:
             tasks = [work.plan.tasks[number] for number in sorted(wrong)]
             if not self._runner.run(again, tasks, begins=dict(wrong.values()), checkpoints={}):
                 return False
+        missing = assembler.missing()
+        if missing:
+            raise LedgerError(
+                f"{self.destination}: {len(missing)} objects, {work.plan.objects[missing[0]].info.uri} the first, were not "
+                "put together, and nothing is left to do. Do not trust this output; please report it"
+            )
         return True
 
     def _learned(self, plan: TransformPlan) -> dict[str, Any]:
@@ -214,12 +248,12 @@ class Transform:
             self._ledger.learn(learned)
         return learned
 
-    def _begin_progress(self, plan: TransformPlan, checkpoints: Collection[Checkpoint]) -> None:
+    def _begin_progress(self, plan: TransformPlan, checkpoints: Mapping[int, Checkpoint]) -> None:
         progress = self.progress
-        under_way = [c for c in checkpoints if c.task not in self._records]
-        shards = [s for r in self._records.values() for s in r.shards]
-        shards += [s for c in under_way for s in c.done]
-        total = sum_counts([*(s.counts for s in shards), *(c.counts for c in under_way)])
+        counts = [s.counts for r in self._records.values() for s in r.shards]
+        for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
+            counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
+        total = sum_counts(counts)
         progress.records = total.records_in
         progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
         progress.objects_broken = total.objects_broken
@@ -229,10 +263,10 @@ class Transform:
         sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.of for s in done]
         progress.begin(objects_before=len(done), bytes_before=sum(sizes))
 
-    def _check_progress(self, _: ScoredBatch | None) -> None:
-        self._check_failures(self.progress.rows_failed, self.progress.records)
+    def _check_so_far(self, _: ScoredBatch | None) -> None:
+        self._check_failures(self.progress.rows_failed, self.progress.records, at_end=False)
 
-    def _check_failures(self, failed: int, records: int, *, at_end: bool = False) -> None:
+    def _check_failures(self, failed: int, records: int, *, at_end: bool) -> None:
         """Raise TooManyFailuresError when more records have failed than may."""
         policy = self._settings.failures
         most, share = policy.failed_rows_max, policy.failed_share_max
@@ -259,8 +293,24 @@ class Transform:
             total = sum_counts(s.counts for r in records for s in r.shards)
             self._check_failures(total.rows_failed, total.records_in, at_end=True)
         withheld = any(r.withheld for r in results)
-        report = make_report(
-            status="drained" if not complete else "failed" if withheld else "complete",
+        status: Status = "drained" if not complete else "failed" if withheld else "complete"
+        report = self._report(status, records, elapsed_s, cpu_used_s)
+        _log.info(
+            "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
+        )
+        if complete:
+            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
+            self._ledger.store.put(self.destination + REPORT_NAME, text)
+            self._ledger.finish(report.to_json())
+        self._write_page(report)
+        return report
+
+    def _report(
+        self, status: Status, records: Sequence[TaskRecord], elapsed_s: float, cpu_used_s: float
+    ) -> TransformReport:
+        assert self.plan is not None, "opened before"
+        return make_report(
+            status=status,
             source=self.source if isinstance(self.source, str) else ", ".join(self.source),
             output=self.destination,
             model=self._runner.metadata.name,
@@ -274,14 +324,22 @@ class Transform:
             peak_memory_mb=peak_memory_mb() + self._runner.peak_memory_mb(),
             resumed=self._resumed,
         )
-        _log.info(
-            "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
-        )
-        if complete:
-            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-            self._ledger.store.put(self.destination + REPORT_NAME, text)
-            self._ledger.finish(report.to_json())
-        return report
+
+    def _explain(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:
+        """The run broke: a page says what was done, and what by."""
+        if self._observation is None:
+            return
+        try:
+            records = [record for _, record in sorted(self._ledger.tasks().items())]
+            self._write_page(self._report("failed", records, elapsed_s, cpu_used_s), str(error))
+        except HeadraceError:
+            # The destination may be what broke; the error to tell is the first one.
+            _log.warning("%s%s could not be written", self.destination, PAGE_NAME, exc_info=True)
+
+    def _write_page(self, report: TransformReport, error: str = "") -> None:
+        if self._observation is not None:
+            page = report_page(report, self._observation, settings=self._settings, error=error)
+            self._ledger.store.put(self.destination + PAGE_NAME, page)
 
     def _check_law(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:
         """Count the run from its ledger: every task, every object, every record of it once."""

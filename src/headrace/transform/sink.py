@@ -40,7 +40,7 @@ class TaskSink:
         settings: The transform's.
         attempt: Names this process's drafts; nobody else has it.
         clock: Tells when a checkpoint is due.
-        on_task: Told of every task that is done and committed.
+        on_task: Told of every task that is done and committed, here or by another process.
         replaces: Whether the tasks were done before, and are done again since that was wrong.
     """
 
@@ -76,11 +76,13 @@ class TaskSink:
         """Whether drafts are files, in which ranges of one object can stand behind each other."""
         self._before: tuple[int, Draft] | None = None
         """The slot that was finished last, and its draft."""
-        self._published: list[Kept] = []
-        """Drafts of what was published since the last task was committed."""
+        self._begun = set[int]()
+        """Objects of which a range was done here that has what stands before the first record."""
         self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
         for slot in slots:
-            self._done[slot.task] += slot.before
+            self._done[slot.task] += slot.done
+        self._left: defaultdict[int, list[Kept]] = defaultdict(list)
+        """By task, what was kept of outputs that are published: the last checkpoint still speaks of it."""
         self._began_s = self._checkpointed_s = clock.now()
 
     def write(self, batch: ScoredBatch) -> None:
@@ -118,12 +120,13 @@ class TaskSink:
         name = f"task-{slot.task:05d}-{self._attempt}-{slot.shard.index}-{slot.shard.number}"
         store, uri, resume = self._ledger.store, self._ledger.draft_uri(name), slot.resume
         made = self._open[index] = ShardOutput(
-            first=not slot.shard.number,
             make_encoder=self._make_encoder,
             out=Spool(
                 store, f"{uri}.out", kept=resume.out if resume else None, draft=self._draft_before(index)
             ),
             failed=Spool(store, f"{uri}.failed", kept=resume.failed if resume else None),
+            begins=slot.shard.index not in self._begun,
+            begin_bytes=resume.begin_bytes if resume else 0,
             counts=resume.counts if resume else None,
             failures=resume.failures if resume else None,
         )
@@ -166,12 +169,15 @@ class TaskSink:
             begin=end.begin,
             end=end.end,
             relative=end.relative,
+            begin_bytes=output.begin_bytes,
             failures=dict(output.failures),
         )
         if slot.shard.whole:
             self._publish(slot, output)
         else:
             record = replace(record, out=output.out.keep(), failed=output.failed.keep())
+            if output.begin_bytes:
+                self._begun.add(slot.shard.index)
             draft = output.out.release() if self._appends else None
             self._before = (end.slot, draft) if draft is not None else None
         output.close()
@@ -181,15 +187,22 @@ class TaskSink:
 
     def _publish(self, slot: Slot, output: ShardOutput) -> None:
         planned, destination = self._plan.objects[slot.shard.index], self._ledger.destination
-        left: list[Kept | None] = []
         if withholds(self._settings, failed=output.has_failures):
             self._ledger.store.delete(destination + planned.output)
         else:
-            left.append(output.out.publish(destination + planned.output, self._publisher))
+            self._publish_spool(slot, output.out, destination + planned.output)
         if output.failed.nbytes:
-            left.append(output.failed.publish(destination + planned.failed, self._publisher))
-        # A checkpoint may lead back to them until the task is committed.
-        self._published += [kept for kept in left if kept is not None]
+            self._publish_spool(slot, output.failed, destination + planned.failed)
+
+    def _publish_spool(self, slot: Slot, spool: Spool, uri: str) -> None:
+        kept = spool.publish(uri, self._publisher)
+        if kept is not None:
+            self._left[slot.task].append(kept)
+
+    def _discard_left(self, task: int) -> None:
+        """The task's record, or another checkpoint, is there."""
+        for kept in self._left.pop(task, ()):
+            discard(self._ledger.store, kept)
 
     def _commit(self, task: int) -> None:
         self._publisher.settle()
@@ -199,10 +212,9 @@ class TaskSink:
         if self._replaces:
             self._ledger.replace_task(record)
         elif not self._ledger.commit_task(record):
-            return
-        for kept in self._published:
-            discard(self._ledger.store, kept)
-        self._published = []
+            # Somebody else had done it: what they wrote stands, and is the same but for their drafts' names.
+            record = self._ledger.task(task) or record
+        self._discard_left(task)
         self._on_task(record)
 
     def checkpoint(self, batch: ScoredBatch) -> None:
@@ -218,6 +230,7 @@ class TaskSink:
         if output is None or position is None or not resumable:
             if done:
                 self._ledger.checkpoint(Checkpoint(slot.task, tuple(done)))
+                self._discard_left(slot.task)
             return
         begin, relative = self._source.begun.get(batch.end.index, (None, False))
         entries = output.entries + (slot.resume.entries if slot.resume else 0)
@@ -227,16 +240,20 @@ class TaskSink:
                 done=tuple(done),
                 entries=entries,
                 record=position.record,
+                line=position.line,
+                byte=position.byte,
                 counts=output.counts,
                 begin=begin,
                 relative=relative,
                 member=position.member,
                 member_byte=position.member_byte,
+                begin_bytes=output.begin_bytes,
                 out=output.out.keep(),
                 failed=output.failed.keep(),
                 failures=dict(output.failures),
             )
         )
+        self._discard_left(slot.task)
 
     def end(self) -> None:
         """After the last batch: finish what has no records of its own to come."""

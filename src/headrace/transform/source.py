@@ -37,16 +37,17 @@ _TAIL_BYTES_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A shard that is read here. `resume` is where its task's checkpoint says to go on.
+    """A shard that is read here.
 
-    `before` are the task's shards that are done already, told of the first one that is left.
+    `resume` is where its task's checkpoint says to go on within it; `done` are the shards of its task before it that
+    an earlier process has done, told with the first that is read here.
     """
 
     task: int
     shard: Shard
     ends_task: bool
     resume: Checkpoint | None = None
-    before: tuple[ShardRecord, ...] = ()
+    done: tuple[ShardRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,12 @@ def slots_of(tasks: Sequence[Task], checkpoints: Mapping[int, Checkpoint]) -> li
     slots: list[Slot] = []
     for task in tasks:
         checkpoint = checkpoints.get(task.number)
-        before = checkpoint.done if checkpoint else ()
-        for place, shard in enumerate(task.shards[len(before) :], len(before)):
-            is_first = place == len(before)
-            resume = checkpoint if checkpoint and is_first and checkpoint.entries else None
-            is_last = place == len(task.shards) - 1
-            slots.append(Slot(task.number, shard, is_last, resume, before if is_first else ()))
+        done = checkpoint.done if checkpoint else ()
+        for place, shard in enumerate(task.shards[len(done) :], len(done)):
+            first = place == len(done)
+            resume = checkpoint if checkpoint and checkpoint.entries and first else None
+            ends_task = place == len(task.shards) - 1
+            slots.append(Slot(task.number, shard, ends_task, resume, done if first else ()))
     return slots
 
 
@@ -117,7 +118,7 @@ class TaskSource:
         self._prefetch = Prefetch(stores, [self._extent(slot) for slot in slots], flow)
 
     def skip(self, index: int) -> None:
-        """Read no more of object `index`; what was read of it may still come."""
+        """Nothing more is wanted of object `index`; what was read of it may still come."""
         self._skipped.add(index)
 
     def close(self) -> None:
@@ -164,16 +165,18 @@ class TaskSource:
         cut: TextRange | None = None
         broken = relative = False
         try:
-            cut = self._cut(slot)
+            cut = self._range(slot)
             relative = self._relative(slot, cut)
             for block in self._blocks_of(number, slot, cut):
                 last = block
+                if slot.shard.index in self._skipped:
+                    if slot.shard.whole:
+                        break
+                    continue  # the range after this one begins where this one ends
                 if cut is not None and cut.begin is not None:
                     self.begun[number] = (Spot.of(cut.begin), relative)
                 entries += block.records
                 yield ReadBlock(block, number)
-                if slot.shard.index in self._skipped:
-                    break
         except _COSTS_ONE_OBJECT as error:
             reached = behind(last) if last else self._first(slot)
             failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
@@ -182,15 +185,10 @@ class TaskSource:
             broken = True
         self._told(ShardEnd(number, entries, relative=relative), slot, cut, broken=broken)
 
-    def _cut(self, slot: Slot) -> TextRange | None:
-        """A text's range; None for what is read otherwise."""
-        text = text_format(self._uri(slot), self._read)
-        return self._range(slot, text) if text is not None and self._readable(slot, text) else None
-
     def _first(self, slot: Slot) -> Position:
         """Where a slot begins, as far as that is known before anything of it was read."""
         if slot.resume is not None:
-            return Position(self._uri(slot), record=slot.resume.record)
+            return slot.resume.position(self._uri(slot))
         return self._begin(slot) or Position(self._uri(slot), byte=slot.shard.start)
 
     @staticmethod
@@ -201,24 +199,28 @@ class TaskSource:
         return bool(slot.shard.number) and cut is not None and cut.begin is None
 
     def _told(self, end: ShardEnd, slot: Slot, cut: TextRange | None, *, broken: bool) -> None:
-        if cut is None or cut.begin is None:
-            self.ended.append(end)
-            return
-        end = replace(end, begin=Spot.of(cut.begin))
-        if cut.end is not None and not broken:
-            end = replace(end, end=Spot.of(cut.end))
+        begin = cut.begin if cut is not None else None
+        reached = cut.end if cut is not None and not broken else None
+        if begin is not None and (broken or reached is not None):
+            end = replace(end, begin=Spot.of(begin))
+        if begin is not None and reached is not None:
+            end = replace(end, end=Spot.of(reached))
             if not end.relative:
                 # The next range, when it is read here, need not guess.
-                self._begins[slot.shard.index, slot.shard.number + 1] = Spot.of(cut.end)
+                self._begins[slot.shard.index, slot.shard.number + 1] = Spot.of(reached)
         self.ended.append(end)
 
-    def _readable(self, slot: Slot, text: TextFormat) -> bool:
-        """Whether the object is text, for a range that is not its first and would not see."""
-        return not slot.shard.number or self._head(slot, text)[0]
-
-    def _range(self, slot: Slot, text: TextFormat) -> TextRange:
-        shard = slot.shard
-        names = self._head(slot, text)[1] if shard.number else None
+    def _range(self, slot: Slot) -> TextRange | None:
+        """The slot as a range of a text; None where its object is none."""
+        shard, names = slot.shard, None
+        text = text_format(self._uri(slot), self._read)
+        if text is None:
+            return None
+        if shard.number:
+            # The object's first bytes tell whether it is text, and this range has not got them.
+            is_text, names = self._head(slot, text)
+            if not is_text:
+                return None
         return TextRange(text, shard.start, shard.stop, begin=self._begin(slot), column_names=names)
 
     def _blocks_of(self, number: int, slot: Slot, cut: TextRange | None) -> Iterator[Block]:
@@ -234,9 +236,7 @@ class TaskSource:
             yield from after(parquet_blocks(self._info(slot), self._stores, self._read), position)
             self.bytes_read += self._info(slot).size_bytes or 0
             return
-        position = None
-        if resume is not None:
-            position = Position(uri, resume.member, resume.record, member_byte=resume.member_byte)
+        position = None if resume is None else resume.position(uri)
         started_at = resume.member_byte if resume and seekable(uri, self._read) else 0
         chunks = self._chunks(number, slot, None)
         yield from read_object(uri, chunks, self._read, resume=position, started_at=started_at)

@@ -69,16 +69,13 @@ class Spool:
     def publish(self, uri: str, publisher: Publisher) -> Kept | None:
         """Make it the object `uri`: at once where it is large, with `publisher`'s other ones where it is small.
 
-        What is left of it to be discarded, once nothing can lead back to it any more.
+        What was kept of it stays, and is returned.
         """
-        if self._draft is None:
-            publisher.put(uri, b"".join(self._held))
-            self._held, self._held_bytes = [], 0
-            return None
-        draft = self._spill()
-        kept = draft.keep()
-        draft.publish(uri)
-        return kept
+        if self._draft is not None:
+            return self._spill().publish(uri)
+        publisher.put(uri, b"".join(self._held))
+        self._held, self._held_bytes = [], 0
+        return None
 
     def close(self) -> None:
         """Let go of it; what was kept stays. Closing twice does nothing."""

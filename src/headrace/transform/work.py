@@ -21,6 +21,7 @@ from headrace.pipeline.progress import Progress
 from headrace.storage.resolve import Stores
 from headrace.transform.encoders import Encoders
 from headrace.transform.ledger import Checkpoint, Spot, TaskRecord, TransformLedger
+from headrace.transform.observation import Observation
 from headrace.transform.plan import Task, TransformPlan
 from headrace.transform.settings import TransformSettings
 from headrace.transform.sink import TaskSink
@@ -39,7 +40,8 @@ class Work:
 
     `learned` is what the first records decided. `on_task` is told of every task that is committed, `on_batch` of every
     batch that was delivered; both on the working thread. A runner that delivers elsewhere tells None now and then, once
-    `progress` is up to date. `replaces`: the tasks were done before, and wrongly.
+    `progress` is up to date. `observation` sees every batch, also one that is not written since it breaks the run.
+    `replaces`: the tasks were done before, and wrongly.
     """
 
     plan: TransformPlan
@@ -51,6 +53,7 @@ class Work:
     clock: Clock = field(default_factory=SystemClock)
     on_task: Callable[[TaskRecord], None] = _ignore
     on_batch: Callable[[ScoredBatch | None], None] = _ignore
+    observation: Observation | None = None
     replaces: bool = False
 
 
@@ -121,8 +124,10 @@ class TaskRun:
         last: ScoredBatch | None = None
         try:
             for batch in self._flow:
-                # Until it is written whole, what the sink holds is no batch's end, and must not be kept.
+                # Of a batch that was written by half, nothing may be kept that is told by the one before.
                 last = None
+                if self._work.observation is not None:
+                    self._work.observation.batch(batch, self._work.clock.now())
                 self._sink.write(batch)
                 last = batch
                 self._told(batch)
@@ -148,7 +153,7 @@ class TaskRun:
             self._sink.checkpoint(last)
 
     def _salvage(self, last: ScoredBatch | None) -> None:
-        """The tasks broke: keep what was delivered, unless it was the delivery that broke."""
+        """The tasks broke: keep what was delivered and written."""
         try:
             self._keep(last)
         except HeadraceError:

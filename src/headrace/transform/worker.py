@@ -19,11 +19,13 @@ from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transform.ledger import TaskRecord, TransformLedger
 from headrace.transform.messages import Assignment, Tally, error_json, metadata_json, receive, send
+from headrace.transform.observation import Observation
 from headrace.transform.plan import TransformPlan, cut_tasks
 from headrace.transform.settings import TransformSettings
 from headrace.transform.work import TaskRun, Work
 
 TOLD_EVERY_S: Final = 0.2
+OBSERVED_EVERY_S: Final = 2.0
 ORPHANED: Final = 3
 """The exit status of a worker whose run has gone."""
 
@@ -57,7 +59,8 @@ class Worker:
         self._settings = settings
         self._ledger = TransformLedger(stores.for_uri(destination), destination)
         self._progress: list[Progress] = []
-        self._told_s = self._clock.now()
+        self._told_s = self._observed_s = self._clock.now()
+        self._observation: Observation | None = None
         self._sending = threading.Lock()
         self._run: TaskRun | None = None
         self._orders: list[Assignment | None] = []
@@ -97,10 +100,18 @@ class Worker:
         progress = Progress()
         self._progress.append(progress)
         tasks = [work.plan.tasks[number] for number in assignment.tasks]
+        since_s = assignment.observed_since_s
+        self._observation = None if since_s is None else Observation(since_s)
         checkpoints = {} if assignment.replaces else self._ledger.checkpoints(assignment.tasks)
         settings = _keeping_all(work.settings) if assignment.keep_all else work.settings
         self._run = TaskRun(
-            replace(work, settings=settings, progress=progress, replaces=assignment.replaces),
+            replace(
+                work,
+                settings=settings,
+                progress=progress,
+                replaces=assignment.replaces,
+                observation=self._observation,
+            ),
             tasks,
             self._predictor,
             begins=assignment.begins,
@@ -108,8 +119,11 @@ class Worker:
         )
         if self._draining:
             self._run.drain()
-        complete = self._run.execute()
-        self._tell()
+        try:
+            complete = self._run.execute()
+        finally:
+            self._tell()
+            self._tell_observed()
         self._send({"idle": True, "complete": complete})
 
     def _on_task(self, record: TaskRecord) -> None:
@@ -120,6 +134,15 @@ class Worker:
         if now_s - self._told_s >= TOLD_EVERY_S:
             self._told_s = now_s
             self._tell()
+        if now_s - self._observed_s >= OBSERVED_EVERY_S:
+            self._observed_s = now_s
+            self._tell_observed()
+
+    def _tell_observed(self) -> None:
+        """What was observed since this was told last: the run adds it up."""
+        if self._observation is not None and self._observation.records:
+            self._send({"observed": self._observation.to_json()})
+            self._observation.clear()
 
     def _tell(self) -> None:
         tally = Tally.of(

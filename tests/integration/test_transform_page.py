@@ -1,0 +1,90 @@
+"""The page of whole runs: by command, in this process and in several."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.app.transforming import Workers, open_transform, transform_sync
+from headrace.core.errors import TooManyFailuresError
+from headrace.transform.settings import FailurePolicy, TaskSettings, TransformSettings
+from integration.command import headrace
+from transform.page_reader import Element, read_page
+
+_MODEL = "integration.hooked_model:Hooked"
+_ROWS = 300
+_FILES = 6
+_BAD = "<script>alert(1)</script>"
+
+
+def _source(folder: Path) -> str:
+    source = folder / "in"
+    source.mkdir()
+    for name in range(_FILES):
+        lines = [f"{i},{name}" for i in range(_ROWS - 1)]
+        (source / f"{name}.csv").write_text("\n".join([*lines, f"{_BAD},1", ""]))
+    return f"{source}/"
+
+
+def _page(folder: Path) -> Element:
+    return read_page((folder / "out" / "_report.html").read_bytes())
+
+
+def _check(page: Element) -> None:
+    assert page.all("h1")[0].text == "Batch transform: complete, with failed records"
+    assert page.section("Records").all("b")[0].text == f"{_ROWS * _FILES:,}"
+    failures = page.section("Failures")
+    assert len(failures.all("li")) == _FILES
+    assert all(_BAD in e.text for e in failures.all("pre"))
+    (panel,) = [e for e in page.section("Predictions").all("div") if e.attributes.get("class") == "panel"]
+    assert f"{(_ROWS - 1) * _FILES:,}" in panel.text
+    assert page.all("script") == []
+
+
+def _small_tasks(**more) -> TransformSettings:
+    return TransformSettings(tasks=TaskSettings(task_objects_max=1), **more)
+
+
+@pytest.mark.slow
+def test_what_worker_processes_observed_is_on_one_page(tmp_path):
+    opened = open_transform(
+        _source(tmp_path),
+        f"{tmp_path}/out/",
+        model=_MODEL,
+        settings=_small_tasks(),
+        workers=Workers(2, "process"),
+        page=True,
+    )
+    with opened as run:
+        run.execute()
+    _check(_page(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_worker_tells_what_it_observed_also_when_the_run_breaks(tmp_path):
+    with pytest.raises(TooManyFailuresError):
+        transform_sync(
+            _source(tmp_path),
+            f"{tmp_path}/out/",
+            model=_MODEL,
+            settings=_small_tasks(failures=FailurePolicy(on_error="job")),
+            workers=Workers(2, "process"),
+            page=True,
+        )
+    page = _page(tmp_path)
+    assert page.all("h1")[0].text == "Batch transform: stopped by an error"
+    assert _BAD in page.section("Failures").all("pre")[0].text
+
+
+def test_the_command_writes_a_page_when_asked(tmp_path):
+    source = _source(tmp_path)
+    done = headrace("transform", source, f"{tmp_path}/out/", "--model", _MODEL, "--report", "html", "--json")
+    assert done.code == 3
+    _check(_page(tmp_path))
+    assert json.loads((tmp_path / "out" / "_report.json").read_bytes())["rows_failed"] == _FILES
+
+
+def test_the_command_writes_none_when_not_asked(tmp_path):
+    headrace("transform", _source(tmp_path), f"{tmp_path}/out/", "--model", _MODEL)
+    assert not (tmp_path / "out" / "_report.html").exists()
+    assert (tmp_path / "out" / "_report.json").exists()
