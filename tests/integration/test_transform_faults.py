@@ -121,7 +121,7 @@ def test_a_store_that_fails_a_fifth_of_all_requests_costs_nothing(
         "lost",
     }
     assert {fault for method, fault in proxy.spoilt if method == "PUT"} == {"500", "503", "reset", "lost"}
-    assert proxy.spoilt.total() > 20
+    assert proxy.spoilt.total() > 15
 
 
 @pytest.mark.s3
@@ -132,7 +132,7 @@ def test_a_large_output_is_put_together_of_segments_and_uploaded_in_parts_throug
     monkeypatch.setattr(objects, "PART_BYTES", 5 << 20)  # the least that S3 takes
     text = b"".join(b'%d,"%d\n%s"\n' % (row, row, b"x" * (row % 300)) for row in range(90_000))
     bucket.fill("in", {"large.csv": text, "small.csv": b"1,2\n"})
-    with FaultyProxy(s3_server.endpoint, share=0.2, seed=3) as proxy:
+    with FaultyProxy(s3_server.endpoint, share=0.4, seed=3) as proxy:
         done = headrace(
             "transform", f"{bucket.uri}/in/", f"{bucket.uri}/out", "--model", ECHO, "--accept", "text",
             "--task-bytes", "4m", "--json", environ=proxy.environ(s3_server.environ),
@@ -140,7 +140,7 @@ def test_a_large_output_is_put_together_of_segments_and_uploaded_in_parts_throug
     assert done.code == 0, done.out[-2_000:] + done.err
     assert bucket.contents("out") == {"large.csv.out": text, "small.csv.out": b"1,2\n"}
     assert done.report["tasks"] > 3
-    assert sum(count for (method, _), count in proxy.spoilt.items() if method in {"PUT", "POST"}) > 5
+    assert sum(count for (method, _), count in proxy.spoilt.items() if method in {"PUT", "POST"}) > 3
     assert not bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
     listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix="out/_headrace/drafts/")
     assert not listed.get("Contents")
@@ -235,7 +235,7 @@ def test_a_disk_that_is_full_ends_the_run_and_resuming_with_room_completes_it(tm
         full = run(f"{tmp_path}/in/", output, *words(*more))
         assert full.code == 1, full.out
         assert full.lines[-1]["type"] == "StorageError"
-        assert re.match(rf"{output}/\S+: No space left on device", full.lines[-1]["message"])
+        assert re.match(rf"{output}/\S+: No space left on device: make room there", full.lines[-1]["message"])
         assert "Traceback" not in full.err
         whole(output, expected)
         assert not (output / "_report.json").exists()

@@ -8,6 +8,7 @@ step. A file that was replaced while it is being read is read to its end as it w
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import shutil
@@ -342,4 +343,6 @@ def _raise_ours(uri: str, error: OSError) -> NoReturn:
         raise AccessDeniedError(uri, f"{reason}: this user may not") from error
     if isinstance(error, IsADirectoryError):
         raise StorageError(uri, "is a folder; a file cannot take its name") from error
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        raise StorageError(uri, f"{reason}: make room there; what was finished before stays") from error
     raise StorageError(uri, reason) from error
