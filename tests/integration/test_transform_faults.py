@@ -15,7 +15,8 @@ import pytest
 
 from headrace.storage import draft, objects
 from integration.command import headrace
-from integration.transforming import ECHO, leftovers, outputs, run
+from integration.hooked_model import SPEC, Hooked
+from integration.transforming import ECHO, failed, leftovers, outputs, run
 from servers.faulty_proxy import FaultyProxy
 
 MODEL = str(Path(__file__).parent / "weighted_model.py")
@@ -299,3 +300,84 @@ def test_a_run_that_too_many_failures_end_goes_on_where_it_was(tmp_path, batch_r
     assert leftovers(tmp_path / "out") == []
     # The work was kept, not done again.
     assert resumed.report["model_calls"] < undisturbed.report["model_calls"] / 2
+
+
+# Objects that vanish or change
+
+
+def double_rows(first: int, count: int) -> bytes:
+    return b"".join(b"%d,1\n" % row for row in range(first, first + count))
+
+
+@pytest.mark.parametrize("task_bytes", ["20k", "1m"])
+@pytest.mark.parametrize("what", ["vanishes", "changes", "is cut"])
+def test_an_object_that_does_not_stay_costs_itself(tmp_path, monkeypatch, task_bytes, what):
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in range(6):
+        (source / f"{number}.csv").write_bytes(double_rows(number * 10_000, 9_000))
+    victim = source / "4.csv"
+
+    def before_call(call: int) -> None:
+        if call == 3 and what == "vanishes":
+            victim.unlink()
+        elif call == 3 and what == "changes":
+            victim.write_bytes(double_rows(1, 9_000))
+        elif call == 3:
+            os.truncate(victim, 30_000)
+
+    monkeypatch.setattr(Hooked, "before_call", staticmethod(before_call))
+    output = tmp_path / "out"
+    done = headrace(
+        "transform", f"{source}/", output, "--model", SPEC, "--task-bytes", task_bytes,
+        "--prefetch-bytes", "1k", "--json",
+    )  # fmt: skip
+    assert done.code == 1, done.out
+    assert done.report["objects_broken"] == len(failed(output / "4.csv.out.failed"))
+    for number in (0, 1, 2, 3, 5):
+        expected = b"".join(
+            b"%.1f\n" % (2.0 * row) for row in range(number * 10_000, number * 10_000 + 9_000)
+        )
+        assert (output / f"{number}.csv.out").read_bytes() == expected
+        assert not (output / f"{number}.csv.out.failed").exists()
+    first, *_ = failed(output / "4.csv.out.failed")
+    assert (first["kind"], first["object"]) == ("object", str(victim))
+    assert ("no such file" if what == "vanishes" else "is another file now") in first["reason"]
+    assert set(outputs(output)) == {*(f"{n}.csv.out" for n in range(6)), "4.csv.out.failed"}
+    # What was read of it before is its beginning.
+    rows_out = (output / "4.csv.out").read_bytes().splitlines()
+    assert rows_out == [b"%.1f" % (2.0 * row) for row in range(40_000, 40_000 + len(rows_out))]
+    assert leftovers(output) == []
+
+
+def test_an_object_that_was_away_for_a_while_ends_where_it_broke(tmp_path, monkeypatch):
+    """Ranges behind the one that could not be read are whole, but would stand in the wrong place."""
+    source = tmp_path / "in"
+    source.mkdir()
+    data = double_rows(10_000, 60_000)
+    (source / "a.csv").write_bytes(data)
+
+    def before_call(call: int) -> None:
+        if call == 10:
+            (source / "a.csv").rename(tmp_path / "away")
+        elif call == 40:
+            (tmp_path / "away").rename(source / "a.csv")
+
+    monkeypatch.setattr(Hooked, "before_call", staticmethod(before_call))
+    output = tmp_path / "out"
+    done = headrace(
+        "transform", f"{source}/", output, "--model", SPEC, "--task-bytes", "20k",
+        "--prefetch-bytes", "1k", "--json",
+    )  # fmt: skip
+    assert done.code == 1, done.out
+    assert done.report["objects_broken"] == 1
+    found = (output / "a.csv.out").read_bytes().splitlines()
+    assert 5_000 < len(found) < 50_000
+    assert found == [b"%.1f" % (2.0 * row) for row in range(10_000, 10_000 + len(found))]
+    (line,) = failed(output / "a.csv.out.failed")
+    assert line["kind"] == "object"
+    assert line["record"] == line["output_row"] == len(found) == done.report["rows_out"]
+    assert line["byte"] == len(b"".join(data.splitlines(keepends=True)[: len(found)]))
+    assert line["line"] == 1 + len(found)
+    assert done.report["tasks"] > 20
+    assert leftovers(output) == []

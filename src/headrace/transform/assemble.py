@@ -27,14 +27,17 @@ class Base:
 def bases(records: Sequence[ShardRecord]) -> tuple[list[Base], int | None]:
     """What stands before each shard, and the number of the first that was guessed wrong (None: all are right).
 
-    Only the bases up to that one are told. A shard without bounds (its object broke, or is no text) is taken as it is.
+    Only the bases up to that one are told. A shard without bounds (its object is no text) is taken as it is, and so is
+    everything behind one where the object broke.
     """
     found: list[Base] = []
     base = Base(Spot(0, 0, 1))
+    broken = False
     for record in records:
         begin, end = record.begin, record.end
-        if record.number and begin is not None and begin.byte != base.begin.byte:
+        if record.number and begin is not None and begin.byte != base.begin.byte and not broken:
             return [*found, base], record.number
+        broken = broken or bool(record.counts.objects_broken)
         found.append(base)
         at = base.begin if end is None else _absolute(record, base, end)
         base = Base(at, base.rows + record.counts.rows_out, base.out_bytes + record.out_bytes)

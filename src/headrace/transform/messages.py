@@ -33,22 +33,28 @@ def receive(connection: Connection) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Tasks to do, by number, and where some of their ranges are known to begin."""
+    """Tasks to do, by number, and where some of their ranges are known to begin; `keep_all`: with a checkpoint a batch."""
 
     tasks: tuple[int, ...]
     begins: Mapping[tuple[int, int], Spot] = field(default_factory=dict[tuple[int, int], Spot])
     replaces: bool = False
+    keep_all: bool = False
 
     def to_json(self) -> Message:
         """As plain values."""
         begins = [[*key, spot.byte, spot.record, spot.line] for key, spot in self.begins.items()]
-        return {"tasks": list(self.tasks), "begins": begins, "replaces": self.replaces}
+        return {
+            "tasks": list(self.tasks),
+            "begins": begins,
+            "replaces": self.replaces,
+            "keep_all": self.keep_all,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Assignment":
         """Read back."""
         begins = {(b[0], b[1]): Spot(*b[2:]) for b in data["begins"]}
-        return cls(tuple(data["tasks"]), begins, data["replaces"])
+        return cls(tuple(data["tasks"]), begins, data["replaces"], data["keep_all"])
 
 
 @dataclass(frozen=True, slots=True)

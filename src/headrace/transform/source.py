@@ -6,7 +6,7 @@ that are read here, and a `ShardEnd` for each. An object that breaks costs the r
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
@@ -53,7 +53,7 @@ class Slot:
 class ShardEnd:
     """A shard was read to its end: `entries` of it came, records and failures.
 
-    `begin` and `end` are told of ranges alone; both are None where the object turned out to be no text.
+    `begin` and `end` are told of ranges alone: no `end` where the object broke, neither where it turned out to be no text.
     """
 
     slot: int
@@ -161,12 +161,11 @@ class TaskSource:
     def _slot_blocks(self, number: int, slot: Slot) -> Iterator[ReadBlock]:
         uri, entries = self._uri(slot), 0
         last: Block | None = None
-        text = text_format(uri, self._read)
         cut: TextRange | None = None
-        if text is not None and self._readable(slot, text):
-            cut = self._range(slot, text)
-        relative = self._relative(slot, cut)
+        broken = relative = False
         try:
+            cut = self._cut(slot)
+            relative = self._relative(slot, cut)
             for block in self._blocks_of(number, slot, cut):
                 last = block
                 if cut is not None and cut.begin is not None:
@@ -176,12 +175,23 @@ class TaskSource:
                 if slot.shard.index in self._skipped:
                     break
         except _COSTS_ONE_OBJECT as error:
-            reached = behind(last) if last else Position(uri, record=slot.resume.record if slot.resume else 0)
+            reached = behind(last) if last else self._first(slot)
             failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
             entries += 1
             yield ReadBlock(Block(reached, failures=(failure,)), number, last=True)
-            cut = None
-        self._told(number, slot, entries, cut, relative=relative)
+            broken = True
+        self._told(ShardEnd(number, entries, relative=relative), slot, cut, broken=broken)
+
+    def _cut(self, slot: Slot) -> TextRange | None:
+        """A text's range; None for what is read otherwise."""
+        text = text_format(self._uri(slot), self._read)
+        return self._range(slot, text) if text is not None and self._readable(slot, text) else None
+
+    def _first(self, slot: Slot) -> Position:
+        """Where a slot begins, as far as that is known before anything of it was read."""
+        if slot.resume is not None:
+            return Position(self._uri(slot), record=slot.resume.record)
+        return self._begin(slot) or Position(self._uri(slot), byte=slot.shard.start)
 
     @staticmethod
     def _relative(slot: Slot, cut: TextRange | None) -> bool:
@@ -190,16 +200,17 @@ class TaskSource:
             return slot.resume.relative
         return bool(slot.shard.number) and cut is not None and cut.begin is None
 
-    def _told(self, number: int, slot: Slot, entries: int, cut: TextRange | None, *, relative: bool) -> None:
-        shard = slot.shard
-        if cut is None or cut.begin is None or cut.end is None:
-            self.ended.append(ShardEnd(number, entries))
+    def _told(self, end: ShardEnd, slot: Slot, cut: TextRange | None, *, broken: bool) -> None:
+        if cut is None or cut.begin is None:
+            self.ended.append(end)
             return
-        begin, end = Spot.of(cut.begin), Spot.of(cut.end)
-        if not relative:
-            # The next range, when it is read here, need not guess.
-            self._begins[shard.index, shard.number + 1] = end
-        self.ended.append(ShardEnd(number, entries, begin, end, relative))
+        end = replace(end, begin=Spot.of(cut.begin))
+        if cut.end is not None and not broken:
+            end = replace(end, end=Spot.of(cut.end))
+            if not end.relative:
+                # The next range, when it is read here, need not guess.
+                self._begins[slot.shard.index, slot.shard.number + 1] = Spot.of(cut.end)
+        self.ended.append(end)
 
     def _readable(self, slot: Slot, text: TextFormat) -> bool:
         """Whether the object is text, for a range that is not its first and would not see."""

@@ -98,8 +98,11 @@ class Worker:
         self._progress.append(progress)
         tasks = [work.plan.tasks[number] for number in assignment.tasks]
         checkpoints = {} if assignment.replaces else self._ledger.checkpoints(assignment.tasks)
+        settings = work.settings
+        if assignment.keep_all:
+            settings = replace(settings, tasks=replace(settings.tasks, checkpoint_s=0.0))
         self._run = TaskRun(
-            replace(work, progress=progress, replaces=assignment.replaces),
+            replace(work, settings=settings, progress=progress, replaces=assignment.replaces),
             tasks,
             self._predictor,
             begins=assignment.begins,
