@@ -1,17 +1,25 @@
 """What a transform makes of stores, disks, objects and models that fail: nothing is lost, and what is told is true."""
 
 import gzip
+import os
 import random
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from headrace.storage import draft, objects
 from integration.command import headrace
-from integration.transforming import ECHO, outputs
+from integration.hooked_model import SPEC, Hooked
+from integration.transforming import ECHO, failed, leftovers, outputs, run
 from servers.faulty_proxy import FaultyProxy
 
-MODEL = str(Path(__file__).parent / "killed_model.py")
+MODEL = str(Path(__file__).parent / "weighted_model.py")
 
 
 def rows(count: int, seed: int) -> bytes:
@@ -101,10 +109,7 @@ def test_a_store_that_fails_a_fifth_of_all_requests_costs_nothing(
             environ=proxy.environ(s3_server.environ),
         )  # fmt: skip
     assert done.code == 3, done.out[-2_000:] + done.err
-    expected = {
-        name: data.replace(f"{tmp_path}/in/".encode(), f"{bucket.uri}/in/".encode())
-        for name, data in outputs(tmp_path / "out").items()
-    }
+    expected = moved(outputs(tmp_path / "out"), f"{tmp_path}/in/", f"{bucket.uri}/in/")
     assert bucket.contents("out") == expected
     counts = ("records_in", "rows_out", "rows_failed", "objects_done", "objects_broken", "failures")
     assert {c: done.report[c] for c in counts} == {c: undisturbed.report[c] for c in counts}
@@ -116,7 +121,7 @@ def test_a_store_that_fails_a_fifth_of_all_requests_costs_nothing(
         "lost",
     }
     assert {fault for method, fault in proxy.spoilt if method == "PUT"} == {"500", "503", "reset", "lost"}
-    assert proxy.spoilt.total() > 40
+    assert proxy.spoilt.total() > 20
 
 
 @pytest.mark.s3
@@ -139,3 +144,240 @@ def test_a_large_output_is_put_together_of_segments_and_uploaded_in_parts_throug
     assert not bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
     listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix="out/_headrace/drafts/")
     assert not listed.get("Contents")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_store_that_stays_away_ends_the_run_in_time_and_resuming_completes_it(
+    tmp_path, s3_server, bucket, workers
+):
+    files = make_source(tmp_path / "in", small=10)
+    undisturbed = headrace("transform", f"{tmp_path}/in/", tmp_path / "out", *words())
+    bucket.fill("in", files)
+    with FaultyProxy(s3_server.endpoint, share=0.0, seed=0) as proxy:
+        environ = proxy.environ(s3_server.environ)
+        proxy.away_after = 45
+        began_s = time.monotonic()
+        broken = headrace(
+            "transform", f"{bucket.uri}/in/", f"{bucket.uri}/out",
+            *words("--workers", workers, "--checkpoint-s", "0", "--retry-s", "1"), environ=environ,
+        )  # fmt: skip
+        assert time.monotonic() - began_s < 10
+        assert broken.code == 1, broken.out
+        assert broken.lines[-1]["type"] == "UnavailableError"
+        assert re.search(
+            rf"{bucket.uri}/\S+: (reading|writing|listing) still fails after \d+ attempts over 1\.\d s",
+            broken.lines[-1]["message"],
+        )
+        proxy.away_after = None
+        before = bucket.contents("out")
+        resumed = headrace(
+            "transform", f"{bucket.uri}/in/", f"{bucket.uri}/out", *words("--workers", workers, "--resume"),
+            environ=environ,
+        )  # fmt: skip
+    assert resumed.code == 3, resumed.out[-2_000:] + resumed.err
+    expected = moved(outputs(tmp_path / "out"), f"{tmp_path}/in/", f"{bucket.uri}/in/")
+    assert bucket.contents("out") == expected
+    assert before.items() <= expected.items()
+    assert resumed.report["records_in"] == undisturbed.report["records_in"]
+    assert resumed.report["resumed"]
+
+
+def moved(contents: dict[str, bytes], source: str, to: str) -> dict[str, bytes]:
+    """Outputs of one source as they are of another: its name is in failed records."""
+    return {name: data.replace(source.encode(), to.encode()) for name, data in contents.items()}
+
+
+# A disk that is full
+
+
+def whole(output: Path, expected: dict[str, bytes]) -> None:
+    """All that readers see is whole, and is what an undisturbed run writes."""
+    for name, data in outputs(output).items():
+        if not Path(name).name.startswith("."):
+            assert data == expected[name], name
+
+
+@pytest.mark.parametrize(("workers", "task_bytes"), [("1", "1m"), ("1", "60k"), ("2", "60k")])
+def test_a_file_that_must_not_grow_ends_the_run_and_resuming_completes_it(tmp_path, task_bytes, workers):
+    """The kernel refuses to write: the error names the file, and nothing half-written has an output's name."""
+    make_source(tmp_path / "in", small=10)
+    more = ["--task-bytes", task_bytes, "--workers", workers]
+    done = headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more))
+    assert done.code == 3
+    expected = outputs(tmp_path / "undisturbed")
+    output = tmp_path / "out"
+
+    full = run(f"{tmp_path}/in/", output, *words(*more), file_kib_max=100)
+    assert full.code == 1, full.out
+    error = full.lines[-1]
+    assert error["type"] == "StorageError"
+    assert re.match(rf"{output}/\S+: File too large", error["message"])
+    assert "Traceback" not in full.err
+    whole(output, expected)
+    assert not (output / "large.csv.out").exists()
+    assert not (output / "_report.json").exists()
+
+    resumed = run(f"{tmp_path}/in/", output, *words(*more, "--resume"))
+    assert resumed.code == 3, resumed.err
+    assert outputs(output) == expected
+    assert leftovers(output) == []
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_disk_that_is_full_ends_the_run_and_resuming_with_room_completes_it(tmp_path, workers):
+    make_source(tmp_path / "in", small=10)
+    more = ["--workers", workers]
+    assert headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more)).code == 3
+    expected = outputs(tmp_path / "undisturbed")
+    with tiny_disk(tmp_path / "disk", kib=450) as grow:
+        output = tmp_path / "disk" / "out"
+        full = run(f"{tmp_path}/in/", output, *words(*more))
+        assert full.code == 1, full.out
+        assert full.lines[-1]["type"] == "StorageError"
+        assert re.match(rf"{output}/\S+: No space left on device", full.lines[-1]["message"])
+        assert "Traceback" not in full.err
+        whole(output, expected)
+        assert not (output / "_report.json").exists()
+        # Still full: nothing is lost by trying.
+        assert run(f"{tmp_path}/in/", output, *words(*more, "--resume")).code == 1
+        whole(output, expected)
+        grow(50_000)
+        resumed = run(f"{tmp_path}/in/", output, *words(*more, "--resume"))
+        assert resumed.code == 3, resumed.err
+        assert outputs(output) == expected
+        assert leftovers(output) == []
+
+
+@contextmanager
+def tiny_disk(folder: Path, *, kib: int) -> Iterator[Callable[[int], None]]:
+    """A file system of so many KiB; what is given makes it larger. Skips where this user may not mount one."""
+    folder.mkdir()
+
+    def mount(*more: str) -> int:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", *more, "tmpfs", str(folder)], capture_output=True, check=False
+        )
+        return done.returncode
+
+    if os.geteuid() or shutil.which("mount") is None or mount("-o", f"size={kib}k"):
+        pytest.skip("only root may mount a small file system")
+    try:
+        yield lambda more_kib: assert_zero(mount("-o", f"remount,size={more_kib}k"))
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def assert_zero(code: int) -> None:
+    assert code == 0
+
+
+# A run that stops by itself
+
+
+@pytest.mark.parametrize("batch_rows", ["50", "500"])
+def test_a_run_that_too_many_failures_end_goes_on_where_it_was(tmp_path, batch_rows):
+    """The batch that ends it is written already: what is kept must be up to its end, not up to the one before."""
+    make_source(tmp_path / "in", small=10)
+    more = ["--task-bytes", "1m", "--batch-rows", batch_rows]
+    undisturbed = headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more))
+    assert undisturbed.code == 3
+    expected = outputs(tmp_path / "undisturbed")
+    for most in (40, 80, 120):
+        stopped = headrace(
+            "transform",
+            f"{tmp_path}/in/",
+            tmp_path / "out",
+            *words(*more, "--resume", "--max-failed", str(most)),
+        )
+        assert stopped.code == 1
+        assert stopped.lines[-1]["type"] == "TooManyFailuresError"
+        assert f"failed_rows_max is {most}" in stopped.lines[-1]["message"]
+        whole(tmp_path / "out", expected)
+    resumed = headrace("transform", f"{tmp_path}/in/", tmp_path / "out", *words(*more, "--resume"))
+    assert resumed.code == 3, resumed.out
+    assert outputs(tmp_path / "out") == expected
+    assert leftovers(tmp_path / "out") == []
+    # The work was kept, not done again.
+    assert resumed.report["model_calls"] < undisturbed.report["model_calls"] / 2
+
+
+# Objects that vanish or change
+
+
+def double_rows(first: int, count: int) -> bytes:
+    return b"".join(b"%d,1\n" % row for row in range(first, first + count))
+
+
+@pytest.mark.parametrize("task_bytes", ["20k", "1m"])
+@pytest.mark.parametrize("what", ["vanishes", "changes", "is cut"])
+def test_an_object_that_does_not_stay_costs_itself(tmp_path, monkeypatch, task_bytes, what):
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in range(6):
+        (source / f"{number}.csv").write_bytes(double_rows(number * 10_000, 9_000))
+    victim = source / "4.csv"
+
+    def before_call(call: int) -> None:
+        if call == 3 and what == "vanishes":
+            victim.unlink()
+        elif call == 3 and what == "changes":
+            victim.write_bytes(double_rows(1, 9_000))
+        elif call == 3:
+            os.truncate(victim, 30_000)
+
+    monkeypatch.setattr(Hooked, "before_call", staticmethod(before_call))
+    output = tmp_path / "out"
+    done = headrace(
+        "transform", f"{source}/", output, "--model", SPEC, "--task-bytes", task_bytes,
+        "--prefetch-bytes", "1k", "--json",
+    )  # fmt: skip
+    assert done.code == 1, done.out
+    assert done.report["objects_broken"] == len(failed(output / "4.csv.out.failed"))
+    for number in (0, 1, 2, 3, 5):
+        expected = b"".join(
+            b"%.1f\n" % (2.0 * row) for row in range(number * 10_000, number * 10_000 + 9_000)
+        )
+        assert (output / f"{number}.csv.out").read_bytes() == expected
+        assert not (output / f"{number}.csv.out.failed").exists()
+    first, *_ = failed(output / "4.csv.out.failed")
+    assert (first["kind"], first["object"]) == ("object", str(victim))
+    assert ("no such file" if what == "vanishes" else "is another file now") in first["reason"]
+    assert set(outputs(output)) == {*(f"{n}.csv.out" for n in range(6)), "4.csv.out.failed"}
+    # What was read of it before is its beginning.
+    rows_out = (output / "4.csv.out").read_bytes().splitlines()
+    assert rows_out == [b"%.1f" % (2.0 * row) for row in range(40_000, 40_000 + len(rows_out))]
+    assert leftovers(output) == []
+
+
+def test_an_object_that_was_away_for_a_while_ends_where_it_broke(tmp_path, monkeypatch):
+    """Ranges behind the one that could not be read are whole, but would stand in the wrong place."""
+    source = tmp_path / "in"
+    source.mkdir()
+    data = double_rows(10_000, 60_000)
+    (source / "a.csv").write_bytes(data)
+
+    def before_call(call: int) -> None:
+        if call == 10:
+            (source / "a.csv").rename(tmp_path / "away")
+        elif call == 40:
+            (tmp_path / "away").rename(source / "a.csv")
+
+    monkeypatch.setattr(Hooked, "before_call", staticmethod(before_call))
+    output = tmp_path / "out"
+    done = headrace(
+        "transform", f"{source}/", output, "--model", SPEC, "--task-bytes", "20k",
+        "--prefetch-bytes", "1k", "--json",
+    )  # fmt: skip
+    assert done.code == 1, done.out
+    assert done.report["objects_broken"] == 1
+    found = (output / "a.csv.out").read_bytes().splitlines()
+    assert 5_000 < len(found) < 50_000
+    assert found == [b"%.1f" % (2.0 * row) for row in range(10_000, 10_000 + len(found))]
+    (line,) = failed(output / "a.csv.out.failed")
+    assert line["kind"] == "object"
+    assert line["record"] == line["output_row"] == len(found) == done.report["rows_out"]
+    assert line["byte"] == len(b"".join(data.splitlines(keepends=True)[: len(found)]))
+    assert line["line"] == 1 + len(found)
+    assert done.report["tasks"] > 20
+    assert leftovers(output) == []

@@ -3,14 +3,15 @@
 import http.client
 import random
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle
 from typing import Self
 from urllib.parse import urlsplit
 
 ANSWERS_IN_S = 30.0
-FAULTS = ("500", "503", "reset", "cut", "lost")
-"""An answer of that status without asking the server; no answer; half of one; or one that is lost after it was done."""
+FAULTS = ("500", "503", "reset", "lost", "cut")
+"""An answer of that status without asking the server; no answer; one that is lost after it was done; half of one (to a GET)."""
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -21,17 +22,18 @@ class _Quiet(ThreadingHTTPServer):
 class FaultyProxy:
     """In front of the server at `endpoint`. While `share` is more than 0, so much of all requests is spoilt.
 
-    Which request is spoilt, and how, depends on the seed and on the requests before it. `spoilt` counts what was done
-    to whom: (method, fault). While `away` is set nobody is answered at all.
+    Which requests are spoilt depends on the seed and on those before; each method meets the faults in turn. `spoilt` counts what was done
+    to whom: (method, fault). Once so many requests as `away_after` has have passed, nobody is answered at all.
     """
 
     def __init__(self, endpoint: str, *, share: float, seed: int) -> None:
         self.share = share
-        self.away = threading.Event()
+        self.away_after: int | None = None
         self.spoilt: Counter[tuple[str, str]] = Counter()
         self.passed = 0
         self._upstream = urlsplit(endpoint).netloc
         self._random = random.Random(seed)
+        self._faults = defaultdict(lambda: cycle(FAULTS[:-1]), GET=cycle(FAULTS))
         self._lock = threading.Lock()
         self._server = _Quiet(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -55,11 +57,11 @@ class FaultyProxy:
 
     def _fault(self, method: str) -> str:
         with self._lock:
-            if self.away.is_set():
+            if self.away_after is not None and self.passed >= self.away_after:
                 return "reset"
-            fault = self._random.choice(FAULTS) if self._random.random() < self.share else ""
-            if fault == "cut" and method != "GET":
-                fault = "lost"
+            fault = ""
+            if self._random.random() < self.share:
+                fault = next(self._faults[method])
             if fault:
                 self.spoilt[method, fault] += 1
             else:
@@ -71,6 +73,7 @@ class FaultyProxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
                 fault = proxy._fault(self.command)

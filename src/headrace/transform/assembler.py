@@ -6,8 +6,11 @@ Decides nothing about how tasks are done; is told of each, and says which ranges
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from headrace.core.errors import NotFoundError
+from headrace.pipeline.ledger import Counts
+from headrace.storage.draft import Kept, discard
 from headrace.transform.assemble import bases, publish_object
 from headrace.transform.ledger import ShardRecord, Spot, TaskRecord, TransformLedger
 from headrace.transform.plan import TransformPlan
@@ -69,6 +72,7 @@ class Assembler:
         records = _from_first(shards)
         if bases(records)[1] is not None:
             return
+        records, left = self._cut_off(records)
         failed = any(r.counts.rows_failed or r.counts.objects_broken for r in records)
         withheld = withholds(self._settings, failed=failed)
         planned = self._plan.objects[index]
@@ -77,7 +81,26 @@ class Assembler:
         except NotFoundError:
             if index not in self._ledger.assembled():
                 raise
+        for kept in left:
+            discard(self._ledger.store, kept)
         self._assembled.add(index)
+
+    def _cut_off(self, records: list[ShardRecord]) -> tuple[list[ShardRecord], list[Kept]]:
+        """The shards of an object that ends where it broke, and the drafts of what is behind that.
+
+        Ranges behind may have been read before it broke, or not; either way nothing of them is counted or written.
+        """
+        broken = next((r.number for r in records if r.counts.objects_broken), len(records))
+        left: list[Kept] = []
+        for record in records[broken + 1 :]:
+            number = self._task_of[record.index, record.number]
+            nothing = ShardRecord(record.index, record.number, Counts(), 0)
+            task = self._ledger.task(number)
+            if task is not None and record != nothing:
+                self._ledger.replace_task(replace(task, shards=(nothing,)))
+            self._shards[record.index][record.number] = nothing
+            left += [part.kept for part in (record.out, record.failed) if part is not None]
+        return _from_first(self._shards[records[0].index]), left
 
     def wrong(self) -> dict[int, tuple[tuple[int, int], Spot]]:
         """The tasks to do again, by number: which range each is, and where it really begins.

@@ -33,7 +33,7 @@ def receive(connection: Connection) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Tasks to do, by number, and where some of their ranges are known to begin.
+    """Tasks to do, by number, and where some of their ranges are known to begin; `keep_all`: with a checkpoint a batch.
 
     `observed_since_s`: the worker is to tell what it observes, counted from then; None: it need not look.
     """
@@ -41,6 +41,7 @@ class Assignment:
     tasks: tuple[int, ...]
     begins: Mapping[tuple[int, int], Spot] = field(default_factory=dict[tuple[int, int], Spot])
     replaces: bool = False
+    keep_all: bool = False
     observed_since_s: float | None = None
 
     def to_json(self) -> Message:
@@ -50,6 +51,7 @@ class Assignment:
             "tasks": list(self.tasks),
             "begins": begins,
             "replaces": self.replaces,
+            "keep_all": self.keep_all,
             "observed_since_s": self.observed_since_s,
         }
 
@@ -57,7 +59,8 @@ class Assignment:
     def from_json(cls, data: Mapping[str, Any]) -> "Assignment":
         """Read back."""
         begins = {(b[0], b[1]): Spot(*b[2:]) for b in data["begins"]}
-        return cls(tuple(data["tasks"]), begins, data["replaces"], data.get("observed_since_s"))
+        more = data["keep_all"], data.get("observed_since_s")
+        return cls(tuple(data["tasks"]), begins, data["replaces"], *more)
 
 
 @dataclass(frozen=True, slots=True)

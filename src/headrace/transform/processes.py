@@ -41,7 +41,9 @@ ASSIGNED_TASKS_MAX: Final = 8
 ASSIGNMENTS_AIM: Final = 4
 """How many assignments each worker should get, so that none is left with much to do at the end."""
 DEATHS_MAX: Final = 2
-"""A task that was being done when this many workers died is what kills them."""
+"""A task that was being done when this many workers died is what kills them, and is left out."""
+LEFT_OUT_MAX: Final = 3
+"""A model that so many tasks kill is not killed by what is in them."""
 _WAIT_S: Final = 0.5
 _STOP_S: Final = 30.0
 """How long a worker may take to end once it is told to."""
@@ -85,6 +87,8 @@ class ProcessRunner:
         self._gone: list[Tally] = []
         """Of the workers that died."""
         self._deaths: dict[int, int] = {}
+        self._left_out: list[str] = []
+        """What is said of the tasks that kill workers."""
         self._unloaded = 0
         """Workers that died before they had loaded the model."""
         self._draining = False
@@ -141,7 +145,10 @@ class ProcessRunner:
         begins: Mapping[tuple[int, int], Spot],
         checkpoints: Mapping[int, Checkpoint],
     ) -> bool:
-        """See `Runner.run`. Checkpoints are read by the workers themselves, from the ledger."""
+        """See `Runner.run`. Checkpoints are read by the workers themselves, from the ledger.
+
+        A task that kills workers is left out; once all others are done, it raises InstanceLostError.
+        """
         del checkpoints
         left = deque(task.number for task in tasks)
         wanted = frozenset(left)
@@ -156,6 +163,8 @@ class ProcessRunner:
             add_up(work.progress, self._tallies(), before)
             work.on_batch(None)
             self._assign(work, left, begins)
+        if self._left_out and not self._draining:
+            raise self._lost()
         return not left and all(work.ledger.task(number) is not None for number in wanted)
 
     def _tallies(self) -> list[Tally]:
@@ -246,14 +255,16 @@ class ProcessRunner:
         for worker in self._workers:
             if not left or self._draining or worker.assigned or not worker.ready:
                 continue
-            # A task that a worker died of is tried by itself, so that it is known.
-            alone = self._deaths.get(left[0], 0) > 0
+            # A task that a worker died of is tried by itself, so that it is known, and where in it.
+            alone = left[0] in self._deaths
             worker.assigned = tuple(left.popleft() for _ in range(1 if alone else min(size, len(left))))
             shards = [s for number in worker.assigned for s in work.plan.tasks[number].shards]
             keys = {(s.index, s.number) for s in shards} & begins.keys()
             known = {key: begins[key] for key in keys}
             since_s = work.observation.began_s if work.observation is not None else None
-            order = Assignment(worker.assigned, known, work.replaces, since_s)
+            order = Assignment(
+                worker.assigned, known, work.replaces, keep_all=alone, observed_since_s=since_s
+            )
             try:
                 send(worker.connection, {"do": order.to_json()})
             except OSError:
@@ -268,24 +279,40 @@ class ProcessRunner:
         _log.warning("worker died", extra={"status": code, "tasks": undone})
         self._workers.remove(worker)
         self._gone.append(worker.tally)
-        if undone:
-            self._blame(undone[0], work, code)
-        elif not worker.ready:
+        if undone and self._kills(undone[0], work, code):
+            undone = undone[1:]
+        elif not undone and not worker.ready:
             self._unloaded += 1
             if self._unloaded >= DEATHS_MAX:
                 raise ModelLoadError(self._model, f"its workers end with status {code} while they load it")
         left.extendleft(reversed(undone))
         self._workers.append(self._spawn())
 
-    def _blame(self, task: int, work: Work, code: int) -> None:
+    def _kills(self, task: int, work: Work, code: int) -> bool:
+        """Whether it is this task that kills workers; raises InstanceLostError when too many do."""
         self._deaths[task] = self._deaths.get(task, 0) + 1
         if self._deaths[task] < DEATHS_MAX:
-            return
-        shards = work.plan.tasks[task].shards
-        names = ", ".join(work.plan.objects[shard.index].info.uri for shard in shards[:3])
-        more = f" and {len(shards) - 3} more" if len(shards) > 3 else ""
-        raise InstanceLostError(
+            return False
+        self._left_out.append(f"with status {code} {_place(task, work)}")
+        if len(self._left_out) >= LEFT_OUT_MAX:
+            raise self._lost()
+        return True
+
+    def _lost(self) -> InstanceLostError:
+        return InstanceLostError(
             self._model,
-            f"{DEATHS_MAX} workers died (the last with status {code}) at task {task}: {names}{more}. What is finished "
-            "stays: find out what kills the model there, then --resume",
+            f"its workers died, each time that it was tried, {'; '.join(self._left_out)}. What is finished stays: find "
+            "out what kills the model there, then --resume",
         )
+
+
+def _place(task: int, work: Work) -> str:
+    """How far a task has come whose every batch was kept."""
+    checkpoint = next(iter(work.ledger.checkpoints([task]).values()), None)
+    shard = work.plan.tasks[task].shards[len(checkpoint.done) if checkpoint else 0]
+    uri = work.plan.objects[shard.index].info.uri
+    if checkpoint is None or not checkpoint.entries:
+        part = "" if shard.whole else f" (from about byte {shard.start:,} on)"
+        return f"at the first records of {uri}{part}, or soon behind them"
+    since = f" of its range from about byte {shard.start:,} on" if checkpoint.relative else ""
+    return f"at record {checkpoint.record:,}{since} of {uri}, or soon behind it"

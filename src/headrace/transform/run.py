@@ -4,7 +4,7 @@ Arrives: a source, a destination, a runner whose model is loaded. Leaves: output
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -191,7 +191,7 @@ class Transform:
         assert self.plan is not None, "opened before"
         assembler = Assembler(self._ledger, self.plan, self._settings, self._records.values())
         checkpoints = self._ledger.checkpoints() if self._resumed else {}
-        self._begin_progress(self.plan, checkpoints)
+        self._begin_progress(self.plan, checkpoints.values())
 
         def on_task(record: TaskRecord) -> None:
             self._records[record.task] = record
@@ -248,12 +248,12 @@ class Transform:
             self._ledger.learn(learned)
         return learned
 
-    def _begin_progress(self, plan: TransformPlan, checkpoints: Mapping[int, Checkpoint]) -> None:
+    def _begin_progress(self, plan: TransformPlan, checkpoints: Collection[Checkpoint]) -> None:
         progress = self.progress
-        counts = [s.counts for r in self._records.values() for s in r.shards]
-        for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
-            counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
-        total = sum_counts(counts)
+        under_way = [c for c in checkpoints if c.task not in self._records]
+        shards = [s for r in self._records.values() for s in r.shards]
+        shards += [s for c in under_way for s in c.done]
+        total = sum_counts([*(s.counts for s in shards), *(c.counts for c in under_way)])
         progress.records = total.records_in
         progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
         progress.objects_broken = total.objects_broken

@@ -6,7 +6,7 @@ that are read here, and a `ShardEnd` for each. An object that breaks costs the r
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
@@ -54,7 +54,7 @@ class Slot:
 class ShardEnd:
     """A shard was read to its end: `entries` of it came, records and failures.
 
-    `begin` and `end` are told of ranges alone; both are None where the object turned out to be no text.
+    `begin` and `end` are told of ranges alone: no `end` where the object broke, neither where it turned out to be no text.
     """
 
     slot: int
@@ -163,7 +163,7 @@ class TaskSource:
         uri, entries = self._uri(slot), 0
         last: Block | None = None
         cut: TextRange | None = None
-        relative = False
+        broken = relative = False
         try:
             cut = self._range(slot)
             relative = self._relative(slot, cut)
@@ -178,13 +178,18 @@ class TaskSource:
                 entries += block.records
                 yield ReadBlock(block, number)
         except _COSTS_ONE_OBJECT as error:
-            before = slot.resume.position(uri) if slot.resume else Position(uri)
-            reached = behind(last) if last else before
+            reached = behind(last) if last else self._first(slot)
             failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
             entries += 1
             yield ReadBlock(Block(reached, failures=(failure,)), number, last=True)
-            cut = None
-        self._told(number, slot, entries, cut, relative=relative)
+            broken = True
+        self._told(ShardEnd(number, entries, relative=relative), slot, cut, broken=broken)
+
+    def _first(self, slot: Slot) -> Position:
+        """Where a slot begins, as far as that is known before anything of it was read."""
+        if slot.resume is not None:
+            return slot.resume.position(self._uri(slot))
+        return self._begin(slot) or Position(self._uri(slot), byte=slot.shard.start)
 
     @staticmethod
     def _relative(slot: Slot, cut: TextRange | None) -> bool:
@@ -193,16 +198,17 @@ class TaskSource:
             return slot.resume.relative
         return bool(slot.shard.number) and cut is not None and cut.begin is None
 
-    def _told(self, number: int, slot: Slot, entries: int, cut: TextRange | None, *, relative: bool) -> None:
-        shard = slot.shard
-        if cut is None or cut.begin is None or cut.end is None:
-            self.ended.append(ShardEnd(number, entries))
+    def _told(self, end: ShardEnd, slot: Slot, cut: TextRange | None, *, broken: bool) -> None:
+        if cut is None or cut.begin is None:
+            self.ended.append(end)
             return
-        begin, end = Spot.of(cut.begin), Spot.of(cut.end)
-        if not relative:
-            # The next range, when it is read here, need not guess.
-            self._begins[shard.index, shard.number + 1] = end
-        self.ended.append(ShardEnd(number, entries, begin, end, relative))
+        end = replace(end, begin=Spot.of(cut.begin))
+        if cut.end is not None and not broken:
+            end = replace(end, end=Spot.of(cut.end))
+            if not end.relative:
+                # The next range, when it is read here, need not guess.
+                self._begins[slot.shard.index, slot.shard.number + 1] = Spot.of(cut.end)
+        self.ended.append(end)
 
     def _range(self, slot: Slot) -> TextRange | None:
         """The slot as a range of a text; None where its object is none."""

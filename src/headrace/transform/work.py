@@ -153,7 +153,7 @@ class TaskRun:
             self._sink.checkpoint(last)
 
     def _salvage(self, last: ScoredBatch | None) -> None:
-        """The tasks broke: keep what was delivered and written."""
+        """The tasks broke: keep what was delivered, unless it was the delivery that broke."""
         try:
             self._keep(last)
         except HeadraceError:

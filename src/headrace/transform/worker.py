@@ -103,8 +103,17 @@ class Worker:
         since_s = assignment.observed_since_s
         self._observation = None if since_s is None else Observation(since_s)
         checkpoints = {} if assignment.replaces else self._ledger.checkpoints(assignment.tasks)
+        settings = work.settings
+        if assignment.keep_all:
+            settings = replace(settings, tasks=replace(settings.tasks, checkpoint_s=0.0))
         self._run = TaskRun(
-            replace(work, progress=progress, replaces=assignment.replaces, observation=self._observation),
+            replace(
+                work,
+                settings=settings,
+                progress=progress,
+                replaces=assignment.replaces,
+                observation=self._observation,
+            ),
             tasks,
             self._predictor,
             begins=assignment.begins,
