@@ -55,5 +55,6 @@ def test_each_batch_is_told_once_and_now_and_then(tmp_path):
 def test_an_assignment_says_since_when_to_observe():
     for since_s in (None, 12.5):
         assert (
-            Assignment.from_json(Assignment((1,), {}, False, since_s).to_json()).observed_since_s == since_s
+            Assignment.from_json(Assignment((1,), observed_since_s=since_s).to_json()).observed_since_s
+            == since_s
         )

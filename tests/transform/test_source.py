@@ -130,7 +130,7 @@ def test_what_is_no_text_fails_once_however_it_is_cut(stores):
     source = source_of(stores, ranges())
     assert [(r[0], r[4]) for r in read_all(source)] == [(0, FailureKind.OBJECT)]
     assert [(e.entries, e.begin, e.end) for e in source.ended] == [
-        (1, None, None),
+        (1, Spot(0, 0, 1), None),
         (0, None, None),
         (0, None, None),
     ]

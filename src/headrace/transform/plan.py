@@ -52,6 +52,11 @@ class Shard:
         """Whether it is all of its object."""
         return self.of == 1
 
+    @property
+    def ends_object(self) -> bool:
+        """Whether nothing of its object is behind it."""
+        return self.number == self.of - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

@@ -257,11 +257,11 @@ class Transform:
         progress.records = total.records_in
         progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
         progress.objects_broken = total.objects_broken
-        progress.objects_total = sum(len(task.shards) for task in plan.tasks)
+        progress.objects_total = len(plan.objects)
         progress.bytes_total = plan.nbytes
         done = [shard for number in self._records for shard in plan.tasks[number].shards]
         sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.of for s in done]
-        progress.begin(objects_before=len(done), bytes_before=sum(sizes))
+        progress.begin(objects_before=sum(s.ends_object for s in done), bytes_before=sum(sizes))
 
     def _check_so_far(self, _: ScoredBatch | None) -> None:
         self._check_failures(self.progress.rows_failed, self.progress.records, at_end=False)

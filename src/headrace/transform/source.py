@@ -130,7 +130,7 @@ class TaskSource:
         for number, slot in enumerate(self._slots):
             self.reading = number
             yield from self._slot_blocks(number, slot)
-            self.objects_read += 1
+            self.objects_read += slot.shard.ends_object
             if slot.ends_task:
                 yield ReadBlock(Block(Position(self._uri(slot))), number, ends_batch=True)
 
