@@ -339,7 +339,7 @@ def test_members_that_hold_no_records_are_no_empty_source():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("readme", "its name does not tell what is in it; say --format"),
+        ("readme", "its name does not tell what is in it; say --format (of a transform: --split)"),
         ("inner.tar", "it is an archive within an archive"),
         ("inner.tgz", "it is an archive within an archive"),
         ("inner.tar.gz", "it is an archive within an archive"),

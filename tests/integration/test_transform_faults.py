@@ -381,3 +381,70 @@ def test_an_object_that_was_away_for_a_while_ends_where_it_broke(tmp_path, monke
     assert line["line"] == 1 + len(found)
     assert done.report["tasks"] > 20
     assert leftovers(output) == []
+
+
+# A model that dies
+
+
+POISONED = """
+import os
+from headrace import Model, TensorSpec
+
+class Poisoned(Model):
+    max_batch_rows = 100
+    inputs = (TensorSpec("x", "FP64", (-1, 2)),)
+
+    def predict(self, x):
+        if (x[:, 1] == 666).any():
+            os._exit(66)
+        return x[:, 0] * 2
+"""
+
+
+def test_an_object_that_kills_every_worker_is_named_and_the_others_are_done(tmp_path):
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for number in range(30):
+        rows = double_rows(number * 10_000, 1_000)
+        if number == 13:
+            rows = rows.replace(b"130777,1", b"130777,666")
+        (source / f"{number:02d}.csv").write_bytes(rows)
+    (source / "large.csv").write_bytes(double_rows(0, 20_000).replace(b"\n9999,1\n", b"\n9999,666\n"))
+    model = tmp_path / "poisoned.py"
+    model.write_text(POISONED)
+    given = [f"{source}/", output, "--model", model, "--task-bytes", "20k", "--workers", "2", "--json"]
+
+    done = run(*given)
+    assert done.code == 1, done.out
+    error = done.lines[-1]
+    assert error["type"] == "InstanceLostError"
+    places = re.findall(
+        r"with status 66 at record ([\d,]+)(?: of its range from about byte ([\d,]+) on)? of (\S+),",
+        error["message"],
+    )
+    named = {Path(uri).name: int(record.replace(",", "")) for record, start, uri in places}
+    assert named.keys() == {"13.csv", "large.csv"}, error["message"]
+    # Where the batch begins that killed them, or one or two before.
+    assert 500 <= named["13.csv"] <= 777
+    assert "Traceback" not in done.err
+    found = outputs(output)
+    expected = {
+        f"{number:02d}.csv.out": b"".join(
+            b"%.1f\n" % (2.0 * row) for row in range(number * 10_000, number * 10_000 + 1_000)
+        )
+        for number in range(30)
+    }
+    # What is behind it in its task is not there either: an object is done by one worker, and this task is left out.
+    alone = {name for name in expected if name not in found and name > "13"}
+    assert alone <= {"13.csv.out", "14.csv.out", "15.csv.out"}
+    assert {name: found.get(name) for name in expected if name not in alone} == {
+        name: data for name, data in expected.items() if name not in alone
+    }
+    assert found.keys() & {"13.csv.out", "large.csv.out"} == set()
+
+    # Resuming is safe as long as the model dies, and completes once it does not.
+    assert run(*given, "--resume").code == 1
+    assert outputs(output) == found
+    model.write_text(POISONED.replace("os._exit(66)", "pass"))
+    refused = run(*given, "--resume")
+    assert (refused.code, refused.lines[-1]["type"]) == (1, "ResumeRefusedError")

@@ -150,7 +150,7 @@ def test_lines_go_to_the_one_input_as_they_stand():
 
 
 def test_lines_are_no_numbers():
-    with pytest.raises(ModelInputError, match=r"input 'x' takes FP32, but a line is text: .*--format csv"):
+    with pytest.raises(ModelInputError, match=r"input 'x' takes FP32, but a line is text: .*--format .*csv"):
         mapper(NUMBERS, read=ReadOptions(format="line")).decode(block_of("1,2"))
 
 

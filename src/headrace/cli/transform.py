@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,17 +28,18 @@ from headrace.cli.transform_options import (
     INPUT_OPTIONS,
     OUTPUT_OPTIONS,
     WORK_OPTIONS,
+    in_options_words,
     predictor_options_from,
     spec_from,
     workers_from,
 )
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.progress import Progress
 from headrace.storage.resolve import Stores
-from headrace.transform.retry import Retry
-from headrace.transform.run import IfExists
-from headrace.transform.spec import TransformSpec
+from headrace.transforms.retry import Retry
+from headrace.transforms.run import IfExists
+from headrace.transforms.spec import TransformSpec
 
 _EPILOG = """\b
 Examples:
@@ -179,8 +181,18 @@ def retry_failed_command(destination: str, **given: Any) -> None:
     raise SystemExit(code)
 
 
+def _spec(given: Mapping[str, Any]) -> TransformSpec:
+    """The spec; what is wrong with the options alone is wrong usage, and is told in their words."""
+    try:
+        return spec_from(given, given["spec_file"])
+    except ConfigError as error:
+        if given["spec_file"] is not None:
+            raise
+        raise click.UsageError(in_options_words(str(error))) from error
+
+
 def _transform(places: tuple[str, ...], given: dict[str, Any]) -> int:
-    spec = spec_from(given, given["spec_file"])
+    spec = _spec(given)
     source, destination = _places(places, spec)
     model = given["model"] or (None if given["endpoint"] else spec.model)
     if (model is None) == (given["endpoint"] is None):

@@ -4,6 +4,7 @@ Options are the words of a spec file's ``headrace`` table, so that both mean the
 command line counts.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -21,10 +22,10 @@ from headrace.cli.options import (
 )
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path_grammar import SliceEnd
-from headrace.transform.document import read_document
-from headrace.transform.media_types import COMPRESSIONS, SPLITS
-from headrace.transform.settings import Accept, Assemble, DataType, Join, OnError
-from headrace.transform.spec import OWN_TABLE, TransformSpec, spec_of
+from headrace.transforms.document import read_document
+from headrace.transforms.media_types import COMPRESSIONS, SPLITS
+from headrace.transforms.settings import Accept, Assemble, DataType, Join, OnError
+from headrace.transforms.spec import OWN_TABLE, TransformSpec, spec_of
 
 _COUNT = click.IntRange(min=1)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -115,9 +116,19 @@ _WORDS: Final = [
 ]
 
 
+_COMMAND_LINE: Final = "the command line"
+_OPTION: Final = re.compile(rf"\b{OWN_TABLE}\.({'|'.join(_WORDS)})\b")
+
+
+def in_options_words(message: str) -> str:
+    """What is wrong with a spec that options alone make, with the options' names."""
+    said = message.removeprefix(f"{_COMMAND_LINE}: ")
+    return _OPTION.sub(lambda word: "--" + word[1].replace("_", "-"), said)
+
+
 def spec_from(given: Mapping[str, Any], spec_file: str | None) -> TransformSpec:
     """The spec that options make, with a spec file's words where they say nothing. Raises ConfigError."""
-    name = spec_file or "the command line"
+    name = spec_file or _COMMAND_LINE
     document: dict[str, Any] = {} if spec_file is None else _read(spec_file)
     own = document.get(OWN_TABLE, {})
     if isinstance(own, dict):

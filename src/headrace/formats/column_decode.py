@@ -32,7 +32,7 @@ class ColumnDecoder:
             raise ModelInputError(
                 model,
                 f"input {spec.name!r} takes text or bytes, but the {column} column is numbers: for encoded files as "
-                "they stand choose --format whole",
+                "they stand choose --format whole (of a transform: --split none)",
             )
         self._scale = scale if column == "image" and self._dtype.kind == "f" else 1.0
         self._is_image = column == "image"

@@ -173,8 +173,8 @@ def unreadable(uri: str, options: ReadOptions) -> str:
         return ""
     *others, last = get_args(FormatName)
     return (
-        f"{uri}: its name does not tell what is in it; say so with --format ({', '.join(others)} or {last}), "
-        "or leave it out of the source"
+        f"{uri}: its name does not tell what is in it; say so with --format ({', '.join(others)} or {last}; of a "
+        "transform: --split or --content-type), or leave it out of the source"
     )
 
 
@@ -346,7 +346,7 @@ def _member_blocks(
     if layers.is_tar:
         refused = "it is an archive within an archive, which is not read; unpack it first, or leave it out"
     elif kind is None:
-        refused = "its name does not tell what is in it; say --format, or choose members with --members"
+        refused = "its name does not tell what is in it; say --format (of a transform: --split), or choose members with --members"
     elif kind == "parquet":
         refused = _PARQUET
     if refused or kind is None:

@@ -98,7 +98,7 @@ class Mapper:
         if kind not in _FILTERED and not self._filter.is_root:
             raise ConfigError(
                 f"the input filter {self._filter.text} selects of CSV and JSON records, but {block.first.object} "
-                f"is read as {kind}: leave the filter out, or say what the records are with --format"
+                f"is read as {kind}: leave the filter out, or say what the records are with --format (of a transform: --split)"
             )
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
@@ -183,7 +183,7 @@ class Mapper:
             raise ModelInputError(
                 self._metadata.name,
                 f"input {spec.name!r} takes {spec.datatype}, but a line is text: for numbers in lines choose "
-                "--format csv or jsonl",
+                "--format (of a transform: --split) csv or jsonl",
             )
         as_text = self._metadata.bytes_as != "bytes"
         return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec))
