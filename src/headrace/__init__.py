@@ -28,14 +28,19 @@ from headrace.core import (
 if TYPE_CHECKING:
     from headrace.app.streaming import PredictorOptions as PredictorOptions
     from headrace.app.streaming import open_run, run, run_sync, stream
+    from headrace.app.transforming import Workers as Workers
+    from headrace.app.transforming import retry_failed, transform, transform_sync
     from headrace.formats.read import ReadOptions
     from headrace.pipeline.report import Report
     from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+    from headrace.transforms.report import TransformReport
+    from headrace.transforms.settings import FailurePolicy, TaskSettings, TransformOutput, TransformSettings
 
 __version__ = "0.1.0.dev0"
 
 # What does work is loaded at first use, so that a model file's `import headrace` costs next to nothing.
 _LAZY = {
+    "FailurePolicy": "headrace.transforms.settings",
     "FlowSettings": "headrace.pipeline.settings",
     "MappingOptions": "headrace.pipeline.settings",
     "OutputSettings": "headrace.pipeline.settings",
@@ -43,16 +48,25 @@ _LAZY = {
     "ReadOptions": "headrace.formats.read",
     "Report": "headrace.pipeline.report",
     "StreamSettings": "headrace.pipeline.settings",
+    "TaskSettings": "headrace.transforms.settings",
+    "TransformOutput": "headrace.transforms.settings",
+    "TransformReport": "headrace.transforms.report",
+    "TransformSettings": "headrace.transforms.settings",
+    "Workers": "headrace.app.transforming",
     "open_run": "headrace.app.streaming",
+    "retry_failed": "headrace.app.transforming",
     "run": "headrace.app.streaming",
     "run_sync": "headrace.app.streaming",
     "stream": "headrace.app.streaming",
+    "transform": "headrace.app.transforming",
+    "transform_sync": "headrace.app.transforming",
 }
 
 __all__ = [
     "Block",
     "Failure",
     "FailureKind",
+    "FailurePolicy",
     "FlowSettings",
     "HeadraceError",
     "InferRequest",
@@ -68,13 +82,21 @@ __all__ = [
     "Report",
     "RowError",
     "StreamSettings",
+    "TaskSettings",
     "Tensor",
     "TensorSpec",
+    "TransformOutput",
+    "TransformReport",
+    "TransformSettings",
+    "Workers",
     "current_call",
     "open_run",
+    "retry_failed",
     "run",
     "run_sync",
     "stream",
+    "transform",
+    "transform_sync",
 ]
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from headrace.app.transforming import Workers, open_transform, transform_sync
 from headrace.core.errors import TooManyFailuresError
-from headrace.transform.settings import FailurePolicy, TaskSettings, TransformSettings
+from headrace.transforms.settings import FailurePolicy, TaskSettings, TransformSettings
 from integration.command import headrace
-from transform.page_reader import Element, read_page
+from transforms.page_reader import Element, read_page
 
 _MODEL = "integration.hooked_model:Hooked"
 _ROWS = 300

@@ -169,7 +169,7 @@ def test_where_the_kernel_cannot_copy_it_is_done_by_hand(tmp_path, monkeypatch, 
     assert store.get(f"{tmp_path}/k") == (b"0123456789" * 3)[3:28] + b"01"
     os.truncate(f"{tmp_path}/d", 20)
     with pytest.raises(StorageError, match="has 20 bytes, 30 were kept"):
-        open_draft(store, f"{tmp_path}/e", kept)
+        open_draft(store, f"{tmp_path}/e", kept.whole)
 
 
 def test_a_disk_that_fails_in_copying_is_told(tmp_path, monkeypatch):
@@ -182,7 +182,7 @@ def test_a_disk_that_fails_in_copying_is_told(tmp_path, monkeypatch):
     kept = draft.keep()
     monkeypatch.setattr(os, "copy_file_range", fail)
     with pytest.raises(StorageError, match="No space left"):
-        open_draft(store, f"{tmp_path}/e", kept)
+        open_draft(store, f"{tmp_path}/e", kept.whole)
 
 
 def test_a_draft_that_is_gone_is_told(place):

@@ -17,17 +17,17 @@ from headrace.core.predictor import Predictor
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
-from headrace.transform.ledger import TransformLedger
-from headrace.transform.observation import Observation
-from headrace.transform.plan import TransformPlan, make_plan
-from headrace.transform.probe import Seen, first_records
-from headrace.transform.processes import ProcessRunner
-from headrace.transform.report import TransformReport
-from headrace.transform.retry import Retry, finished_identity
-from headrace.transform.run import IfExists, Transform
-from headrace.transform.runner import InProcessRunner
-from headrace.transform.settings import TransformSettings, settings_of
-from headrace.transform.worker import Worker
+from headrace.transforms.ledger import TransformLedger
+from headrace.transforms.observation import Observation
+from headrace.transforms.plan import TransformPlan, make_plan
+from headrace.transforms.probe import Seen, first_records
+from headrace.transforms.processes import ProcessRunner
+from headrace.transforms.report import TransformReport
+from headrace.transforms.retry import Retry, finished_identity
+from headrace.transforms.run import IfExists, Transform
+from headrace.transforms.runner import InProcessRunner
+from headrace.transforms.settings import TransformSettings, settings_of
+from headrace.transforms.worker import Worker
 
 Isolation = Literal["thread", "process"]
 

@@ -22,6 +22,7 @@ Style = Literal["bar", "lines", "json", "none"]
 
 _INTERVAL_S: dict[Style, float] = {"bar": 0.2, "lines": 5.0, "json": 1.0, "none": 3600.0}
 _LISTING = "listing the source"
+_NAMES_SHOWN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Look:
     rows_failed: int
     rows_per_s: float
     instance_busy_share: float
+    reading: tuple[str, ...] = ()
+    """The objects that are being read, where that is told."""
 
 
 class Display:
@@ -68,11 +71,12 @@ class Display:
                 TextColumn("{task.fields[rate]} rows/s"),
                 TextColumn("busy {task.fields[busy]}{task.fields[eta]}"),
                 TimeRemainingColumn(compact=True),
+                TextColumn("[dim]{task.fields[reading]}[/]"),
                 console=self._console,
                 expand=True,
             )
             self._bar.add_task(
-                "", total=None, done=_LISTING, records="0", failed="", rate="0", busy="0%", eta=""
+                "", total=None, done=_LISTING, records="0", failed="", rate="0", busy="0%", eta="", reading=""
             )
             self._bar.start()
         self._thread.start()
@@ -103,6 +107,7 @@ class Display:
             rows_failed=counters.rows_failed,
             rows_per_s=round(rate, 1),
             instance_busy_share=round(self._statistics().busy_share, 3),
+            reading=tuple(self._reading()) if self._reading else (),
         )
 
     def _show(self) -> None:
@@ -122,15 +127,25 @@ class Display:
                 busy=f"{look.instance_busy_share:.0%}",
                 failed=f" [red]{look.rows_failed:,} failed[/]" if look.rows_failed else "",
                 eta=" ETA" if look.bytes_total else "",
+                reading=_objects(look),
             )
         elif self._style == "lines":
             self._console.print(
                 f"{_done(look, ' of ')}, {look.records:,} records, "
                 f"{look.rows_per_s:,.0f} rows/s, {look.rows_failed:,} failed, "
-                f"instances busy {look.instance_busy_share:.0%}",
+                f"instances busy {look.instance_busy_share:.0%}{_objects(look)}",
                 highlight=False,
                 soft_wrap=True,  # a line is a line, wherever it is read
             )
+
+
+def _objects(look: Look) -> str:
+    """How many objects are done, and the last part of the name of what is being read."""
+    if not look.reading:
+        return ""
+    names = ", ".join(uri.rsplit("/", 1)[-1] for uri in look.reading[:_NAMES_SHOWN])
+    more = ", …" if len(look.reading) > _NAMES_SHOWN else ""
+    return f"  {look.objects_read:,}/{look.objects_total:,} {names}{more}"
 
 
 def _done(look: Look, of: str, *, percent: bool = False) -> str:

@@ -37,9 +37,9 @@ from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.progress import Progress
 from headrace.storage.resolve import Stores
-from headrace.transform.retry import Retry
-from headrace.transform.run import IfExists
-from headrace.transform.spec import TransformSpec
+from headrace.transforms.retry import Retry
+from headrace.transforms.run import IfExists
+from headrace.transforms.spec import TransformSpec
 
 _EPILOG = """\b
 Examples:

@@ -9,9 +9,9 @@ import orjson
 from headrace.app.transforming import DryRun
 from headrace.cli.ending import INTERRUPTED, broken_line, one_line
 from headrace.pipeline.progress import Progress
-from headrace.transform.probe import Seen
-from headrace.transform.report import TransformReport
-from headrace.transform.settings import TransformSettings
+from headrace.transforms.probe import Seen
+from headrace.transforms.report import TransformReport
+from headrace.transforms.settings import TransformSettings
 
 _OBJECTS_SHOWN: Final = 5
 _TEXT_SHOWN: Final = 100

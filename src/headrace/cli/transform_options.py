@@ -22,10 +22,10 @@ from headrace.cli.options import (
 )
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path_grammar import SliceEnd
-from headrace.transform.document import read_document
-from headrace.transform.media_types import COMPRESSIONS, SPLITS
-from headrace.transform.settings import Accept, Assemble, DataType, Join, OnError
-from headrace.transform.spec import OWN_TABLE, TransformSpec, spec_of
+from headrace.transforms.document import read_document
+from headrace.transforms.media_types import COMPRESSIONS, SPLITS
+from headrace.transforms.settings import Accept, Assemble, DataType, Join, OnError
+from headrace.transforms.spec import OWN_TABLE, TransformSpec, spec_of
 
 _COUNT = click.IntRange(min=1)
 _POSITIVE = click.FloatRange(min=0, min_open=True)

@@ -1,0 +1,432 @@
+"""The record of what a transform has done, beside its output: what makes ``--resume`` exact, and the counts provable.
+
+Everything is small objects below ``DEST/_headrace/``, each written whole:
+
+============================== =====================================================================
+``run.json``                   what is run: source, model's fingerprint, settings
+``plan.jsonl``                 which objects, with size and ETag, and what their outputs are called
+``learned.json``               what the first records decided: how many columns, the shape of a row
+``task-00012.json``            task 12 is done: each shard's bounds and counts, and where its output is
+``task-00012.checkpoint.json`` task 12 is under way: the same, of what is kept so far
+``object-00007.json``          an object of several shards is put together
+``retried-00007.json``         failed records of an object were tried again: what its counts are now
+``drafts/``                    outputs under way
+``report.json``                the run is finished: its counts
+============================== =====================================================================
+
+A task's record is created if absent: whoever finishes a task second, after a retry or by speculation, changes nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Self
+
+import orjson
+
+from headrace.core.block import Position
+from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
+from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, changes
+from headrace.storage.contract import ObjectInfo, Store
+from headrace.storage.draft import Kept, KeptRange, assemble, discard, is_whole
+from headrace.transforms.plan import PlannedObject
+
+VERSION: Final = 1
+KIND: Final = "transform"
+DRAFTS: Final = "drafts/"
+_CHECKPOINT: Final = ".checkpoint.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in an object: where a shard begins or ends. `record` and `line` count from `Shard`'s own begin, or the object's."""
+
+    byte: int
+    record: int
+    line: int
+
+    @classmethod
+    def of(cls, position: Position) -> "Spot":
+        """Of a position in an object that is no archive."""
+        return cls(position.byte, position.record, position.line)
+
+    def position(self, uri: str) -> Position:
+        """In the object `uri`."""
+        return Position(uri, record=self.record, line=self.line, byte=self.byte)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A shard that is done.
+
+    `begin` and `end` are told of ranges: each one's `end` is the next one's `begin`, or one of them was cut wrong.
+    `relative`: positions in its failures count from its own begin, and so do their places in the output. `out` and
+    `failed` are where its output is kept; None where it is published (a whole object's) or empty.
+    """
+
+    index: int
+    number: int
+    counts: Counts
+    out_bytes: int
+    begin: Spot | None = None
+    end: Spot | None = None
+    relative: bool = False
+    begin_bytes: int = 0
+    """What of the output stands before the first record: a header, unless a range before it here had one."""
+    out: KeptRange | None = None
+    failed: KeptRange | None = None
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many records failed, by reason."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ShardRecord":
+        """Read back."""
+        return cls(
+            index=data["index"],
+            number=data["number"],
+            counts=Counts(**data["counts"]),
+            out_bytes=data["out_bytes"],
+            begin=_maybe(Spot, data["begin"]),
+            end=_maybe(Spot, data["end"]),
+            relative=data["relative"],
+            begin_bytes=data["begin_bytes"],
+            out=_kept(data["out"]),
+            failed=_kept(data["failed"]),
+            failures=data["failures"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task that is done: its shards', in order. `busy_s` and `elapsed_s` are of the process that did it."""
+
+    task: int
+    attempt: str
+    shards: tuple[ShardRecord, ...]
+    elapsed_s: float = 0.0
+
+    def to_json(self) -> bytes:
+        """Versioned, with sorted keys."""
+        return _dump(asdict(self) | {"v": VERSION})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read back; LedgerError for another version."""
+        data = _versioned(text)
+        shards = tuple(map(ShardRecord.from_json, data["shards"]))
+        return cls(data["task"], data["attempt"], shards, data["elapsed_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A task under way: the shards that are done, and how far the next one is.
+
+    `entries` of it are delivered, up to `member` and `record`; `line` and `byte` are told as a `Cursor` tells them. `begin` is
+    where it began; `out` and `failed` hold its output so far.
+    """
+
+    task: int
+    done: tuple[ShardRecord, ...]
+    entries: int = 0
+    record: int = 0
+    line: int = 1
+    byte: int = 0
+    counts: Counts = field(default_factory=Counts)
+    begin: Spot | None = None
+    relative: bool = False
+    member_byte: int = 0
+    member: str | None = None
+    begin_bytes: int = 0
+    out: KeptRange | None = None
+    failed: KeptRange | None = None
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def position(self, uri: str) -> Position:
+        """Of the first record that is not delivered, in the object `uri`."""
+        return Position(uri, self.member, self.record, self.line, self.byte, self.member_byte)
+
+    def to_json(self) -> bytes:
+        """Versioned, with sorted keys."""
+        return _dump(asdict(self) | {"v": VERSION})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read back; LedgerError for another version."""
+        data = _versioned(text)
+        del data["v"]
+        data["done"] = tuple(map(ShardRecord.from_json, data["done"]))
+        data["counts"] = Counts(**data["counts"])
+        data["begin"] = _maybe(Spot, data["begin"])
+        data["out"], data["failed"] = _kept(data["out"]), _kept(data["failed"])
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class RetriedObject:
+    """An object of which failed records were tried again: `rows` of them are predicted by now.
+
+    `out_bytes` is what its output has now, `failures` why the others still fail. `out` and `failed` are what is to be
+    published; None once it is.
+    """
+
+    index: int
+    rows: int
+    out_bytes: int
+    failures: Mapping[str, int]
+    out: Kept | None = None
+    failed: Kept | None = None
+
+    def to_json(self) -> bytes:
+        """Versioned, with sorted keys."""
+        return _dump(asdict(self) | {"v": VERSION})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read back; LedgerError for another version."""
+        data = _versioned(text)
+        del data["v"]
+        data["out"], data["failed"] = _maybe(Kept, data["out"]), _maybe(Kept, data["failed"])
+        return cls(**data)
+
+
+def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
+    """Of each shard of one object, how much of its output's begin the object has already: all but the first one's."""
+    found: list[int] = []
+    begun = False
+    for shard in shards:
+        found.append(shard.begin_bytes if begun else 0)
+        begun = begun or shard.begin_bytes > 0
+    return found
+
+
+def _maybe(kind: Any, data: Mapping[str, Any] | None) -> Any:
+    return None if data is None else kind(**data)
+
+
+def _kept(data: Mapping[str, Any] | None) -> KeptRange | None:
+    return None if data is None else KeptRange(Kept(**data["kept"]), data["start"], data["stop"])
+
+
+class TransformLedger:
+    """Reads and writes the records of one destination. Safe from several processes at once, one thread each."""
+
+    def __init__(self, store: Store, destination: str) -> None:
+        self.store = store
+        self.destination = destination
+        self._base = f"{destination}{LEDGER_FOLDER}/"
+
+    def uri(self, name: str) -> str:
+        """Where something of the ledger is."""
+        return self._base + name
+
+    def draft_uri(self, name: str) -> str:
+        """Where a draft is."""
+        return self.uri(DRAFTS + name)
+
+    # The run
+
+    def begin(self, identity: Mapping[str, Any], objects: Sequence[PlannedObject]) -> None:
+        """Open a new run. The plan goes first: a run is there only with its plan."""
+        lines = (orjson.dumps(asdict(o.info) | {"output": o.output}) for o in objects)
+        self.store.put(self.uri("plan.jsonl"), b"\n".join(lines) + b"\n")
+        self._create("run.json", _dump(dict(identity) | {"v": VERSION, "kind": KIND}))
+
+    def identity(self) -> dict[str, Any] | None:
+        """What run is here, or None. LedgerError when it is no transform's."""
+        found = self._get("run.json")
+        if found is None:
+            return None
+        data = _versioned(found)
+        if data.get("kind") != KIND:
+            raise LedgerError(
+                f"{self.uri('run.json')}: this is the output of headrace stream; choose another destination"
+            )
+        return data
+
+    def check_identity(self, identity: Mapping[str, Any]) -> None:
+        """Raise ResumeRefusedError, naming what differs, unless this is the run that was begun here."""
+        wanted: dict[str, Any] = orjson.loads(_dump(identity))
+        found = list(changes(self.identity() or {}, wanted))
+        if found:
+            raise ResumeRefusedError(
+                f"{self.uri('run.json')}: this is another run ({'; '.join(found)}). Resume with what it was begun "
+                "with, or start anew with --overwrite"
+            )
+
+    def objects(self) -> list[PlannedObject]:
+        """The plan's objects; none of a run that is being deleted."""
+        found: list[PlannedObject] = []
+        for line in (self._get("plan.jsonl") or b"").splitlines():
+            data = orjson.loads(line)
+            output = data.pop("output")
+            found.append(PlannedObject(ObjectInfo(**data), output))
+        return found
+
+    def learn(self, learned: Mapping[str, Any]) -> None:
+        """Keep what the first records decided."""
+        self.store.put(self.uri("learned.json"), _dump(learned))
+
+    def learned(self) -> dict[str, Any] | None:
+        """What the first records decided; None when they were not looked at yet."""
+        found = self._get("learned.json")
+        return None if found is None else orjson.loads(found)
+
+    # Tasks
+
+    def commit_task(self, record: TaskRecord) -> bool:
+        """A task is done. False when somebody else had finished it before: then what they wrote stands."""
+        name = f"task-{record.task:05d}"
+        try:
+            self.store.put_if_absent(self.uri(f"{name}.json"), record.to_json())
+        except AlreadyExistsError:
+            return False
+        self.store.delete(self.uri(name + _CHECKPOINT))
+        return True
+
+    def replace_task(self, record: TaskRecord) -> None:
+        """A task was done again, because its bounds had been guessed wrong."""
+        self.store.put(self.uri(f"task-{record.task:05d}.json"), record.to_json())
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """A task is under way, so far."""
+        self.store.put(self.uri(f"task-{checkpoint.task:05d}{_CHECKPOINT}"), checkpoint.to_json())
+
+    def tasks(self) -> dict[int, TaskRecord]:
+        """Every task that is done."""
+        return {r.task: r for r in map(TaskRecord.from_json, self._records("task-", checkpoints=False))}
+
+    def forget_lost(self, records: Mapping[int, TaskRecord], *, assembled: Iterable[int]) -> set[int]:
+        """Forget the tasks of which a kept output is gone, as a power cut may leave it; their numbers.
+
+        Outputs of objects that are `assembled` are gone rightly.
+        """
+        done = frozenset(assembled)
+        lost = {
+            record.task
+            for record in records.values()
+            for shard in record.shards
+            for part in (shard.out, shard.failed)
+            if part is not None and shard.index not in done and not is_whole(self.store, part.kept)
+        }
+        for number in lost:
+            self.store.delete(self.uri(f"task-{number:05d}.json"))
+        return lost
+
+    def task(self, number: int) -> TaskRecord | None:
+        """One task's record, when it is done."""
+        found = self._get(f"task-{number:05d}.json")
+        return None if found is None else TaskRecord.from_json(found)
+
+    def checkpoints(self, tasks: Iterable[int] | None = None) -> dict[int, Checkpoint]:
+        """Every task that is under way, or those of `tasks` that are."""
+        if tasks is None:
+            texts = list(self._records("task-", checkpoints=True))
+        else:
+            found = (self._get(f"task-{number:05d}.checkpoint.json") for number in tasks)
+            texts = [text for text in found if text is not None]
+        return {c.task: c for c in map(Checkpoint.from_json, texts)}
+
+    def _records(self, prefix: str, *, checkpoints: bool) -> Iterator[bytes]:
+        for info in self.store.list(self.uri(prefix)):
+            if info.uri.endswith(_CHECKPOINT) == checkpoints:
+                yield self.store.get(info.uri)
+
+    # Objects of several shards
+
+    def commit_object(self, index: int) -> None:
+        """An object's shards are put together and published."""
+        self.store.put(self.uri(f"object-{index:05d}.json"), _dump({"v": VERSION, "index": index}))
+
+    def assembled(self) -> set[int]:
+        """The objects that were put together."""
+        prefix = self.uri("object-")
+        return {int(i.uri.removeprefix(prefix).removesuffix(".json")) for i in self.store.list(prefix)}
+
+    def forget_object(self, index: int) -> None:
+        """An object is done again: what was put together, or merged into it, counts no more."""
+        self.store.delete(self.uri(f"object-{index:05d}.json"))
+        self.store.delete(self.uri(f"retried-{index:05d}.json"))
+
+    # Failed records that were tried again
+
+    def commit_retried(self, record: "RetriedObject") -> None:
+        """An object's failed records were tried again; its new output is written, and only needs publishing."""
+        self.store.put(self.uri(f"retried-{record.index:05d}.json"), record.to_json())
+
+    def publish_retried(self, record: "RetriedObject", planned: PlannedObject) -> None:
+        """Publish what `commit_retried` told of, if that is still to be done."""
+        if record.out is None:
+            return
+        parts = [record.out.whole] if record.out.nbytes else []
+        name = f"retry-{record.index:05d}-copy"
+        assemble(self.store, parts, self.draft_uri(f"{name}.out"), self.destination + planned.output)
+        if record.failed is None:
+            self.store.delete(self.destination + planned.failed)
+        else:
+            parts = [record.failed.whole]
+            uri = self.destination + planned.failed
+            assemble(self.store, parts, self.draft_uri(f"{name}.failed"), uri)
+        self.commit_retried(replace(record, out=None, failed=None))
+        for kept in (record.out, record.failed):
+            if kept is not None:
+                discard(self.store, kept)
+
+    def retried(self) -> "dict[int, RetriedObject]":
+        """The objects whose failed records were tried again."""
+        records = (
+            RetriedObject.from_json(self.store.get(i.uri)) for i in self.store.list(self.uri("retried-"))
+        )
+        return {record.index: record for record in records}
+
+    # The end
+
+    def finish(self, report: Mapping[str, Any]) -> None:
+        """The run is complete: drafts and checkpoints go, and the report stays."""
+        for info in (*self.store.list(self.uri(DRAFTS)), *self.store.list(self.uri("task-"))):
+            if info.uri.endswith(_CHECKPOINT) or info.uri.startswith(self.uri(DRAFTS)):
+                self.store.delete(info.uri)
+        self.store.put(self.uri("report.json"), _dump(report))
+
+    def finished(self) -> dict[str, Any] | None:
+        """The report of a finished run."""
+        found = self._get("report.json")
+        return None if found is None else orjson.loads(found)
+
+    def abandon(self) -> None:
+        """Its output is about to be deleted: from here on nothing can resume it, and it can only be deleted."""
+        self.store.put(self.uri("run.json"), _dump({"v": VERSION, "kind": KIND}))
+
+    def delete(self) -> None:
+        """Forget the run. What tells that there is one goes last, so that no new run finds what is left of it."""
+        last = [self.uri("plan.jsonl"), self.uri("run.json")]
+        for info in list(self.store.list(self._base)):
+            if info.uri not in last:
+                self.store.delete(info.uri)
+        for uri in last:
+            self.store.delete(uri)
+
+    def _get(self, name: str) -> bytes | None:
+        found = next(iter(self.store.list(self.uri(name))), None)
+        return None if found is None or found.uri != self.uri(name) else self.store.get(found.uri)
+
+    def _create(self, name: str, data: bytes) -> None:
+        try:
+            self.store.put_if_absent(self.uri(name), data)
+        except AlreadyExistsError as error:
+            raise LedgerError(
+                f"{self.uri(name)} was written by another process: two transforms are working on the same "
+                "destination. Stop one of them, then --resume"
+            ) from error
+
+
+def _versioned(text: bytes) -> dict[str, Any]:
+    data: dict[str, Any] = orjson.loads(text)
+    if data.get("v") != VERSION:
+        raise LedgerError(
+            f"the ledger says version {data.get('v')}, this headrace writes {VERSION}: finish the run with the version "
+            "that began it, or start anew with --overwrite"
+        )
+    return data
+
+
+def _dump(data: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)

@@ -1,0 +1,87 @@
+"""Records that were tried again, merged back into their object's output, each where its prediction would have stood.
+
+Arrives: an object's failed records, and what came of those that were tried. Leaves: its new output and failed records as
+drafts, so that both can be published, and published again, whatever happens in between.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from headrace.core.block import Failure, Position
+from headrace.formats.failures import FailedRecord, failed_record_line
+from headrace.storage.contract import Store
+from headrace.storage.draft import Draft
+from headrace.transforms.retry_source import Retried
+
+_COPY_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A record that is predicted now: the bytes that its output gains."""
+
+    record: FailedRecord
+    text: bytes
+
+
+Outcome = Recovered | FailedRecord
+
+
+def in_place(retried: Retried, recovered: Sequence[Recovered], failed: Sequence[Failure]) -> list[Outcome]:
+    """All of an object's failed records with what became of them, in the object's order.
+
+    `failed` are those that were tried and failed again; their `position.record` is their number among the tried.
+    """
+    found: dict[Position, Outcome] = {one.record.failure.position: one for one in recovered}
+    for failure in failed:
+        before = retried.tried[failure.position.record]
+        again = replace(
+            before.failure,
+            kind=failure.kind,
+            why=failure.why,
+            attempts=before.failure.attempts + failure.attempts,
+        )
+        found[before.failure.position] = replace(before, failure=again)
+    return [found.get(record.failure.position, record) for record in retried.all]
+
+
+def write_merged(
+    store: Store, uri: str, outcomes: Iterable[Outcome], out: Draft, failed: Draft, *, header: bytes
+) -> None:
+    """Write the output at `uri` with what was recovered, and the failed records that are left with their new places.
+
+    `header` is what the output begins with once it has a record, as it may already.
+    """
+    size = store.head(uri).size_bytes or 0
+    at = gained_bytes = gained_rows = 0
+    if not size:
+        out.write(header)
+        gained_bytes = len(header)
+        header = b""
+    for outcome in outcomes:
+        if isinstance(outcome, FailedRecord):
+            moved = replace(
+                outcome,
+                output_row=outcome.output_row + gained_rows,
+                output_byte=outcome.output_byte + gained_bytes,
+            )
+            failed.write(failed_record_line(moved))
+            continue
+        # A record that failed before any was predicted did so before the header was written.
+        place = max(outcome.record.output_byte, len(header))
+        for piece in _pieces(store, uri, at, place):
+            out.write(piece)
+        at = place
+        out.write(outcome.text)
+        gained_bytes += len(outcome.text)
+        gained_rows += 1
+    for piece in _pieces(store, uri, at, size):
+        out.write(piece)
+
+
+def _pieces(store: Store, uri: str, start: int, stop: int) -> Iterator[bytes]:
+    while start < stop:
+        piece = store.get_range(uri, start, min(_COPY_BYTES, stop - start))
+        yield piece
+        start += len(piece)

@@ -1,0 +1,229 @@
+"""The ``headrace`` table of a spec file: what the vendor has no words for, and plainer words for the rest.
+
+Read here is what one field by itself can be, as in `headrace.transforms.vendor`; settings check what they are made of.
+"""
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Final, TypeVar, get_args
+
+from headrace.core.errors import ConfigError
+from headrace.formats.contract import AudioChannels
+from headrace.formats.json_path_grammar import SliceEnd
+from headrace.formats.pixels import ImageMode
+from headrace.storage.uri import parse
+from headrace.transforms.document import Table, shown
+from headrace.transforms.media_types import COMPRESSIONS, SPLITS, accept_of, kind_of
+from headrace.transforms.settings import Accept, Assemble, DataType, Join, OnError
+
+W = TypeVar("W", bound=str)
+
+_COUNT: Final = re.compile(r"\d{1,15}", re.ASCII)
+_SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", re.ASCII)
+_IMAGE_EDGE_PX_MAX: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWords:
+    """What the table says, each field None (or empty) where it does not; sizes in bytes, `accept` already resolved."""
+
+    model: str | None
+    source: str | None
+    output: str | None
+    job_name: str | None
+    instances: int | None
+    max_concurrent: int | None
+    timeout_s: float | None
+    retries: int | None
+    strict: bool | None
+    data_type: DataType | None
+    content_type: str | None
+    split: str | None
+    compression: str | None
+    members: tuple[str, ...] | None
+    header: str | None
+    delimiter: str | None
+    record_bytes_max: int | None
+    image_size: tuple[int, int] | None
+    image_mode: ImageMode | None
+    image_scale: float | None
+    window_ms: float | None
+    hop_ms: float | None
+    sample_rate_hz: int | None
+    audio_channels: AudioChannels | None
+    every_frames: int | None
+    every_ms: float | None
+    columns: tuple[str, ...] | tuple[int, ...] | None
+    text_column: str | int | None
+    whole_records: bool | None
+    input_filter: str | None
+    output_filter: str | None
+    slice_end: SliceEnd | None
+    join: Join | None
+    accept: Accept | None
+    assemble: Assemble | None
+    output_header: bool | None
+    on_error: OnError | None
+    max_failed: tuple[int | None, float | None]
+    batch_rows: int | None
+    batch_bytes: int | None
+    prefetch_bytes: int | None
+    task_bytes: int | None
+    task_objects: int | None
+    checkpoint_s: float | None
+
+    def said(self, *names: str) -> frozenset[str]:
+        """Which of these fields the table says."""
+        return frozenset(name for name in names if getattr(self, name) is not None)
+
+
+WORDS: Final = tuple(each.name for each in fields(OwnWords))
+"""Every field that the table may have."""
+_LEAST: Final = 1e-6
+"""The least of what must be more than nothing: a millionth of a millisecond, or of a pixel's value."""
+
+
+def read_own_words(table: Table) -> OwnWords:
+    """What a ``headrace`` table says. ConfigError for what is of a wrong type or cannot be."""
+    return OwnWords(
+        model=table.text("model"),
+        source=_place(table, "source"),
+        output=_place(table, "output"),
+        job_name=table.text("job_name"),
+        instances=table.whole("instances", 1),
+        max_concurrent=table.whole("max_concurrent", 1),
+        timeout_s=table.number("timeout_s", _LEAST),
+        retries=table.whole("retries", 0),
+        strict=table.flag("strict"),
+        data_type=_one_of(table, "data_type", get_args(DataType)),
+        content_type=_content_type(table),
+        split=_one_of(table, "split", SPLITS),
+        compression=_one_of(table, "compression", COMPRESSIONS),
+        members=table.texts("members"),
+        header=_one_of(table, "header", ("none", "drop", "names")),
+        delimiter=_delimiter(table),
+        record_bytes_max=table.size_bytes("record_bytes_max"),
+        image_size=_image_size(table),
+        image_mode=_one_of(table, "image_mode", get_args(ImageMode)),
+        image_scale=table.number("image_scale", _LEAST),
+        window_ms=table.number("window_ms", _LEAST),
+        hop_ms=table.number("hop_ms", _LEAST),
+        sample_rate_hz=table.whole("sample_rate_hz", 1),
+        audio_channels=_one_of(table, "audio_channels", get_args(AudioChannels)),
+        every_frames=table.whole("every_frames", 1),
+        every_ms=table.number("every_ms", _LEAST),
+        columns=_columns(table),
+        text_column=_text_column(table),
+        whole_records=table.flag("whole_records"),
+        input_filter=table.text("input_filter"),
+        output_filter=table.text("output_filter"),
+        slice_end=_one_of(table, "slice_end", get_args(SliceEnd)),
+        join=_one_of(table, "join", get_args(Join)),
+        accept=_accept(table),
+        assemble=_one_of(table, "assemble", get_args(Assemble)),
+        output_header=table.flag("output_header"),
+        on_error=_one_of(table, "on_error", get_args(OnError)),
+        max_failed=_max_failed(table),
+        batch_rows=table.whole("batch_rows", 1),
+        batch_bytes=table.size_bytes("batch_bytes"),
+        prefetch_bytes=table.size_bytes("prefetch_bytes"),
+        task_bytes=table.size_bytes("task_bytes"),
+        task_objects=table.whole("task_objects", 1),
+        checkpoint_s=table.number("checkpoint_s", 0),
+    )
+
+
+def parse_max_failed(text: str) -> tuple[int | None, float | None]:
+    """``"100"`` is a count and ``"1%"`` a share: (failed_rows_max, failed_share_max), of which one is None.
+
+    ConfigError for what is neither.
+    """
+    if _COUNT.fullmatch(text.strip()):
+        return int(text), None
+    share = _SHARE.fullmatch(text.strip())
+    if share is None or float(share[1]) > 100:
+        raise ConfigError(
+            f"{shown(text)} is neither a count of failed records such as 100, nor a share such as 1%"
+        )
+    return None, float(share[1]) / 100
+
+
+def _max_failed(table: Table) -> tuple[int | None, float | None]:
+    value = table.values.get("max_failed")
+    if value is None:
+        return None, None
+    if not isinstance(value, str):
+        return table.whole("max_failed", 0), None
+    try:
+        return parse_max_failed(value)
+    except ConfigError as error:
+        raise table.wrong("max_failed", str(error)) from error
+
+
+def _one_of(table: Table, key: str, words: tuple[W, ...]) -> W | None:
+    return table.word(key, dict(zip(words, words, strict=True)))
+
+
+def _place(table: Table, key: str) -> str | None:
+    place = table.text(key)
+    if place is not None:
+        try:
+            parse(place)
+        except ConfigError as error:
+            raise table.wrong(key, str(error)) from error
+    return place
+
+
+def _content_type(table: Table) -> str | None:
+    content_type = table.text("content_type")
+    if content_type is not None:
+        try:
+            kind_of(content_type)
+        except ConfigError as error:
+            raise table.wrong("content_type", str(error)) from error
+    return content_type
+
+
+def _accept(table: Table) -> Accept | None:
+    accept = table.text("accept")
+    try:
+        return None if accept is None else accept_of(accept)
+    except ConfigError as error:
+        raise table.wrong("accept", str(error)) from error
+
+
+def _delimiter(table: Table) -> str | None:
+    delimiter = table.text("delimiter")
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+        raise table.wrong(
+            "delimiter", f"must be one character that ends no cell or line, not {shown(delimiter)}"
+        )
+    return delimiter
+
+
+def _image_size(table: Table) -> tuple[int, int] | None:
+    size = table.listed("image_size")
+    if size is None:
+        return None
+    match list(size):
+        case [int() as height, int() as width] if all(
+            type(edge) is int and 0 < edge <= _IMAGE_EDGE_PX_MAX for edge in size
+        ):
+            return height, width
+        case _:
+            raise table.wrong("image_size", f"must be [height, width] in pixels, not {shown(size)}")
+
+
+def _columns(table: Table) -> tuple[str, ...] | tuple[int, ...] | None:
+    columns: Any = table.listed("columns")
+    if columns is None:
+        return None
+    if all(isinstance(c, str) and c for c in columns) or all(type(c) is int and c >= 0 for c in columns):
+        return tuple(columns)
+    raise table.wrong("columns", f"must be a list of names, or one of numbers from 0, not {shown(columns)}")
+
+
+def _text_column(table: Table) -> str | int | None:
+    if type(table.values.get("text_column")) is int:
+        return table.whole("text_column", 0)
+    return table.text("text_column")

@@ -1,0 +1,361 @@
+"""A transform: everything from a source to one predictions file for each object, resumable at any point.
+
+Arrives: a source, a destination, a runner whose model is loaded. Leaves: outputs, failed records, a ledger, a report.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import (
+    CountMismatchError,
+    HeadraceError,
+    LedgerError,
+    OutputExistsError,
+    ResumeRefusedError,
+    TooManyFailuresError,
+)
+from headrace.core.predictor import PredictorStatistics
+from headrace.pipeline.items import ScoredBatch
+from headrace.pipeline.ledger import LEDGER_FOLDER
+from headrace.pipeline.progress import Progress
+from headrace.pipeline.usage import cpu_s, peak_memory_mb
+from headrace.storage.resolve import Stores
+from headrace.transforms.assembler import Assembler
+from headrace.transforms.ledger import Checkpoint, TaskRecord, TransformLedger
+from headrace.transforms.observation import Observation
+from headrace.transforms.page import PAGE_NAME, report_page
+from headrace.transforms.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
+from headrace.transforms.probe import learn
+from headrace.transforms.report import (
+    REPORT_NAME,
+    Status,
+    TransformReport,
+    make_report,
+    object_results,
+    sum_counts,
+)
+from headrace.transforms.runner import Runner
+from headrace.transforms.settings import SHARE_ROWS_MIN, TransformSettings
+from headrace.transforms.work import Work
+
+_log = logging.getLogger("headrace.transform")
+
+IfExists = Literal["refuse", "resume", "overwrite"]
+
+
+class Transform:
+    """One destination's transform. Use from one thread; `drain` from any (a signal handler too).
+
+    `execute` once. After an error, or when it was drained, what was done stays: another one that resumes goes on there.
+    An `observation` is told of every batch, and then there is a page (``_report.html``) at the end, whatever the end was.
+    """
+
+    def __init__(
+        self,
+        source: str | Sequence[str],
+        destination: str,
+        *,
+        stores: Stores,
+        runner: Runner,
+        settings: TransformSettings,
+        model_identity: str,
+        if_exists: IfExists = "refuse",
+        made_with: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        observation: Observation | None = None,
+    ) -> None:
+        self.source = source
+        self.destination = destination.rstrip("/") + "/"
+        self.progress = Progress()
+        self.plan: TransformPlan | None = None
+        """Known once `execute` has looked at the source."""
+        self._stores = stores
+        self._runner = runner
+        self._settings = settings
+        self._model_identity = model_identity
+        self._if_exists: IfExists = if_exists
+        self._made_with = dict(made_with or {})
+        """How the model was named, for whoever needs it again."""
+        self._clock = clock or SystemClock()
+        self._observation = observation
+        self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
+        self._records: dict[int, TaskRecord] = {}
+        self._resumed = False
+
+    def drain(self) -> None:
+        """Begin nothing new, keep what is under way, and leave a ledger to resume from."""
+        self._runner.drain()
+
+    def statistics(self) -> PredictorStatistics:
+        """How the model has fared so far; safe from any thread."""
+        return self._runner.statistics()
+
+    def reading(self) -> Sequence[str]:
+        """The objects that are being read now; safe from any thread."""
+        return self._runner.reading()
+
+    def execute(self) -> TransformReport:
+        """Transform, and publish; returns when all is committed.
+
+        Raises OutputExistsError, ResumeRefusedError, EmptySourceError, TooManyFailuresError, storage and model errors.
+        """
+        finished = self._open()
+        if finished is not None:
+            return finished
+        began, cpu_before_s = self._clock.now(), cpu_s()
+        if self._observation is not None:
+            self._observation.begin(began)
+        try:
+            complete = self._do()
+        except HeadraceError as error:
+            self._explain(error, self._clock.now() - began, cpu_s() - cpu_before_s)
+            raise
+        return self._finish(complete, self._clock.now() - began, cpu_s() - cpu_before_s)
+
+    # Beginning
+
+    def _open(self) -> TransformReport | None:
+        """Begin, resume or refuse; the finished run's report when there is nothing left to do."""
+        begun = self._ledger.identity() is not None
+        if begun and self._if_exists == "resume":
+            return self._resume()
+        if begun and self._if_exists == "refuse":
+            raise OutputExistsError(self.destination)
+        # What cannot be run must not cost the output that is there, nor leave anything behind.
+        self.plan = make_plan(self.source, self.destination, self._stores, self._settings)
+        learned = learn(self.plan, self._stores, self._settings, self._runner.metadata)
+        if begun:
+            self._delete_output()
+        self._ledger.learn(learned)
+        self._ledger.begin({**self._identity(), "made_with": self._made_with}, self.plan.objects)
+        _log.info("transform begun", extra={"output": self.destination, "objects": len(self.plan.objects)})
+        return None
+
+    def _identity(self) -> Mapping[str, Any]:
+        source = self.source if isinstance(self.source, str) else list(self.source)
+        return {"source": source, "model": self._model_identity, "settings": self._settings.identity()}
+
+    def _resume(self) -> TransformReport | None:
+        self._ledger.check_identity(self._identity())
+        self._resumed = True
+        finished = self._ledger.finished()
+        if finished is not None:
+            return TransformReport.from_json(finished)
+        objects = tuple(self._ledger.objects())
+        self._check_unchanged(objects)
+        self.plan = TransformPlan(objects, cut_tasks(objects, self._settings))
+        self._records = self._ledger.tasks()
+        for number in self._ledger.forget_lost(self._records, assembled=self._ledger.assembled()):
+            del self._records[number]
+        _log.info("transform resumed", extra={"output": self.destination, "tasks_done": len(self._records)})
+        return None
+
+    def _check_unchanged(self, objects: Sequence[PlannedObject]) -> None:
+        """Raise ResumeRefusedError, naming what differs, unless the source is what it was."""
+        now = make_plan(self.source, self.destination, self._stores, self._settings).objects
+        before = {o.info.uri: o.info for o in objects}
+        after = {o.info.uri: o.info for o in now}
+        changed = [f"{uri} is new" for uri in after if uri not in before]
+        changed += [f"{uri} is gone" for uri in before if uri not in after]
+        changed += [
+            f"{uri} is another object now"
+            for uri, info in before.items()
+            if uri in after and (after[uri].etag, after[uri].size_bytes) != (info.etag, info.size_bytes)
+        ]
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise ResumeRefusedError(
+                f"{self.destination}: the source has changed since this run began: {'; '.join(changed[:3])}{more}. "
+                "Bring it back, or start anew with --overwrite"
+            )
+
+    def _delete_output(self) -> None:
+        """Remove what a transform wrote here, and nothing else."""
+        store = self._ledger.store
+        self._ledger.abandon()
+        for planned in self._ledger.objects():
+            store.delete(self.destination + planned.output)
+            store.delete(self.destination + planned.failed)
+        store.delete(self.destination + REPORT_NAME)
+        store.delete(self.destination + PAGE_NAME)
+        self._ledger.delete()
+
+    # Doing
+
+    def _do(self) -> bool:
+        """Do what is left; False when it was drained before that."""
+        assert self.plan is not None, "opened before"
+        assembler = Assembler(self._ledger, self.plan, self._settings, self._records.values())
+        checkpoints = self._ledger.checkpoints() if self._resumed else {}
+        self._begin_progress(self.plan, checkpoints)
+
+        def on_task(record: TaskRecord) -> None:
+            self._records[record.task] = record
+            assembler.done(record)
+
+        work = Work(
+            plan=self.plan,
+            settings=self._settings,
+            stores=self._stores,
+            ledger=self._ledger,
+            learned=self._learned(self.plan),
+            progress=self.progress,
+            clock=self._clock,
+            on_task=on_task,
+            on_batch=self._check_so_far,
+            observation=self._observation,
+        )
+        assembler.publish_all()
+        left = [task for task in self.plan.tasks if task.number not in self._records]
+        if left and not self._runner.run(work, left, begins=assembler.begins(), checkpoints=checkpoints):
+            return False
+        return self._do_again(work, assembler)
+
+    def _do_again(self, work: Work, assembler: Assembler) -> bool:
+        """Do the ranges again whose begin was guessed wrong, until none is left."""
+        again = Work(
+            plan=work.plan,
+            settings=work.settings,
+            stores=work.stores,
+            ledger=work.ledger,
+            learned=work.learned,
+            on_task=work.on_task,
+            clock=work.clock,
+            replaces=True,
+        )
+        while wrong := assembler.wrong():
+            _log.info("ranges done again: their records begin elsewhere", extra={"tasks": sorted(wrong)})
+            tasks = [work.plan.tasks[number] for number in sorted(wrong)]
+            if not self._runner.run(again, tasks, begins=dict(wrong.values()), checkpoints={}):
+                return False
+        missing = assembler.missing()
+        if missing:
+            raise LedgerError(
+                f"{self.destination}: {len(missing)} objects, {work.plan.objects[missing[0]].info.uri} the first, were not "
+                "put together, and nothing is left to do. Do not trust this output; please report it"
+            )
+        return True
+
+    def _learned(self, plan: TransformPlan) -> dict[str, Any]:
+        """What the first records decide: looked at once, and kept for every worker and resumption."""
+        learned = self._ledger.learned()
+        if learned is None:
+            learned = learn(plan, self._stores, self._settings, self._runner.metadata)
+            self._ledger.learn(learned)
+        return learned
+
+    def _begin_progress(self, plan: TransformPlan, checkpoints: Mapping[int, Checkpoint]) -> None:
+        progress = self.progress
+        counts = [s.counts for r in self._records.values() for s in r.shards]
+        for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
+            counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
+        total = sum_counts(counts)
+        progress.records = total.records_in
+        progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
+        progress.objects_broken = total.objects_broken
+        progress.objects_total = len(plan.objects)
+        progress.bytes_total = plan.nbytes
+        done = [shard for number in self._records for shard in plan.tasks[number].shards]
+        sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.of for s in done]
+        progress.begin(objects_before=sum(s.ends_object for s in done), bytes_before=sum(sizes))
+
+    def _check_so_far(self, _: ScoredBatch | None) -> None:
+        self._check_failures(self.progress.rows_failed, self.progress.records, at_end=False)
+
+    def _check_failures(self, failed: int, records: int, *, at_end: bool) -> None:
+        """Raise TooManyFailuresError when more records have failed than may."""
+        policy = self._settings.failures
+        most, share = policy.failed_rows_max, policy.failed_share_max
+        if most is not None and failed > most:
+            why = f"{failed:,} records failed, and failed_rows_max is {most:,}"
+        elif share is not None and failed > share * records and (at_end or records >= SHARE_ROWS_MIN):
+            why = f"{failed:,} of {records:,} records failed, and failed_share_max is {share:g}"
+        else:
+            return
+        raise TooManyFailuresError(
+            f"{self.destination}: {why}. What is finished stays, and its failed records are in *.failed; "
+            "--resume with a higher bound goes on"
+        )
+
+    # Ending
+
+    def _finish(self, complete: bool, elapsed_s: float, cpu_used_s: float) -> TransformReport:
+        assert self.plan is not None, "opened before"
+        # From the ledger, not from what workers said.
+        records = [record for _, record in sorted(self._ledger.tasks().items())]
+        results = object_results(self.plan, records, self._settings)
+        if complete:
+            self._check_law(self.plan, records, len(results))
+            total = sum_counts(s.counts for r in records for s in r.shards)
+            self._check_failures(total.rows_failed, total.records_in, at_end=True)
+        withheld = any(r.withheld for r in results)
+        status: Status = "drained" if not complete else "failed" if withheld else "complete"
+        report = self._report(status, records, elapsed_s, cpu_used_s)
+        _log.info(
+            "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
+        )
+        if complete:
+            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
+            self._ledger.store.put(self.destination + REPORT_NAME, text)
+            self._ledger.finish(report.to_json())
+        self._write_page(report)
+        return report
+
+    def _report(
+        self, status: Status, records: Sequence[TaskRecord], elapsed_s: float, cpu_used_s: float
+    ) -> TransformReport:
+        assert self.plan is not None, "opened before"
+        return make_report(
+            status=status,
+            source=self.source if isinstance(self.source, str) else ", ".join(self.source),
+            output=self.destination,
+            model=self._runner.metadata.name,
+            plan=self.plan,
+            records=records,
+            settings=self._settings,
+            progress=self.progress,
+            statistics=self._runner.statistics(),
+            elapsed_s=elapsed_s,
+            cpu_s=cpu_used_s + self._runner.cpu_s(),
+            peak_memory_mb=peak_memory_mb() + self._runner.peak_memory_mb(),
+            resumed=self._resumed,
+        )
+
+    def _explain(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:
+        """The run broke: a page says what was done, and what by."""
+        if self._observation is None:
+            return
+        try:
+            records = [record for _, record in sorted(self._ledger.tasks().items())]
+            self._write_page(self._report("failed", records, elapsed_s, cpu_used_s), str(error))
+        except HeadraceError:
+            # The destination may be what broke; the error to tell is the first one.
+            _log.warning("%s%s could not be written", self.destination, PAGE_NAME, exc_info=True)
+
+    def _write_page(self, report: TransformReport, error: str = "") -> None:
+        if self._observation is not None:
+            page = report_page(report, self._observation, settings=self._settings, error=error)
+            self._ledger.store.put(self.destination + PAGE_NAME, page)
+
+    def _check_law(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:
+        """Count the run from its ledger: every task, every object, every record of it once."""
+        if len(records) != len(plan.tasks) or objects_done != len(plan.objects):
+            raise LedgerError(
+                f"{self.destination}{LEDGER_FOLDER}/: {len(records)} of {len(plan.tasks)} tasks and {objects_done} of "
+                f"{len(plan.objects)} objects are done, and the run says it is complete. Do not trust this output; "
+                "please report it"
+            )
+        for record in records:
+            for shard in record.shards:
+                counts = shard.counts
+                if counts.records_in != counts.rows_out + counts.rows_failed:
+                    raise CountMismatchError(
+                        plan.objects[shard.index].info.uri,
+                        records_in=counts.records_in,
+                        out=counts.rows_out,
+                        failed=counts.rows_failed,
+                    )

@@ -1,0 +1,19 @@
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.engine.engine import Engine
+from headrace.storage.resolve import Stores
+from transforms.support import engine
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Engine]:
+    """One engine for tests that do not look at its calls."""
+    with engine() as started:
+        yield started
+
+
+@pytest.fixture
+def stores() -> Stores:
+    return Stores()
