@@ -10,6 +10,8 @@ Everything is small objects below ``DEST/_headrace/``, each written whole:
 ``task-00012.checkpoint.json`` task 12 is under way: the same, of what is kept so far
 ``object-00007.json``          an object of several shards is put together
 ``retried-00007.json``         failed records of an object were tried again: what its counts are now
+``again.json``                 objects that are being done again whole, by a retry that is not through with them
+``renewed-00007.json``         an object that was broken is another one now: size and ETag of what was read instead
 ``drafts/``                    outputs under way
 ``report.json``                the run is finished: its counts
 ============================== =====================================================================
@@ -164,14 +166,15 @@ class Checkpoint:
 class RetriedObject:
     """An object of which failed records were tried again: `rows` of them are predicted by now.
 
-    `out_bytes` is what its output has now, `failures` why the others still fail. `out` and `failed` are what is to be
-    published; None once it is.
+    `out_bytes` is what its output has now, `begin_bytes` of it before the first record; `failures` why the others still
+    fail. `out` and `failed` are what is to be published; None once it is.
     """
 
     index: int
     rows: int
     out_bytes: int
     failures: Mapping[str, int]
+    begin_bytes: int = 0
     out: Kept | None = None
     failed: Kept | None = None
 
@@ -345,6 +348,32 @@ class TransformLedger:
         """An object is done again: what was put together, or merged into it, counts no more."""
         self.store.delete(self.uri(f"object-{index:05d}.json"))
         self.store.delete(self.uri(f"retried-{index:05d}.json"))
+
+    def begin_again(self, indices: Iterable[int]) -> None:
+        """Objects are about to be done again whole; until `end_again`, nothing that is told of them can be relied on."""
+        self.store.put(self.uri("again.json"), _dump({"v": VERSION, "indices": sorted(indices)}))
+
+    def again(self) -> set[int]:
+        """The objects of which that is not done yet."""
+        found = self._get("again.json")
+        return set() if found is None else set(_versioned(found)["indices"])
+
+    def end_again(self) -> None:
+        """All of them are done."""
+        self.store.delete(self.uri("again.json"))
+
+    def renew(self, index: int, info: ObjectInfo) -> None:
+        """An object is read as it is now, and no longer as it was planned."""
+        self.store.put(self.uri(f"renewed-{index:05d}.json"), _dump(asdict(info) | {"v": VERSION}))
+
+    def renewed(self) -> dict[int, ObjectInfo]:
+        """The objects that are."""
+        prefix, found = self.uri("renewed-"), dict[int, ObjectInfo]()
+        for listed in self.store.list(prefix):
+            data = _versioned(self.store.get(listed.uri))
+            del data["v"]
+            found[int(listed.uri.removeprefix(prefix).removesuffix(".json"))] = ObjectInfo(**data)
+        return found
 
     # Failed records that were tried again
 

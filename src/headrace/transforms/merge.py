@@ -4,7 +4,7 @@ Arrives: an object's failed records, and what came of those that were tried. Lea
 drafts, so that both can be published, and published again, whatever happens in between.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -47,29 +47,31 @@ def in_place(retried: Retried, recovered: Sequence[Recovered], failed: Sequence[
 
 
 def write_merged(
-    store: Store, uri: str, outcomes: Iterable[Outcome], out: Draft, failed: Draft, *, header: bytes
-) -> None:
+    store: Store,
+    uri: str,
+    outcomes: Sequence[Outcome],
+    out: Draft,
+    failed: Draft,
+    *,
+    header: bytes,
+    begin_bytes: int,
+) -> int:
     """Write the output at `uri` with what was recovered, and the failed records that are left with their new places.
 
-    `header` is what the output begins with once it has a record, as it may already.
+    The output's first `begin_bytes` stand before its first record. `header` is what would stand there if the first of
+    those that were recovered were the object's first, as it may be now. Returns how many bytes stand there now.
     """
     size = store.head(uri).size_bytes or 0
-    at = gained_bytes = gained_rows = 0
-    if not size:
-        out.write(header)
-        gained_bytes = len(header)
-        header = b""
+    first = next((o.record for o in outcomes if isinstance(o, Recovered)), None)
+    begins = first is not None and not first.output_row
+    begin = header if begins else b"".join(_pieces(store, uri, 0, begin_bytes))
+    out.write(begin)
+    at, gained_rows, gained_bytes = begin_bytes, 0, len(begin) - begin_bytes
     for outcome in outcomes:
         if isinstance(outcome, FailedRecord):
-            moved = replace(
-                outcome,
-                output_row=outcome.output_row + gained_rows,
-                output_byte=outcome.output_byte + gained_bytes,
-            )
-            failed.write(failed_record_line(moved))
+            failed.write(failed_record_line(_moved(outcome, begin_bytes, gained_rows, gained_bytes)))
             continue
-        # A record that failed before any was predicted did so before the header was written.
-        place = max(outcome.record.output_byte, len(header))
+        place = max(outcome.record.output_byte, begin_bytes)
         for piece in _pieces(store, uri, at, place):
             out.write(piece)
         at = place
@@ -78,6 +80,14 @@ def write_merged(
         gained_rows += 1
     for piece in _pieces(store, uri, at, size):
         out.write(piece)
+    return len(begin)
+
+
+def _moved(record: FailedRecord, begin_bytes: int, gained_rows: int, gained_bytes: int) -> FailedRecord:
+    """A failed record behind so much more; what fails before any record is predicted does so before the header."""
+    row = record.output_row + gained_rows
+    byte = max(record.output_byte, begin_bytes) + gained_bytes
+    return replace(record, output_row=row, output_byte=byte if row else 0)
 
 
 def _pieces(store: Store, uri: str, start: int, stop: int) -> Iterator[bytes]:

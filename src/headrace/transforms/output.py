@@ -12,7 +12,7 @@ from headrace.formats.contract import Encoder, Piece
 from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.pipeline.items import ScoredSpan, piece_rows
 from headrace.pipeline.ledger import Counts
-from headrace.transforms.reasons import OTHER_REASONS, REASONS_MAX, reason_of
+from headrace.transforms.reasons import count_reason
 from headrace.transforms.spool import Spool
 
 EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
@@ -120,9 +120,7 @@ class ShardOutput:
         self.entries += rows + len(failures)
         self.counts = self.counts.plus(Counts(rows + failed, rows, failed, broken))
         for failure in failures:
-            reason = reason_of(failure)
-            known = reason in self.failures or len(self.failures) < REASONS_MAX
-            self.failures[reason if known else OTHER_REASONS] += 1
+            count_reason(self.failures, failure)
 
     def _encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> None:
         if not pieces:

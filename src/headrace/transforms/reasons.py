@@ -1,6 +1,7 @@
 """Why records failed, counted: reasons without what is each record's own."""
 
 import re
+from collections import Counter
 from typing import Final
 
 from headrace.core.block import Failure
@@ -15,6 +16,13 @@ _NUMBER: Final = re.compile(
 )
 _COLUMN: Final = re.compile(r'column \d+(?: \("[^"]*"\))?')
 _REASON_CHARACTERS_MAX: Final = 200
+
+
+def count_reason(counts: Counter[str], failure: Failure) -> None:
+    """Count a failure by its reason; with the others, once there are REASONS_MAX of those."""
+    reason = reason_of(failure)
+    known = reason in counts or len(counts) < REASONS_MAX
+    counts[reason if known else OTHER_REASONS] += 1
 
 
 def reason_of(failure: Failure) -> str:

@@ -10,7 +10,7 @@ table (Parquet, Arrow), which nothing can be put into, are done again whole.
 import logging
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,8 +18,9 @@ import orjson
 
 from headrace.core.block import Failure, FailureKind
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, LedgerError, LimitError, ResumeRefusedError
+from headrace.core.errors import ConfigError, DataError, LedgerError, LimitError, ResumeRefusedError
 from headrace.core.predictor import Predictor
+from headrace.formats.contract import Piece
 from headrace.formats.failures import FailedRecord, read_failed_records
 from headrace.pipeline.flow import Flow
 from headrace.pipeline.items import ScoredBatch, piece_rows
@@ -28,17 +29,17 @@ from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
-from headrace.transforms.assembler import Assembler
 from headrace.transforms.encoders import Encoders, accepted
-from headrace.transforms.ledger import RetriedObject, TaskRecord, TransformLedger
+from headrace.transforms.ledger import RetriedObject, TransformLedger
 from headrace.transforms.merge import Outcome, Recovered, in_place, write_merged
 from headrace.transforms.page import PAGE_NAME
 from headrace.transforms.plan import TransformPlan, cut_tasks
-from headrace.transforms.reasons import reason_of
+from headrace.transforms.reasons import count_reason
 from headrace.transforms.report import REPORT_NAME, TransformReport, make_report, object_results
-from headrace.transforms.retry_source import Retried, RetrySource, chosen
+from headrace.transforms.retry_source import Retried, RetrySource, chosen, only, reads_object
+from headrace.transforms.retry_whole import do_again, object_now, to_do_again
 from headrace.transforms.settings import TABLES, TransformSettings, settings_of
-from headrace.transforms.work import TaskRun, Work
+from headrace.transforms.work import Work
 
 _log = logging.getLogger("headrace.transform")
 
@@ -70,29 +71,31 @@ class Retry:
         self._clock = clock or SystemClock()
         self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
         self._attempt = uuid.uuid4().hex[:12]
+        self._retried: dict[int, RetriedObject] = {}
+        self._begin_bytes: dict[int, int] = {}
 
     def execute(self) -> TransformReport:
         """Try, merge, and count again.
 
         Raises ConfigError where no transform was written, LedgerError where one is not finished, ResumeRefusedError for
-        another model, LimitError for more failed records of one object than can be held, ChangedError when an object that
-        must be read again is another one now, and storage and model errors. What was merged before an error stays.
+        another model, LimitError for more failed records of one object than can be held, and storage and model errors.
+        What was merged before an error stays. An object that must be read again, and is gone or another one now, stays as
+        it is; but one that was broken is taken as it is now.
         """
         identity = finished_identity(self._ledger)
         self._check_model(identity)
         settings = settings_of(identity["settings"])
-        objects = tuple(self._ledger.objects())
-        plan = TransformPlan(objects, cut_tasks(objects, settings))
+        plan = self._plan(settings)
         began, cpu_before_s = self._clock.now(), cpu_s()
-        for retried in self._ledger.retried().values():
+        self._retried = self._ledger.retried()
+        for retried in list(self._retried.values()):
             self._publish(plan, retried)  # what a killed process had written, and perhaps not published
         learned = self._ledger.learned() or {}
-        again, records = self._failed(plan, settings, learned)
-        if again:
-            self._do_again(plan, settings, learned, again)
-            # What was done again may have failed records that can be tried by themselves.
-            records = self._failed(plan, settings, learned)[1]
-        for some in _rounds(records):
+        failed = self._failed(plan)
+        plan, whole = self._do_again(plan, settings, learned, set(failed))
+        self._begin_bytes = self._begins()
+        by_themselves = {index: nbytes for index, nbytes in failed.items() if index not in whole}
+        for some in _rounds(self._records(plan, by_themselves, settings)):
             self._try(plan, settings, learned, some)
         return self._report(identity, plan, settings, self._clock.now() - began, cpu_s() - cpu_before_s)
 
@@ -104,73 +107,96 @@ class Retry:
             "predictions would stand among the others'. Say --other-model if that is what you want"
         )
 
+    def _plan(self, settings: TransformSettings) -> TransformPlan:
+        """The plan, cut as it was, with the objects that are read now."""
+        planned = tuple(self._ledger.objects())
+        tasks, renewed = cut_tasks(planned, settings), self._ledger.renewed()
+        objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(planned))
+        return TransformPlan(tuple(objects), tasks)
+
     # What failed
 
-    def _failed(
-        self, plan: TransformPlan, settings: TransformSettings, learned: Mapping[str, Any]
-    ) -> tuple[set[int], list[Retried]]:
-        """The objects to do again whole, and the records to try by themselves."""
+    def _failed(self, plan: TransformPlan) -> dict[int, int]:
+        """The objects of which something failed, and how many bytes tell of it."""
+        found = self._ledger.store.list(self.destination)
+        sizes = {i.uri: i.size_bytes or 0 for i in found if i.uri.endswith(".failed")}
+        uris = ((index, self.destination + planned.failed) for index, planned in enumerate(plan.objects))
+        return {index: sizes[uri] for index, uri in uris if uri in sizes}
+
+    def _is_whole(self, settings: TransformSettings, learned: Mapping[str, Any]) -> bool:
+        """Whether every object with a failure is done again whole."""
         kind = learned.get("format")
         is_table = accepted(settings.output, kind if isinstance(kind, str) else None) in TABLES
-        again: set[int] = set()
-        records: list[Retried] = []
-        there = {i.uri for i in self._ledger.store.list(self.destination) if i.uri.endswith(".failed")}
-        for index, planned in enumerate(plan.objects):
-            if self.destination + planned.failed not in there:
-                continue
-            failed = self._read(self.destination + planned.failed)
-            broken = any(f.failure.kind is FailureKind.OBJECT for f in failed)
-            if broken or is_table or settings.failures.on_error == "object":
-                again.add(index)
-                continue
-            retried = chosen(index, planned.info, failed)
-            if retried.tried:
-                records.append(retried)
-        return again, records
+        return is_table or settings.failures.on_error == "object"
 
-    def _read(self, uri: str) -> list[FailedRecord]:
-        store = self._ledger.store
-        if (store.head(uri).size_bytes or 0) > FAILED_BYTES_MAX:
+    def _broken(self) -> set[int]:
+        shards = (s for record in self._ledger.tasks().values() for s in record.shards)
+        return {s.index for s in shards if s.counts.objects_broken}
+
+    def _begins(self) -> dict[int, int]:
+        """How much of each object's output stands before its first record, as far as anything does."""
+        shards = sorted(
+            (s for record in self._ledger.tasks().values() for s in record.shards),
+            key=lambda s: (s.index, s.number),
+        )
+        return {s.index: s.begin_bytes for s in reversed(shards) if s.begin_bytes}
+
+    def _records(
+        self, plan: TransformPlan, failed: Mapping[int, int], settings: TransformSettings
+    ) -> Iterator[Retried]:
+        """The records to try by themselves, object by object."""
+        for index, nbytes in failed.items():
+            planned = plan.objects[index]
+            retried = chosen(index, planned.info, self._read(self.destination + planned.failed, nbytes))
+            if not retried.tried:
+                continue
+            if (
+                reads_object(retried, settings.read)
+                and object_now(self._stores, planned.info) is not planned.info
+            ):
+                _log.warning("%s is gone or another object now: its failed records stay", planned.info.uri)
+                continue
+            yield retried
+
+    def _read(self, uri: str, nbytes: int) -> list[FailedRecord]:
+        if nbytes > FAILED_BYTES_MAX:
             raise LimitError(
                 f"{uri} holds more than {FAILED_BYTES_MAX >> 20} MiB of failed records: find out why they fail, and "
                 "transform anew with --overwrite"
             )
-        return list(read_failed_records(store.get(uri).splitlines()))
+        return list(read_failed_records(self._ledger.store.get(uri).splitlines()))
 
     # Whole objects
 
     def _do_again(
-        self,
-        plan: TransformPlan,
-        settings: TransformSettings,
-        learned: Mapping[str, Any],
-        indices: set[int],
-    ) -> None:
-        tasks = [task for task in plan.tasks if any(s.index in indices for s in task.shards)]
-        touched = {s.index for task in tasks for s in task.shards}
-        for index in touched:
-            self._ledger.forget_object(index)
-            self._delete(self.destination + plan.objects[index].failed)
-        left = [r for r in self._ledger.tasks().values() if r.task not in {t.number for t in tasks}]
-        assembler = Assembler(self._ledger, plan, settings, left)
-        work = Work(
-            plan=plan,
-            settings=settings,
-            stores=self._stores,
-            ledger=self._ledger,
-            learned=learned,
-            progress=self.progress,
-            clock=self._clock,
-            on_task=assembler.done,
-            replaces=True,
-        )
-        TaskRun(work, tasks, self._predictor, begins=assembler.begins()).execute()
-        while wrong := assembler.wrong():
-            redone = [plan.tasks[number] for number in sorted(wrong)]
-            TaskRun(work, redone, self._predictor, begins=dict(wrong.values())).execute()
-
-    def _delete(self, uri: str) -> None:
-        self._ledger.store.delete(uri)
+        self, plan: TransformPlan, settings: TransformSettings, learned: Mapping[str, Any], failed: set[int]
+    ) -> tuple[TransformPlan, set[int]]:
+        """Do objects again whole; the plan with what is read now, and those whose records are not tried by themselves."""
+        begun, is_broken = self._ledger.again(), self._broken()
+        wanted = failed if self._is_whole(settings, learned) else failed & is_broken
+        # What a killed process was doing again may be half of each run: it is done again even if nothing has failed.
+        wanted = wanted | begun
+        found, plan = to_do_again(self._ledger, plan, self._stores, wanted, is_broken | begun)
+        if begun - found:
+            uri = plan.objects[min(begun - found)].info.uri
+            raise LedgerError(
+                f"{uri} was being done again by a process that died, and is gone or another object now: bring it back, or "
+                "transform anew with --overwrite"
+            )
+        if found:
+            work = Work(
+                plan=plan,
+                settings=settings,
+                stores=self._stores,
+                ledger=self._ledger,
+                learned=learned,
+                progress=self.progress,
+                clock=self._clock,
+                replaces=True,
+            )
+            do_again(work, self._predictor, found)
+            self._retried = self._ledger.retried()
+        return plan, wanted
 
     # Records by themselves
 
@@ -192,8 +218,11 @@ class Retry:
         for batch in flow:
             for span in batch.spans:
                 failed[span.index].extend(span.failures)
-            for number, header, found in _recovered(batch, objects, encoders):
-                headers[number] = header
+            for number, header, found in _outcomes(batch, objects, encoders):
+                if isinstance(found, Failure):
+                    failed[number].append(found)
+                    continue
+                headers.setdefault(number, header)
                 recovered[number].append(found)
         # Told of with places among the tried; what is left says where it is.
         self.progress.first_failure = None
@@ -210,13 +239,25 @@ class Retry:
         name = f"retry-{retried.index:05d}-{self._attempt}"
         out = open_draft(store, self._ledger.draft_uri(f"{name}.out"))
         failed = open_draft(store, self._ledger.draft_uri(f"{name}.failed"))
-        write_merged(store, self.destination + planned.output, outcomes, out, failed, header=header)
-        before = self._ledger.retried().get(retried.index)
+        before = self._retried.get(retried.index)
+        begin_bytes = write_merged(
+            store,
+            self.destination + planned.output,
+            outcomes,
+            out,
+            failed,
+            header=header,
+            begin_bytes=before.begin_bytes if before else self._begin_bytes.get(retried.index, 0),
+        )
+        reasons = Counter[str]()
+        for outcome in left:
+            count_reason(reasons, outcome.failure)
         record = RetriedObject(
             index=retried.index,
             rows=len(gained) + (before.rows if before else 0),
             out_bytes=out.nbytes,
-            failures=dict(Counter(reason_of(o.failure) for o in left)),
+            failures=dict(reasons),
+            begin_bytes=begin_bytes,
             out=out.keep(),
             failed=failed.keep() if left else None,
         )
@@ -224,6 +265,7 @@ class Retry:
         failed.close()
         # From here on both are published whatever happens: by this process, or by the next.
         self._ledger.commit_retried(record)
+        self._retried[record.index] = record
         self._publish(plan, record)
 
     def _publish(self, plan: TransformPlan, record: RetriedObject) -> None:
@@ -240,7 +282,7 @@ class Retry:
         elapsed_s: float,
         cpu_used_s: float,
     ) -> TransformReport:
-        tasks: list[TaskRecord] = [record for _, record in sorted(self._ledger.tasks().items())]
+        tasks = [record for _, record in sorted(self._ledger.tasks().items())]
         retried = self._ledger.retried()
         results = object_results(plan, tasks, settings, retried)
         report = make_report(
@@ -281,7 +323,7 @@ def finished_identity(ledger: TransformLedger) -> Mapping[str, Any]:
     return identity
 
 
-def _rounds(records: Sequence[Retried]) -> Iterator[list[Retried]]:
+def _rounds(records: Iterable[Retried]) -> Iterator[list[Retried]]:
     """Objects together, up to about _ROUND_BYTES of failed records."""
     some: list[Retried] = []
     held = 0
@@ -295,19 +337,29 @@ def _rounds(records: Sequence[Retried]) -> Iterator[list[Retried]]:
         yield some
 
 
-def _recovered(
+def _outcomes(
     batch: ScoredBatch, objects: Sequence[Retried], encoders: Encoders
-) -> Iterator[tuple[int, bytes, Recovered]]:
-    """Each record of a batch that is predicted now, one by one, since they are few: its object's number and header."""
+) -> Iterator[tuple[int, bytes, Recovered | Failure]]:
+    """Each record of a batch that is predicted now, one by one: its object's number, header and text.
+
+    Or its failure, with its number among the tried, where an output filter asks for what it has not.
+    """
     row = 0
     for span in batch.spans:
         block = span.piece.block
+        encoder, header = None, b""
         places: list[int] = piece_rows(span.piece).tolist()
         for place in places:
             outputs = {name: data[row : row + 1] for name, data in batch.outputs.items()}
             row += 1
-            encoder = encoders.make(outputs, block)
-            header = encoder.begin()
-            text = encoder.encode([replace(span.piece, start=place, stop=place + 1, rows=None)], outputs)
+            if encoder is None:
+                encoder = encoders.make(outputs, block)
+                header = encoder.begin()
             record = objects[span.index].tried[block.first.record + place]
+            alone = only(block, [place], record.failure.position)
+            try:
+                text = encoder.encode([Piece(alone, 0, 1)], outputs)
+            except DataError as error:
+                yield span.index, header, block.failure(place, FailureKind.FORMAT, str(error))
+                continue
             yield span.index, header, Recovered(record, text)

@@ -4,7 +4,8 @@ Arrives: an object's failed records. Leaves: blocks whose record i is the i-th o
 failed as they are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -40,6 +41,23 @@ def chosen(index: int, info: ObjectInfo, failed: Sequence[FailedRecord]) -> Retr
     return Retried(index, info, tuple(failed), tried)
 
 
+def reads_object(retried: Retried, read: ReadOptions) -> bool:
+    """Whether the bytes that were kept are not enough: records that are no text or too long, or an archive's."""
+    return not _are_kept(retried, read) or _has_names(retried.info, read)
+
+
+def _are_kept(retried: Retried, read: ReadOptions) -> bool:
+    if format_name(retried.info.uri, read) not in _TEXTS:
+        return False
+    failures = [f.failure for f in retried.tried]
+    return all(f.position.member is None and 0 < len(f.raw) < RAW_BYTES_KEPT_MAX for f in failures)
+
+
+def _has_names(info: ObjectInfo, read: ReadOptions) -> bool:
+    """Whether the object's first bytes name the columns, which the model may be asked by."""
+    return read.header == "names" and format_name(info.uri, read) == "csv"
+
+
 class RetrySource:
     """Blocks of the records that are tried, object by object. See `BlockSource`.
 
@@ -65,36 +83,40 @@ class RetrySource:
 
     def _of(self, retried: Retried) -> Iterator[Block]:
         uri = retried.info.uri
-        raws = [f.failure.raw for f in retried.tried]
-        text = format_name(uri, self._read) in _TEXTS and retried.tried[0].failure.position.member is None
-        whole = all(0 < len(raw) < RAW_BYTES_KEPT_MAX for raw in raws)
-        if not (text and whole):
+        if not _are_kept(retried, self._read):
             yield from self._from_object(retried)
             return
-        names = self._column_names(retried.info) if self._read.header == "names" else None
+        raws = [f.failure.raw for f in retried.tried]
+        names = self._column_names(retried.info) if _has_names(retried.info, self._read) else None
         for start in range(0, len(raws), _RECORDS_MAX):
             yield _block_of(uri, start, raws[start : start + _RECORDS_MAX], names)
 
     def _column_names(self, info: ObjectInfo) -> tuple[str, ...] | None:
-        head = next(self._all_blocks(info), None)
+        with closing(self._all_blocks(info)) as blocks:
+            head = next(blocks, None)
         return None if head is None else head.column_names
 
     def _from_object(self, retried: Retried) -> Iterator[Block]:
         """Read the object again, and of it no more than the records that are tried."""
         wanted = {_place(f.failure.position): number for number, f in enumerate(retried.tried)}
-        for block in self._all_blocks(retried.info):
-            first = block.first
-            at = (first.member, first.member_byte)
-            rows = [i for i in range(len(block)) if (*at, first.record + i) in wanted]
-            if rows:
-                # In order, as the failed records are: their numbers follow each other.
-                yield _picked(block, rows, wanted[(*at, first.record + rows[0])])
+        left = len(wanted)
+        with closing(self._all_blocks(retried.info)) as blocks:
+            while left and (block := next(blocks, None)) is not None:
+                first = block.first
+                at = (first.member, first.member_byte)
+                rows = [i for i in range(len(block)) if (*at, first.record + i) in wanted]
+                if rows:
+                    # In order, as the failed records are: their numbers follow each other.
+                    number = wanted[(*at, first.record + rows[0])]
+                    yield only(block, rows, replace(first, record=number))
+                left -= len(rows)
 
-    def _all_blocks(self, info: ObjectInfo) -> Iterator[Block]:
+    def _all_blocks(self, info: ObjectInfo) -> Generator[Block]:
         if by_row_groups(info.uri, self._read):
-            return parquet_blocks(info, self._stores, self._read)
+            yield from parquet_blocks(info, self._stores, self._read)
+            return
         chunks = self._stores.for_uri(info.uri).stream(info.uri, etag=info.etag)
-        return read_object(info.uri, self._counted(chunks), self._read)
+        yield from read_object(info.uri, self._counted(chunks), self._read)
 
     def _counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
@@ -113,14 +135,15 @@ def _block_of(uri: str, number: int, raws: Sequence[bytes], names: tuple[str, ..
     return Block(Position(uri, record=number), data, starts, ends, column_names=names)
 
 
-def _picked(block: Block, rows: Sequence[int], number: int) -> Block:
-    chosen_rows = np.array(rows, np.int64)
+def only(block: Block, rows: Sequence[int], first: Position) -> Block:
+    """Some records of a block by themselves, as if the first of them stood at `first`."""
+    kept = np.array(rows, np.int64)
     return replace(
         block,
-        first=replace(block.first, record=number),
-        starts=block.starts[chosen_rows],
-        ends=block.ends[chosen_rows],
-        columns={name: data[chosen_rows] for name, data in block.columns.items()},
+        first=first,
+        starts=block.starts[kept],
+        ends=block.ends[kept],
+        columns={name: data[kept] for name, data in block.columns.items()},
         failures=(),
         line_end=b"",
     )
