@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, FailureKind, Position
 from headrace.formats.failures import FailedRecord
@@ -129,21 +130,31 @@ def _place(position: Position) -> tuple[str | None, int, int]:
 
 
 def _block_of(uri: str, number: int, raws: Sequence[bytes], names: tuple[str, ...] | None) -> Block:
+    data, starts, ends = _behind_each_other(raws)
+    return Block(Position(uri, record=number), data, starts, ends, column_names=names)
+
+
+def _behind_each_other(raws: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
+    """Records as lines, and where each starts and ends."""
     ends = np.cumsum([len(raw) + 1 for raw in raws]) - 1
     starts = np.concatenate(([0], ends[:-1] + 1))
-    data = b"\n".join(raws) + b"\n"
-    return Block(Position(uri, record=number), data, starts, ends, column_names=names)
+    return b"\n".join(raws) + b"\n", starts, ends
 
 
 def only(block: Block, rows: Sequence[int], first: Position) -> Block:
     """Some records of a block by themselves, as if the first of them stood at `first`."""
     kept = np.array(rows, np.int64)
+    data, starts, ends = block.data, block.starts[kept], block.ends[kept]
+    if data and block.header_bytes is None:
+        # Between the records of a text is nothing but line ends: decoders rely on it.
+        data, starts, ends = _behind_each_other([block.record(row) for row in rows])
     return replace(
         block,
         first=first,
-        starts=block.starts[kept],
-        ends=block.ends[kept],
-        columns={name: data[kept] for name, data in block.columns.items()},
+        data=data,
+        starts=starts,
+        ends=ends,
+        columns={name: values[kept] for name, values in block.columns.items()},
         failures=(),
         line_end=b"",
     )
