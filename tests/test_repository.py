@@ -67,6 +67,11 @@ _UNMIRRORED: dict[str, str] = {
     "protocols/oip_grpc/health.py": "tests/server/test_grpc_health.py encodes and decodes them",
     "protocols/oip_grpc/reflection.py": "tests/server/test_grpc_service.py asks it all that it answers",
     "server/grpc_contract.py": "Protocols; tests/server/grpc_support.py implements them",
+    "cli/transform.py": "tests/integration/test_transform_command.py types it as a user would",
+    "cli/transform_ending.py": "tests/integration/test_transform_command.py reads what it says, in words and as JSON",
+    "transforms/processes.py": "tests/integration/test_transform_faults.py and test_transform_kill.py run, kill and lose processes",
+    "transforms/retry_whole.py": "tests/transforms/test_retry.py does objects again, and dies between any two calls",
+    "transforms/worker.py": "tests/integration/test_transform_kill.py and tests/transforms/test_observed_workers.py run it",
     "storage/contract.py": "Protocols; headrace.testing checks implementations",
     "storage/memory.py": "tests/conformance/test_stores.py runs the whole suite over it",
 }

@@ -117,13 +117,15 @@ _WORDS: Final = [
 
 
 _COMMAND_LINE: Final = "the command line"
-_OPTION: Final = re.compile(rf"\b{OWN_TABLE}\.({'|'.join(_WORDS)})\b")
+_OPTION: Final = re.compile(rf"\b{OWN_TABLE}\.({'|'.join([*_WORDS, 'image_size'])})\b")
+_CALLED: Final = {"sample_rate_hz": "--sample-rate"}
+"""Options that are not called what their words are."""
 
 
 def in_options_words(message: str) -> str:
     """What is wrong with a spec that options alone make, with the options' names."""
     said = message.removeprefix(f"{_COMMAND_LINE}: ")
-    return _OPTION.sub(lambda word: "--" + word[1].replace("_", "-"), said)
+    return _OPTION.sub(lambda word: _CALLED.get(word[1], "--" + word[1].replace("_", "-")), said)
 
 
 def spec_from(given: Mapping[str, Any], spec_file: str | None) -> TransformSpec:

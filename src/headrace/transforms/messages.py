@@ -1,5 +1,6 @@
 """What a transform's run and its worker processes tell each other: JSON, over a connection that nobody else has."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from multiprocessing.connection import Connection
@@ -23,12 +24,21 @@ Message = dict[str, Any]
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:
     """Send one message. OSError when nobody is there any more."""
-    connection.send_bytes(orjson.dumps(message))
+    try:
+        data = orjson.dumps(message)
+    except TypeError:
+        # A name that is not UTF-8, as an archive's member may have, is in the words of an error.
+        data = json.dumps(message).encode()
+    connection.send_bytes(data)
 
 
 def receive(connection: Connection) -> Message:
     """The next message. EOFError when the other side has gone."""
-    return orjson.loads(connection.recv_bytes())
+    data = connection.recv_bytes()
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data)
 
 
 @dataclass(frozen=True, slots=True)
