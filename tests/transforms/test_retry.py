@@ -301,7 +301,7 @@ FROM_OBJECTS = {
     "long": ({"a.csv": b"1,1,%b\n2,1,x\n4,1,y\n" % LONG_NAME}, {"mapping": {"input_filter": "$[:2]"}, "output": {"join": "input"}}),
     "tar": ({"a.tar": tar({"x.csv": lines(1, 0, 2), "y.csv": lines(0), "x2/x.csv": lines(3, 5, 4)})}, {}),
     "tar, headers": (
-        {"a.tar": tar({"x.csv": b"p,q\n1,1\n", "y.csv": b"p,q\n0,1\n2,1\n", "z.csv": b"p,q\n3,1\n"})},
+        {"a.tar": tar({"x.csv": b"p,q\n1,1\n", "y.csv": b"long,names\n0,1\n2,1\n", "z.csv": b"r,s\n3,1\n1,1\n"})},
         {"read": {"header": "names"}, "output": {"join": "input"}},
     ),
     "parquet": ({"a.parquet": parquet(11)}, {"output": {"join": "input"}}),
@@ -380,6 +380,29 @@ def test_a_truncated_object_that_is_whole_now_is_done_again_and_its_neighbours_a
         )
 
 
+def test_what_is_left_of_a_repaired_object_is_read_from_it_as_it_is_now(stores, predictor):
+    packed = gzip.compress(tar({"x.csv": lines(1, 0, 3, 2)}), mtime=0)
+    put(stores, {"a.tar.gz": packed[:-9]})
+    assert transform(stores, predictor=predictor).objects_broken == 1
+    put(stores, {"a.tar.gz": packed})
+    for mood in (1, 2, 3):
+        MODEL.mood = mood
+        expected = from_the_start(predictor, {"a.tar.gz": packed}, settings_of(), mood=mood)
+        assert_is(stores, retried(stores, predictor), *expected)
+
+
+def test_a_record_that_the_output_filter_does_not_fit_fails_by_itself(stores, predictor):
+    used = settings_of(output={"join": "input", "output_filter": "$.id"})
+    objects = {"a.jsonl": b'{"x":[1,1],"id":7}\n{"x":[0,1],"id":8}\n{"x":[1,1]}\n{"x":[5,1],"id":9}\n'}
+    put(stores, objects)
+    assert transform(stores, predictor=predictor, settings=used).rows_failed == 3
+    MODEL.mood = 1
+    for _ in range(2):
+        report = retried(stores, predictor)
+        assert_is(stores, report, *from_the_start(predictor, objects, used, mood=1))
+        assert (report.rows_out, report.rows_failed) == (3, 1)
+
+
 def test_an_object_that_is_still_broken_stays_so(stores, predictor):
     put(stores, {"a.csv.gz": PACKED[:-3]})
     before = transform(stores, predictor=predictor)
@@ -428,10 +451,11 @@ def test_tables_and_withheld_outputs_are_done_again_whole(stores, predictor, mon
 
 # Kills
 
+PACKED_2 = gzip.compress(lines(0, 1, 2), mtime=0)
 KILLED = {
     "text": ({"a.csv": b"p,q\n1,1\n0,1\n2,1\n", "b.csv": b"p,q\n1,1\n", "c.csv": b"p,q\n0,1\n"}, {"read": {"header": "names"}}),
     "cut": ({"a.csv": lines(*range(9))}, {"tasks": {"task_bytes": 12}}),
-    "repaired": ({"a.csv": lines(0, 1), "b.csv.gz": gzip.compress(lines(0, 1, 2, 4), mtime=0), "c.csv": lines(3)}, {}),
+    "repaired": ({"a.csv": lines(0, 1), "b.csv.gz": gzip.compress(lines(0, 1, 2, 4, 3), mtime=0), "d.csv.gz": PACKED_2, "c.csv": lines(3)}, {}),
     "parquet": ({"a.csv": lines(0, 1), "b.csv": lines(0), "c.csv": lines(2, 0)}, {"output": {"accept": "parquet"}}),
     "withheld": ({"a.csv": lines(*range(5)), "b.csv": lines(4)}, {"failures": {"on_error": "object"}, "tasks": {"task_bytes": 8}}),
 }  # fmt: skip
@@ -453,9 +477,10 @@ def test_a_kill_between_any_two_calls_of_the_store_costs_nothing(predictor, monk
         MODEL.mood = 0
         transform(stores, predictor=predictor, settings=used)
         put(stores, {n: data for n, data in objects.items() if n.endswith(".gz")})
-        # Killed in the second of three, so that there is something of an earlier one to lose.
-        MODEL.mood = 1
-        retried(stores, predictor)
+        if name != "repaired":
+            # Killed in the second of three, so that there is something of an earlier one to lose.
+            MODEL.mood = 1
+            retried(stores, predictor)
         MODEL.mood = 2
         failing = FailsOnce(stores.for_uri(OUT), at=at, done=done)
         with contextlib.suppress(UnavailableError):
