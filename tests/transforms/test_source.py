@@ -6,8 +6,8 @@ from headrace.core.block import FailureKind
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
-from headrace.transforms.ledger import Checkpoint, ShardRecord, Spot
 from headrace.transforms.plan import PlannedObject, Shard, Task, TransformPlan
+from headrace.transforms.records import Checkpoint, ShardRecord, Spot
 from headrace.transforms.source import ShardEnd, TaskSource, slots_of
 from transforms.support import IN, put, rows, settings_of
 

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
-from headrace.transforms.ledger import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
 from headrace.transforms.plan import TransformPlan
+from headrace.transforms.records import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
 from headrace.transforms.settings import TransformSettings
 
 REPORT_VERSION: Final = 1

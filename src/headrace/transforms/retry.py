@@ -30,11 +30,12 @@ from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
 from headrace.transforms.assembler import Assembler
 from headrace.transforms.encoders import Encoders, accepted
-from headrace.transforms.ledger import RetriedObject, TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.merge import Outcome, Recovered, in_place, write_merged
 from headrace.transforms.page import PAGE_NAME
 from headrace.transforms.plan import TransformPlan, cut_tasks
 from headrace.transforms.reasons import reason_of
+from headrace.transforms.records import RetriedObject, TaskRecord
 from headrace.transforms.report import REPORT_NAME, TransformReport, make_report, object_results
 from headrace.transforms.retry_source import Retried, RetrySource, chosen
 from headrace.transforms.settings import TABLES, TransformSettings, settings_of

@@ -25,11 +25,12 @@ from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transforms.assembler import Assembler
-from headrace.transforms.ledger import Checkpoint, TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
 from headrace.transforms.page import PAGE_NAME, report_page
 from headrace.transforms.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
 from headrace.transforms.probe import learn
+from headrace.transforms.records import Checkpoint, TaskRecord
 from headrace.transforms.report import (
     REPORT_NAME,
     Status,
