@@ -23,7 +23,8 @@ def source_of(stores, tasks, *, checkpoints=None, begins=None, read=None) -> Tas
         plan,
         slots_of(tasks, checkpoints or {}),
         read=settings_of(read=read).read,
-        flow=FlowSettings(),
+        # So that what a test does to an object comes before it is read.
+        flow=FlowSettings(prefetch_bytes_max=1),
         begins=begins or {},
     )
 

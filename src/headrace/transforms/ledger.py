@@ -18,7 +18,7 @@ A task's record is created if absent: whoever finishes a task second, after a re
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -55,7 +55,7 @@ class TransformLedger:
 
     def begin(self, identity: Mapping[str, Any], objects: Sequence[PlannedObject]) -> None:
         """Open a new run. The plan goes first: a run is there only with its plan."""
-        lines = (orjson.dumps(asdict(o.info) | {"output": o.output}) for o in objects)
+        lines = (orjson.dumps({"info": o.info, "output": o.output}) for o in objects)
         self.store.put(self.uri("plan.jsonl"), b"\n".join(lines) + b"\n")
         self._create("run.json", dump(dict(identity) | {"v": VERSION, "kind": KIND}))
 
@@ -86,8 +86,7 @@ class TransformLedger:
         found: list[PlannedObject] = []
         for line in (self._get("plan.jsonl") or b"").splitlines():
             data = orjson.loads(line)
-            output = data.pop("output")
-            found.append(PlannedObject(ObjectInfo(**data), output))
+            found.append(PlannedObject(ObjectInfo(**data["info"]), data["output"]))
         return found
 
     def learn(self, learned: Mapping[str, Any]) -> None:

@@ -252,7 +252,7 @@ class Retry:
             plan=plan,
             records=tasks,
             retried=retried,
-            settings=settings,
+            results=results,
             progress=self.progress,
             statistics=self._predictor.statistics(),
             elapsed_s=elapsed_s,
