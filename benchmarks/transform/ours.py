@@ -49,10 +49,13 @@ def offered(verb: Verb) -> frozenset[str]:
     return frozenset(re.findall(r"--[a-z][a-z-]*", told.stdout)) if told.returncode == 0 else frozenset()
 
 
-def command(verb: Verb, source: Path, destination: Path, workers: int = 1) -> list[str]:
+def command(
+    verb: Verb, source: Path, destination: Path, workers: int = 1, scored_by: str | Path = MODEL
+) -> list[str]:
     """Score a CSV file or a folder of them, each line beside its prediction."""
-    start = [sys.executable, "-m", "headrace", verb, str(source)]
-    model = ["--model", str(MODEL), "--join", "input"]
+    # A folder is what is below it.
+    start = [sys.executable, "-m", "headrace", verb, f"{source}/" if source.is_dir() else str(source)]
+    model = ["--model", str(scored_by), "--join", "input"]
     if verb == "stream":
         given = [*start, "--output", str(destination), *model, "--instances", str(workers)]
     else:
@@ -74,10 +77,11 @@ def run(
     workers: int = 1,
     core: int | None = None,
     destination: Path = FOLDER / "transformed",
+    model: str | Path = MODEL,
 ) -> Run:
     """One run over an input of so many rows, whose count of predictions is checked."""
     shutil.rmtree(destination, ignore_errors=True)
-    watched = watch(pinned(command(verb, source, destination, workers), core), environment())
+    watched = watch(pinned(command(verb, source, destination, workers, model), core), environment())
     if watched.exit_code:
         raise BrokenRunError(f"headrace {verb} ended with {watched.exit_code}: {last_line(watched.errors)}")
     return run_of(report_in(watched.output, destination), rows, watched)

@@ -69,8 +69,13 @@ class Choosy(Model):
         return x[:, 0] * 2
 
 
+BEFORE = set[threading.Thread]()
+
+
 @pytest.fixture(autouse=True)
 def anew() -> None:
+    BEFORE.clear()
+    BEFORE.update(threading.enumerate())
     Gate.calls = 0
     Gate.reached.clear()
     Gate.let.clear()
@@ -97,7 +102,8 @@ def names(stores: Stores, prefix: str = OUT) -> list[str]:
 
 
 def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("headrace")]
+    """What this test has left running."""
+    return [t.name for t in threading.enumerate() if t.name.startswith("headrace") and t not in BEFORE]
 
 
 @pytest.fixture

@@ -121,6 +121,33 @@ def test_what_is_left_of_an_object_that_broke_is_dropped(stores):
     prefetch.close()
 
 
+def test_small_local_objects_are_read_together_and_fail_alone(stores):
+    infos, data = plan(stores, *[100] * 70)
+    gone = ObjectInfo("memory://b/gone", 100)
+    kept = Stores()
+    for info, piece in zip(infos, data, strict=True):
+        kept.for_uri(info.uri).put(info.uri, piece)
+    some = [*infos[:5], gone, *infos[5:]]
+    prefetch = Prefetch(kept, whole(some), FlowSettings())
+    assert len({id(answer) for _, answer, _ in prefetch._window}) < len(prefetch._window) / 10
+    for number, info in enumerate(some):
+        if info is gone:
+            with pytest.raises(NotFoundError):
+                list(prefetch.chunks(number))
+            continue
+        assert b"".join(prefetch.chunks(number)) == kept.for_uri(info.uri).get(info.uri)
+    prefetch.close()
+
+
+def test_what_is_passed_over_costs_nothing_that_others_wait_for(stores):
+    infos, data = plan(stores, *[100] * 40)
+    prefetch = Prefetch(stores, whole(infos), FlowSettings())
+    assert b"".join(prefetch.chunks(3)) == data[3]
+    assert b"".join(prefetch.chunks(35)) == data[35]
+    assert b"".join(prefetch.chunks(36)) == data[36]
+    prefetch.close()
+
+
 def test_an_error_is_raised_at_its_object_and_not_before(stores):
     infos, data = plan(stores, 100, 100)
     gone = ObjectInfo("memory://b/gone", 100)

@@ -9,8 +9,9 @@ from headrace.storage.draft import open_draft
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.transforms.assemble import Base, bases, publish_object
-from headrace.transforms.ledger import ShardRecord, Spot, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import PlannedObject
+from headrace.transforms.records import ShardRecord, Spot
 
 URI = "memory://in/a.csv"
 PLANNED = PlannedObject(ObjectInfo(URI, 90), "a.csv.out")

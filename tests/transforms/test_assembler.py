@@ -6,8 +6,9 @@ from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import discard, open_draft
 from headrace.storage.memory import MemoryStore
 from headrace.transforms.assembler import Assembler
-from headrace.transforms.ledger import ShardRecord, Spot, TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import PlannedObject, Shard, Task, TransformPlan
+from headrace.transforms.records import ShardRecord, Spot, TaskRecord
 from transforms.support import settings_of
 
 OUT = "memory://out/"

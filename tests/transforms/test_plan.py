@@ -5,13 +5,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from headrace.transform import plan as module
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
+from headrace.transforms import plan as module
 from headrace.transforms.plan import PlannedObject, cut_tasks, make_plan
 from transforms.support import put, settings_of
 

@@ -1,7 +1,6 @@
 """The sink, fed by the source and flow that feed it in a run; its checkpoints and records are looked at."""
 
 import pytest
-from headrace.transform import sink as module
 
 from headrace.core.errors import CountMismatchError, UnavailableError
 from headrace.core.tensor import ModelMetadata, TensorSpec
@@ -9,8 +8,10 @@ from headrace.pipeline.ledger import Counts
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.testing import ManualClock
-from headrace.transforms.ledger import Checkpoint, TransformLedger
+from headrace.transforms import sink as module
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import make_plan
+from headrace.transforms.records import Checkpoint
 from headrace.transforms.sink import withholds
 from headrace.transforms.work import TaskRun, Work
 from transforms.support import IN, OUT, Breaking, BrokenError, WithStore, cut, put, rows, settings_of

@@ -6,8 +6,8 @@ from headrace.core.block import FailureKind
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
-from headrace.transforms.ledger import Checkpoint, ShardRecord, Spot
 from headrace.transforms.plan import PlannedObject, Shard, Task, TransformPlan
+from headrace.transforms.records import Checkpoint, ShardRecord, Spot
 from headrace.transforms.source import ShardEnd, TaskSource, slots_of
 from transforms.support import IN, put, rows, settings_of
 
@@ -23,7 +23,8 @@ def source_of(stores, tasks, *, checkpoints=None, begins=None, read=None) -> Tas
         plan,
         slots_of(tasks, checkpoints or {}),
         read=settings_of(read=read).read,
-        flow=FlowSettings(),
+        # So that what a test does to an object comes before it is read.
+        flow=FlowSettings(prefetch_bytes_max=1),
         begins=begins or {},
     )
 

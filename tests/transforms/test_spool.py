@@ -1,5 +1,4 @@
 import pytest
-from headrace.transform import spool as module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,6 +6,7 @@ from headrace.storage.draft import read_kept
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.storage.publisher import Publisher
+from headrace.transforms import spool as module
 from headrace.transforms.spool import Spool
 
 OUT = "memory://out/"

@@ -8,6 +8,7 @@ carriage return is data, and a quote that never closes is a failure.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -81,7 +82,7 @@ class CsvFormat:
 
     def scanner(self) -> Scanner:
         """What tells where a record ends."""
-        return QuoteScanner(self._dialect) if self.quote else NewlineScanner()
+        return _scanner(self._dialect)
 
     def _below_header(
         self, blocks: Iterator[Block], dialect: Dialect, until: Until | None
@@ -108,6 +109,12 @@ class CsvFormat:
             yield _renumbered(block, names)
         if until is not None and until.reached is not None:
             until.reached = replace(until.reached, record=until.reached.record - 1)
+
+
+@lru_cache(maxsize=16)
+def _scanner(dialect: Dialect) -> Scanner:
+    """One for all texts of a dialect: it keeps nothing from one to the next."""
+    return QuoteScanner(dialect) if dialect.quote else NewlineScanner()
 
 
 def _unreadable(head: Block, why: str) -> Block:

@@ -8,7 +8,6 @@ import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import PurePosixPath
 from typing import Literal, cast, get_args
 
 from headrace.core.block import Block, Failure, FailureKind, Position
@@ -104,17 +103,30 @@ class _Layers:
     suffix: str
 
 
-@lru_cache(maxsize=64)
 def _layers(name: str, options: ReadOptions, *, inside: bool) -> _Layers:
-    path = PurePosixPath(name.split("?", 1)[0] if name.startswith(_WEB) else name)
-    suffix = path.suffix.lower()
+    return _layers_of(*_suffixes(name), options, inside=inside)
+
+
+def _suffixes(name: str) -> tuple[str, str]:
+    """A name's last two suffixes, as `PurePath.suffix` has them, in lower case; empty where it has none."""
+    if name.startswith(_WEB):
+        name = name.split("?", 1)[0]
+    stem, _, last = name.rstrip("/").rpartition("/")[2].rpartition(".")
+    if not stem or not last:
+        return "", ""
+    before, _, inner = stem.rpartition(".")
+    return (f".{inner.lower()}" if before and inner else ""), f".{last.lower()}"
+
+
+@lru_cache(maxsize=256)
+def _layers_of(inner: str, suffix: str, options: ReadOptions, *, inside: bool) -> _Layers:
     compression: Compression | None = None
     is_tar = False
     if suffix in _TAR_SHORT:
         compression, is_tar = _TAR_SHORT[suffix], True
     elif suffix in _COMPRESSIONS:
         compression = _COMPRESSIONS[suffix]
-        suffix = PurePosixPath(path.stem).suffix.lower()
+        suffix = inner
     is_tar = is_tar or suffix == ".tar"
     if inside:  # options speak of the object itself
         return _Layers(compression, is_tar, suffix)
@@ -147,11 +159,18 @@ def seekable(uri: str, options: ReadOptions) -> bool:
 
 def text_format(uri: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
     """How an object is cut that is plain text, so that any range of it can be read by itself; None where it is not."""
-    layers = _layers(uri, options, inside=False)
-    kind = format_name(uri, options)
-    if layers.is_tar or layers.compression is not None or kind is None:
+    return _text_format(*_suffixes(uri), options)
+
+
+@lru_cache(maxsize=256)
+def _text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
+    """By a name's suffixes, which is all that counts of it: many objects have the same."""
+    name = f"x{inner}{suffix}"
+    layers = _layers(name, options, inside=False)
+    kind = format_name(name, options)
+    if layers.is_tar or layers.compression is not None or kind not in _TEXTS:
         return None
-    made = make_format(uri, kind, options) if kind in _TEXTS else None
+    made = make_format(name, kind, options)
     return made if isinstance(made, CsvFormat | LineFormat) else None
 
 

@@ -22,6 +22,9 @@ LOCAL_RANGE_BYTES = BLOCK_BYTES_MAX - (1 << 16)
 """Local reads have little latency to hide: smaller ones, a few ahead, stay in the processor's cache. A read and what is
 left of the one before make one block of text."""
 LOCAL_RANGES_AHEAD_MAX = 3
+SMALL_BYTES = 128 * 1024
+"""Local objects no longer than this are read several at a time: handing one over to a thread takes longer than reading it."""
+SMALL_TOGETHER_MAX = 32
 RANGES_AHEAD_MAX = 8
 """More reads of large objects than this hide nothing."""
 
@@ -60,7 +63,10 @@ class Prefetch:
         self._bytes_max = settings.prefetch_bytes_max
         self._range_bytes = settings.range_bytes
         self._reads = self._plan_reads(extents, first_index)
-        self._window: deque[tuple[_Read, Future[bytes]]] = deque()
+        self._window: deque[tuple[_Read, Future[list[bytes | BaseException]], int]] = deque()
+        """Reads that were asked for, with the answer that each is a part of."""
+        self._next: _Read | None = None
+        """A read that was planned and would not go together with those before it."""
         self._window_bytes = 0
         # More than one read of a local disk at a time gains nothing, and each thread takes turns with the others.
         threads = 1 if all(_is_local(extent.info) for extent in extents) else settings.prefetch_threads
@@ -89,11 +95,41 @@ class Prefetch:
             last = self._window[-1][0] if self._window else None
             if last and last.start and len(self._window) >= _ranges_ahead_max(last.info):
                 return
-            read = next(self._reads, None)
-            if read is None:
+            reads = self._together()
+            if not reads:
                 return
-            self._window.append((read, self._pool.submit(self._fetch, read)))
-            self._window_bytes += read.length or 0
+            answer = self._pool.submit(self._fetch_all, reads)
+            self._window.extend((read, answer, place) for place, read in enumerate(reads))
+            self._window_bytes += sum(read.length or 0 for read in reads)
+
+    def _together(self) -> list[_Read]:
+        """The next read, and those of small local objects that follow it."""
+        read = self._planned()
+        reads = [] if read is None else [read]
+        if read is None or not _is_small(read):
+            return reads
+        room = self._bytes_max - self._window_bytes - (read.length or 0)
+        while len(reads) < SMALL_TOGETHER_MAX and (read := self._planned()) is not None:
+            room -= read.length or 0
+            if not _is_small(read) or room < 0:
+                self._next = read
+                break
+            reads.append(read)
+        return reads
+
+    def _planned(self) -> _Read | None:
+        read, self._next = self._next, None
+        return read or next(self._reads, None)
+
+    def _fetch_all(self, reads: Sequence[_Read]) -> list[bytes | BaseException]:
+        """What each read came to; an error is for the object that it is about."""
+        found: list[bytes | BaseException] = []
+        for read in reads:
+            try:
+                found.append(self._fetch(read))
+            except Exception as error:  # noqa: BLE001 - raised where the object is asked for
+                found.append(error)
+        return found
 
     def _fetch(self, read: _Read) -> bytes:
         if read.length is None:
@@ -111,10 +147,11 @@ class Prefetch:
         Raises the store's errors at the byte where they happened.
         """
         while self._window and self._window[0][0].index <= index:
-            read, future = self._window.popleft()
+            read, answer, place = self._window.popleft()
             self._window_bytes -= read.length or 0
             if read.index < index:
-                future.cancel()
+                if place == 0 and (not self._window or self._window[0][1] is not answer):
+                    answer.cancel()  # nobody else waits for it
                 self._fill()
                 continue
             self._fill()
@@ -122,7 +159,10 @@ class Prefetch:
                 store = self._stores.for_uri(read.info.uri)
                 yield from store.stream(read.info.uri, start=read.start, etag=read.info.etag)
             else:
-                yield future.result()
+                found = answer.result()[place]
+                if isinstance(found, BaseException):
+                    raise found
+                yield found
 
     def close(self) -> None:
         """Forget what was not begun; running reads end by themselves."""
@@ -131,6 +171,12 @@ class Prefetch:
 
 def _is_local(info: ObjectInfo) -> bool:
     return "://" not in info.uri or info.uri.startswith(("file:", "memory:"))
+
+
+def _is_small(read: _Read) -> bool:
+    """Whether a read is all of a small local object."""
+    whole = read.start == 0 and read.length == read.info.size_bytes
+    return whole and read.length is not None and read.length <= SMALL_BYTES and _is_local(read.info)
 
 
 def _ranges_ahead_max(info: ObjectInfo) -> int:

@@ -11,8 +11,9 @@ from headrace.core.block import Failure
 from headrace.formats.failures import FailedRecord, failed_record_line, read_failed_records
 from headrace.storage.contract import Store
 from headrace.storage.draft import KeptRange, assemble, discard, open_draft, read_kept
-from headrace.transforms.ledger import ShardRecord, Spot, TransformLedger, repeated_bytes
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import PlannedObject
+from headrace.transforms.records import ShardRecord, Spot, repeated_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from headrace.core.errors import NotFoundError
 from headrace.pipeline.ledger import Counts
 from headrace.storage.draft import Kept, discard
 from headrace.transforms.assemble import bases, publish_object
-from headrace.transforms.ledger import ShardRecord, Spot, TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import TransformPlan
+from headrace.transforms.records import ShardRecord, Spot, TaskRecord
 from headrace.transforms.settings import TransformSettings
 from headrace.transforms.sink import withholds
 

@@ -1,6 +1,6 @@
 """Which encoder writes an object's output, from the settings and what its first records turned out to be."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError
@@ -33,14 +33,18 @@ class Encoders:
         self._settings = settings
         self._mapper = mapper
         self._filter = compile_path(settings.output_filter, slice_end=settings.slice_end)
+        self._made: tuple[tuple[object, ...], Encoder] | None = None
+        """The encoder of text that was made last, and what it is for: it keeps nothing from one record to the next."""
+        self._columns: tuple[object, tuple[TensorSpec, ...]] | None = None
+        """The columns that were made last, and what outputs are like that have them."""
 
     def make(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
         """An encoder for a shard whose first outputs are these, of records of `block` (None where there is none).
 
         Raises ConfigError for outputs that cannot be written so.
         """
-        columns, settings = output_columns(outputs), self._settings
-        accept = accepted(settings, self._mapper.kind)
+        settings, accept = self._settings, accepted(self._settings, self._mapper.kind)
+        columns = self._columns_of(outputs)
         match accept:
             case "parquet":
                 return ParquetEncoder(columns, join=settings.join)
@@ -49,16 +53,33 @@ class Encoders:
             case "text":
                 return self._text(columns)
             case "csv":
-                return self._csv(columns, block)
+                layout = ("csv", self._mapper.delimiter) if block is None else self._mapper.layout_of(block)
+                names = self._mapper.input_names if block is None else block.column_names
+                return self._once((columns, layout, names), lambda: self._csv(columns, *layout, names))
             case _:
                 line = accept == "jsonl" or settings.assemble == "line"
-                return TransformJsonEncoder(
-                    columns,
-                    join=settings.join,
-                    output_filter=self._filter,
-                    separator=b"\n" if line else b"",
-                    input_is_json=self._is_json,
-                )
+                return self._once((columns,), lambda: self._json(columns, b"\n" if line else b""))
+
+    def _columns_of(self, outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
+        like = tuple((name, data.dtype, data.shape[1:]) for name, data in outputs.items())
+        if self._columns is None or self._columns[0] != like:
+            self._columns = like, output_columns(outputs)
+        return self._columns[1]
+
+    def _once(self, key: tuple[object, ...], make: Callable[[], Encoder]) -> Encoder:
+        """The encoder that was made last, where it is for the same: many small objects are alike."""
+        if self._made is None or self._made[0] != key:
+            self._made = key, make()
+        return self._made[1]
+
+    def _json(self, columns: tuple[TensorSpec, ...], separator: bytes) -> Encoder:
+        return TransformJsonEncoder(
+            columns,
+            join=self._settings.join,
+            output_filter=self._filter,
+            separator=separator,
+            input_is_json=self._is_json,
+        )
 
     def _text(self, columns: tuple[TensorSpec, ...]) -> Encoder:
         if self._settings.join != "none" or not self._filter.is_root:
@@ -68,9 +89,9 @@ class Encoders:
             )
         return TextEncoder(columns, separator=b"\n" if self._settings.assemble == "line" else b"")
 
-    def _csv(self, columns: tuple[TensorSpec, ...], block: Block | None) -> Encoder:
-        kind, delimiter = ("csv", self._mapper.delimiter) if block is None else self._mapper.layout_of(block)
-        names = self._mapper.input_names if block is None else block.column_names
+    def _csv(
+        self, columns: tuple[TensorSpec, ...], kind: str, delimiter: str, names: tuple[str, ...] | None
+    ) -> Encoder:
         wanted = names is not None if self._settings.header is None else self._settings.header
         is_csv = kind == "csv"
         return TransformCsvEncoder(

@@ -20,193 +20,21 @@ A task's record is created if absent: whoever finishes a task second, after a re
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Self
+from dataclasses import asdict, replace
+from typing import Any, Final
 
 import orjson
 
-from headrace.core.block import Position
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
-from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, changes
+from headrace.pipeline.ledger import LEDGER_FOLDER, changes
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import Kept, KeptRange, assemble, discard, is_whole
+from headrace.storage.draft import assemble, discard, is_whole
 from headrace.transforms.plan import PlannedObject
+from headrace.transforms.records import VERSION, Checkpoint, RetriedObject, TaskRecord, dump, versioned
 
-VERSION: Final = 1
 KIND: Final = "transform"
 DRAFTS: Final = "drafts/"
 _CHECKPOINT: Final = ".checkpoint.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A place in an object: where a shard begins or ends. `record` and `line` count from `Shard`'s own begin, or the object's."""
-
-    byte: int
-    record: int
-    line: int
-
-    @classmethod
-    def of(cls, position: Position) -> "Spot":
-        """Of a position in an object that is no archive."""
-        return cls(position.byte, position.record, position.line)
-
-    def position(self, uri: str) -> Position:
-        """In the object `uri`."""
-        return Position(uri, record=self.record, line=self.line, byte=self.byte)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRecord:
-    """A shard that is done.
-
-    `begin` and `end` are told of ranges: each one's `end` is the next one's `begin`, or one of them was cut wrong.
-    `relative`: positions in its failures count from its own begin, and so do their places in the output. `out` and
-    `failed` are where its output is kept; None where it is published (a whole object's) or empty.
-    """
-
-    index: int
-    number: int
-    counts: Counts
-    out_bytes: int
-    begin: Spot | None = None
-    end: Spot | None = None
-    relative: bool = False
-    begin_bytes: int = 0
-    """What of the output stands before the first record: a header, unless a range before it here had one."""
-    out: KeptRange | None = None
-    failed: KeptRange | None = None
-    failures: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many records failed, by reason."""
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "ShardRecord":
-        """Read back."""
-        return cls(
-            index=data["index"],
-            number=data["number"],
-            counts=Counts(**data["counts"]),
-            out_bytes=data["out_bytes"],
-            begin=_maybe(Spot, data["begin"]),
-            end=_maybe(Spot, data["end"]),
-            relative=data["relative"],
-            begin_bytes=data["begin_bytes"],
-            out=_kept(data["out"]),
-            failed=_kept(data["failed"]),
-            failures=data["failures"],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRecord:
-    """A task that is done: its shards', in order. `busy_s` and `elapsed_s` are of the process that did it."""
-
-    task: int
-    attempt: str
-    shards: tuple[ShardRecord, ...]
-    elapsed_s: float = 0.0
-
-    def to_json(self) -> bytes:
-        """Versioned, with sorted keys."""
-        return _dump(asdict(self) | {"v": VERSION})
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        """Read back; LedgerError for another version."""
-        data = _versioned(text)
-        shards = tuple(map(ShardRecord.from_json, data["shards"]))
-        return cls(data["task"], data["attempt"], shards, data["elapsed_s"])
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A task under way: the shards that are done, and how far the next one is.
-
-    `entries` of it are delivered, up to `member` and `record`; `line` and `byte` are told as a `Cursor` tells them. `begin` is
-    where it began; `out` and `failed` hold its output so far.
-    """
-
-    task: int
-    done: tuple[ShardRecord, ...]
-    entries: int = 0
-    record: int = 0
-    line: int = 1
-    byte: int = 0
-    counts: Counts = field(default_factory=Counts)
-    begin: Spot | None = None
-    relative: bool = False
-    member_byte: int = 0
-    member: str | None = None
-    begin_bytes: int = 0
-    out: KeptRange | None = None
-    failed: KeptRange | None = None
-    failures: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def position(self, uri: str) -> Position:
-        """Of the first record that is not delivered, in the object `uri`."""
-        return Position(uri, self.member, self.record, self.line, self.byte, self.member_byte)
-
-    def to_json(self) -> bytes:
-        """Versioned, with sorted keys."""
-        return _dump(asdict(self) | {"v": VERSION})
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        """Read back; LedgerError for another version."""
-        data = _versioned(text)
-        del data["v"]
-        data["done"] = tuple(map(ShardRecord.from_json, data["done"]))
-        data["counts"] = Counts(**data["counts"])
-        data["begin"] = _maybe(Spot, data["begin"])
-        data["out"], data["failed"] = _kept(data["out"]), _kept(data["failed"])
-        return cls(**data)
-
-
-@dataclass(frozen=True, slots=True)
-class RetriedObject:
-    """An object of which failed records were tried again: `rows` of them are predicted by now.
-
-    `out_bytes` is what its output has now, `begin_bytes` of it before the first record; `failures` why the others still
-    fail. `out` and `failed` are what is to be published; None once it is.
-    """
-
-    index: int
-    rows: int
-    out_bytes: int
-    failures: Mapping[str, int]
-    begin_bytes: int = 0
-    out: Kept | None = None
-    failed: Kept | None = None
-
-    def to_json(self) -> bytes:
-        """Versioned, with sorted keys."""
-        return _dump(asdict(self) | {"v": VERSION})
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        """Read back; LedgerError for another version."""
-        data = _versioned(text)
-        del data["v"]
-        data["out"], data["failed"] = _maybe(Kept, data["out"]), _maybe(Kept, data["failed"])
-        return cls(**data)
-
-
-def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
-    """Of each shard of one object, how much of its output's begin the object has already: all but the first one's."""
-    found: list[int] = []
-    begun = False
-    for shard in shards:
-        found.append(shard.begin_bytes if begun else 0)
-        begun = begun or shard.begin_bytes > 0
-    return found
-
-
-def _maybe(kind: Any, data: Mapping[str, Any] | None) -> Any:
-    return None if data is None else kind(**data)
-
-
-def _kept(data: Mapping[str, Any] | None) -> KeptRange | None:
-    return None if data is None else KeptRange(Kept(**data["kept"]), data["start"], data["stop"])
 
 
 class TransformLedger:
@@ -229,16 +57,16 @@ class TransformLedger:
 
     def begin(self, identity: Mapping[str, Any], objects: Sequence[PlannedObject]) -> None:
         """Open a new run. The plan goes first: a run is there only with its plan."""
-        lines = (orjson.dumps(asdict(o.info) | {"output": o.output}) for o in objects)
+        lines = (orjson.dumps({"info": o.info, "output": o.output}) for o in objects)
         self.store.put(self.uri("plan.jsonl"), b"\n".join(lines) + b"\n")
-        self._create("run.json", _dump(dict(identity) | {"v": VERSION, "kind": KIND}))
+        self._create("run.json", dump(dict(identity) | {"v": VERSION, "kind": KIND}))
 
     def identity(self) -> dict[str, Any] | None:
         """What run is here, or None. LedgerError when it is no transform's."""
         found = self._get("run.json")
         if found is None:
             return None
-        data = _versioned(found)
+        data = versioned(found)
         if data.get("kind") != KIND:
             raise LedgerError(
                 f"{self.uri('run.json')}: this is the output of headrace stream; choose another destination"
@@ -247,7 +75,7 @@ class TransformLedger:
 
     def check_identity(self, identity: Mapping[str, Any]) -> None:
         """Raise ResumeRefusedError, naming what differs, unless this is the run that was begun here."""
-        wanted: dict[str, Any] = orjson.loads(_dump(identity))
+        wanted: dict[str, Any] = orjson.loads(dump(identity))
         found = list(changes(self.identity() or {}, wanted))
         if found:
             raise ResumeRefusedError(
@@ -260,13 +88,12 @@ class TransformLedger:
         found: list[PlannedObject] = []
         for line in (self._get("plan.jsonl") or b"").splitlines():
             data = orjson.loads(line)
-            output = data.pop("output")
-            found.append(PlannedObject(ObjectInfo(**data), output))
+            found.append(PlannedObject(ObjectInfo(**data["info"]), data["output"]))
         return found
 
     def learn(self, learned: Mapping[str, Any]) -> None:
         """Keep what the first records decided."""
-        self.store.put(self.uri("learned.json"), _dump(learned))
+        self.store.put(self.uri("learned.json"), dump(learned))
 
     def learned(self) -> dict[str, Any] | None:
         """What the first records decided; None when they were not looked at yet."""
@@ -337,7 +164,7 @@ class TransformLedger:
 
     def commit_object(self, index: int) -> None:
         """An object's shards are put together and published."""
-        self.store.put(self.uri(f"object-{index:05d}.json"), _dump({"v": VERSION, "index": index}))
+        self.store.put(self.uri(f"object-{index:05d}.json"), dump({"v": VERSION, "index": index}))
 
     def assembled(self) -> set[int]:
         """The objects that were put together."""
@@ -351,12 +178,12 @@ class TransformLedger:
 
     def begin_again(self, indices: Iterable[int]) -> None:
         """Objects are about to be done again whole; until `end_again`, nothing that is told of them can be relied on."""
-        self.store.put(self.uri("again.json"), _dump({"v": VERSION, "indices": sorted(indices)}))
+        self.store.put(self.uri("again.json"), dump({"v": VERSION, "indices": sorted(indices)}))
 
     def again(self) -> set[int]:
         """The objects of which that is not done yet."""
         found = self._get("again.json")
-        return set() if found is None else set(_versioned(found)["indices"])
+        return set() if found is None else set(versioned(found)["indices"])
 
     def end_again(self) -> None:
         """All of them are done."""
@@ -364,24 +191,24 @@ class TransformLedger:
 
     def renew(self, index: int, info: ObjectInfo) -> None:
         """An object is read as it is now, and no longer as it was planned."""
-        self.store.put(self.uri(f"renewed-{index:05d}.json"), _dump(asdict(info) | {"v": VERSION}))
+        self.store.put(self.uri(f"renewed-{index:05d}.json"), dump(asdict(info) | {"v": VERSION}))
 
     def renewed(self) -> dict[int, ObjectInfo]:
         """The objects that are."""
         prefix, found = self.uri("renewed-"), dict[int, ObjectInfo]()
         for listed in self.store.list(prefix):
-            data = _versioned(self.store.get(listed.uri))
+            data = versioned(self.store.get(listed.uri))
             del data["v"]
             found[int(listed.uri.removeprefix(prefix).removesuffix(".json"))] = ObjectInfo(**data)
         return found
 
     # Failed records that were tried again
 
-    def commit_retried(self, record: "RetriedObject") -> None:
+    def commit_retried(self, record: RetriedObject) -> None:
         """An object's failed records were tried again; its new output is written, and only needs publishing."""
         self.store.put(self.uri(f"retried-{record.index:05d}.json"), record.to_json())
 
-    def publish_retried(self, record: "RetriedObject", planned: PlannedObject) -> None:
+    def publish_retried(self, record: RetriedObject, planned: PlannedObject) -> None:
         """Publish what `commit_retried` told of, if that is still to be done."""
         if record.out is None:
             return
@@ -399,7 +226,7 @@ class TransformLedger:
             if kept is not None:
                 discard(self.store, kept)
 
-    def retried(self) -> "dict[int, RetriedObject]":
+    def retried(self) -> dict[int, RetriedObject]:
         """The objects whose failed records were tried again."""
         records = (
             RetriedObject.from_json(self.store.get(i.uri)) for i in self.store.list(self.uri("retried-"))
@@ -413,7 +240,7 @@ class TransformLedger:
         for info in (*self.store.list(self.uri(DRAFTS)), *self.store.list(self.uri("task-"))):
             if info.uri.endswith(_CHECKPOINT) or info.uri.startswith(self.uri(DRAFTS)):
                 self.store.delete(info.uri)
-        self.store.put(self.uri("report.json"), _dump(report))
+        self.store.put(self.uri("report.json"), dump(report))
 
     def finished(self) -> dict[str, Any] | None:
         """The report of a finished run."""
@@ -422,7 +249,7 @@ class TransformLedger:
 
     def abandon(self) -> None:
         """Its output is about to be deleted: from here on nothing can resume it, and it can only be deleted."""
-        self.store.put(self.uri("run.json"), _dump({"v": VERSION, "kind": KIND}))
+        self.store.put(self.uri("run.json"), dump({"v": VERSION, "kind": KIND}))
 
     def delete(self) -> None:
         """Forget the run. What tells that there is one goes last, so that no new run finds what is left of it."""
@@ -445,17 +272,3 @@ class TransformLedger:
                 f"{self.uri(name)} was written by another process: two transforms are working on the same "
                 "destination. Stop one of them, then --resume"
             ) from error
-
-
-def _versioned(text: bytes) -> dict[str, Any]:
-    data: dict[str, Any] = orjson.loads(text)
-    if data.get("v") != VERSION:
-        raise LedgerError(
-            f"the ledger says version {data.get('v')}, this headrace writes {VERSION}: finish the run with the version "
-            "that began it, or start anew with --overwrite"
-        )
-    return data
-
-
-def _dump(data: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)

@@ -17,7 +17,7 @@ from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.failures import failure_line, read_failures
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
-from headrace.transforms.ledger import Spot
+from headrace.transforms.records import Spot
 
 Message = dict[str, Any]
 

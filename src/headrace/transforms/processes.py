@@ -18,7 +18,6 @@ from typing import Final, Self, cast
 from headrace.core.errors import InstanceLostError, ModelLoadError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
-from headrace.transforms.ledger import Checkpoint, Spot, TaskRecord
 from headrace.transforms.messages import (
     Assignment,
     Message,
@@ -33,6 +32,7 @@ from headrace.transforms.messages import (
 )
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import Task
+from headrace.transforms.records import Checkpoint, Spot, TaskRecord
 from headrace.transforms.work import Work
 
 _log = logging.getLogger("headrace.transform")

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
-from headrace.transforms.ledger import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
 from headrace.transforms.plan import TransformPlan
+from headrace.transforms.records import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
 from headrace.transforms.settings import TransformSettings
 
 REPORT_VERSION: Final = 1
@@ -139,7 +139,8 @@ def _failures_of(shards: Sequence[ShardRecord]) -> Counter[str]:
     """How many records of some shards failed, by reason."""
     failures = Counter[str]()
     for shard in shards:
-        failures.update(shard.failures)
+        if shard.failures:
+            failures.update(shard.failures)
     return failures
 
 
@@ -159,7 +160,7 @@ def make_report(
     model: str,
     plan: TransformPlan,
     records: Sequence[TaskRecord],
-    settings: TransformSettings,
+    results: Sequence[ObjectResult],
     progress: Progress,
     statistics: PredictorStatistics,
     elapsed_s: float,
@@ -168,8 +169,7 @@ def make_report(
     resumed: bool,
     retried: Mapping[int, RetriedObject] | None = None,
 ) -> TransformReport:
-    """Put a report together from the ledger's counts and this process's figures."""
-    results = object_results(plan, records, settings, retried)
+    """Put a report together from the ledger's counts and this process's figures; `results` are `object_results` of them."""
     by_object, again = _by_object(records), retried or {}
     gained = sum(r.rows for r in again.values())
     total = sum_counts(map(_counts_of, by_object.values())).plus(Counts(0, gained, -gained, 0))

@@ -30,11 +30,12 @@ from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
 from headrace.transforms.encoders import Encoders, accepted
-from headrace.transforms.ledger import RetriedObject, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.merge import Outcome, Recovered, in_place, write_merged
 from headrace.transforms.page import PAGE_NAME
 from headrace.transforms.plan import TransformPlan, cut_tasks
 from headrace.transforms.reasons import count_reason
+from headrace.transforms.records import RetriedObject
 from headrace.transforms.report import REPORT_NAME, TransformReport, make_report, object_results
 from headrace.transforms.retry_source import Retried, RetrySource, chosen, only, reads_object
 from headrace.transforms.retry_whole import do_again, object_now, to_do_again
@@ -293,7 +294,7 @@ class Retry:
             plan=plan,
             records=tasks,
             retried=retried,
-            settings=settings,
+            results=results,
             progress=self.progress,
             statistics=self._predictor.statistics(),
             elapsed_s=elapsed_s,

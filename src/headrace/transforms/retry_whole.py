@@ -13,8 +13,9 @@ from headrace.core.predictor import Predictor
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.transforms.assembler import Assembler
-from headrace.transforms.ledger import Checkpoint, TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import Task, TransformPlan
+from headrace.transforms.records import Checkpoint, TaskRecord
 from headrace.transforms.work import TaskRun, Work
 
 _log = logging.getLogger("headrace.transform")

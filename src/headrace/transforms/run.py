@@ -25,13 +25,15 @@ from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transforms.assembler import Assembler
-from headrace.transforms.ledger import Checkpoint, TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
 from headrace.transforms.page import PAGE_NAME, report_page
 from headrace.transforms.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
 from headrace.transforms.probe import learn
+from headrace.transforms.records import Checkpoint, TaskRecord
 from headrace.transforms.report import (
     REPORT_NAME,
+    ObjectResult,
     Status,
     TransformReport,
     make_report,
@@ -294,7 +296,7 @@ class Transform:
             self._check_failures(total.rows_failed, total.records_in, at_end=True)
         withheld = any(r.withheld for r in results)
         status: Status = "drained" if not complete else "failed" if withheld else "complete"
-        report = self._report(status, records, elapsed_s, cpu_used_s)
+        report = self._report(status, records, results, elapsed_s, cpu_used_s)
         _log.info(
             "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
         )
@@ -306,7 +308,12 @@ class Transform:
         return report
 
     def _report(
-        self, status: Status, records: Sequence[TaskRecord], elapsed_s: float, cpu_used_s: float
+        self,
+        status: Status,
+        records: Sequence[TaskRecord],
+        results: Sequence[ObjectResult],
+        elapsed_s: float,
+        cpu_used_s: float,
     ) -> TransformReport:
         assert self.plan is not None, "opened before"
         return make_report(
@@ -316,7 +323,7 @@ class Transform:
             model=self._runner.metadata.name,
             plan=self.plan,
             records=records,
-            settings=self._settings,
+            results=results,
             progress=self.progress,
             statistics=self._runner.statistics(),
             elapsed_s=elapsed_s,
@@ -327,11 +334,12 @@ class Transform:
 
     def _explain(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:
         """The run broke: a page says what was done, and what by."""
-        if self._observation is None:
+        if self._observation is None or self.plan is None:
             return
         try:
             records = [record for _, record in sorted(self._ledger.tasks().items())]
-            self._write_page(self._report("failed", records, elapsed_s, cpu_used_s), str(error))
+            results = object_results(self.plan, records, self._settings)
+            self._write_page(self._report("failed", records, results, elapsed_s, cpu_used_s), str(error))
         except HeadraceError:
             # The destination may be what broke; the error to tell is the first one.
             _log.warning("%s%s could not be written", self.destination, PAGE_NAME, exc_info=True)

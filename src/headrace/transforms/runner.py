@@ -5,8 +5,8 @@ from typing import Protocol
 
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
-from headrace.transforms.ledger import Checkpoint, Spot
 from headrace.transforms.plan import Task
+from headrace.transforms.records import Checkpoint, Spot
 from headrace.transforms.work import TaskRun, Work
 
 

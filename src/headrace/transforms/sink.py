@@ -19,9 +19,10 @@ from headrace.pipeline.ledger import Counts
 from headrace.storage.draft import Draft, Kept, discard
 from headrace.storage.local import LocalStore
 from headrace.storage.publisher import Publisher
-from headrace.transforms.ledger import Checkpoint, ShardRecord, TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.output import EncoderFactory, ShardOutput
 from headrace.transforms.plan import TransformPlan
+from headrace.transforms.records import Checkpoint, ShardRecord, TaskRecord
 from headrace.transforms.settings import TABLES, TransformSettings
 from headrace.transforms.source import ShardEnd, Slot, TaskSource
 from headrace.transforms.spool import Spool

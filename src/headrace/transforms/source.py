@@ -26,9 +26,9 @@ from headrace.pipeline.prefetch import Extent, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
-from headrace.transforms.ledger import Checkpoint, ShardRecord, Spot
 from headrace.transforms.parquet_source import parquet_blocks
 from headrace.transforms.plan import Shard, Task, TransformPlan
+from headrace.transforms.records import Checkpoint, ShardRecord, Spot
 
 _COSTS_ONE_OBJECT = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
 _TAIL_BYTES = 64 << 10

@@ -20,9 +20,10 @@ from headrace.pipeline.mapping import Mapper
 from headrace.pipeline.progress import Progress
 from headrace.storage.resolve import Stores
 from headrace.transforms.encoders import Encoders
-from headrace.transforms.ledger import Checkpoint, Spot, TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import Task, TransformPlan
+from headrace.transforms.records import Checkpoint, Spot, TaskRecord
 from headrace.transforms.settings import TransformSettings
 from headrace.transforms.sink import TaskSink
 from headrace.transforms.source import TaskSource, slots_of

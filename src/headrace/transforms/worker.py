@@ -17,10 +17,11 @@ from headrace.pipeline.items import ScoredBatch
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
-from headrace.transforms.ledger import TaskRecord, TransformLedger
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.messages import Assignment, Tally, error_json, metadata_json, receive, send
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import TransformPlan, cut_tasks
+from headrace.transforms.records import TaskRecord
 from headrace.transforms.settings import TransformSettings
 from headrace.transforms.work import TaskRun, Work
 
