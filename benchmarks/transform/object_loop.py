@@ -42,7 +42,9 @@ def score_slowly(folder: Path, out: Path) -> int:
     for path in sorted(folder.iterdir()):
         lines = path.read_bytes().splitlines()
         predictions = model.predict(np.array([line.split(b",") for line in lines], np.float32))
-        texts = orjson.dumps(predictions, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+        texts = orjson.dumps(np.ascontiguousarray(predictions), option=orjson.OPT_SERIALIZE_NUMPY)[
+            1:-1
+        ].split(b",")
         scored = b"".join(b"%b,%b\n" % pair for pair in zip(lines, texts, strict=True))
         (out / f"{path.name}.out").write_bytes(scored)
         rows += len(lines)

@@ -184,13 +184,16 @@ class NumberParser:
 
     def _as_json(self, rows: Rows) -> bytes | None:
         """The rows as the inside of one array; None when something there would change its meaning."""
-        text = rows.data[int(rows.starts[0]) : int(rows.ends[-1])]
-        if b"[" in text:
+        text, start, stop = rows.data, int(rows.starts[0]), int(rows.ends[-1])
+        if text.find(b"[", start, stop) >= 0:
             return None
+        if start or len(text) - stop > 1:
+            text, stop = text[start:stop], stop - start
         if self._dialect.delimiter != b",":  # replacing commas by commas is not free
             # A comma where it is no delimiter makes one number more than there should be.
             text = text.replace(self._dialect.delimiter, b",")
-        return b"[%b]" % text.replace(b"\n", b",")
+        # What is behind the last row is a newline at most, and is left out: that is a copy less than to cut it off before.
+        return b"".join((b"[", memoryview(text.replace(b"\n", b","))[:stop], b"]"))
 
     def _cast(self, numbers: NDArray[Any]) -> NDArray[Any] | None:
         """To the dtype asked for; None when an integer does not fit it."""

@@ -41,6 +41,9 @@ class Spool:
         """Append."""
         if not data:
             return
+        if self._draft is not None and not self._held:
+            self._draft.write(data)  # at once, while it is in the processor's cache
+            return
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes > HELD_BYTES_MAX:
