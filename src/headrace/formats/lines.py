@@ -250,10 +250,11 @@ class RecordCutter:
         starts[0] = 0
         starts[1:] = ends[:-1] + 1
         stops = ends
-        returns = b"\r" in text
+        # Before the end of a blank line stands another line's byte; whatever it is, the line stays blank.
+        before = np.frombuffer(text, np.uint8)[ends - 1] == _RETURN
+        returns = bool(before.any())
         if returns:
-            # Before the end of a blank line stands another line's byte; whatever it is, the line stays blank.
-            stops = ends - (np.frombuffer(text, np.uint8)[ends - 1] == _RETURN)
+            stops = ends - before
         used = int(ends[-1]) + 1
         filled = stops > starts
         blanks = not filled.all()
