@@ -84,7 +84,14 @@ def test_the_command_writes_a_page_when_asked(tmp_path):
     assert json.loads((tmp_path / "out" / "_report.json").read_bytes())["rows_failed"] == _FILES
 
 
+def test_the_command_says_where_the_page_is(tmp_path):
+    done = headrace("transform", _source(tmp_path), f"{tmp_path}/out/", "--model", _MODEL, "--report", "html")
+    (said,) = [line for line in done.out.splitlines() if line.startswith("page ")]
+    assert said.split() == ["page", f"{tmp_path}/out/_report.html"]
+
+
 def test_the_command_writes_none_when_not_asked(tmp_path):
-    headrace("transform", _source(tmp_path), f"{tmp_path}/out/", "--model", _MODEL)
+    done = headrace("transform", _source(tmp_path), f"{tmp_path}/out/", "--model", _MODEL)
+    assert not any(line.startswith("page ") for line in done.out.splitlines())
     assert not (tmp_path / "out" / "_report.html").exists()
     assert (tmp_path / "out" / "_report.json").exists()

@@ -229,7 +229,7 @@ def _run(opened: OpenedTransform, given: dict[str, Any]) -> int:
     display = Display(style, run.progress, run.statistics, reading=run.reading)
     with Interrupts(run.drain):
         report = execute(opened, display)
-    return say_transform_report(report, run.progress, json_lines=json_lines)
+    return say_transform_report(report, run.progress, json_lines=json_lines, page=run.page)
 
 
 def _places(places: tuple[str, ...], spec: TransformSpec) -> tuple[str | list[str], str]:

@@ -19,13 +19,15 @@ _VALUES_SHOWN: Final = 8
 _REASONS_SHOWN: Final = 5
 
 
-def say_transform_report(report: TransformReport, progress: Progress, *, json_lines: bool) -> int:
-    """Say it on standard output, as one JSON line or as a line a figure; the exit status."""
+def say_transform_report(
+    report: TransformReport, progress: Progress, *, json_lines: bool, page: str | None = None
+) -> int:
+    """Say it on standard output, as one JSON line or as a line a figure; the exit status. `page` is where one is."""
     code = INTERRUPTED if report.status == "drained" else report.exit_code
     if json_lines:
         click.echo(orjson.dumps({"event": "report", **report.to_json(), "exit_code": code}))
         return code
-    _say_figures(_figures(report, progress))
+    _say_figures(_figures(report, progress) | {"page": page or ""})
     return code
 
 

@@ -75,6 +75,8 @@ class Transform:
         self.progress = Progress()
         self.plan: TransformPlan | None = None
         """Known once `execute` has looked at the source."""
+        self.page: str | None = None
+        """Where the page is, once it has been written."""
         self._stores = stores
         self._runner = runner
         self._settings = settings
@@ -348,6 +350,7 @@ class Transform:
         if self._observation is not None:
             page = report_page(report, self._observation, settings=self._settings, error=error)
             self._ledger.store.put(self.destination + PAGE_NAME, page)
+            self.page = self.destination + PAGE_NAME
 
     def _check_law(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:
         """Count the run from its ledger: every task, every object, every record of it once."""
