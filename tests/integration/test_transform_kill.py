@@ -115,3 +115,4 @@ def test_outputs_after_many_kills_are_an_undisturbed_runs(tmp_path, isolation):
     assert contents(output) == expected
     assert not list((output / "_headrace").glob("*checkpoint*"))
     assert not list((output / "_headrace" / "drafts").glob("*"))
+    assert not list(output.rglob(".headrace-*"))

@@ -23,13 +23,15 @@ class FaultyProxy:
     """In front of the server at `endpoint`. While `share` is more than 0, so much of all requests is spoilt.
 
     Which requests are spoilt depends on the seed and on those before; each method meets the faults in turn. `spoilt` counts what was done
-    to whom: (method, fault). Once so many requests as `away_after` has have passed, nobody is answered at all.
+    to whom: (method, fault), and `lost` names the requests that were done and not answered. Once so many requests as `away_after` has have passed, nobody is answered at all.
     """
 
     def __init__(self, endpoint: str, *, share: float, seed: int) -> None:
         self.share = share
         self.away_after: int | None = None
         self.spoilt: Counter[tuple[str, str]] = Counter()
+        self.lost: list[tuple[str, str]] = []
+        """Their methods and paths."""
         self.passed = 0
         self._upstream = urlsplit(endpoint).netloc
         self._random = random.Random(seed)
@@ -100,6 +102,7 @@ class FaultyProxy:
                     answer = upstream.getresponse()
                     body = answer.read()
                     if fault == "lost":
+                        proxy.lost.append((self.command, self.path))
                         self.close_connection = True
                         return
                     self.answer(answer.status, answer.getheaders(), body, cut=fault == "cut")

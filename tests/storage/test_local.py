@@ -3,6 +3,7 @@
 import os
 import stat
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from headrace.core.errors import (
     NotFoundError,
     StorageError,
 )
-from headrace.storage.local import LocalStore
+from headrace.storage.local import LocalStore, replace_by_link
 
 store = LocalStore()
 
@@ -169,12 +170,37 @@ def test_a_closed_writer_takes_no_more(tmp_path):
 
 def test_an_unflushed_put_is_whole_and_makes_folders(tmp_path):
     uri = f"{tmp_path}/new/deep/a"
-    store.put_unflushed(uri, b"first")
-    store.put_unflushed(uri, b"second, longer")
+    store.put_unflushed(uri, b"first", drafts=f"{tmp_path}/_drafts/")
+    store.put_unflushed(uri, b"second, longer", drafts=f"{tmp_path}/_drafts/")
     assert store.get(uri) == b"second, longer"
     assert _names(tmp_path / "new" / "deep") == ["a"]
     store.flush(f"{tmp_path}/")
     store.flush(f"file://{tmp_path}/new")
+
+
+@pytest.mark.parametrize(
+    "publish",
+    [
+        lambda source, path: store.put_unflushed(path, b"x", drafts=f"{Path(source).parent}/"),
+        replace_by_link,
+    ],
+    ids=["put", "link"],
+)
+def test_what_a_killed_publication_leaves_is_in_the_drafts_folder(tmp_path, monkeypatch, publish):
+    source = tmp_path / "drafts" / "d"
+    source.parent.mkdir()
+    source.write_bytes(b"x")
+    left = []
+
+    def killed(*_):
+        """At the last moment: what is there now would stay."""
+        left.extend(p.parent for p in tmp_path.rglob("*") if p.is_file() and p != source)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        publish(str(source), f"{tmp_path}/a")
+    assert left == [source.parent]
 
 
 def test_an_unflushed_put_flushes_nothing_and_a_flush_the_whole_file_system(tmp_path, monkeypatch):
@@ -184,7 +210,7 @@ def test_an_unflushed_put_flushes_nothing_and_a_flush_the_whole_file_system(tmp_
     monkeypatch.setattr(
         "headrace.storage.local._sync_file_system", lambda folder: calls.append("file system")
     )
-    store.put_unflushed(f"{tmp_path}/a", b"x")
+    store.put_unflushed(f"{tmp_path}/a", b"x", drafts=f"{tmp_path}/_drafts/")
     assert calls == []
     store.flush(str(tmp_path))
     assert calls == ["file system"]
@@ -220,6 +246,6 @@ def test_a_folder_that_is_not_there_cannot_be_flushed(tmp_path):
 def test_an_unflushed_put_cannot_take_a_folders_name(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(StorageError, match="is a folder"):
-        store.put_unflushed(f"{tmp_path}/a", b"x")
+        store.put_unflushed(f"{tmp_path}/a", b"x", drafts=f"{tmp_path}/_drafts/")
     with pytest.raises(ConfigError, match="names a folder"):
-        store.put_unflushed(f"{tmp_path}/a/", b"x")
+        store.put_unflushed(f"{tmp_path}/a/", b"x", drafts=f"{tmp_path}/_drafts/")

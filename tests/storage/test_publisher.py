@@ -40,7 +40,7 @@ def place(request, tmp_path):
 
 def test_all_is_there_once_it_is_settled(place):
     store, base = place
-    publisher = Publisher(store, base)
+    publisher = Publisher(store, base, drafts=base + "_drafts/")
     for number in range(200):
         publisher.put(f"{base}{number % 7}/{number}", b"%d" % number)
     publisher.settle()
@@ -54,7 +54,7 @@ def test_all_is_there_once_it_is_settled(place):
 
 
 def test_nothing_to_do_needs_nothing(tmp_path):
-    publisher = Publisher(LocalStore(), f"{tmp_path}/not/there/")
+    publisher = Publisher(LocalStore(), f"{tmp_path}/not/there/", drafts=f"{tmp_path}/_drafts/")
     publisher.settle()
     publisher.close()
 
@@ -62,7 +62,7 @@ def test_nothing_to_do_needs_nothing(tmp_path):
 def test_puts_to_a_far_store_run_at_once_and_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "WAITING_MAX", 5)
     store = HeldStore()
-    publisher = Publisher(store, OUT)
+    publisher = Publisher(store, OUT, drafts=OUT + "_drafts/")
     for number in range(5):
         publisher.put(f"{OUT}{number}", b"x")
     for _ in range(5):
@@ -81,7 +81,7 @@ def test_puts_to_a_far_store_run_at_once_and_are_bounded(monkeypatch):
 def test_waiting_bytes_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 10)
     store = HeldStore()
-    publisher = Publisher(store, OUT)
+    publisher = Publisher(store, OUT, drafts=OUT + "_drafts/")
     publisher.put(OUT + "0", b"x" * 10)
     blocked = threading.Thread(target=publisher.put, args=(OUT + "1", b"x"))
     blocked.start()
@@ -95,7 +95,7 @@ def test_waiting_bytes_are_bounded(monkeypatch):
 
 
 def test_what_went_wrong_is_raised_when_it_is_settled():
-    publisher = Publisher(FlakyStore(MemoryStore(), fail_every=3), OUT)
+    publisher = Publisher(FlakyStore(MemoryStore(), fail_every=3), OUT, drafts=OUT + "_drafts/")
     for number in range(4):
         publisher.put(f"{OUT}{number}", b"x")
     with pytest.raises(UnavailableError):
@@ -105,7 +105,7 @@ def test_what_went_wrong_is_raised_when_it_is_settled():
 
 def test_a_disks_error_is_raised_at_once(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    publisher = Publisher(LocalStore(), f"{tmp_path}/")
+    publisher = Publisher(LocalStore(), f"{tmp_path}/", drafts=f"{tmp_path}/_drafts/")
     with pytest.raises(StorageError):
         publisher.put(f"{tmp_path}/file/below", b"x")
     publisher.close()

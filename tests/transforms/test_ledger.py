@@ -3,6 +3,7 @@ import pytest
 from headrace.core.errors import LedgerError, ResumeRefusedError
 from headrace.pipeline.ledger import Counts
 from headrace.storage.contract import ObjectInfo
+from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import PlannedObject
@@ -90,6 +91,27 @@ def test_at_the_end_drafts_and_checkpoints_go(ledger):
     assert ledger.finished() == {"rows": 3}
     assert names(ledger) == ["object-00007.json", "plan.jsonl", "report.json", "run.json", "task-00001.json"]
     assert ledger.assembled() == {7}
+
+
+@pytest.mark.parametrize("end", ["finish", "delete"])
+def test_what_killed_writers_left_on_a_disk_goes_too(tmp_path, end):
+    ledger = TransformLedger(LocalStore(), f"{tmp_path}/")
+    ledger.begin({}, OBJECTS)
+    for folder in ("_headrace", "_headrace/drafts"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / ".headrace-1-aa.tmp").write_bytes(b"")
+    (tmp_path / ".headrace-2-bb.tmp").write_bytes(b"perhaps of another writer, who lives")
+    _ = ledger.finish({}) if end == "finish" else ledger.delete()
+    assert [p.name for p in tmp_path.rglob(".headrace-*")] == [".headrace-2-bb.tmp"]
+
+
+@pytest.mark.parametrize("store", [MemoryStore(), LocalStore()])
+def test_what_is_published_replaces_and_leaves_no_draft(tmp_path, store):
+    ledger = TransformLedger(store, f"{tmp_path}/" if isinstance(store, LocalStore) else OUT)
+    ledger.publish("_report.json", b"1")
+    ledger.publish("_report.json", b"22")
+    assert [i.uri for i in store.list(ledger.destination)] == [ledger.destination + "_report.json"]
+    assert store.get(ledger.destination + "_report.json") == b"22"
 
 
 def test_what_is_deleted_cannot_be_resumed_and_leaves_its_neighbours(ledger):

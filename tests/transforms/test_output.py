@@ -39,7 +39,7 @@ def output_of(store=None, *, header: bool = False, **more) -> ShardOutput:
 
 def written(output: ShardOutput) -> tuple[bytes, list]:
     store = MemoryStore()
-    publisher = Publisher(store, OUT)
+    publisher = Publisher(store, OUT, drafts=OUT + "_drafts/")
     output.out.publish(OUT + "out", publisher)
     output.failed.publish(OUT + "failed", publisher)
     publisher.settle()

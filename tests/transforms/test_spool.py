@@ -29,7 +29,7 @@ def names(store, base):
 @pytest.mark.parametrize("writes", [[], [b""], [b"abc"], [b"a" * 10], [b"a" * 11], [b"abc"] * 20])
 def test_what_was_written_is_published(place, writes):
     store, base = place
-    spool, publisher = Spool(store, base + "draft"), Publisher(store, base)
+    spool, publisher = Spool(store, base + "draft"), Publisher(store, base, drafts=base + "_drafts/")
     for data in writes:
         spool.write(data)
     assert spool.nbytes == len(b"".join(writes))
@@ -61,7 +61,10 @@ def test_what_is_kept_goes_on_in_another_process(place):
     kept = spool.keep()
     spool.write(b"lost")
     spool.close()
-    other, publisher = Spool(store, base + "other", kept=kept), Publisher(store, base)
+    other, publisher = (
+        Spool(store, base + "other", kept=kept),
+        Publisher(store, base, drafts=base + "_drafts/"),
+    )
     assert other.nbytes == 3
     other.write(b"def")
     again = other.keep()
@@ -91,7 +94,7 @@ def test_however_it_is_written_and_kept(steps):
                 spool.write(step)
                 written += step
             assert spool.nbytes == len(written)
-        publisher = Publisher(store, OUT)
+        publisher = Publisher(store, OUT, drafts=OUT + "_drafts/")
         spool.publish(OUT + "k", publisher)
         publisher.settle()
         publisher.close()

@@ -178,6 +178,19 @@ def discard(store: Store, kept: Kept) -> None:
         store.delete(segment_uri(kept.uri, number))
 
 
+def discard_all(store: Store, folder: str) -> None:
+    """Remove all drafts that are in a folder, when nobody writes any there."""
+    for info in store.list(folder):
+        store.delete(info.uri)
+    remove_unfinished(store, folder)
+
+
+def remove_unfinished(store: Store, folder: str) -> None:
+    """Remove what killed writers left in a folder, not below it, when nobody writes there. Only disks show such things."""
+    if isinstance(store, LocalStore):
+        store.clean(folder, older_than_s=0.0)
+
+
 def segment_uri(uri: str, number: int) -> str:
     """Where segment `number` of a draft is."""
     return f"{uri}.{number:05d}"

@@ -77,13 +77,14 @@ class LocalStore:
         with self.writer(uri) as writer:
             writer.write(data)
 
-    def put_unflushed(self, uri: str, data: bytes) -> None:
+    def put_unflushed(self, uri: str, data: bytes, *, drafts: str) -> None:
         """What `put` does, but that a power cut may undo it, or leave the file empty, until `flush` has returned.
 
-        A tenth of the time, for many small files: a killed process loses nothing either way.
+        A tenth of the time, for many small files: a killed process loses nothing either way. What it may leave is in the folder
+        `drafts`, of the same file system, and not among what people look at.
         """
         path = _target(uri)
-        with os_errors(uri), _Temporary(path) as temporary:
+        with os_errors(uri), _Temporary(path, parse(drafts).key) as temporary:
             temporary.write(data)
             temporary.publish(path, flush=False)
 
@@ -229,17 +230,23 @@ def _walk(folder: str, written: str, start_of_name: str) -> Iterator[ObjectInfo]
 
 
 class _Temporary:
-    """A file beside `path` that vanishes unless it is published."""
+    """A file beside `path`, or in another folder, that vanishes unless it is published."""
 
-    def __init__(self, path: str) -> None:
-        folder = os.path.dirname(path)
+    def __init__(self, path: str, folder: str = "") -> None:
+        folder = folder or os.path.dirname(path)
         if os.path.isdir(path):
             raise IsADirectoryError(path)
-        os.makedirs(folder, exist_ok=True)
         name = f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
         self.path = os.path.join(folder, name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.open(self.path, flags, 0o666)
+        # Most times the folders are there, and asking costs as much as making a file.
+        try:
+            self._file = self._open()
+        except FileNotFoundError:
+            os.makedirs(folder, exist_ok=True)
+            self._file = self._open()
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, data: bytes) -> None:
         rest = memoryview(data).cast("B")
@@ -252,7 +259,11 @@ class _Temporary:
     def publish(self, path: str, *, flush: bool = True) -> None:
         if flush:
             self.flush()
-        os.replace(self.path, path)
+        try:
+            os.replace(self.path, path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.replace(self.path, path)
         if flush:
             flush_folder(path)
 
@@ -282,8 +293,11 @@ def _sync_file_system(opened: int) -> None:
 
 
 def replace_by_link(source: str, path: str) -> None:
-    """Give a file a second name, which replaces what has it; where there are no hard links, a copy gets it."""
-    with _Temporary(path) as temporary:
+    """Give a file a second name, which replaces what has it; where there are no hard links, a copy gets it.
+
+    What a killed process leaves of that is beside `source`.
+    """
+    with _Temporary(path, os.path.dirname(source)) as temporary:
         os.unlink(temporary.path)
         try:
             os.link(source, temporary.path)

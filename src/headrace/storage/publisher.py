@@ -14,16 +14,17 @@ WAITING_BYTES_MAX: Final = 64 << 20
 
 
 class Publisher:
-    """Writes whole objects below one folder. One thread at a time.
+    """Writes whole objects below one folder; on a disk they are in the folder `drafts` until then. One thread at a time.
 
     `put` returns before the object is there, and blocks while WAITING_MAX objects or WAITING_BYTES_MAX bytes are on their
     way. `settle` returns when everything is there and will stay, also through a power cut; what went wrong with any of it
     is raised there, or by an earlier `put`.
     """
 
-    def __init__(self, store: Store, folder: str) -> None:
+    def __init__(self, store: Store, folder: str, *, drafts: str) -> None:
         self._store = store
         self._folder = folder
+        self._drafts = drafts
         self._waiting: deque[tuple[Future[None], int]] = deque()
         self._waiting_bytes = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -32,7 +33,7 @@ class Publisher:
     def put(self, uri: str, data: bytes) -> None:
         """Write `data` as the object `uri`, replacing."""
         if isinstance(self._store, LocalStore):
-            self._store.put_unflushed(uri, data)
+            self._store.put_unflushed(uri, data, drafts=self._drafts)
             self._unflushed = True
             return
         while len(self._waiting) >= WAITING_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:

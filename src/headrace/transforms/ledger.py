@@ -21,6 +21,7 @@ A task's record is created if absent: whoever finishes a task second, after a re
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from secrets import token_hex
 from typing import Any, Final
 
 import orjson
@@ -28,7 +29,7 @@ import orjson
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
 from headrace.pipeline.ledger import LEDGER_FOLDER, changes
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import assemble, discard, is_whole
+from headrace.storage.draft import assemble, discard, discard_all, is_whole, open_draft, remove_unfinished
 from headrace.transforms.plan import PlannedObject
 from headrace.transforms.records import VERSION, Checkpoint, RetriedObject, TaskRecord, dump, versioned
 
@@ -48,6 +49,15 @@ class TransformLedger:
     def uri(self, name: str) -> str:
         """Where something of the ledger is."""
         return self._base + name
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Write an object of the destination that is none of the outputs, whole and replacing."""
+        draft = open_draft(self.store, self.draft_uri(f"{name}-{token_hex(4)}"))
+        try:
+            draft.write(data)
+            draft.publish(self.destination + name)
+        finally:
+            draft.close()
 
     def draft_uri(self, name: str) -> str:
         """Where a draft is."""
@@ -237,9 +247,11 @@ class TransformLedger:
 
     def finish(self, report: Mapping[str, Any]) -> None:
         """The run is complete: drafts and checkpoints go, and the report stays."""
-        for info in (*self.store.list(self.uri(DRAFTS)), *self.store.list(self.uri("task-"))):
-            if info.uri.endswith(_CHECKPOINT) or info.uri.startswith(self.uri(DRAFTS)):
+        for info in self.store.list(self.uri("task-")):
+            if info.uri.endswith(_CHECKPOINT):
                 self.store.delete(info.uri)
+        discard_all(self.store, self.uri(DRAFTS))
+        remove_unfinished(self.store, self._base)
         self.store.put(self.uri("report.json"), dump(report))
 
     def finished(self) -> dict[str, Any] | None:
@@ -257,6 +269,8 @@ class TransformLedger:
         for info in list(self.store.list(self._base)):
             if info.uri not in last:
                 self.store.delete(info.uri)
+        discard_all(self.store, self.uri(DRAFTS))
+        remove_unfinished(self.store, self._base)
         for uri in last:
             self.store.delete(uri)
 

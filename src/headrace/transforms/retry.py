@@ -303,7 +303,7 @@ class Retry:
             resumed=True,
         )
         text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-        self._ledger.store.put(self.destination + REPORT_NAME, text)
+        self._ledger.publish(REPORT_NAME, text)
         # The page is of the run that wrote it, and its counts are no longer true.
         self._ledger.store.delete(self.destination + PAGE_NAME)
         self._ledger.finish(report.to_json())

@@ -304,9 +304,10 @@ class Transform:
         )
         if complete:
             text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-            self._ledger.store.put(self.destination + REPORT_NAME, text)
-            self._ledger.finish(report.to_json())
+            self._ledger.publish(REPORT_NAME, text)
         self._write_page(report)
+        if complete:
+            self._ledger.finish(report.to_json())
         return report
 
     def _report(
@@ -349,7 +350,7 @@ class Transform:
     def _write_page(self, report: TransformReport, error: str = "") -> None:
         if self._observation is not None:
             page = report_page(report, self._observation, settings=self._settings, error=error)
-            self._ledger.store.put(self.destination + PAGE_NAME, page)
+            self._ledger.publish(PAGE_NAME, page)
             self.page = self.destination + PAGE_NAME
 
     def _check_law(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:

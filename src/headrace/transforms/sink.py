@@ -19,7 +19,7 @@ from headrace.pipeline.ledger import Counts
 from headrace.storage.draft import Draft, Kept, discard
 from headrace.storage.local import LocalStore
 from headrace.storage.publisher import Publisher
-from headrace.transforms.ledger import TransformLedger
+from headrace.transforms.ledger import DRAFTS, TransformLedger
 from headrace.transforms.output import EncoderFactory, ShardOutput
 from headrace.transforms.plan import TransformPlan
 from headrace.transforms.records import Checkpoint, ShardRecord, TaskRecord
@@ -71,7 +71,7 @@ class TaskSink:
         self._clock = clock
         self._on_task = on_task
         self._replaces = replaces
-        self._publisher = Publisher(ledger.store, ledger.destination)
+        self._publisher = Publisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
         self._open: dict[int, ShardOutput] = {}
         self._appends = isinstance(ledger.store, LocalStore)
         """Whether drafts are files, in which ranges of one object can stand behind each other."""
