@@ -1,5 +1,6 @@
 import itertools
 import math
+import sys
 from collections import Counter
 from fractions import Fraction
 from random import Random
@@ -61,10 +62,10 @@ def test_neither_order_nor_how_they_were_shared_out_matters(values, random, cuts
 
 
 @given(_VALUES)
-def test_the_mean_is_that_of_numpy_without_running_over(values):
-    with np.errstate(all="ignore"):
-        expected = float(np.sum(np.array(values) / len(values)))
-    assert _of(values).mean == pytest.approx(expected, rel=1e-9)
+@example([sys.float_info.max] * 79)
+def test_the_mean_is_the_exact_one_without_running_over(values):
+    expected = float(sum(map(Fraction, values)) / len(values))
+    assert _of(values).mean == pytest.approx(expected, rel=1e-9, abs=1e-12 * max(map(abs, values)) + 1e-300)
 
 
 @given(_VALUES, st.floats(0, 1))
