@@ -1,11 +1,18 @@
 """Fixtures that more than one room's tests use."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from servers.http_files import HttpFiles
 from servers.seaweed import S3Server
+
+
+def pytest_configure() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so does all that it starts; tests press it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
