@@ -1,10 +1,12 @@
 """The server that other tests stand on: what it keeps, and that its ends are real ends."""
 
+import os
+
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 
-from servers.postgres import PostgresServer
+from servers.postgres import PostgresServer, _reachable
 
 pytestmark = pytest.mark.postgres
 
@@ -95,3 +97,13 @@ def test_nothing_of_it_is_left():
     server.close()
     assert not server.running
     assert not server.folder.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's own files are closed to whoever it runs as")
+def test_binaries_that_only_root_may_reach_are_copied(tmp_path):
+    closed, opened = tmp_path / "closed", tmp_path / "opened"
+    (closed / "pginstall" / "bin").mkdir(parents=True)
+    closed.chmod(0o700)
+    opened.mkdir()
+    assert _reachable(closed / "pginstall", opened) == opened / "pginstall"
+    assert (opened / "pginstall" / "bin").is_dir()
