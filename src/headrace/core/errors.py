@@ -39,9 +39,16 @@
     │   └── EndpointError           an endpoint elsewhere
     │       ├── EndpointRefusedError      it says that the request is wrong: never retried
     │       └── EndpointUnavailableError  retries spent, or the circuit is open
-    └── LedgerError                 the record of what a run has done
-        ├── ResumeRefusedError      model, source or settings differ from the run's
-        └── CountMismatchError      in is not out + failed
+    ├── LedgerError                 the record of what a run has done
+    │   ├── ResumeRefusedError      model, source or settings differ from the run's
+    │   └── CountMismatchError      in is not out + failed
+    └── JobError                    a job, or the queue that holds it
+        ├── JobNotFoundError        no job of that id that the caller may see
+        ├── JobStateError           its state does not allow what was asked
+        ├── IdempotencyError        the key was used before, for something else
+        ├── QueueFullError          too many wait already: submit again later
+        ├── QueueClosedError        the queue is being drained and takes no jobs
+        └── JobLedgerUnavailableError  its database does not answer
 
 Every message says what happened, where (object, member, line, byte) and what to do about it; the facts
 are attributes too. Which status code an error becomes is the server's business alone. `RowError`, which a
@@ -279,3 +286,54 @@ class CountMismatchError(LedgerError):
         self.records_in = records_in
         self.out = out
         self.failed = failed
+
+
+class JobError(HeadraceError):
+    """A job, or the queue that holds it."""
+
+
+class JobNotFoundError(JobError):
+    """There is no job of that id, or none that the caller may see; `job_id` is what was asked for."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            f"there is no job {job_id}: it was never submitted here, was deleted, or is not yours"
+        )
+        self.job_id = job_id
+
+
+class JobStateError(JobError):
+    """The job's state does not allow what was asked; `state` is the state, by its name."""
+
+    def __init__(self, job_id: str, state: str, why: str) -> None:
+        super().__init__(f"job {job_id} is {state}: {why}")
+        self.job_id = job_id
+        self.state = state
+
+
+class IdempotencyError(JobError):
+    """An idempotency key was used before, with another body; `job_id` is the job that it stands for."""
+
+    def __init__(self, key: str, job_id: str) -> None:
+        super().__init__(
+            f"the idempotency key {key!r} stands for job {job_id}, which was submitted with another body: "
+            "use a new key for a new job"
+        )
+        self.key = key
+        self.job_id = job_id
+
+
+class QueueFullError(JobError):
+    """As many jobs wait as may. Nothing was queued: submit again in `retry_after_s` seconds."""
+
+    def __init__(self, why: str, *, retry_after_s: float) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class QueueClosedError(JobError):
+    """The queue is being drained: what it holds is worked on, and it takes nothing new."""
+
+
+class JobLedgerUnavailableError(JobError):
+    """The ledger's database does not answer. Whether the last write was taken is not known, unless said otherwise."""
