@@ -21,3 +21,8 @@ class Cause(StrEnum):
     DRAINED = "drained"
     DEFECT = "defect"
     """Something in headrace itself raised: never the data's fault."""
+
+
+def cause_of(error: BaseException) -> Cause:
+    """x."""
+    return Cause.UNAVAILABLE if "again" in str(error) else Cause.INPUT

@@ -79,15 +79,21 @@ class Beats:
         """Beat until `end`."""
         while not self._ended:
             self._wake.clear()
-            now_s = self._clock.now()
-            for attempt in self._roster.overdue(now_s):
-                attempt.stop(StopReason.TIME_LIMIT)
-            if now_s >= self._beat_s:
-                self._beat()
-            elif self._look and now_s >= self._looked_s + _REQUESTS_S:
-                self._look_for_cancels()
+            try:
+                self._round(self._clock.now())
+            except Exception:  # noqa: BLE001 - a worker without this thread loses all its leases
+                _log.exception("a sign of life failed, it is tried again")
+                self._beat_s = self._clock.now() + _AGAIN_S
             if not self._ended:
                 self._clock.sleep(self._patience_s(), self._wake)
+
+    def _round(self, now_s: float) -> None:
+        for attempt in self._roster.overdue(now_s):
+            attempt.stop(StopReason.TIME_LIMIT)
+        if now_s >= self._beat_s:
+            self._beat()
+        elif self._look and now_s >= self._looked_s + _REQUESTS_S:
+            self._look_for_cancels()
 
     def _patience_s(self) -> float:
         until_s = self._beat_s

@@ -140,14 +140,20 @@ class Turns:
                 waiting = self._resolve(waiting)
             turn = self._exchange(waiting, claim)
         except JobLedgerUnavailableError as error:
-            self._failures += 1
-            self._news = self._news or claim is not None
             _log.warning("the job ledger does not answer, it is asked again: %s", error)
-            return False
+            return self._failed(claim)
+        except Exception:  # noqa: BLE001 - a worker without this thread can only be killed
+            _log.exception("the job ledger failed, it is asked again")
+            return self._failed(claim)
         self._failures = 0
         self._take(waiting, turn.accepted)
         self._claimed(turn, claim)
         return True
+
+    def _failed(self, claim: ClaimRequest | None) -> bool:
+        self._failures += 1
+        self._news = self._news or claim is not None
+        return False
 
     def _wanted(self, waiting: Sequence[Settlement]) -> ClaimRequest | None:
         """What to claim: as much as there will be room for when `waiting` is settled. None: nothing now."""

@@ -206,7 +206,7 @@ class Worker:
         if attempt.stopped is StopReason.LOST or outcome is None:
             self._lose(attempt)
             return
-        self._turns.settle(Settlement(job.id, job.lease, outcome))
+        self._turns.settle(Settlement(job.id, job.lease, outcome, attempt.progress))
 
     def _runner(self, kind: Kind) -> KindRunner:
         runner = self._kinds.get(kind)
