@@ -9,6 +9,7 @@ from headrace.cli.models import models_command
 from headrace.cli.serve import serve_command
 from headrace.cli.stream import stream_command
 from headrace.cli.transform import transform_command
+from headrace.cli.work import work_command
 
 _EPILOG = """\b
 Examples:
@@ -31,4 +32,5 @@ main.add_command(transform_command)
 main.add_command(serve_command)
 main.add_command(infer_command)
 main.add_command(models_command)
+main.add_command(work_command)
 main.add_command(init_command)

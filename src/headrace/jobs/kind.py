@@ -63,12 +63,10 @@ class AttemptPredictor:
 
     predictor: JobPredictor
     attempt: Attempt
+    in_flight_max: int = 3
+    """What keeps a model busy. Not all that the model takes, which is for as many jobs as the worker has room for."""
     _asked: set["Future[InferResponse]"] = field(default_factory=set["Future[InferResponse]"])
     _lock: Lock = field(default_factory=Lock)
-
-    def give_up_when_stopped(self) -> None:
-        """Begin to listen to the attempt."""
-        self.attempt.on_stop(self.give_up)
 
     def give_up(self) -> None:
         """Abandon all that is asked."""
@@ -81,11 +79,6 @@ class AttemptPredictor:
     def metadata(self) -> ModelMetadata:
         """The model's."""
         return self.predictor.metadata
-
-    @property
-    def in_flight_max(self) -> int:
-        """The model's."""
-        return self.predictor.in_flight_max
 
     def submit(self, request: InferRequest) -> "Future[InferResponse]":
         """Ask. CancelledRequestError once the attempt was told to stop."""

@@ -19,7 +19,9 @@ class GiveUp:
     reason: str
 
 
-def decide(cause: Cause, attempt: int, attempts_max: int, share: float, retry_after_s: float | None) -> Again | GiveUp:
+def decide(
+    cause: Cause, attempt: int, attempts_max: int, share: float, retry_after_s: float | None
+) -> Again | GiveUp:
     """x."""
     if attempt >= attempts_max or cause in {Cause.INPUT, Cause.MODEL, Cause.DEFECT}:
         return GiveUp("x")

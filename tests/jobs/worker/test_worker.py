@@ -160,7 +160,9 @@ def test_a_worker_whose_lease_was_taken_stops_and_writes_nothing(ledger, wall):
 
 def test_draining_lets_short_jobs_end_and_gives_long_ones_back(ledger):
     kind = ScriptedKind()
-    worker = Worker(ledger, {"infer": kind}, WorkerSettings(name="w1", concurrency=2, drain_grace_s=0.3), seed=1)
+    worker = Worker(
+        ledger, {"infer": kind}, WorkerSettings(name="w1", concurrency=2, drain_grace_s=0.3), seed=1
+    )
     worker.start()
     short, long = submit(ledger), submit(ledger)
     running = {r.id: r for r in (kind.next(), kind.next())}
