@@ -90,16 +90,16 @@ class Link:
         calls, their_calls = socket.socketpair()
         wire, their_wire = socket.socketpair()
         control_fd = os.memfd_create("headrace-control", os.MFD_CLOEXEC)
+        os.ftruncate(control_fd, CONTROL_BYTES)
+        self.control = mmap.mmap(control_fd, CONTROL_BYTES)
         try:
-            os.ftruncate(control_fd, CONTROL_BYTES)
-            self.control = mmap.mmap(control_fd, CONTROL_BYTES)
             fds = (their_calls.fileno(), their_wire.fileno(), control_fd)
             self.calls = CallSocket(calls)
             command = [sys.executable, "-c", _START, *map(str, fds), *sys.path]
             self._process = ContainedProcess(command, fds, self._name, settings)
         except BaseException:
-            calls.close()
-            wire.close()
+            for one in (calls, wire, self.control):
+                one.close()
             raise
         finally:
             their_calls.close()
