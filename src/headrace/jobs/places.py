@@ -106,6 +106,10 @@ class Allowed:
         return place
 
 
+NOTHING: Final = Allowed()
+"""No place at all."""
+
+
 def below(place: str, prefix: str) -> bool:
     """Whether a place is the prefix, or below it at a slash: ``s3://b/inner`` is not below ``s3://b/in``.
 
