@@ -210,8 +210,12 @@ class Engine:
 
     # Callers in threads
 
-    def submit(self, request: InferRequest) -> Future[InferResponse]:
-        """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError when not running."""
+    def submit(self, request: InferRequest, *, alone: bool = False) -> Future[InferResponse]:
+        """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError when not running.
+
+        `alone` has it called by itself, also where requests of others are joined: for whoever composes batches, and is to get
+        the same predictions to the last bit whoever else asks.
+        """
         life, backend = self._running_life("it must be started before it is asked")
         future: Future[InferResponse] = Future()
         try:
@@ -222,6 +226,8 @@ class Engine:
         reply = FutureReply(future)
         key = merge_key(request) if self._merge else None
         ticket = Ticket(request, rows, self._clock.now(), reply, key=key)
+        if alone:
+            ticket.key = ticket
         if life.inline is None:
             life.channel.put(ticket, future)
         else:

@@ -16,6 +16,10 @@ from headrace.jobs.job import ResultRef
 class JobPredictor(Predictor, Protocol):
     """A predictor whose requests can be given up also when they are under way."""
 
+    def submit(self, request: InferRequest, *, alone: bool = False) -> "Future[InferResponse]":
+        """Ask; see `Predictor.submit`. Requests of many jobs share a call of the model, but not those that are `alone`."""
+        ...
+
     def abandon(self, future: "Future[InferResponse]") -> None:
         """Nobody wants the answer any more. A call that nobody wants is ended, if need be with its process.
 
@@ -55,22 +59,23 @@ class KindRunner(Protocol):
 
 @dataclass(slots=True)
 class AttemptPredictor:
-    """A model as one attempt sees it: when the attempt is told to stop, all that it has asked is given up.
+    """A model as one attempt sees it, all of whose requests can be given up at once.
 
-    For what asks a `Predictor` in threads of its own, such as a transform. Life and bounds are the model's own: starting
-    and stopping it does nothing.
+    For what asks a `Predictor` in threads of its own, such as a transform. Its life is the model's own: starting and
+    stopping it does nothing.
     """
 
     predictor: JobPredictor
-    attempt: Attempt
     in_flight_max: int = 3
     """What keeps a model busy. Not all that the model takes, which is for as many jobs as the worker has room for."""
     _asked: set["Future[InferResponse]"] = field(default_factory=set["Future[InferResponse]"])
     _lock: Lock = field(default_factory=Lock)
+    _over: bool = False
 
     def give_up(self) -> None:
-        """Abandon all that is asked."""
+        """Abandon all that is asked, and refuse what would be."""
         with self._lock:
+            self._over = True
             asked: Iterable[Future[InferResponse]] = tuple(self._asked)
         for future in asked:
             self.predictor.abandon(future)
@@ -81,14 +86,15 @@ class AttemptPredictor:
         return self.predictor.metadata
 
     def submit(self, request: InferRequest) -> "Future[InferResponse]":
-        """Ask. CancelledRequestError once the attempt was told to stop."""
-        if self.attempt.stopped is not None:
+        """Ask, as a batch of its own. CancelledRequestError once all was given up."""
+        if self._over:
             raise CancelledRequestError("the attempt was told to stop")
-        future = self.predictor.submit(request)
+        # What is predicted must not depend on which other jobs run: it is written again, byte for byte, when this is resumed.
+        future = self.predictor.submit(request, alone=True)
         with self._lock:
             self._asked.add(future)
         future.add_done_callback(self._forget)
-        if self.attempt.stopped is not None:
+        if self._over:
             self.predictor.abandon(future)
         return future
 

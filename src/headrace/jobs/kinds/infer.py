@@ -111,7 +111,7 @@ class InferKind:
 
     def _records(self, attempt: Attempt, predictor: JobPredictor) -> ResultRef:
         spec = attempt.job.spec
-        watched = AttemptPredictor(predictor, attempt)
+        watched = AttemptPredictor(predictor)
         folder = self._folder(attempt)
         transform = Transform(
             spec.input_uri,

@@ -24,7 +24,7 @@ class StreamKind:
         spec = attempt.job.spec
         if not spec.output_uri:
             raise ConfigError("a stream needs an output_uri: a folder or prefix for its parts")
-        predictor = AttemptPredictor(self._models.predictor(spec.model), attempt)
+        predictor = AttemptPredictor(self._models.predictor(spec.model))
         run = Run(
             spec.input_uri,
             spec.output_uri,

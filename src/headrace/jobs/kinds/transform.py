@@ -27,7 +27,7 @@ class TransformKind:
         spec = attempt.job.spec
         if not spec.output_uri:
             raise ConfigError("a transform needs an output_uri: a folder or prefix for its predictions files")
-        predictor = AttemptPredictor(self._models.predictor(spec.model), attempt)
+        predictor = AttemptPredictor(self._models.predictor(spec.model))
         transform = Transform(
             spec.input_uri,
             spec.output_uri,

@@ -1,0 +1,30 @@
+"""A stream as a job: parts of a bound, in the words of its options. What it shares with `transform` is tested there."""
+
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.jobs.job import NewJob
+from headrace.jobs.kinds.stream import StreamKind
+from headrace.storage.resolve import Stores
+from jobs.support import attempt_at, one_model
+
+
+def test_parts_are_as_large_as_was_asked(tmp_path):
+    (tmp_path / "in.csv").write_text("1,2\n" * 100)
+    spec = NewJob(
+        model="m",
+        input_uri=f"{tmp_path}/in.csv",
+        output_uri=f"{tmp_path}/out/",
+        options={"part_rows_max": 40, "batch_rows": 10, "accept": "application/jsonlines"},
+    )
+    with Stores() as stores, one_model() as models:
+        StreamKind(models, stores).run(attempt_at(spec))
+    parts = sorted((tmp_path / "out").glob("part-*.jsonl"))
+    assert [len(part.read_text().splitlines()) for part in parts] == [40, 40, 20]
+
+
+@pytest.mark.parametrize("options", [{"part_rows_max": "40"}, {"part_bytes_max": 0}, {"accept": "image/png"}])
+def test_bounds_that_cannot_be_are_refused(tmp_path, options):
+    spec = NewJob(model="m", input_uri=f"{tmp_path}/in.csv", output_uri=f"{tmp_path}/out/", options=options)
+    with Stores() as stores, one_model() as models, pytest.raises(ConfigError):
+        StreamKind(models, stores).run(attempt_at(spec))

@@ -1,0 +1,119 @@
+"""A batch transform as a job: resumed by its own ledger, stopped when told to, its report the result."""
+
+import json
+
+import pytest
+
+from headrace.core.errors import ConfigError, DataError, HeadraceError
+from headrace.jobs.attempt import StopReason
+from headrace.jobs.job import NewJob
+from headrace.jobs.kinds.stream import StreamKind
+from headrace.jobs.kinds.transform import TransformKind
+from headrace.storage.resolve import Stores
+from jobs.support import Doubles, attempt_at, one_model
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.csv").write_text("".join(f"{i},{i}\n" for i in range(300)))
+    return f"{folder}/"
+
+
+@pytest.mark.parametrize(
+    ("kind_of", "written"),
+    [(TransformKind, ["a.csv.out", "b.csv.out"]), (StreamKind, ["part-00000.csv"])],
+)
+def test_what_is_written_stands_where_it_was_asked_for_and_the_report_beside_it(
+    tmp_path, source, kind_of, written
+):
+    spec = NewJob(model="m", input_uri=source, output_uri=f"{tmp_path}/out/")
+    with Stores() as stores, one_model() as models:
+        attempt = attempt_at(spec)
+        result = kind_of(models, stores).run(attempt)
+        assert result.uri == f"{tmp_path}/out/_report.json"
+        report = json.loads((tmp_path / "out" / "_report.json").read_text())
+    assert (report["rows_out"], report["exit_code"]) == (600, 0)
+    lines = "".join((tmp_path / "out" / name).read_text() for name in written).splitlines()
+    assert [float(line) for line in lines] == [4.0 * i for _ in "ab" for i in range(300)]
+    assert attempt.progress.done == attempt.progress.total > 0
+
+
+@pytest.mark.parametrize("kind_of", [TransformKind, StreamKind])
+def test_the_next_attempt_goes_on_where_the_last_one_was(tmp_path, source, kind_of):
+    """Stopped by a drain after some batches; the second attempt asks the model for the rest alone."""
+    spec = NewJob(
+        model="m",
+        input_uri=source,
+        output_uri=f"{tmp_path}/out/",
+        options={"batch_rows": 10, "checkpoint_s": 0},
+    )
+    (tmp_path / "in" / "b.csv").unlink()
+    for i in range(40):
+        (tmp_path / "in" / f"b{i:02}.csv").write_text("1,2\n" * 30)
+    asked: list[int] = []
+    holder = {}
+
+    class Counting(Doubles):
+        def predict(self, x):
+            asked.append(len(x))
+            if len(asked) == 5 and "first" in holder:
+                holder.pop("first").stop(StopReason.DRAIN)
+            return super().predict(x)
+
+    with Stores() as stores, one_model(Counting) as models:
+        asked.clear()  # of the warm-up
+        first = holder["first"] = attempt_at(spec)
+        with pytest.raises(HeadraceError):
+            kind_of(models, stores).run(first)
+        before = sum(asked)
+        assert 50 <= before < 1500
+        kind_of(models, stores).run(attempt_at(spec, lease=2))
+        assert sum(asked) - before <= 1500 - before + 10
+    written = sorted(p for p in (tmp_path / "out").iterdir() if p.is_file() and not p.name.startswith("_"))
+    lines = "".join(path.read_text() for path in written).splitlines()
+    assert [float(line) for line in lines] == [4.0 * i for i in range(300)] + [6.0] * 1200
+
+
+@pytest.mark.parametrize("kind_of", [TransformKind, StreamKind])
+def test_what_cannot_be_is_said_before_anything_runs(tmp_path, source, kind_of):
+    with Stores() as stores, one_model() as models:
+        for spec, why in (
+            (NewJob(model="m", input_uri=source), "output_uri"),
+            (NewJob(model="m", input_uri=source, output_uri=f"{tmp_path}/o/", options={"splot": 1}), "splot"),
+            (
+                NewJob(model="m", input_uri=source, output_uri=f"{tmp_path}/o/", options={"source": "x"}),
+                "beside",
+            ),
+        ):
+            with pytest.raises(ConfigError, match=why):
+                kind_of(models, stores).run(attempt_at(spec))
+    assert not (tmp_path / "o").exists()
+
+
+def test_objects_without_output_fail_the_job_where_that_was_asked(tmp_path, source):
+    (tmp_path / "in" / "a.csv").write_text("1,2\n-1,3\n")
+    spec = NewJob(model="m", input_uri=source, output_uri=f"{tmp_path}/out/", options={"on_error": "object"})
+    with Stores() as stores, one_model() as models, pytest.raises(DataError, match="1 of 2 objects"):
+        TransformKind(models, stores).run(attempt_at(spec))
+
+
+def test_the_vendors_words_are_understood(tmp_path, source):
+    spec = NewJob(
+        model="m",
+        input_uri=source,
+        output_uri=f"{tmp_path}/out/",
+        options={
+            "TransformInput": {"ContentType": "text/csv", "SplitType": "Line"},
+            "TransformOutput": {"Accept": "text/csv", "AssembleWith": "Line"},
+            "DataProcessing": {"JoinSource": "Input"},
+        },
+    )
+    with Stores() as stores, one_model() as models:
+        try:
+            TransformKind(models, stores).run(attempt_at(spec))
+        except ConfigError as error:
+            pytest.fail(str(error))
+    assert (tmp_path / "out" / "a.csv.out").read_text().splitlines()[3] == "3,3,12.0"

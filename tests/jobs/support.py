@@ -1,0 +1,68 @@
+"""A real engine as the jobs' models, and an attempt to hand to a kind."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from headrace import Model
+from headrace.core.errors import ModelNotFoundError
+from headrace.core.model import RowError
+from headrace.core.tensor import TensorSpec
+from headrace.engine.engine import Engine
+from headrace.engine.settings import ServeSettings
+from headrace.jobs.attempt import Attempt
+from headrace.jobs.job import Job, NewJob
+from headrace.jobs.state import JobState
+
+
+class Doubles(Model):
+    """Twice each number; refuses negative ones."""
+
+    inputs = (TensorSpec("x", "FP64", (-1, 2)),)
+    outputs = (TensorSpec("y", "FP64", (-1,)),)
+    max_batch_rows = 64
+
+    def predict(self, x):
+        """One number a row: twice their sum."""
+        bad = np.flatnonzero(x[:, 0] < 0)
+        if len(bad):
+            raise RowError(int(bad[0]), "negative")
+        return 2 * x.sum(axis=1)
+
+
+class OneModel:
+    """Implements `Models` with one engine in threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def predictor(self, model: str) -> Engine:
+        """See `Models.predictor`."""
+        if model != self.engine.name:
+            raise ModelNotFoundError(model, "there is no model of this name here")
+        return self.engine
+
+    def identity(self, model: str) -> str:
+        """See `Models.identity`."""
+        return f"{model} sha256:0"
+
+
+@contextmanager
+def one_model(make=Doubles, **settings) -> Iterator[OneModel]:
+    """A started engine."""
+    serving = ServeSettings(**{"isolation": "thread", **settings})
+    engine = Engine(make, name="m", serving=serving, in_flight_max=16)
+    engine.start()
+    try:
+        yield OneModel(engine)
+    finally:
+        engine.stop(drain=False)
+
+
+def attempt_at(spec: NewJob, *, job_id: str = "job-1", lease: int = 1) -> Attempt:
+    """An attempt at a job that runs."""
+    return Attempt(
+        Job(job_id, JobState.RUNNING, replace(spec, id=job_id), attempt=1, lease=lease, worker="w1")
+    )
