@@ -90,11 +90,17 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
 }
 
 
+_DEATHS: Final = {"oom": Cause.OOM, "timeout": Cause.TIMEOUT}
+"""What the death of a model's process stands for, where it is not a crash."""
+
+
 def cause_of(error: BaseException) -> Cause:
     """The cause that an error stands for; of one that is not headrace's own, `Cause.DEFECT`.
 
     A model that raised for want of memory (MemoryError chained to a ModelError) ran out of memory.
     """
+    if isinstance(error, e.InstanceLostError):
+        return _DEATHS.get(error.cause, Cause.CRASH)
     cause = next((_CAUSES[kind] for kind in type(error).__mro__ if kind in _CAUSES), Cause.DEFECT)
     if cause is Cause.MODEL and any(isinstance(link, MemoryError) for link in _chain(error)):
         return Cause.OOM

@@ -167,12 +167,14 @@ class Completed:
 class Failed:
     """It failed; again in `retry_ms`, or for good where that is None.
 
-    `crashed`: the model's process died of it, alone in its call, so that the count of crashes grows.
+    `crashed`: the model's process died of it, alone in its call, so that the count of crashes grows. `counted`: whether the
+    attempt is used up; not where it was nobody's fault, such as an outage. Without an attempt left there is no retry.
     """
 
     failure: JobFailure
     retry_ms: int | None = None
     crashed: bool = False
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

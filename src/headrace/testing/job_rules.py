@@ -107,10 +107,13 @@ def _failed(job: Job, outcome: Failed, at_ms: int) -> Job:
         return moved(job, JobEvent.FAIL, at_ms, failure=outcome.failure, crashes=crashes)
     if job.cancel_requested:
         return moved(job, JobEvent.CANCEL, at_ms, failure=outcome.failure, crashes=crashes)
-    if job.attempt >= job.spec.attempts_max:
+    if outcome.counted and job.attempt >= job.spec.attempts_max:
         return moved(job, JobEvent.FAIL, at_ms, failure=outcome.failure, crashes=crashes)
     due_at_ms = at_ms + outcome.retry_ms
-    return moved(job, JobEvent.RETRY, at_ms, failure=outcome.failure, crashes=crashes, due_at_ms=due_at_ms)
+    attempt = job.attempt - (not outcome.counted)
+    return moved(
+        job, JobEvent.RETRY, at_ms, failure=outcome.failure, crashes=crashes, due_at_ms=due_at_ms, attempt=attempt
+    )
 
 
 def lost(job: Job, at_ms: int, delay_ms: int) -> Job:

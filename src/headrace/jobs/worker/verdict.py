@@ -44,7 +44,7 @@ def _failed(attempt: Attempt, failure: JobFailure, share: float, retry_after_s: 
     decision = decide(failure.cause, job.attempt, job.spec.attempts_max, share, retry_after_s)
     if isinstance(decision, GiveUp):
         return Failed(failure, None, crashed)
-    return Failed(failure, decision.delay_ms, crashed)
+    return Failed(failure, decision.delay_ms, crashed, decision.counts)
 
 
 def _message(error: BaseException, hide: str) -> str:
