@@ -37,6 +37,8 @@ def test_every_error_of_the_tree_has_the_cause_of_its_line(cls):
         (e.UnavailableError("s3://b/k", "away"), Cause.UNAVAILABLE),
         (e.OverloadedError("full", retry_after_s=1), Cause.OVERLOADED),
         (e.InstanceLostError("m", "killed"), Cause.CRASH),
+        (e.InstanceLostError("m", "no memory", cause="oom"), Cause.OOM),
+        (e.InstanceLostError("m", "too long", cause="timeout"), Cause.TIMEOUT),
         (e.PredictError("m", "raised"), Cause.MODEL),
         (e.DeadlineError("late"), Cause.TIMEOUT),
         (e.StoppedError("draining"), Cause.DRAINED),

@@ -171,23 +171,22 @@ def open_worker(
         hide=at.store_uri,
     )
     upkeep = Upkeep(
-        chores(job_ledger, publication, where, places, used.maintain_s, retention or Retention()),
+        chores(
+            job_ledger,
+            publication,
+            Sweeper(job_ledger, where, places, retention or Retention()),
+            maintain_s=used.maintain_s,
+        ),
         hold_off_s=used.lease_s,
     )
     return OpenedWorker(worker, repository, job_ledger, upkeep, where)
 
 
 def chores(
-    ledger: JobLedger,
-    publication: Publication,
-    stores: Stores,
-    places: Places,
-    maintain_s: float,
-    retention: Retention,
+    ledger: JobLedger, publication: Publication, sweeper: Sweeper, *, maintain_s: float
 ) -> list[Chore]:
     """What every worker does beside its jobs."""
     reaper, publisher = Reaper(ledger), Publisher(ledger, publication)
-    sweeper = Sweeper(ledger, stores, places, retention)
     return [
         Chore("reaper", maintain_s, reaper.tick, reaper.round_jobs),
         Chore("publisher", maintain_s, publisher.tick, publisher.round_jobs),

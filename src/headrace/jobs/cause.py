@@ -90,7 +90,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
 }
 
 
-_DEATHS: Final = {"oom": Cause.OOM, "timeout": Cause.TIMEOUT}
+_DEATHS: Final[Mapping[str, Cause]] = {"oom": Cause.OOM, "timeout": Cause.TIMEOUT}
 """What the death of a model's process stands for, where it is not a crash."""
 
 
@@ -100,7 +100,7 @@ def cause_of(error: BaseException) -> Cause:
     A model that raised for want of memory (MemoryError chained to a ModelError) ran out of memory.
     """
     if isinstance(error, e.InstanceLostError):
-        return _DEATHS.get(error.cause, Cause.CRASH)
+        return _DEATHS.get(getattr(error, "cause", None) or "", Cause.CRASH)
     cause = next((_CAUSES[kind] for kind in type(error).__mro__ if kind in _CAUSES), Cause.DEFECT)
     if cause is Cause.MODEL and any(isinstance(link, MemoryError) for link in _chain(error)):
         return Cause.OOM

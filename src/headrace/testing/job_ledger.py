@@ -22,6 +22,7 @@ from typing import Final
 from headrace.testing.job_checks.bench import LedgerBench, NewLedgers
 from headrace.testing.job_checks.claiming import CLAIMING_CHECKS
 from headrace.testing.job_checks.deciding import DECIDING_CHECKS
+from headrace.testing.job_checks.knowing import KNOWING_CHECKS
 from headrace.testing.job_checks.looking import LOOKING_CHECKS
 from headrace.testing.job_checks.settling import SETTLING_CHECKS
 from headrace.testing.job_checks.submitting import SUBMITTING_CHECKS
@@ -38,6 +39,7 @@ JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = (
     *DECIDING_CHECKS,
     *LOOKING_CHECKS,
     *WAITING_CHECKS,
+    *KNOWING_CHECKS,
 )
 """Every check of a job ledger."""
 

@@ -112,7 +112,13 @@ def _failed(job: Job, outcome: Failed, at_ms: int) -> Job:
     due_at_ms = at_ms + outcome.retry_ms
     attempt = job.attempt - (not outcome.counted)
     return moved(
-        job, JobEvent.RETRY, at_ms, failure=outcome.failure, crashes=crashes, due_at_ms=due_at_ms, attempt=attempt
+        job,
+        JobEvent.RETRY,
+        at_ms,
+        failure=outcome.failure,
+        crashes=crashes,
+        due_at_ms=due_at_ms,
+        attempt=attempt,
     )
 
 

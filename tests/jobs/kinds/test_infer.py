@@ -157,7 +157,7 @@ def test_an_attempt_that_is_stopped_lets_go_at_once(tmp_path, stores, places, na
         def work():
             try:
                 kind.run(attempt)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 raised.append(error)
 
         thread = threading.Thread(target=work)

@@ -73,8 +73,12 @@ def check_publishing(bench: LedgerBench) -> None:
     equal(bench.now(job).result, wanted, "the published result")
     bench.ledger.requeue(job.id)
     equal(publish(job.id, job.lease, "memory://x"), False, "publishing after the job was put back")
-    failed = bench.ended(JobState.FAILED, queue="other")
-    equal(publish(failed.id, failed.lease, "memory://x"), False, "publishing the result of a failed job")
+    for state in (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED):
+        ended = bench.ended(state, queue=state.value)
+        where = f"memory://box/{state.value}.error"
+        equal(publish(ended.id, ended.lease, where), True, f"publishing why a job is {state.value}")
+        failure = bench.now(ended).failure
+        equal(failure and failure.uri, where, f"where it was published why a job is {state.value}")
 
 
 def check_retrying(bench: LedgerBench) -> None:
