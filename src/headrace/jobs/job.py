@@ -148,6 +148,13 @@ class Job:
     """Of a failed job, why; of a pending one, why the last attempt failed."""
 
     @property
+    def wants_publishing(self) -> bool:
+        """Whether its end is to be put where it was asked for, by somebody else than whoever did it."""
+        if not self.spec.output_uri or not self.state.ended:
+            return False
+        return self.spec.kind == "infer" or self.state is not JobState.COMPLETED
+
+    @property
     def alone(self) -> bool:
         """Whether it has cost so many processes that no other job may be worked on beside it."""
         return self.crashes >= CRASHES_TOGETHER_MAX

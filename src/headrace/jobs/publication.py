@@ -35,7 +35,7 @@ class Publication:
 
         Raises storage errors; then it can be done again.
         """
-        if not wants_publication(job):
+        if not job.wants_publishing:
             return ""
         uri = self._result(job) if job.state is JobState.COMPLETED else self._error(job)
         if uri and not self._ledger.published(job.id, job.lease, uri):
@@ -63,13 +63,6 @@ class Publication:
         with self._stores.for_uri(target).writer(target) as writer:
             for piece in self._stores.for_uri(source).stream(source):
                 writer.write(piece)
-
-
-def wants_publication(job: Job) -> bool:
-    """Whether its end is to be put somewhere, and is not there by itself."""
-    if not job.spec.output_uri or not job.state.ended:
-        return False
-    return job.spec.kind == "infer" or job.state is not JobState.COMPLETED
 
 
 def error_document(job: Job) -> dict[str, Any]:

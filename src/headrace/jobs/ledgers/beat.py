@@ -1,12 +1,16 @@
 """Signs of life of running attempts, and what they tell; and what is told of a result after the end."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+from headrace.jobs.cause import Cause
+from headrace.jobs.job import Job, JobFailure
 from headrace.jobs.ledger import Beat, BeatReply
 from headrace.jobs.ledgers.database import Statement, Transaction
 from headrace.jobs.ledgers.dialect import CLOCK
-from headrace.jobs.ledgers.rows import clean, dump_mapping, dump_progress
+from headrace.jobs.ledgers.reading import read_jobs
+from headrace.jobs.ledgers.rows import clean, dump_failure, dump_mapping, dump_progress
 from headrace.jobs.state import JobState
 
 _BEATS: Final = {"beat_id": "text", "beat_lease": "bigint", "new_progress": "text", "new_cursor": "text"}
@@ -31,9 +35,8 @@ RETURNING headrace_job.id, headrace_job.lease, headrace_job.cancel_requested,
 
 _PUBLISHED = Statement(
     lambda _: (
-        f"""
-UPDATE headrace_job SET published_uri = :uri
-WHERE id = :id AND lease = :lease AND state = '{JobState.COMPLETED.value}' AND result IS NOT NULL RETURNING id
+        """
+UPDATE headrace_job SET unpublished = FALSE, published_uri = :published_uri, failure = :failure WHERE id = :id
 """
     )
 )
@@ -64,6 +67,21 @@ def beat(transaction: Transaction, beats: Sequence[Beat], lease_ms: int) -> Beat
 
 def published(transaction: Transaction, job_id: str, lease: int, uri: str) -> bool:
     """See `JobLedger.published`."""
-    found = transaction.run(_PUBLISHED, id=job_id, lease=lease, uri=clean(uri)).first()
-    transaction.news.changed = found is not None
-    return found is not None
+    job = read_jobs(transaction, [job_id], lock=True).get(job_id)
+    if job is None or not job.state.ended or job.lease != lease:
+        return False
+    completed = job.state is JobState.COMPLETED
+    transaction.run(
+        _PUBLISHED,
+        id=job_id,
+        published_uri=clean(uri) if completed else "",
+        failure=dump_failure(job.failure if completed else _told_where(job, uri)),
+    )
+    transaction.news.changed = True
+    return True
+
+
+def _told_where(job: Job, uri: str) -> JobFailure:
+    """Why it has ended without a result, and the object that tells more."""
+    failure = job.failure or JobFailure(Cause(job.state.value), f"the job was {job.state.value}")
+    return replace(failure, uri=clean(uri))

@@ -36,6 +36,7 @@ _CHANGED: Final = {
     "new_cursor": "text",
     "new_result": "text",
     "new_published_uri": "text",
+    "new_unpublished": "boolean",
     "new_failure": "text",
 }
 
@@ -53,6 +54,7 @@ UPDATE headrace_job SET
     expires_at_ms = CASE WHEN anew THEN now_ms + expires_in_ms ELSE headrace_job.expires_at_ms END,
     deadline_at_ms = CASE WHEN anew THEN now_ms + deadline_in_ms ELSE headrace_job.deadline_at_ms END,
     progress = new_progress, cursor = new_cursor, result = new_result, published_uri = new_published_uri,
+    unpublished = new_unpublished,
     failure = new_failure
 FROM given, clock
 WHERE headrace_job.id = new_id AND headrace_job.lease = old_lease AND headrace_job.state = old_state
@@ -125,6 +127,7 @@ def _changed(change: Change) -> dict[str, Any]:
         "new_cursor": dump_mapping(then.cursor),
         "new_result": dump_result(then.result),
         "new_published_uri": clean(then.result.published_uri) if then.result else "",
+        "new_unpublished": then.wants_publishing,
         "new_failure": dump_failure(then.failure),
     }
 

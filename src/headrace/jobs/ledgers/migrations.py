@@ -67,11 +67,14 @@ CREATE TABLE headrace_job (
     cursor {text},
     result {text},
     published_uri {text} NOT NULL DEFAULT '',
+    unpublished BOOLEAN NOT NULL DEFAULT FALSE,
     failure {text}
 ) {job_options};
 CREATE INDEX headrace_job_awake ON headrace_job (queue, priority, due_at_ms, id) WHERE state = 'pending' AND NOT asleep;
 CREATE INDEX headrace_job_asleep ON headrace_job (queue, due_at_ms) WHERE state = 'pending' AND asleep;
 CREATE INDEX headrace_job_running ON headrace_job (queue, id) WHERE state = 'running';
+CREATE INDEX headrace_job_running_of ON headrace_job (worker) WHERE state = 'running';
+CREATE INDEX headrace_job_unpublished ON headrace_job (ended_at_ms, id) WHERE unpublished;
 CREATE INDEX headrace_job_waiting_of ON headrace_job (tenant) WHERE state = 'pending';
 CREATE INDEX headrace_job_expiring ON headrace_job (expires_at_ms)
     WHERE state = 'pending' AND started_at_ms IS NULL AND expires_at_ms IS NOT NULL;

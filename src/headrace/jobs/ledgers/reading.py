@@ -6,7 +6,8 @@ from typing import Final
 from headrace.core.errors import JobNotFoundError
 from headrace.jobs.job import Job
 from headrace.jobs.ledgers.database import Statement, Transaction
-from headrace.jobs.ledgers.rows import JOB, job_of
+from headrace.jobs.ledgers.rows import JOB, clean, job_of
+from headrace.jobs.state import JobState
 
 _IDS: Final = {"wanted_id": "text"}
 
@@ -27,6 +28,45 @@ ORDER BY job.id {dialect.lock}
 """
     )
 )
+
+_RUNNING_OF = Statement(
+    lambda _: (
+        f"""
+SELECT {JOB} FROM headrace_job AS job WHERE job.worker = :worker AND job.state = '{JobState.RUNNING.value}'
+"""
+    )
+)
+_CANCELS_OF = Statement(
+    lambda _: (
+        f"""
+SELECT job.id FROM headrace_job AS job
+WHERE job.worker = :worker AND job.state = '{JobState.RUNNING.value}' AND job.cancel_requested
+"""
+    )
+)
+_UNPUBLISHED = Statement(
+    lambda _: (
+        f"""
+SELECT {JOB} FROM headrace_job AS job WHERE job.unpublished AND job.ended_at_ms < :before_ms
+ORDER BY job.ended_at_ms, job.id LIMIT :most
+"""
+    )
+)
+
+
+def read_running_of(transaction: Transaction, worker: str) -> list[Job]:
+    """See `JobLedger.running_of`."""
+    return list(map(job_of, transaction.run(_RUNNING_OF, worker=clean(worker))))
+
+
+def read_cancels_of(transaction: Transaction, worker: str) -> frozenset[str]:
+    """See `JobLedger.cancel_requests`."""
+    return frozenset(row[0] for row in transaction.run(_CANCELS_OF, worker=clean(worker)))
+
+
+def read_unpublished(transaction: Transaction, before_ms: int, limit: int) -> list[Job]:
+    """See `JobLedger.unpublished`."""
+    return list(map(job_of, transaction.run(_UNPUBLISHED, before_ms=before_ms, most=limit)))
 
 
 def read_jobs(transaction: Transaction, job_ids: Sequence[str], *, lock: bool = False) -> dict[str, Job]:

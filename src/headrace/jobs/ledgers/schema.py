@@ -45,6 +45,7 @@ JOB_TABLE: Final = sa.Table(
     sa.Column("cursor", sa.Text),
     sa.Column("result", sa.Text),
     sa.Column("published_uri", sa.Text, nullable=False),
+    sa.Column("unpublished", sa.Boolean, nullable=False),
     sa.Column("failure", sa.Text),
 )
 

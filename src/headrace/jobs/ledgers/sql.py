@@ -24,7 +24,13 @@ from headrace.jobs.ledger import (
 from headrace.jobs.ledgers import deciding, looking, queues
 from headrace.jobs.ledgers.beat import beat, published
 from headrace.jobs.ledgers.database import Database, Statement
-from headrace.jobs.ledgers.reading import read_job, read_jobs
+from headrace.jobs.ledgers.reading import (
+    read_cancels_of,
+    read_job,
+    read_jobs,
+    read_running_of,
+    read_unpublished,
+)
 from headrace.jobs.ledgers.rows import clean
 from headrace.jobs.ledgers.submit import submit
 from headrace.jobs.ledgers.turn import turn
@@ -119,6 +125,18 @@ class SqlJobLedger(ABC):
     def published(self, job_id: str, lease: int, uri: str) -> bool:
         """See `JobLedger.published`."""
         return self._database.write(lambda transaction: published(transaction, job_id, lease, uri))
+
+    def cancel_requests(self, worker: str) -> frozenset[str]:
+        """See `JobLedger.cancel_requests`."""
+        return self._database.read(lambda transaction: read_cancels_of(transaction, worker))
+
+    def running_of(self, worker: str) -> list[Job]:
+        """See `JobLedger.running_of`."""
+        return self._database.read(lambda transaction: read_running_of(transaction, worker))
+
+    def unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
+        """See `JobLedger.unpublished`."""
+        return self._database.read(lambda transaction: read_unpublished(transaction, ended_before_ms, limit))
 
     def maintain(self, limit: int) -> Upkeep:
         """See `JobLedger.maintain`."""

@@ -12,8 +12,8 @@ from headrace.jobs.job import (
     HistoryEvent,
     Job,
     JobFailure,
-    Outcome,
     Released,
+    Settlement,
 )
 from headrace.jobs.state import JobEvent, after
 
@@ -55,12 +55,15 @@ def change(
     return Change(job, event, replace(job, state=state, **values), due_in_ms=due_in_ms, note=note)
 
 
-def settled(job: Job, outcome: Outcome) -> Change:
+def settled(job: Job, settlement: Settlement) -> Change:
     """What an attempt's outcome makes of its running job.
 
     What is done is done, also where a cancellation was asked for meanwhile: of the two the first that is recorded counts.
     What would be tried again is cancelled then.
     """
+    outcome = settlement.outcome
+    if settlement.progress is not None:
+        job = replace(job, progress=settlement.progress)
     match outcome:
         case Completed():
             return change(job, JobEvent.COMPLETE, result=outcome.result, failure=None)
@@ -93,10 +96,19 @@ def _failed(job: Job, outcome: Failed) -> Change:
         return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
     if job.cancel_requested:
         return change(job, JobEvent.CANCEL, note=note, failure=failure, crashes=crashes)
-    if job.attempt >= job.spec.attempts_max:
+    if outcome.counted and job.attempt >= job.spec.attempts_max:
         return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
     due_in_ms = max(0, outcome.retry_ms)
-    return change(job, JobEvent.RETRY, due_in_ms=due_in_ms, note=note, failure=failure, crashes=crashes)
+    attempt = job.attempt - (not outcome.counted)
+    return change(
+        job,
+        JobEvent.RETRY,
+        due_in_ms=due_in_ms,
+        note=note,
+        failure=failure,
+        crashes=crashes,
+        attempt=attempt,
+    )
 
 
 def lost_delay_ms(job: Job) -> int:

@@ -106,7 +106,7 @@ def _settle(transaction: Transaction, settlements: Sequence[Settlement]) -> tupl
             and job.lease == settlement.lease
         )
         if counts and job is not None:
-            changes[job.id] = settled(job, settlement.outcome)
+            changes[job.id] = settled(job, settlement)
         accepted.append(counts)
     write_changes(transaction, list(changes.values()))
     return tuple(accepted)

@@ -34,13 +34,10 @@ def check_cancel_requests(bench: LedgerBench) -> None:
 
 def check_unpublished(bench: LedgerBench) -> None:
     """Ends that were asked for somewhere are listed, oldest first, until they are published; and again after a requeue."""
-    wanted = [bench.submit(output_uri="memory://out/") for _ in range(3)]
-    for job in wanted:
-        running = bench.claim_one()
-        if job is wanted[1]:
-            bench.settle(running, Failed(OOPS))
-        else:
-            bench.settle(running, done(f"memory://box/{job.id}"))
+    wanted: list[Job] = []
+    for outcome in (done("memory://box/1"), Failed(OOPS), done("memory://box/3")):
+        wanted.append(_one(bench, output_uri="memory://out/"))
+        bench.settle(wanted[-1], outcome)
         bench.later(1_000)
     bench.settle(_one(bench), done("memory://box/x"))
     bench.settle(_one(bench, output_uri="memory://out/", kind="transform"), done("memory://out/_report.json"))
