@@ -9,11 +9,13 @@ from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenReque
 from headrace.testing.flaky_store import FlakyStore
 from headrace.testing.formats import FORMAT_CHECKS, FormatSample, check_format
 from headrace.testing.models import EchoModel, HeldModel, PickyModel
+from headrace.testing.outbox import OUTBOX_CHECKS, OutboxBench, check_outbox
 from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, check_reading, check_store
 
 __all__ = [
     "FORMAT_CHECKS",
+    "OUTBOX_CHECKS",
     "STORE_CHECKS",
     "EchoModel",
     "EndpointFault",
@@ -21,10 +23,12 @@ __all__ = [
     "FormatSample",
     "HeldModel",
     "ManualClock",
+    "OutboxBench",
     "PickyModel",
     "ScriptedEndpoint",
     "SeenRequest",
     "check_format",
+    "check_outbox",
     "check_predictor",
     "check_reading",
     "check_service",
