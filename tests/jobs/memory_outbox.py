@@ -138,6 +138,9 @@ class MemoryOutbox:
             if d is None or d.record.state == "claimed":
                 return False
             d.record = replace(d.record, state="waiting", attempts=0, due_at_ms=self.now_ms())
+            endpoint = self._endpoints[d.endpoint_id]
+            rested = replace(endpoint.health, rests_until_at_ms=0)
+            self._endpoints[d.endpoint_id] = replace(endpoint, health=rested)
             return True
 
     def disable(self, endpoint_id, why):

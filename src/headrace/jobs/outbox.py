@@ -89,7 +89,7 @@ class Outbox(Protocol):
     def redeliver(self, delivery_id: str) -> bool:
         """Make a dead, delivered or waiting delivery due at once, under the same event id, with the whole schedule before it.
 
-        False when there is none of that id, or it is claimed just now.
+        Its endpoint's rest ends, since somebody means it to be tried now; at a disabled endpoint it waits. False when there is none of that id, or it is claimed just now.
         """
         ...
 

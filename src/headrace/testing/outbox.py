@@ -200,12 +200,18 @@ def check_redelivering(bench: OutboxBench) -> None:
 
 
 def check_redelivering_what_waits(bench: OutboxBench) -> None:
-    """What waits for its next attempt is due at once."""
+    """What waits for its next attempt is due at once, and its endpoint rests no more; a disabled one stays so."""
     (delivery_id,) = _deliveries(bench, "a")
     (claim,) = _claim(bench)
-    _record(bench, claim, Again(bench.outbox.now_ms() + 10**9, "HTTP 500"))
+    now_ms = bench.outbox.now_ms()
+    _record(bench, claim, Again(now_ms + 10**9, "HTTP 500"), Health(5, now_ms, now_ms + 10**9))
     true(bench.outbox.redeliver(delivery_id), "redelivering what waits")
-    equal([c.attempt for c in _claim(bench)], [1], "the claim after redelivering")
+    (claim,) = _claim(bench)
+    equal((claim.attempt, claim.health), (1, Health(5, now_ms, 0)), "the claim after redelivering")
+    _record(bench, claim, Dead("HTTP 410"))
+    bench.outbox.disable("a", "HTTP 410")
+    true(bench.outbox.redeliver(delivery_id), "redelivering at a disabled endpoint")
+    equal(_claim(bench), [], "claiming of a disabled endpoint after redelivering")
 
 
 def check_release(bench: OutboxBench) -> None:
