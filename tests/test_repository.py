@@ -45,6 +45,7 @@ _EXTRAS_WITHOUT_DOOR = {
 _EXTRAS_APART = {"mlserver": "constraints-mlserver.txt"}
 
 _SEVERAL_DOORS = {
+    "boto3": "the object store's credentials, and the clients of jobs, neither of which needs the other",
     "uvicorn": "its server, and its protocol, which is imported where it is extended",
     "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
     "boto3": "credentials of the object store, and AWS's own queues and notices",
@@ -75,6 +76,7 @@ _UNMIRRORED: dict[str, str] = {
     "transforms/processes.py": "tests/integration/test_transform_faults.py and test_transform_kill.py run, kill and lose processes",
     "transforms/retry_whole.py": "tests/transforms/test_retry.py does objects again, and dies between any two calls",
     "transforms/worker.py": "tests/integration/test_transform_kill.py and tests/transforms/test_observed_workers.py run it",
+    "jobs/outbox.py": "a Protocol and values; headrace.testing checks implementations, and tests/testing/test_outbox.py the checks",
     "storage/contract.py": "Protocols; headrace.testing checks implementations",
     "storage/memory.py": "tests/conformance/test_stores.py runs the whole suite over it",
 }

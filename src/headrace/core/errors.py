@@ -5,6 +5,7 @@
     HeadraceError
     ├── ConfigError                 what was asked for cannot be
     │   ├── MissingExtraError       an optional dependency is not installed
+    │   ├── RefusedAddressError     an address that somebody outside named may not be reached
     │   └── OutputExistsError       the destination holds a run already
     ├── DataError                   the bytes that came in
     │   ├── EmptySourceError        nothing to read
@@ -79,6 +80,13 @@ class MissingExtraError(ConfigError):
         super().__init__(f"{needed_for} needs an extra: pip install 'headrace[{extra}]'")
         self.extra = extra
         self.needed_for = needed_for
+
+
+class RefusedAddressError(ConfigError):
+    """An address or object that somebody outside named is not one that may be reached on their behalf.
+
+    The message goes back to them: it never says what a name was resolved to.
+    """
 
 
 class OutputExistsError(ConfigError):

@@ -4,15 +4,12 @@ Built on the standard library, since the object-store client needs ranges, lengt
 servers and pre-signed addresses do not give. Addresses go out exactly as they were written.
 """
 
-import http.client
-import ssl
+import http
 import time
-import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
-from typing import Any, NoReturn, cast
-from urllib.error import HTTPError, URLError
+from typing import NoReturn
 
 from headrace.core.errors import (
     AccessDeniedError,
@@ -23,14 +20,12 @@ from headrace.core.errors import (
 )
 from headrace.core.retry import retry_after_s
 from headrace.storage.contract import ObjectInfo, Writer
+from headrace.storage.http_door import HttpAnswer, HttpDoor, UrllibDoor
 from headrace.storage.retry import Retrier, TransientFault
 from headrace.storage.uri import parse
 
-CHUNK_BYTES = 1 << 20
-FIRST_CHUNK_BYTES = 64 << 10
 _FOR_GOOD = frozenset({501, 505})
 """What servers answer that do not know HEAD, or our HTTP."""
-_Response = http.client.HTTPResponse
 
 
 class HttpStore:
@@ -39,22 +34,12 @@ class HttpStore:
     Args:
         retrier: Tries again what may pass.
         timeout_s: For each step on the network: connecting, the answer's head, each read.
+        door: What sends the requests; None: the standard library, with that timeout.
     """
 
-    def __init__(self, retrier: Retrier, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, retrier: Retrier, *, timeout_s: float = 60.0, door: HttpDoor | None = None) -> None:
         self._retrier = retrier
-        self._timeout_s = timeout_s
-        self._opener = urllib.request.OpenerDirector()
-        # By hand, since the usual opener also follows redirects to ftp: and opens file: and data:.
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=ssl.create_default_context()),
-            urllib.request.HTTPRedirectHandler(),
-            urllib.request.HTTPErrorProcessor(),
-            urllib.request.HTTPDefaultErrorHandler(),
-        ):
-            self._opener.add_handler(handler)
+        self._door = door or UrllibDoor(timeout_s)
 
     def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
         """See `Store.stream`. Where a server knows no ranges, resuming reads again and drops what is known."""
@@ -138,36 +123,23 @@ class HttpStore:
 
     def _head(self, uri: str, method: str) -> ObjectInfo:
         with self._open(uri, 0, "", method=method) as response:
-            ranged = response.headers.get("Accept-Ranges", "").strip().lower() == "bytes"
+            ranged = response.headers.get("accept-ranges", "").strip().lower() == "bytes"
             size_bytes = _length(response) if ranged else None
             return ObjectInfo(uri, size_bytes, _etag(response), _modified_s(response))
 
     @contextmanager
     def _open(
         self, uri: str, start: int, etag: str, length: int | None = None, method: str = "GET"
-    ) -> Generator[_Response]:
-        """A response with status 200 or 206, of the object that `etag` names."""
+    ) -> Generator[HttpAnswer]:
+        """A response with status 200 or 206, of the object that `etag` names; 416 for an empty one."""
         parse(uri)
-        headers = _headers(start, etag, length)
-        request = urllib.request.Request(uri, headers=headers, method=method)  # noqa: S310 - parse checked it
-        try:
-            response: Any = self._opener.open(request, timeout=self._timeout_s)
-        except HTTPError as error:
-            with error:
-                if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    # The range starts at the end of the object or after it: an answer without bytes.
-                    yield cast("_Response", error)
-                    return
-                _raise_status(uri, error)
-        except URLError as error:
-            if isinstance(error.reason, ssl.SSLCertVerificationError):
-                raise StorageError(uri, f"its certificate cannot be trusted: {error.reason}") from error
-            raise TransientFault(f"no connection: {error.reason}") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise TransientFault(f"no answer: {error!r}") from error
-        except ValueError as error:
-            raise StorageError(uri, f"it, or what it redirects to, is no address: {error}") from error
-        with response:
+        with self._door.open(method, uri, _headers(start, etag, length)) as response:
+            if response.status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                # The range starts at the end of the object or after it: an answer without bytes.
+                yield response
+                return
+            if not http.HTTPStatus.OK <= response.status < http.HTTPStatus.MULTIPLE_CHOICES:
+                _raise_status(uri, response)
             if response.status not in {http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT}:
                 raise StorageError(uri, f"the server answered HTTP {response.status}, without the object")
             now = _etag(response)
@@ -185,7 +157,7 @@ def _headers(start: int, etag: str, length: int | None) -> dict[str, str]:
     return headers
 
 
-def _body(response: _Response, start: int, length: int | None = None) -> Iterator[bytes]:
+def _body(response: HttpAnswer, start: int, length: int | None = None) -> Iterator[bytes]:
     """The object's bytes from `start`, whatever the server chose to send. Raises TransientFault when cut short.
 
     A server may send less than the range that it was asked for, `length` bytes or all: that is cut short too.
@@ -194,20 +166,13 @@ def _body(response: _Response, start: int, length: int | None = None) -> Iterato
         return
     partial = response.status == http.HTTPStatus.PARTIAL_CONTENT
     skip = 0 if partial else start
-    if partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-        raise TransientFault(f"asked from byte {start}, answered {response.headers.get('Content-Range')!r}")
-    expected, received, ask = _length(response), 0, FIRST_CHUNK_BYTES
+    if partial and not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
+        raise TransientFault(f"asked from byte {start}, answered {response.headers.get('content-range')!r}")
+    expected, received = _length(response), 0
     if partial and (size_bytes := _size_bytes(response)) is not None:
         expected = size_bytes - start if length is None else min(length, size_bytes - start)
-    while True:
-        try:
-            chunk = response.read(ask)
-        except (OSError, http.client.HTTPException) as error:
-            raise TransientFault(f"the answer broke off after {received} bytes: {error!r}") from error
-        if not chunk:
-            break
+    for chunk in response.pieces:
         received += len(chunk)
-        ask = CHUNK_BYTES
         if piece := chunk[skip:]:
             yield piece
         skip = max(0, skip - len(chunk))
@@ -215,15 +180,15 @@ def _body(response: _Response, start: int, length: int | None = None) -> Iterato
         raise TransientFault(f"the answer ended after {received} of {expected} bytes")
 
 
-def _length(response: _Response) -> int | None:
-    return _number(response.headers.get("Content-Length", ""))
+def _length(response: HttpAnswer) -> int | None:
+    return _number(response.headers.get("content-length", ""))
 
 
-def _size_bytes(response: _Response) -> int | None:
+def _size_bytes(response: HttpAnswer) -> int | None:
     """The whole object's, as far as this answer tells it."""
     if response.status == http.HTTPStatus.OK:
         return _length(response)
-    return _number(response.headers.get("Content-Range", "").rpartition("/")[2])
+    return _number(response.headers.get("content-range", "").rpartition("/")[2])
 
 
 def _number(text: str) -> int | None:
@@ -233,32 +198,32 @@ def _number(text: str) -> int | None:
         return None
 
 
-def _etag(response: _Response) -> str:
+def _etag(response: HttpAnswer) -> str:
     """The ETag, else what else changes with the bytes."""
-    return response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+    return response.headers.get("etag") or response.headers.get("last-modified") or ""
 
 
-def _modified_s(response: _Response) -> float:
+def _modified_s(response: HttpAnswer) -> float:
     try:
-        return parsedate_to_datetime(response.headers["Last-Modified"]).timestamp()
+        return parsedate_to_datetime(response.headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
         return 0.0
 
 
-def _raise_status(uri: str, error: HTTPError) -> NoReturn:
+def _raise_status(uri: str, answer: HttpAnswer) -> NoReturn:
     """A status as one of ours."""
-    status = error.code
+    status = answer.status
     if status in {404, 410}:
-        raise NotFoundError(uri, f"no such object (HTTP {status})") from error
+        raise NotFoundError(uri, f"no such object (HTTP {status})")
     if status in {401, 403, 407}:
-        raise AccessDeniedError(uri, f"the server does not let us (HTTP {status} {error.reason})") from error
+        raise AccessDeniedError(uri, f"the server does not let us (HTTP {status} {answer.reason})")
     if status == http.HTTPStatus.PRECONDITION_FAILED:
-        raise ChangedError(uri, "is another object now (its ETag differs)") from error
+        raise ChangedError(uri, "is another object now (its ETag differs)")
     if status in {408, 425, 429} or (status >= 500 and status not in _FOR_GOOD):
-        why = f"HTTP {status} {error.reason}"
-        wait_s = retry_after_s(error.headers.get("Retry-After"), time.time())
-        raise TransientFault(why, retry_after_s=wait_s) from error
-    raise StorageError(uri, f"the server answered HTTP {status} {error.reason}") from error
+        why = f"HTTP {status} {answer.reason}"
+        wait_s = retry_after_s(answer.headers.get("retry-after"), time.time())
+        raise TransientFault(why, retry_after_s=wait_s)
+    raise StorageError(uri, f"the server answered HTTP {status} {answer.reason}")
 
 
 def _read_only(uri: str) -> NoReturn:

@@ -12,12 +12,14 @@ from headrace.testing.job_checks.bench import LedgerBench
 from headrace.testing.job_ledger import JOB_LEDGER_CHECKS, check_job_ledger
 from headrace.testing.job_ledger_memory import MemoryJobLedger
 from headrace.testing.models import EchoModel, HeldModel, PickyModel
+from headrace.testing.outbox import OUTBOX_CHECKS, OutboxBench, check_outbox
 from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, check_reading, check_store
 
 __all__ = [
     "FORMAT_CHECKS",
     "JOB_LEDGER_CHECKS",
+    "OUTBOX_CHECKS",
     "STORE_CHECKS",
     "EchoModel",
     "EndpointFault",
@@ -28,11 +30,13 @@ __all__ = [
     "ManualClock",
     "ManualWallClock",
     "MemoryJobLedger",
+    "OutboxBench",
     "PickyModel",
     "ScriptedEndpoint",
     "SeenRequest",
     "check_format",
     "check_job_ledger",
+    "check_outbox",
     "check_predictor",
     "check_reading",
     "check_service",

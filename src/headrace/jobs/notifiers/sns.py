@@ -1,0 +1,128 @@
+"""Notices to Amazon SNS in the words of SageMaker's asynchronous inference, so that what listens there listens here.
+
+A topic for successes and one for the rest. Consumers tell repeats by ``inferenceId``. The vendor does not document where
+an included response stands; here it is ``responseBody``.
+"""
+
+import base64
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+from headrace.core.errors import HeadraceError
+from headrace.jobs.aws import AwsFault, aws_faults
+from headrace.jobs.notifier import (
+    CANCELLED,
+    COMPLETED,
+    EXPIRED,
+    FAILED,
+    Answer,
+    Delivered,
+    Notice,
+    Refused,
+    Retry,
+    SnsTarget,
+    Target,
+)
+
+RESPONSE_BYTES_MAX: Final = 128 << 10
+SUCCESS: Final = "success"
+ERROR: Final = "error"
+_TOPICS: Final = {COMPLETED: SUCCESS, FAILED: ERROR, EXPIRED: ERROR, CANCELLED: ERROR}
+_WRONG_REQUEST: Final = frozenset({"InvalidParameter", "ParameterValueInvalid", "ValidationException"})
+
+ReadResponse = Callable[[str, int], bytes | None]
+"""An object's URI and the most bytes wanted to its bytes, None when it has more; raises HeadraceError."""
+
+_log = logging.getLogger("headrace.jobs.notifiers.sns")
+
+
+class SnsNotifier:
+    """Publishes notices to topics.
+
+    Args:
+        client: From `aws.aws_client("sns", …)`; stays the caller's to close.
+        region: What messages name as their region.
+        read_response: Reads outputs of up to `RESPONSE_BYTES_MAX` for those topics that want them; None: left out.
+    """
+
+    def __init__(self, client: Any, *, region: str, read_response: ReadResponse | None = None) -> None:
+        self._client = client
+        self._region = region
+        self._read_response = read_response
+
+    def send(self, notice: Notice, target: Target) -> Answer:
+        """See `Notifier.send`."""
+        if not isinstance(target, SnsTarget):
+            return Refused("not a target of SNS")
+        kind = _TOPICS.get(notice.type, "")
+        topic = {SUCCESS: target.success_topic, ERROR: target.error_topic}.get(kind, "")
+        if not topic:
+            return Delivered(f"nothing to send: no topic is set for {notice.type}")
+        response = self._response(notice, kind) if kind in target.include_response else None
+        message = orjson.dumps(encode(notice, self._region, response)).decode()
+        try:
+            with aws_faults():
+                told = self._client.publish(TopicArn=topic, Message=message, **_ordering(topic, notice))
+        except AwsFault as fault:
+            if fault.code in _WRONG_REQUEST:
+                return Refused(str(fault))
+            return Retry(str(fault), throttled=fault.throttled)
+        return Delivered(f"SNS message {told['MessageId']}")
+
+    def _response(self, notice: Notice, kind: str) -> bytes | None:
+        uri = notice.data.get("output_uri" if kind == SUCCESS else "failure_uri")
+        if not uri or self._read_response is None:
+            return None
+        try:
+            return self._read_response(str(uri), RESPONSE_BYTES_MAX)
+        except HeadraceError as error:
+            # The reference is in the message: better that without the bytes than nothing.
+            _log.warning("%s: the response is left out of the SNS message: %s", notice.event_id, error)
+            return None
+
+
+def encode(notice: Notice, region: str, response: bytes | None = None) -> dict[str, Any]:
+    """The vendor's message about a job that has ended, as JSON values."""
+    data = notice.data
+    completed = notice.type == COMPLETED
+    message: dict[str, Any] = {
+        "awsRegion": region,
+        "eventTime": _time(notice.at_ms),
+        "receivedTime": _time(int(data.get("submitted_at_ms", notice.at_ms))),
+        "invocationStatus": "Completed" if completed else "Failed",
+        "requestParameters": {
+            "contentType": data.get("content_type", ""),
+            "endpointName": data.get("model", ""),
+            "inputLocation": data.get("input_uri", ""),
+        },
+        "inferenceId": data.get("inference_id") or notice.job_id,
+        "eventVersion": "1.0",
+        "eventSource": "aws:sagemaker",
+        "eventName": "InferenceResult",
+    }
+    if completed:
+        message["responseParameters"] = {
+            "contentType": data.get("output_content_type", ""),
+            "outputLocation": data.get("output_uri", ""),
+        }
+    else:
+        message["failureReason"] = str(data.get("reason") or notice.type)
+    if response is not None and len(response) <= RESPONSE_BYTES_MAX:
+        message["responseBody"] = {"encoding": "base64", "content": base64.b64encode(response).decode()}
+    return message
+
+
+def _ordering(topic: str, notice: Notice) -> dict[str, str]:
+    """What a first-in-first-out topic asks for."""
+    if not topic.endswith(".fifo"):
+        return {}
+    return {"MessageGroupId": notice.event_id, "MessageDeduplicationId": notice.event_id}
+
+
+def _time(at_ms: int) -> str:
+    at = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

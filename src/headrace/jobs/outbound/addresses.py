@@ -1,0 +1,113 @@
+"""May this IP address be reached on behalf of somebody outside? Pure.
+
+Only what the public internet routes, and what the operator has allowed. Whatever carries an IPv4 address inside an
+IPv6 one is looked into (IPv4-mapped, NAT64) or refused (6to4, Teredo, ISATAP and the other ways of tunnelling), since it
+would otherwise name the private address in another spelling.
+"""
+
+from collections.abc import Iterable
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import Final
+
+from headrace.core.errors import ConfigError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_REFUSED_V4: Final = tuple(
+    (IPv4Network(network), what)
+    for network, what in (
+        ("0.0.0.0/8", "this network"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "shared by a carrier's customers"),
+        ("127.0.0.0/8", "loopback"),
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "protocol assignments"),
+        ("192.0.2.0/24", "documentation"),
+        ("192.31.196.0/24", "AS112"),
+        ("192.52.193.0/24", "AMT"),
+        ("192.88.99.0/24", "6to4 relays"),
+        ("192.168.0.0/16", "private"),
+        ("192.175.48.0/24", "AS112"),
+        ("198.18.0.0/15", "benchmarks"),
+        ("198.51.100.0/24", "documentation"),
+        ("203.0.113.0/24", "documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved, or broadcast"),
+    )
+)
+_GLOBAL_V6: Final = IPv6Network("2000::/3")
+"""All that is handed out for global unicast; private, link-local, multicast and reserved addresses lie outside."""
+_REFUSED_V6: Final = tuple(
+    (IPv6Network(network), what)
+    for network, what in (
+        ("2001::/23", "protocol assignments, among them Teredo and ORCHID"),
+        ("2001:db8::/32", "documentation"),
+        ("2002::/16", "6to4"),
+        ("2620:4f:8000::/48", "AS112"),
+        ("3ffe::/16", "the former 6bone"),
+        ("3fff::/20", "documentation"),
+    )
+)
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+_ISATAP: Final = frozenset({0x00005EFE, 0x02005EFE})
+_IPV4_MASK: Final = 0xFFFFFFFF
+
+
+def network(text: str) -> Network:
+    """A subnet that the operator allows, such as ``10.1.0.0/16``; ConfigError when it is none."""
+    try:
+        return ip_network(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no subnet: {error}; write 10.1.0.0/16 or fd00:1::/64") from error
+
+
+def refusal(address: Address | str, allowed: Iterable[Network] = ()) -> str | None:
+    """Why this address may not be reached, or None when it may be. Text that is no address is refused.
+
+    `allowed` are subnets that may be reached although they are not global. They are compared with what the address
+    means: ``::ffff:10.1.2.3`` is ``10.1.2.3``.
+    """
+    try:
+        meant = _meant(ip_address(address))
+    except ValueError:
+        return "not an IP address"
+    if isinstance(meant, IPv6Address) and meant.scope_id is not None:
+        return "bound to one network interface"
+    if any(meant.version == net.version and meant in net for net in allowed):
+        return None
+    return _refusal_v4(meant) if isinstance(meant, IPv4Address) else _refusal_v6(meant)
+
+
+def _meant(address: Address) -> Address:
+    """What a mapped or NAT64 address leads to; others as they are."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address in _NAT64:
+        return IPv4Address(int(address) & _IPV4_MASK)
+    return address
+
+
+def _refusal_v4(address: IPv4Address) -> str | None:
+    what = next((what for net, what in _REFUSED_V4 if address in net), None)
+    # The library's own table is newer or older than ours: what either refuses is refused.
+    return what if what or address.is_global else "not global"
+
+
+def _refusal_v6(address: IPv6Address) -> str | None:
+    if address not in _GLOBAL_V6:
+        return "not global"
+    if (int(address) >> 32) & _IPV4_MASK in _ISATAP:
+        return "an IPv4 address in a tunnel (ISATAP)"
+    what = next((what for net, what in _REFUSED_V6 if address in net), None)
+    return what if what or address.is_global else "not global"

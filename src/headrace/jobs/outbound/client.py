@@ -1,0 +1,355 @@
+"""The door to httpcore: requests to addresses that somebody outside has named.
+
+The check sits where the connection is made. A name is resolved once, every address that it leads to is judged, and the
+connection goes to an address that passed, while the certificate and the Host header are still the name's: there is no
+second look-up that could answer otherwise (DNS rebinding). Nothing is taken from the environment: no proxy, no netrc.
+Redirects are not followed, nothing is decompressed, no cookie is kept, and a connection serves one request.
+"""
+
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Final, Self
+
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import MissingExtraError, RefusedAddressError
+from headrace.jobs.outbound.addresses import refusal
+from headrace.jobs.outbound.urls import OutboundPolicy, Url, parse_url
+
+try:
+    import httpcore
+except ImportError as error:
+    raise MissingExtraError("jobs", "sending notices and fetching inputs over HTTP") from error
+
+ANSWER_BYTES_MAX: Final = 64 << 10
+ADDRESSES_MAX: Final = 4
+"""So many of a name's addresses are tried, in the resolver's order."""
+RESOLVERS_MAX: Final = 8
+"""Look-ups at a time; the system's resolver cannot be interrupted, so a hanging one keeps its thread."""
+
+Resolve = Callable[[str, int], Sequence[str]]
+"""A host's name and a port to IP addresses, best first; raises OSError."""
+
+_log = logging.getLogger("headrace.jobs.outbound")
+
+
+class OutboundFault(Exception):  # noqa: N818 - it never leaves the room; what leaves is a value or an error
+    """No answer came, in a way that may pass: not reached, lost, or too slow."""
+
+
+class UntrustedFault(OutboundFault):
+    """The other side's certificate is not one to be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboundTimeouts:
+    """How long a request may take: to connect (each of: the name, the connection, TLS), for each read, and in all."""
+
+    connect_s: float = 5.0
+    read_s: float = 10.0
+    total_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutboundAnswer:
+    """An answer, read as far as `ANSWER_BYTES_MAX`. Header names are in lower case.
+
+    `whole` says whether the body ended: one that was too long, too slow or cut off is here as far as it came, since its
+    status had been told already. The body is for logs: it is never shown to whoever named the address.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """An answer whose body comes in pieces. `pieces` raises OutboundFault when it breaks off or comes too slowly."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: Iterator[bytes]
+
+
+def system_resolve(host: str, port: int) -> Sequence[str]:
+    """What the operating system answers, numbers only; OSError when it knows no such name."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return [str(info[4][0]) for info in found]
+
+
+class OutboundClient:
+    """Sends requests that keep to a policy. Safe from any thread; close it when nobody uses it any more.
+
+    Args:
+        policy: What may be reached.
+        timeouts: For every request that brings none of its own.
+        trust: Certificates to trust; None: those of the system.
+        resolve: How names become addresses.
+    """
+
+    def __init__(
+        self,
+        policy: OutboundPolicy | None = None,
+        *,
+        timeouts: OutboundTimeouts | None = None,
+        trust: ssl.SSLContext | None = None,
+        resolve: Resolve = system_resolve,
+        clock: Clock | None = None,
+    ) -> None:
+        self.policy = policy or OutboundPolicy()
+        self.timeouts = timeouts or OutboundTimeouts()
+        self._trust = trust or ssl.create_default_context()
+        self._resolve = resolve
+        self._clock = clock or SystemClock()
+        self._resolvers = ThreadPoolExecutor(RESOLVERS_MAX, "headrace-resolve")
+
+    def close(self) -> None:
+        """End the threads that resolve names; requests under way fail. Closing twice does nothing."""
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> OutboundAnswer:
+        """One request and its answer, within the total timeout.
+
+        Raises:
+            RefusedAddressError: The address, or all that its name leads to, may not be reached.
+            OutboundFault: There was no answer's head. UntrustedFault: for want of a certificate to trust.
+        """
+        with self.open(method, url, headers=headers, body=body) as answer:
+            parts, whole = _read(answer.pieces)
+            return OutboundAnswer(answer.status, answer.headers, parts, whole)
+
+    @contextmanager
+    def open(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        timeouts: OutboundTimeouts | None = None,
+    ) -> Generator[OpenAnswer]:
+        """An answer whose body is read while it comes; leaving the context closes the connection.
+
+        Raises what `send` does; reading pieces raises OutboundFault.
+        """
+        checked = parse_url(url, self.policy)
+        times = timeouts or self.timeouts
+        backend = _CheckedBackend(self._addresses, _Deadline(self._clock, times), checked)
+        sent = {"Host": checked.host_header, "User-Agent": "headrace", "Accept-Encoding": "identity"}
+        with httpcore.ConnectionPool(
+            ssl_context=self._trust,
+            max_connections=1,
+            max_keepalive_connections=0,
+            network_backend=backend,
+        ) as pool:
+            with _faults(checked):
+                response = pool.handle_request(_request(method, checked, {**sent, **(headers or {})}, body))
+            try:
+                yield OpenAnswer(response.status, _headers(response), _pieces(response, checked))
+            finally:
+                response.close()
+
+    def _addresses(self, url: Url, timeout_s: float) -> Sequence[str]:
+        """Those addresses of the host that may be reached. RefusedAddressError when it has others only."""
+        found = [url.host] if url.literal else self._resolved(url, timeout_s)
+        refusals = {address: refusal(address, self.policy.networks) for address in found}
+        passed = [address for address, why in refusals.items() if why is None]
+        if refusals and not passed:
+            _log.warning("%s leads only to addresses that may not be reached: %s", url.host, refusals)
+            raise RefusedAddressError(
+                f"{url.origin}: its host leads to an address that may not be reached from here; "
+                "if it is meant, the operator can allow its subnet"
+            )
+        return passed[:ADDRESSES_MAX]
+
+    def _resolved(self, url: Url, timeout_s: float) -> Sequence[str]:
+        try:
+            looking = self._resolvers.submit(self._resolve, url.host, url.port)
+        except RuntimeError:
+            raise OutboundFault("the client is closed") from None
+        try:
+            return looking.result(timeout_s)
+        except TimeoutError:
+            looking.cancel()
+            raise OutboundFault(f"{url.host} was not resolved within {timeout_s:g} s") from None
+        except CancelledError:
+            raise OutboundFault("the client is closed") from None
+        except (OSError, UnicodeError) as error:
+            raise OutboundFault(f"{url.host} could not be resolved") from error
+
+
+class _Deadline:
+    """When a request must be over, and how much of that a step may take."""
+
+    def __init__(self, clock: Clock, timeouts: OutboundTimeouts) -> None:
+        self._clock = clock
+        self._ends_s = clock.now() + timeouts.total_s
+        self._timeouts = timeouts
+
+    def connect_s(self) -> float:
+        return self._left_s(self._timeouts.connect_s)
+
+    def read_s(self) -> float:
+        return self._left_s(self._timeouts.read_s)
+
+    def _left_s(self, step_s: float) -> float:
+        left_s = self._ends_s - self._clock.now()
+        if left_s <= 0:
+            raise OutboundFault(f"not over within {self._timeouts.total_s:g} s")
+        return min(step_s, left_s)
+
+
+class _CheckedBackend(httpcore.NetworkBackend):
+    """Connects to one URL's host, and there only to addresses that have passed."""
+
+    def __init__(
+        self, addresses: Callable[[Url, float], Sequence[str]], deadline: _Deadline, url: Url
+    ) -> None:
+        self._addresses = addresses
+        self._deadline = deadline
+        self._url = url
+        self._sockets = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002 - the deadline knows
+        local_address: str | None = None,  # noqa: ARG002 - not offered
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        assert (host, port) == (self._url.host, self._url.port), "asked for another host than was checked"
+        last: Exception = OutboundFault(f"{host} has no address")
+        for address in self._addresses(self._url, self._deadline.connect_s()):
+            numeric = str(ip_address(address))  # so that nothing is resolved again
+            try:
+                stream = self._sockets.connect_tcp(
+                    numeric, port, self._deadline.connect_s(), None, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                last = error
+            else:
+                return _TimedStream(stream, self._deadline)
+        raise last
+
+
+class _TimedStream(httpcore.NetworkStream):
+    """A connection whose every step ends with the request's deadline."""
+
+    def __init__(self, stream: httpcore.NetworkStream, deadline: _Deadline) -> None:
+        self._stream = stream
+        self._deadline = deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
+        return self._stream.read(max_bytes, self._deadline.read_s())
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
+        # By hand, since the stream's own way has its timeout for each piece that the receiver takes.
+        sock: socket.socket = self._stream.get_extra_info("socket")
+        rest = memoryview(buffer)
+        while rest:
+            sock.settimeout(self._deadline.read_s())
+            try:
+                rest = rest[sock.send(rest) :]
+            except TimeoutError as error:
+                raise httpcore.WriteTimeout("the receiver does not take the request") from error
+            except OSError as error:
+                raise httpcore.WriteError(str(error)) from error
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ARG002
+    ) -> httpcore.NetworkStream:
+        secure = self._stream.start_tls(ssl_context, server_hostname, self._deadline.connect_s())
+        return _TimedStream(secure, self._deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def _request(method: str, url: Url, headers: Mapping[str, str], body: bytes) -> httpcore.Request:
+    length = {"Content-Length": str(len(body))} if body or method == "POST" else {}
+    return httpcore.Request(
+        method,
+        httpcore.URL(
+            scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
+        ),
+        headers=[
+            (name.encode("ascii"), value.encode("ascii")) for name, value in {**headers, **length}.items()
+        ],
+        content=body,
+    )
+
+
+def _headers(response: httpcore.Response) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for raw_name, raw_value in response.headers:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
+def _pieces(response: httpcore.Response, url: Url) -> Iterator[bytes]:
+    with _faults(url):
+        yield from response.iter_stream()
+
+
+def _read(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
+    """The body as far as it is wanted and came, and whether that is all of it."""
+    parts: list[bytes] = []
+    left = ANSWER_BYTES_MAX
+    try:
+        for piece in pieces:
+            parts.append(piece[:left])
+            left -= len(piece)
+            if left < 0:
+                return b"".join(parts), False
+    except OutboundFault:
+        return b"".join(parts), False
+    return b"".join(parts), True
+
+
+@contextmanager
+def _faults(url: Url) -> Generator[None]:
+    """What httpcore raises, in our words; without what it says, which may quote addresses."""
+    try:
+        yield
+    except httpcore.TimeoutException as error:
+        raise OutboundFault(f"{url.origin} did not answer in time ({type(error).__name__})") from error
+    except httpcore.ConnectError as error:
+        found = _tls_error(error)
+        if isinstance(found, ssl.SSLCertVerificationError):
+            why = f"its certificate cannot be trusted: {found.verify_message}"
+            raise UntrustedFault(f"{url.origin}: {why}") from error
+        if found is not None:
+            raise UntrustedFault(f"{url.origin}: no TLS connection ({found.reason})") from error
+        raise OutboundFault(f"{url.origin} could not be reached") from error
+    except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+        raise OutboundFault(f"{url.origin}: the connection broke ({type(error).__name__})") from error
+
+
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    """What TLS said, below what httpcore made of it, which hides the cause but not the context."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__context__
+    return error

@@ -1,0 +1,171 @@
+"""An outbox in memory: the reference that the suite was written against, and what tests of the deliverer deliver from."""
+
+import threading
+from dataclasses import dataclass, field, replace
+
+from headrace.jobs.delivery import HEALTHY, Again, Decision, Done
+from headrace.jobs.outbox import Claim, DeliveryRecord, EndpointRecord
+from headrace.testing import ManualClock
+
+
+@dataclass
+class _Delivery:
+    notice: object
+    endpoint_id: str
+    record: DeliveryRecord
+    fence: int = 0
+    lease_until_at_ms: int = 0
+    ended_at_ms: int = 0
+
+
+@dataclass
+class MemoryOutbox:
+    """See `Outbox`. On a manual clock; `recorded` counts what was recorded."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def __post_init__(self):
+        self._lock = threading.Condition()
+        self._deliveries: dict[str, _Delivery] = {}
+        self._endpoints: dict[str, EndpointRecord] = {}
+        self._fences = 0
+        self.decisions: list[tuple[Claim, Decision]] = []
+
+    # The bench.
+
+    @property
+    def outbox(self):
+        return self
+
+    def advance(self, ms):
+        self.clock.advance(ms / 1000)
+
+    def add_endpoint(self, target):
+        with self._lock:
+            self._endpoints[target.endpoint_id] = EndpointRecord(target.endpoint_id, target, HEALTHY)
+
+    def put(self, notice, endpoint_id):
+        with self._lock:
+            delivery_id = f"dlv_{len(self._deliveries)}"
+            record = DeliveryRecord(delivery_id, endpoint_id, notice.event_id, "waiting", 0, self.now_ms())
+            self._deliveries[delivery_id] = _Delivery(notice, endpoint_id, record)
+            return delivery_id
+
+    def wait_for_decisions(self, count, timeout_s=20.0):
+        with self._lock:
+            assert self._lock.wait_for(lambda: len(self.decisions) >= count, timeout_s), self.decisions
+            return self.decisions[:count]
+
+    # The outbox.
+
+    def now_ms(self):
+        return round(self.clock.now() * 1000)
+
+    def _claimable_at_ms(self, d):
+        """When it may be claimed, by itself and its endpoint; None: not as things stand."""
+        endpoint = self._endpoints[d.endpoint_id]
+        if d.record.state in {"delivered", "dead"} or endpoint.disabled_why:
+            return None
+        busy = [
+            other.lease_until_at_ms
+            for other in self._deliveries.values()
+            if other.endpoint_id == d.endpoint_id and other.record.state == "claimed"
+        ]
+        return max([d.record.due_at_ms, endpoint.health.rests_until_at_ms, *busy])
+
+    def claim(self, limit, lease_ms):
+        with self._lock:
+            now_ms, claims = self.now_ms(), []
+            for d in sorted(self._deliveries.values(), key=lambda d: d.record.due_at_ms):
+                at_ms = self._claimable_at_ms(d)
+                if len(claims) < limit and at_ms is not None and at_ms <= now_ms:
+                    self._fences += 1
+                    d.fence, d.lease_until_at_ms = self._fences, now_ms + lease_ms
+                    d.record = replace(d.record, state="claimed", attempts=d.record.attempts + 1)
+                    endpoint = self._endpoints[d.endpoint_id]
+                    claims.append(
+                        Claim(
+                            d.record.delivery_id,
+                            d.fence,
+                            d.record.attempts,
+                            d.notice,
+                            endpoint.target,
+                            endpoint.health,
+                        )
+                    )
+            return claims
+
+    def next_due_at_ms(self):
+        with self._lock:
+            times = [self._claimable_at_ms(d) for d in self._deliveries.values()]
+            return min((t for t in times if t is not None), default=None)
+
+    def _held(self, claim):
+        d = self._deliveries[claim.delivery_id]
+        return d if d.fence == claim.fence and d.record.state == "claimed" else None
+
+    def record(self, claim, decision):
+        with self._lock:
+            d = self._held(claim)
+            if d is None:
+                return False
+            match decision.outcome:
+                case Done(how):
+                    d.record = replace(d.record, state="delivered", why=how)
+                case Again(at_ms, why):
+                    d.record = replace(d.record, state="waiting", due_at_ms=at_ms, why=why)
+                case dead:
+                    d.record = replace(d.record, state="dead", why=dead.why)
+            d.ended_at_ms = self.now_ms()
+            endpoint = self._endpoints[d.endpoint_id]
+            why = endpoint.disabled_why or decision.disable_why
+            self._endpoints[d.endpoint_id] = replace(endpoint, health=decision.health, disabled_why=why)
+            self.decisions.append((claim, decision))
+            self._lock.notify_all()
+            return True
+
+    def release(self, claim):
+        with self._lock:
+            d = self._held(claim)
+            if d is None:
+                return False
+            d.record = replace(d.record, state="waiting", attempts=d.record.attempts - 1)
+            return True
+
+    def redeliver(self, delivery_id):
+        with self._lock:
+            d = self._deliveries.get(delivery_id)
+            if d is None or d.record.state == "claimed":
+                return False
+            d.record = replace(d.record, state="waiting", attempts=0, due_at_ms=self.now_ms())
+            endpoint = self._endpoints[d.endpoint_id]
+            rested = replace(endpoint.health, rests_until_at_ms=0)
+            self._endpoints[d.endpoint_id] = replace(endpoint, health=rested)
+            return True
+
+    def disable(self, endpoint_id, why):
+        return self._change(endpoint_id, disabled_why=why)
+
+    def enable(self, endpoint_id):
+        return self._change(endpoint_id, disabled_why="", health=HEALTHY)
+
+    def _change(self, endpoint_id, **changes):
+        with self._lock:
+            if endpoint_id not in self._endpoints:
+                return False
+            self._endpoints[endpoint_id] = replace(self._endpoints[endpoint_id], **changes)
+            return True
+
+    def delivery(self, delivery_id):
+        with self._lock:
+            d = self._deliveries.get(delivery_id)
+            return d.record if d else None
+
+    def endpoint(self, endpoint_id):
+        with self._lock:
+            return self._endpoints.get(endpoint_id)
+
+    def dead_letters(self, limit):
+        with self._lock:
+            dead = [d for d in self._deliveries.values() if d.record.state == "dead"]
+            return [d.record for d in sorted(dead, key=lambda d: -d.ended_at_ms)[:limit]]

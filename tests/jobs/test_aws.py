@@ -1,0 +1,94 @@
+"""The door to boto3, against moto's server: where clients go, and what their faults become."""
+
+import sys
+
+import pytest
+
+from headrace.core.errors import MissingExtraError
+from headrace.jobs.aws import AwsFault, aws_client, aws_faults
+from servers.aws import AwsServer
+from servers.receiver import Receiver, Reply, free_port
+
+KEYS = {"AWS_REGION": "eu-west-1", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "word"}
+
+
+@pytest.fixture(scope="module")
+def aws():
+    with AwsServer() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch, tmp_path):
+    """Whatever this machine has of Amazon's settings is not there."""
+    for name in (
+        "AWS_PROFILE",
+        "AWS_DEFAULT_REGION",
+        "AWS_REGION",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def test_clients_go_where_the_environment_says(aws):
+    for service, more in (
+        ("sns", {}),
+        ("sqs", {"AWS_ENDPOINT_URL_SQS": aws.url, "AWS_ENDPOINT_URL": "http://no"}),
+    ):
+        client = aws_client(service, {**aws.environ, **more})
+        assert client.meta.region_name == "eu-west-1"
+        assert client.meta.endpoint_url == aws.url
+        client.close()
+    queues = aws_client("sqs", KEYS, endpoint_url=aws.url)
+    queues.create_queue(QueueName="of-test-aws")
+    assert len(queues.list_queues(QueueNamePrefix="of-test-aws")["QueueUrls"]) == 1
+    queues.close()
+
+
+def test_what_the_service_refuses_does_not_pass(aws):
+    client = aws_client("sns", aws.environ)
+    with pytest.raises(AwsFault, match="NotFound") as fault, aws_faults():
+        client.publish(TopicArn="arn:aws:sns:eu-west-1:123456789012:none", Message="x")
+    assert (fault.value.passes, fault.value.throttled) == (False, False)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "passes", "throttled"),
+    [
+        (400, "Throttling", True, True),
+        (503, "ServiceUnavailable", True, False),
+        (403, "AccessDenied", False, False),
+    ],
+)
+def test_faults_say_whether_they_pass(status, code, passes, throttled):
+    body = f"<ErrorResponse><Error><Code>{code}</Code><Message>why</Message></Error></ErrorResponse>".encode()
+    with Receiver() as receiver:
+        receiver.reply = Reply(status, {"Content-Type": "text/xml"}, body)
+        client = aws_client("sns", KEYS, endpoint_url=receiver.url)
+        with pytest.raises(AwsFault) as fault, aws_faults():
+            client.publish(TopicArn="arn:aws:sns:eu-west-1:123456789012:t", Message="x")
+        client.close()
+        assert (fault.value.code, fault.value.passes, fault.value.throttled) == (code, passes, throttled)
+        # One attempt a call: the schedule is ours.
+        assert len(receiver.requests) == 1
+
+
+def test_no_connection_and_no_region_pass():
+    client = aws_client("sns", KEYS, endpoint_url=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(AwsFault) as fault, aws_faults():
+        client.list_topics()
+    assert fault.value.passes
+    client.close()
+    with pytest.raises(AwsFault, match="NoRegionError"):
+        aws_client("sns", {})
+
+
+def test_without_boto3_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "headrace.jobs.aws")
+    with pytest.raises(MissingExtraError, match=r"headrace\[aws\]"):
+        import headrace.jobs.aws  # noqa: F401

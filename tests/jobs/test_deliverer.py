@@ -1,0 +1,396 @@
+"""The service that delivers, on a manual clock: the schedule, other endpoints meanwhile, and what goes wrong below."""
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+import standardwebhooks
+
+from headrace.core.errors import ConfigError, HeadraceError
+from headrace.jobs import secrets
+from headrace.jobs.deliverer import Deliverer, DelivererSettings, _Run
+from headrace.jobs.delivery import Again, Dead, DeliveryPolicy, Done
+from headrace.jobs.notifier import Delivered, Notice, Retry, WebhookTarget
+from headrace.jobs.notifiers.webhook import WebhookNotifier
+from headrace.jobs.outbound.addresses import network
+from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
+from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.testing import ManualClock, check_service
+from jobs.memory_outbox import MemoryOutbox
+from servers.receiver import Receiver, Reply, free_port
+
+START_S = 1_700_000_000
+SECRET = secrets.make_secret()
+EXACT = DeliveryPolicy(jitter=0)
+WAIT_S = 20.0
+SELDOM = DelivererSettings(threads=4, poll_s=10**6)
+
+
+@dataclass
+class Scripted:
+    """Answers by endpoint; counts who is under way. What is in `held` waits for its event."""
+
+    answers: dict = field(default_factory=dict)
+    held: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.sent = []
+        self.most = {}
+        self.most_in_all = 0
+        self._now = {}
+        self._changed = threading.Condition()
+
+    def send(self, notice, target):
+        name = target.endpoint_id
+        with self._changed:
+            self.sent.append((name, notice.event_id))
+            self._now[name] = self._now.get(name, 0) + 1
+            self.most[name] = max(self.most.get(name, 0), self._now[name])
+            self.most_in_all = max(self.most_in_all, sum(self._now.values()))
+            self._changed.notify_all()
+        try:
+            if name in self.held:
+                assert self.held[name].wait(WAIT_S)
+            answer = self.answers.get(name, Delivered("HTTP 200"))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        finally:
+            with self._changed:
+                self._now[name] -= 1
+
+    def wait_for(self, count):
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.sent) >= count, WAIT_S), self.sent
+
+
+@pytest.fixture
+def outbox():
+    return MemoryOutbox(ManualClock(START_S))
+
+
+@pytest.fixture
+def run(outbox):
+    """Starts deliverers over the outbox, and stops them at the end."""
+    running = []
+
+    def start(notifier, *, settings=SELDOM, over=None, clock=None):
+        deliverer = Deliverer(
+            over or outbox, notifier, policy=EXACT, settings=settings, clock=clock or outbox.clock, seed=1
+        )
+        deliverer.start()
+        running.append(deliverer)
+        return deliverer
+
+    yield start
+    for deliverer in running:
+        deliverer.stop()
+
+
+def put(outbox, endpoint_id, number=0, url="https://hooks.example/"):
+    if outbox.endpoint(endpoint_id) is None:
+        outbox.add_endpoint(WebhookTarget(endpoint_id, url, (SECRET,)))
+    return outbox.put(
+        Notice(f"evt_{endpoint_id}_{number}", "job.completed", "job-1", START_S * 1000), endpoint_id
+    )
+
+
+def wait_for(outbox, deliverer, count):
+    """The first `count` decisions; the deliverer is woken meanwhile, since whoever moves the clock may do so too early."""
+    for _ in range(int(WAIT_S / 0.02)):
+        deliverer.wake()
+        try:
+            return outbox.wait_for_decisions(count, 0.02)
+        except AssertionError:
+            continue
+    return outbox.wait_for_decisions(count, 0)
+
+
+def test_it_lives_as_a_service_does(outbox):
+    put(outbox, "a")
+    check_service(lambda: Deliverer(outbox, Scripted(), settings=SELDOM))
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"lease_s": 0}, {"poll_s": 0}])
+def test_settings_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        DelivererSettings(**wrong)
+
+
+def test_what_is_due_is_delivered_and_recorded(outbox, run):
+    ids = [put(outbox, name, n) for n in range(3) for name in "abc"]
+    notifier = Scripted()
+    wait_for(outbox, run(notifier), 9)
+    assert {outbox.delivery(i).state for i in ids} == {"delivered"}
+    assert len(set(notifier.sent)) == len(notifier.sent) == 9
+    # Of one endpoint in the order in which they became due.
+    assert [event for name, event in notifier.sent if name == "a"] == ["evt_a_0", "evt_a_1", "evt_a_2"]
+
+
+def test_a_receiver_that_is_down_then_broken_then_gone(outbox, run):
+    """Down for an hour, then 500s, then 410: the schedule in order, one id, the endpoint disabled, others unaffected."""
+    port = free_port()
+    with Receiver() as good:
+        policy = OutboundPolicy(True, frozenset({port, good.port}), (network("127.0.0.1"),))
+        with OutboundClient(policy, timeouts=OutboundTimeouts(1, 1, 2)) as client:
+            notifier = WebhookNotifier(client, wall_s=outbox.clock.now)
+            bad_id = put(outbox, "bad", url=f"http://127.0.0.1:{port}/hook")
+            waiting_id = put(outbox, "bad", 1)
+            # So that it is the first that is watched: the other is due long after.
+            outbox._deliveries[waiting_id].record = outbox.delivery(waiting_id).__class__(
+                waiting_id, "bad", "evt_bad_1", "waiting", 0, (START_S + 10**6) * 1000
+            )
+            deliverer = run(notifier)
+            at_s = []
+
+            def attempt(number):
+                """Both the bad one's attempt and a notice to the good one, at this very time."""
+                put(outbox, "good", number, url=good.url)
+                decisions = wait_for(outbox, deliverer, 2 * number)[-2:]
+                at_s.append(outbox.clock.now() - START_S)
+                by_endpoint = {claim.target.endpoint_id: (claim, decision) for claim, decision in decisions}
+                assert isinstance(by_endpoint["good"][1].outcome, Done)
+                claim, decision = by_endpoint["bad"]
+                assert (claim.attempt, claim.notice.event_id) == (number, "evt_bad_0")
+                return decision
+
+            for number in range(1, 5):
+                decision = attempt(number)
+                outbox.clock.advance(decision.outcome.at_ms / 1000 - outbox.clock.now())
+            assert outbox.clock.now() - START_S > 3600
+            with Receiver(port=port) as bad:
+                bad.replies = [Reply(500), Reply(500), Reply(410)]
+                for number in range(5, 7):
+                    decision = attempt(number)
+                    assert decision.outcome.why == "HTTP 500"
+                    outbox.clock.advance(decision.outcome.at_ms / 1000 - outbox.clock.now())
+                decision = attempt(7)
+                assert isinstance(decision.outcome, Dead)
+                assert {r.headers["webhook-id"] for r in bad.requests} == {"evt_bad_0"}
+                stamps = [int(r.headers["webhook-timestamp"]) - START_S for r in bad.requests]
+                assert stamps == at_s[4:]
+            assert at_s == [0, 5, 305, 2105, 9305, 27_305, 63_305]
+            assert "410" in outbox.endpoint("bad").disabled_why
+            assert [r.delivery_id for r in outbox.dead_letters(9)] == [bad_id]
+            # What waits there stays, and nothing more goes there; the good one goes on.
+            outbox.clock.advance(10**7)
+            put(outbox, "good", 99, url=good.url)
+            wait_for(outbox, deliverer, 15)
+            assert outbox.delivery(waiting_id).state == "waiting"
+            assert len(good.requests) == 8
+
+
+def test_enabled_again_and_by_hand_a_dead_letter_is_delivered_under_its_id(outbox, run):
+    notifier = Scripted({"a": Retry("HTTP 500")})
+    delivery_id = put(outbox, "a")
+    deliverer = run(notifier)
+    for number in range(1, 11):
+        (_, decision) = wait_for(outbox, deliverer, number)[-1]
+        if isinstance(decision.outcome, Again):
+            outbox.clock.advance(decision.outcome.at_ms / 1000 - outbox.clock.now())
+    assert outbox.delivery(delivery_id).state == "dead"
+    notifier.answers.clear()
+    assert outbox.redeliver(delivery_id)
+    claim, decision = wait_for(outbox, deliverer, 11)[-1]
+    assert (claim.attempt, isinstance(decision.outcome, Done)) == (1, True)
+    assert {event for _, event in notifier.sent} == {"evt_a_0"}
+
+
+def test_a_receiver_that_hangs_holds_up_nobody_else(outbox, run):
+    held = threading.Event()
+    notifier = Scripted(held={"slow": held})
+    for number in range(5):
+        put(outbox, "slow", number)
+        put(outbox, "quick", number)
+    deliverer = run(notifier, settings=DelivererSettings(threads=2, poll_s=10**6))
+    decisions = wait_for(outbox, deliverer, 5)
+    assert {claim.target.endpoint_id for claim, _ in decisions} == {"quick"}
+    assert [name for name, _ in notifier.sent].count("slow") == 1
+    held.set()
+    wait_for(outbox, deliverer, 10)
+    assert notifier.most == {"slow": 1, "quick": 1}
+
+
+def test_no_more_attempts_than_threads_are_under_way(outbox, run):
+    held = threading.Event()
+    names = [f"e{n}" for n in range(9)]
+    notifier = Scripted(held=dict.fromkeys(names, held))
+    for name in names:
+        put(outbox, name)
+    deliverer = run(notifier, settings=DelivererSettings(threads=3, poll_s=10**6))
+    notifier.wait_for(3)
+    deliverer.wake()
+    held.set()
+    wait_for(outbox, deliverer, 9)
+    assert notifier.most_in_all == 3
+
+
+def test_two_deliverers_share_an_outbox(outbox, run):
+    notifier = Scripted()
+    ids = [put(outbox, f"e{n % 7}", n) for n in range(70)]
+    first, second = run(notifier), run(notifier)
+    for _ in range(70):
+        second.wake()
+    wait_for(outbox, first, 70)
+    assert {outbox.delivery(i).state for i in ids} == {"delivered"}
+    assert len(notifier.sent) == len(set(notifier.sent)) == 70
+    assert set(notifier.most.values()) == {1}
+
+
+def test_an_answer_after_the_timeout_comes_twice_under_one_id(outbox, run):
+    """The receiver has the notice and says so too late: it gets it again, and can tell by the id."""
+    gave_up = threading.Event()
+    with Receiver() as receiver:
+
+        def slow_then_quick(request):
+            if len(receiver.requests) == 1:
+                threading.Thread(target=lambda: None).start()
+                # The lock of the receiver is held meanwhile, and nobody else asks it.
+                assert gave_up.wait(WAIT_S)
+            return Reply(200)
+
+        receiver.answer = slow_then_quick
+        policy = OutboundPolicy(True, frozenset({receiver.port}), (network("127.0.0.1"),))
+        with OutboundClient(policy, timeouts=OutboundTimeouts(1, 0.3, 0.5)) as client:
+            put(outbox, "a", url=receiver.url)
+            deliverer = run(WebhookNotifier(client, wall_s=outbox.clock.now))
+            (_, decision) = wait_for(outbox, deliverer, 1)[-1]
+            assert isinstance(decision.outcome, Again)
+            gave_up.set()
+            outbox.clock.advance(5)
+            (_, decision) = wait_for(outbox, deliverer, 2)[-1]
+            assert isinstance(decision.outcome, Done)
+            deliverer.stop()
+    assert [r.headers["webhook-id"] for r in receiver.requests] == ["evt_a_0"] * 2
+
+
+@pytest.mark.parametrize("off_s", [0, 600, -600])
+def test_where_the_host_s_clock_is_off_the_outbox_s_is_signed(outbox, run, off_s, monkeypatch):
+    """Ten minutes either way on this machine: whoever hands over the outbox's time is believed by receivers."""
+    monkeypatch.setattr("time.time", lambda: START_S + off_s)
+    with Receiver() as receiver:
+        policy = OutboundPolicy(True, frozenset({receiver.port}), (network("127.0.0.1"),))
+        with OutboundClient(policy) as client:
+            put(outbox, "a", url=receiver.url)
+            wait_for(outbox, run(WebhookNotifier(client, wall_s=lambda: outbox.now_ms() / 1000)), 1)
+    (request,) = receiver.requests
+    assert secrets.verify([secrets.key_of(SECRET)], request.headers, request.body, now_s=START_S) == "evt_a_0"
+    with pytest.raises(standardwebhooks.WebhookVerificationError, match="old"):
+        standardwebhooks.Webhook(SECRET).verify(request.body, request.headers)
+
+
+def test_a_notifier_that_breaks_costs_an_attempt_and_no_thread(outbox, run, caplog):
+    put(outbox, "a")
+    put(outbox, "b")
+    deliverer = run(
+        Scripted({"a": RuntimeError("hunter2")}), settings=DelivererSettings(threads=1, poll_s=10**6)
+    )
+    decisions = {
+        claim.target.endpoint_id: decision.outcome for claim, decision in wait_for(outbox, deliverer, 2)
+    }
+    assert decisions["a"] == Again(START_S * 1000 + 5000, "internal error")
+    assert isinstance(decisions["b"], Done)
+    assert "unexpected way" in caplog.text
+
+
+class Broken(MemoryOutbox):
+    """Fails so many times at each of its verbs."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.faults = {}
+
+    def fail(self, verb):
+        if self.faults.get(verb, 0) > 0:
+            self.faults[verb] -= 1
+            raise HeadraceError(f"{verb}: the database is away") if self.faults[verb] % 2 else OSError(verb)
+
+    def claim(self, limit, lease_ms):
+        self.fail("claim")
+        return super().claim(limit, lease_ms)
+
+    def next_due_at_ms(self):
+        self.fail("next_due")
+        return super().next_due_at_ms()
+
+    def record(self, claim, decision):
+        self.fail("record")
+        return super().record(claim, decision)
+
+
+def test_an_outbox_that_is_away_is_asked_until_it_is_back(run, caplog):
+    outbox = Broken(ManualClock(START_S, auto=True))
+    outbox.faults = {"claim": 50, "next_due": 20}
+    put(outbox, "a")
+    deliverer = run(Scripted(), over=outbox, clock=outbox.clock, settings=DelivererSettings(poll_s=1))
+    wait_for(outbox, deliverer, 1)
+    assert outbox.faults["claim"] == 0
+    assert max(outbox.clock.slept_s) <= 30
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_could_not_be_recorded_is_sent_again_under_its_id_when_the_lease_has_passed(run, times):
+    outbox = Broken(ManualClock(START_S))
+    outbox.faults = {"record": times}
+    put(outbox, "a")
+    notifier = Scripted()
+    deliverer = run(notifier, over=outbox, clock=outbox.clock)
+    for sent in range(1, times + 1):
+        notifier.wait_for(sent)
+        outbox.clock.wait_for_sleepers()
+        for _ in range(1000):
+            if outbox.faults["record"] == times - sent:
+                break
+            deliverer.wake()
+            outbox.clock.wait_for_sleepers()
+        outbox.clock.advance(SELDOM.lease_s)
+        deliverer.wake()
+    claim, _ = wait_for(outbox, deliverer, 1)[-1]
+    assert claim.attempt == times + 1
+    assert set(notifier.sent) == {("a", "evt_a_0")}
+
+
+def test_an_attempt_that_outlived_its_lease_records_nothing(outbox, run, caplog):
+    held = threading.Event()
+    notifier = Scripted(held={"a": held})
+    delivery_id = put(outbox, "a")
+    deliverer = run(notifier)
+    notifier.wait_for(1)
+    outbox.clock.advance(SELDOM.lease_s)
+    (other,) = outbox.claim(1, 10**9)
+    held.set()
+    deliverer.stop()
+    assert (outbox.decisions, outbox.delivery(delivery_id).state, other.attempt) == ([], "claimed", 2)
+    assert "longer than its lease" in caplog.text
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_stopping_waits_for_what_is_under_way_and_claims_nothing_new(outbox, run, drain):
+    held = threading.Event()
+    notifier = Scripted(held={"a": held})
+    first, second = put(outbox, "a", 0), put(outbox, "a", 1)
+    deliverer = run(notifier)
+    notifier.wait_for(1)
+    stopping = threading.Thread(target=deliverer.stop, kwargs={"drain": drain})
+    stopping.start()
+    held.set()
+    stopping.join(WAIT_S)
+    assert not stopping.is_alive()
+    assert outbox.delivery(first).state == "delivered"
+    # It may have been claimed between the first's end and the stop's word, and then it was finished or given back.
+    assert outbox.delivery(second).state in {"waiting", "delivered"}
+
+
+def test_without_drain_a_claim_that_has_not_begun_is_given_back(outbox):
+    delivery_id = put(outbox, "a")
+    notifier = Scripted()
+    (claim,) = outbox.claim(1, 60_000)
+    left = _Run(1)
+    left.end(drain=False)
+    Deliverer(outbox, notifier)._deliver(left, claim)
+    record = outbox.delivery(delivery_id)
+    assert (record.state, record.attempts, notifier.sent) == ("waiting", 0, [])
+
+
+def test_waking_what_does_not_run_does_nothing(outbox):
+    Deliverer(outbox, Scripted()).wake()

@@ -1,0 +1,65 @@
+"""Notices are checked where they are made, and go to the notifier of their target's kind."""
+
+import orjson
+import pytest
+
+from headrace.core.errors import ConfigError, LimitError
+from headrace.jobs.notifier import (
+    DATA_BYTES_MAX,
+    Delivered,
+    EmailTarget,
+    Notice,
+    Notifiers,
+    Refused,
+    WebhookTarget,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"event_id": ""},
+        {"event_id": "a.b"},
+        {"event_id": "a b"},
+        {"event_id": "a\r\nb"},
+        {"event_id": "x" * 129},
+        {"type": ""},
+        {"type": "job-completed"},
+        {"type": ".job"},
+        {"type": "job..done"},
+        {"type": "job\n"},
+        {"type": "a" * 65},
+        {"job_id": ""},
+        {"job_id": "a\nb"},
+        {"job_id": "x" * 257},
+        {"data": {"when": object()}},
+        {"data": {1: "a number for a name"}},
+    ],
+)
+def test_what_could_not_be_sent_is_refused_at_once(change):
+    with pytest.raises(ConfigError):
+        Notice(**{"event_id": "evt_1", "type": "job.completed", "job_id": "j", "at_ms": 0, **change})
+
+
+def test_data_is_bounded():
+    fits = DATA_BYTES_MAX - len(orjson.dumps({"job_id": "j", "x": ""}))
+    assert len(Notice("e", "job.progress", "j", 0, {"x": "a" * fits}).data_json()) == DATA_BYTES_MAX
+    with pytest.raises(LimitError, match="refer to what is large by its address"):
+        Notice("e", "job.progress", "j", 0, {"x": "a" * (fits + 1)})
+
+
+def test_targets_do_not_show_their_secrets():
+    assert "hunter2" not in repr(WebhookTarget("e", "https://h/", ("hunter2",)))
+
+
+def test_each_kind_has_its_notifier():
+    class Taking:
+        def send(self, notice, target):
+            return Delivered(target.endpoint_id)
+
+    notifiers = Notifiers({WebhookTarget: Taking()})
+    notice = Notice("e", "job.completed", "j", 0)
+    assert notifiers.send(notice, WebhookTarget("hook", "https://h/")) == Delivered("hook")
+    refused = notifiers.send(notice, EmailTarget("mail", ("a@b.example",)))
+    assert isinstance(refused, Refused)
+    assert "EmailTarget" in refused.why

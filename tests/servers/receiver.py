@@ -1,0 +1,157 @@
+"""A receiver of webhooks on loopback, over HTTP or HTTPS, that answers as it is told, also very badly."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+WAIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What came in; header names are in lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How one request is answered."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    never: bool = False
+    """Say nothing until the receiver is closed."""
+    drip_s: float = 0.0
+    """Send the body one byte each so many seconds, without an end."""
+    drip_head_s: float = 0.0
+    """The same with the answer's head."""
+    endless: bool = False
+    """Send the body again and again, until nobody takes it any more."""
+    cut: bool = False
+    """Close the connection instead of answering."""
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address) -> None:
+        """Senders that hang up are part of the tests."""
+
+
+class Receiver:
+    """`replies` are used up one a request, then `reply` is given; `answer` overrides both."""
+
+    def __init__(self, *, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
+        self.replies: list[Reply] = []
+        self.reply = Reply()
+        self.answer: Callable[[Request], Reply] | None = None
+        self.requests: list[Request] = []
+        self.sent_bytes = 0
+        """Of endless bodies."""
+        self.closing = threading.Event()
+        self._changed = threading.Condition()
+        self._tls = tls
+        self._server = _Quiet((host, port), self._handler())
+        if tls is not None:
+            # The handshake is made in the request's own thread: one bad client must not stop the others.
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def port(self) -> int:
+        return self._server.server_address[1]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook"
+
+    def wait_for(self, count: int, nudge: Callable[[], None] | None = None) -> list[Request]:
+        """The first `count` requests, when they have come. `nudge` is called now and then meanwhile."""
+        with self._changed:
+            for _ in range(int(WAIT_S / 0.02)):
+                if self._changed.wait_for(lambda: len(self.requests) >= count, 0.02):
+                    return self.requests[:count]
+                if nudge is not None:
+                    nudge()
+        raise AssertionError(f"{len(self.requests)} requests came, not {count}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _next(self, request: Request) -> Reply:
+        with self._changed:
+            self.requests.append(request)
+            self._changed.notify_all()
+            if self.answer is not None:
+                return self.answer(request)
+            return self.replies.pop(0) if self.replies else self.reply
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                body = self.rfile.read(length)
+                reply = receiver._next(Request(self.command, self.path, headers, body))
+                self.close_connection = True
+                if reply.never:
+                    receiver.closing.wait(WAIT_S)
+                elif reply.drip_head_s:
+                    self.drip(b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 10_000, reply.drip_head_s)
+                elif not reply.cut:
+                    self.reply(reply)
+
+            do_GET = do_HEAD = do_POST  # noqa: N815
+
+            def reply(self, reply: Reply) -> None:
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
+                    self.send_header(name, value)
+                unbounded = reply.drip_s or reply.endless
+                self.send_header("Content-Length", str(10 << 30 if unbounded else len(reply.body)))
+                self.end_headers()
+                if reply.drip_s:
+                    self.drip(b"x" * 10_000, reply.drip_s)
+                while reply.endless:
+                    receiver.sent_bytes += self.connection.send(reply.body)
+                if not unbounded:
+                    self.wfile.write(reply.body)
+
+            def drip(self, data: bytes, every_s: float) -> None:
+                for byte in data:
+                    self.wfile.write(bytes([byte]))
+                    if receiver.closing.wait(every_s):
+                        return
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on just now."""
+    with socket.create_server((host, 0)) as held:
+        return held.getsockname()[1]
