@@ -45,7 +45,6 @@ _EXTRAS_WITHOUT_DOOR = {
 _EXTRAS_APART = {"mlserver": "constraints-mlserver.txt"}
 
 _SEVERAL_DOORS = {
-    "boto3": "the object store's credentials, and the clients of jobs, neither of which needs the other",
     "uvicorn": "its server, and its protocol, which is imported where it is extended",
     "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
     "boto3": "credentials of the object store, and AWS's own queues and notices",

@@ -67,6 +67,8 @@ class Beat:
     lease: int
     progress: Progress | None = None
     cursor: Mapping[str, Any] | None = None
+    tell: bool = False
+    """Whether those who asked to be told of progress are to be told of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,8 @@ class JobLedger(Service, Protocol):
     def published(self, job_id: str, lease: int, uri: str) -> bool:
         """Note that a completed job's result, or another ended job's failure, was put at `uri` where it was asked for.
 
-        Whether `lease` is still the job's last, and it has ended.
+        Those who are to be told of the end are told from then on. "" says that it cannot be put there, ever. Whether `lease`
+        is still the job's last, and it has ended.
         """
         ...
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from headrace.core.errors import NotFoundError
+from headrace.core.errors import AccessDeniedError, NotFoundError
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.places import Places
@@ -33,23 +33,24 @@ class Publication:
     def publish(self, job: Job) -> str:
         """Put the end of a job where it was asked for, and say so in the ledger; the object's URI, "" where there is none.
 
-        Raises storage errors; then it can be done again.
+        Those who are to be told of the end are told then. What cannot be put there, ever (no such bucket, no access, the result
+        is gone), is given up with a line in the log. Raises other storage errors; then it can be done again.
         """
         if not job.wants_publishing:
             return ""
-        uri = self._result(job) if job.state is JobState.COMPLETED else self._error(job)
-        if uri and not self._ledger.published(job.id, job.lease, uri):
+        try:
+            uri = self._result(job) if job.state is JobState.COMPLETED else self._error(job)
+        except (NotFoundError, AccessDeniedError) as error:
+            _log.error("a job's end cannot be put where it was asked for: %s", error, extra={"job": job.id})
+            uri = ""
+        if not self._ledger.published(job.id, job.lease, uri):
             _log.warning("a job was put back while its end was published", extra={"job": job.id, "uri": uri})
         return uri
 
     def _result(self, job: Job) -> str:
         assert job.result is not None, "completed jobs have one"
         uri = self._places.result(job.spec.output_uri, job.spec.key or job.id)
-        try:
-            self._copy(job.result.uri, uri)
-        except NotFoundError:
-            _log.error("a job's result is gone", extra={"job": job.id, "uri": job.result.uri})
-            return ""
+        self._copy(job.result.uri, uri)
         with suppress(NotFoundError):  # Where no record of it failed.
             self._copy(job.result.uri + FAILED_SUFFIX, uri + FAILED_SUFFIX)
         return uri

@@ -57,12 +57,22 @@ def beat(transaction: Transaction, beats: Sequence[Beat], lease_ms: int) -> Beat
     ]
     rows = transaction.run(_BEAT, given, lease_ms=lease_ms).all()
     alive = {(row[0], row[1]) for row in rows}
+    _tell(transaction, [told for told in beats if told.tell and (told.job_id, told.lease) in alive])
     transaction.news.changed = any(told.progress is not None for told in beats)
     return BeatReply(
         lost=frozenset(told.job_id for told in beats if (told.job_id, told.lease) not in alive),
         cancel=frozenset(row[0] for row in rows if row[2]),
         expired=frozenset(row[0] for row in rows if row[3]),
     )
+
+
+def _tell(transaction: Transaction, beats: Sequence[Beat]) -> None:
+    if not beats or not transaction.outbox:
+        return
+    jobs = read_jobs(transaction, [told.job_id for told in beats])
+    for job in jobs.values():
+        if job.progress is not None:
+            transaction.outbox.progressed(transaction, job, job.progress)
 
 
 def published(transaction: Transaction, job_id: str, lease: int, uri: str) -> bool:
@@ -77,6 +87,8 @@ def published(transaction: Transaction, job_id: str, lease: int, uri: str) -> bo
         published_uri=clean(uri) if completed else "",
         failure=dump_failure(job.failure if completed else _told_where(job, uri)),
     )
+    if transaction.outbox:
+        transaction.outbox.published(transaction, job, uri)
     transaction.news.changed = True
     return True
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 import orjson
 
 from headrace.core.errors import JobLedgerUnavailableError, MissingExtraError
-from headrace.jobs.job import Job
+from headrace.jobs.job import Job, Progress
 from headrace.jobs.ledgers.dialect import Dialect
 
 try:
@@ -17,7 +17,7 @@ try:
 except ImportError as _error:
     raise MissingExtraError("jobs", "a job ledger") from _error
 
-__all__ = ["Database", "Engines", "Outbox", "Statement", "Transaction", "event", "exc", "pool", "sa"]
+__all__ = ["Database", "Engines", "Statement", "Told", "Transaction", "event", "exc", "pool", "sa"]
 
 _PAUSES_S: Final = (0.02, 0.1, 0.4)
 """Between attempts of a transaction that met a lost connection, a deadlock, or a lock held too long."""
@@ -50,11 +50,19 @@ class News:
     """Whether any job's state or progress changed."""
 
 
-class Outbox(Protocol):
-    """What wants to know, inside the transaction, of jobs that end or are removed: notifications are rows written with it."""
+class Told(Protocol):
+    """What is told, inside the transaction, of what becomes of jobs: notifications are rows written with it."""
 
     def ended(self, transaction: "Transaction", jobs: Sequence[Job]) -> None:
         """These have just come to their end."""
+        ...
+
+    def published(self, transaction: "Transaction", job: Job, uri: str) -> None:
+        """The end of this one has just been put where it was asked for, or never will be ("")."""
+        ...
+
+    def progressed(self, transaction: "Transaction", job: Job, progress: Progress) -> None:
+        """This one runs, and its progress is to be told."""
         ...
 
     def forgotten(self, transaction: "Transaction", job_ids: Sequence[str]) -> None:
@@ -65,7 +73,7 @@ class Outbox(Protocol):
 class Transaction:
     """One transaction under way: runs statements, and gathers what is to be told when it is committed."""
 
-    def __init__(self, connection: sa.Connection, dialect: Dialect, outbox: Outbox | None = None) -> None:
+    def __init__(self, connection: sa.Connection, dialect: Dialect, outbox: Told | None = None) -> None:
         self.connection = connection
         self.dialect = dialect
         self.outbox = outbox
@@ -101,7 +109,7 @@ class Database:
         connect: Makes the engines; called by `start`.
         where: The database in words without secrets, for messages.
         told: Called after each commit that has news.
-        outbox: See `Outbox`.
+        outbox: See `Told`.
     """
 
     def __init__(
@@ -111,7 +119,7 @@ class Database:
         *,
         where: str,
         told: Callable[[News], None],
-        outbox: Outbox | None = None,
+        outbox: Told | None = None,
     ) -> None:
         self.dialect = dialect
         self.where = where

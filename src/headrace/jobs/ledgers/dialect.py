@@ -23,6 +23,10 @@ class Dialect:
     lock_free: str = ""
     _native_records: bool = False
 
+    def locked(self, alias: str, *, free: bool = False) -> str:
+        """`lock`, or `lock_free`, for the rows of another table."""
+        return (self.lock_free if free else self.lock).replace(" OF job", f" OF {alias}")
+
     def records(self, columns: Mapping[str, str]) -> str:
         """A common table expression ``given``: the JSON array of objects in ``:given`` as rows.
 

@@ -113,6 +113,37 @@ CREATE TABLE headrace_queue (
 )
 """
 
+_NOTIFICATIONS: Final = """
+CREATE TABLE headrace_endpoint (
+    id {text} NOT NULL PRIMARY KEY,
+    target {text} NOT NULL,
+    failures INTEGER NOT NULL DEFAULT 0,
+    failing_since_at_ms BIGINT NOT NULL DEFAULT 0,
+    rests_until_at_ms BIGINT NOT NULL DEFAULT 0,
+    disabled_why {text} NOT NULL DEFAULT ''
+);
+CREATE TABLE headrace_notification (
+    id {text} NOT NULL PRIMARY KEY,
+    job_id {text} NOT NULL,
+    endpoint_id {text} NOT NULL,
+    event_id {text} NOT NULL,
+    type {text} NOT NULL,
+    at_ms BIGINT NOT NULL,
+    data {text} NOT NULL,
+    state {text} NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    fence BIGINT NOT NULL DEFAULT 0,
+    due_at_ms BIGINT NOT NULL,
+    lease_until_ms BIGINT NOT NULL DEFAULT 0,
+    ended_at_ms BIGINT,
+    why {text} NOT NULL DEFAULT ''
+);
+CREATE INDEX headrace_notification_open ON headrace_notification (endpoint_id, due_at_ms, id)
+    WHERE state IN ('waiting', 'claimed');
+CREATE INDEX headrace_notification_dead ON headrace_notification (ended_at_ms) WHERE state = 'dead';
+CREATE INDEX headrace_notification_of ON headrace_notification (job_id)
+"""
+
 # Rows are changed in place a few times in their lives, so pages keep room for that; and dead rows must go soon, because
 # every claim would have to pass over them.
 _POSTGRES_JOB_OPTIONS: Final = """WITH (
@@ -131,8 +162,12 @@ AS 'SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint'
 """
 
 
+def _statements(script: str, **words: str) -> tuple[str, ...]:
+    return tuple(script.format(**words).strip().split(";\n"))
+
+
 def _ledger(*, text: str, identity: str, job_options: str = "") -> tuple[str, ...]:
-    return tuple(_LEDGER.format(text=text, identity=identity, job_options=job_options).strip().split(";\n"))
+    return _statements(_LEDGER, text=text, identity=identity, job_options=job_options)
 
 
 STEPS: Final = (
@@ -149,6 +184,12 @@ STEPS: Final = (
                 job_options=_POSTGRES_JOB_OPTIONS,
             ),
         ),
+    ),
+    Step(
+        number=2,
+        min_reader=1,
+        sqlite=_statements(_NOTIFICATIONS, text="TEXT"),
+        postgres=_statements(_NOTIFICATIONS, text='TEXT COLLATE "C"'),
     ),
 )
 

@@ -12,9 +12,10 @@ import orjson
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError, MissingExtraError
 from headrace.jobs.ledger import Wakeup
-from headrace.jobs.ledgers.database import Database, Engines, News, Outbox, event, exc, sa
+from headrace.jobs.ledgers.database import Database, Engines, News, Told, event, exc, sa
 from headrace.jobs.ledgers.dialect import POSTGRES
 from headrace.jobs.ledgers.migrations import migrate
+from headrace.jobs.ledgers.outbox import NotificationRows
 from headrace.jobs.ledgers.sql import SqlJobLedger
 
 try:
@@ -75,12 +76,16 @@ class PostgresJobLedger(SqlJobLedger):
         outbox: What is written with ends of jobs.
     """
 
-    def __init__(self, url: str, *, outbox: Outbox | None = None) -> None:
+    def __init__(self, url: str, *, outbox: Told | None = None) -> None:
         self._url = _parse(url)
         self._teller = _Teller(self._listening)
         where = self._url.set(query={}).render_as_string(hide_password=True)
         database = Database(
-            POSTGRES, self._engines, where=f"at {where}", told=self._teller.tell, outbox=outbox
+            POSTGRES,
+            self._engines,
+            where=f"at {where}",
+            told=self._teller.tell,
+            outbox=outbox or NotificationRows(),
         )
         super().__init__(database)
 

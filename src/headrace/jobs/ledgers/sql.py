@@ -24,6 +24,7 @@ from headrace.jobs.ledger import (
 from headrace.jobs.ledgers import deciding, looking, queues
 from headrace.jobs.ledgers.beat import beat, published
 from headrace.jobs.ledgers.database import Database, Statement
+from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.ledgers.reading import (
     read_cancels_of,
     read_job,
@@ -205,6 +206,11 @@ class SqlJobLedger(ABC):
     def forget(self, job_ids: Sequence[str]) -> int:
         """See `JobLedger.forget`."""
         return self._database.write(lambda transaction: deciding.forget(transaction, job_ids))
+
+    @property
+    def outbox(self) -> SqlOutbox:
+        """What is to be told of jobs, in the same database."""
+        return SqlOutbox(self._database)
 
     # Waiting
 

@@ -9,9 +9,10 @@ from typing import Any, Final, TypeVar
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
 from headrace.jobs.ledger import Wakeup
-from headrace.jobs.ledgers.database import Database, Engines, Outbox, event, exc, pool, sa
+from headrace.jobs.ledgers.database import Database, Engines, Told, event, exc, pool, sa
 from headrace.jobs.ledgers.dialect import SQLITE
 from headrace.jobs.ledgers.migrations import migrate
+from headrace.jobs.ledgers.outbox import NotificationRows
 from headrace.jobs.ledgers.sql import SqlJobLedger, wall_ms
 from headrace.jobs.ledgers.wakeups import Bell, Bells
 
@@ -39,13 +40,17 @@ class SqliteJobLedger(SqlJobLedger):
     """
 
     def __init__(
-        self, path: str | Path, *, wall_ms: Callable[[], int] = wall_ms, outbox: Outbox | None = None
+        self, path: str | Path, *, wall_ms: Callable[[], int] = wall_ms, outbox: Told | None = None
     ) -> None:
         self.path = Path(path)
         self._wall_ms = wall_ms
         self._bells = Bells()
         database = Database(
-            SQLITE, self._engines, where=f"in {self.path}", told=self._bells.tell, outbox=outbox
+            SQLITE,
+            self._engines,
+            where=f"in {self.path}",
+            told=self._bells.tell,
+            outbox=outbox or NotificationRows(),
         )
         super().__init__(database)
 

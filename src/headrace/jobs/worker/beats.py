@@ -3,11 +3,14 @@
 import logging
 import threading
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from headrace.core.clock import Clock
 from headrace.core.errors import JobLedgerUnavailableError
-from headrace.jobs.attempt import StopReason
+from headrace.jobs.attempt import Attempt, StopReason
+from headrace.jobs.job import Progress
 from headrace.jobs.ledger import Beat, JobLedger
+from headrace.jobs.subscription import wants_progress
 from headrace.jobs.worker.roster import Roster
 from headrace.jobs.worker.settings import WorkerSettings
 
@@ -15,6 +18,8 @@ _log = logging.getLogger("headrace.jobs")
 
 _AGAIN_S: Final = 1.0
 """How soon a ledger that did not answer is asked again: leases run out meanwhile."""
+TELL_S: Final = 30.0
+"""How often, at most, those who asked for it are told of a job's progress."""
 _REQUESTS_S: Final = 0.1
 """How often, at most, news makes us look for cancellations."""
 
@@ -38,6 +43,7 @@ class Beats:
         self._settings = settings
         self._roster = roster
         self._clock = clock
+        self._told: WeakKeyDictionary[Attempt, tuple[float, Progress]] = WeakKeyDictionary()
         self._wake = threading.Event()
         self._ended = False
         self._look = False
@@ -110,7 +116,7 @@ class Beats:
         self._beat_s = now_s + self._settings.beat_s
         if not held:
             return
-        beats = [Beat(a.job.id, a.job.lease, a.progress, a.cursor) for a in held]
+        beats = [self._sign(a) for a in held]
         try:
             reply = self._ledger.beat(self._settings.name, beats, self._settings.lease_ms)
         except JobLedgerUnavailableError as error:
@@ -124,6 +130,18 @@ class Beats:
             self._roster.stop(job_id, StopReason.CANCELLED)
         for job_id in reply.expired:
             self._roster.stop(job_id, StopReason.EXPIRED)
+
+    def _sign(self, attempt: Attempt) -> Beat:
+        """A sign of life; every now and then it is told to those who asked for progress, if there is any."""
+        job, progress = attempt.job, attempt.progress
+        tell = False
+        if progress is not None and wants_progress(job.spec.notify):
+            now_s = self._clock.now()
+            told_s, told = self._told.get(attempt, (float("-inf"), None))
+            tell = told != progress and now_s - told_s >= TELL_S
+            if tell:
+                self._told[attempt] = (now_s, progress)
+        return Beat(job.id, job.lease, progress, attempt.cursor, tell)
 
     def _look_for_cancels(self) -> None:
         self._look, self._looked_s = False, self._clock.now()

@@ -1,0 +1,190 @@
+"""Whom a job tells of its end: what a submission's ``notify`` says, and what somebody is then told. Pure.
+
+::
+
+    {"webhook": "https://example.com/hook", "secret": "whsec_…", "format": "standard", "events": ["completed", "failed"]}
+    {"sns": {"success_topic": "arn:…", "error_topic": "arn:…", "include_response": ["success"]}}
+    {"email": ["a@example.com"]}
+    {"endpoint": "billing"}                    # one that the server's operator has set up, by its name
+
+``events`` are any of completed, failed, cancelled, expired and progress; all but progress where nothing is said.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import orjson
+
+from headrace.core.errors import ConfigError
+from headrace.jobs.job import Job, Progress
+from headrace.jobs.notifier import EmailTarget, SnsTarget, Target, WebhookTarget
+from headrace.jobs.notifiers.email import address
+from headrace.jobs.notifiers.webhook import FORMATS, STANDARD
+from headrace.jobs.outbound.urls import OutboundPolicy, parse_url
+from headrace.jobs.secrets import key_of
+from headrace.jobs.state import JobState
+
+ENDS: Final = tuple(state.value for state in JobState if state.ended)
+PROGRESS: Final = "progress"
+EVENTS: Final = (*ENDS, PROGRESS)
+SUBSCRIPTIONS_MAX: Final = 8
+_KINDS: Final = ("webhook", "sns", "email", "endpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Who is told of which events. `target` is None for an endpoint that the operator has set up, by `endpoint_id`."""
+
+    endpoint_id: str
+    target: Target | None
+    events: frozenset[str]
+
+
+def read_subscriptions(
+    entries: Sequence[Mapping[str, Any]], policy: OutboundPolicy | None = None
+) -> tuple[Subscription, ...]:
+    """What a submission's ``notify`` says; webhooks' URLs are looked at by `policy`, if there is one.
+
+    Raises ConfigError with the entry's number for what cannot be, RefusedAddressError for a URL that nobody may name.
+    """
+    if len(entries) > SUBSCRIPTIONS_MAX:
+        raise ConfigError(f"notify: at most {SUBSCRIPTIONS_MAX} may be told, not {len(entries)}")
+    found: list[Subscription] = []
+    for number, entry in enumerate(entries):
+        try:
+            found.append(_subscription(entry, policy))
+        except ConfigError as error:
+            raise ConfigError(f"notify[{number}]: {error}") from error
+    return tuple(found)
+
+
+def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Subscription:
+    kinds = [kind for kind in _KINDS if kind in entry]
+    if len(kinds) != 1:
+        raise ConfigError(f"say one of {', '.join(_KINDS)}")
+    kind, events = kinds[0], _events(entry)
+    read = {"webhook": _webhook, "sns": _sns, "email": _email}.get(kind)
+    allowed = {"events", kind} | ({"secret", "format"} if kind == "webhook" else set[str]())
+    unknown = sorted(entry.keys() - allowed)
+    if unknown:
+        raise ConfigError(f"there is no {unknown[0]!r} beside {kind!r}")
+    if read is None:
+        return Subscription(_text(entry, "endpoint"), None, events)
+    if policy is not None and kind == "webhook":
+        parse_url(_text(entry, "webhook"), policy)
+    target = read(_id_of(entry, kind), entry)
+    return Subscription(target.endpoint_id, target, events)
+
+
+def _events(entry: Mapping[str, Any]) -> frozenset[str]:
+    said = entry.get("events")
+    if said is None:
+        return frozenset(ENDS)
+    if not isinstance(said, list | tuple) or not said:
+        raise ConfigError(f"events must be a list of some of {', '.join(EVENTS)}")
+    events = cast("Sequence[Any]", said)
+    unknown = [event for event in events if event not in EVENTS]
+    if unknown:
+        raise ConfigError(f"there is no event {unknown[0]!r} (there are {', '.join(EVENTS)})")
+    return frozenset(events)
+
+
+def _id_of(entry: Mapping[str, Any], kind: str) -> str:
+    """The same for the same target, so that its health is known whichever job names it; its secret is part of that."""
+    told = {key: value for key, value in entry.items() if key != "events"}
+    digest = hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return f"{kind}-{digest[:32]}"
+
+
+def _webhook(endpoint_id: str, entry: Mapping[str, Any]) -> WebhookTarget:
+    form = entry.get("format", STANDARD)
+    if form not in FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(sorted(FORMATS))}, not {form!r}")
+    secret = entry.get("secret")
+    if secret is not None:
+        if not isinstance(secret, str):
+            raise ConfigError("secret must be a text that begins with whsec_")
+        key_of(secret)
+    return WebhookTarget(endpoint_id, _text(entry, "webhook"), (secret,) if secret else (), form)
+
+
+def _sns(endpoint_id: str, entry: Mapping[str, Any]) -> SnsTarget:
+    said = entry["sns"]
+    if not isinstance(said, Mapping):
+        raise ConfigError("sns must be an object with success_topic, error_topic or both")
+    topics = cast("Mapping[str, Any]", said)
+    unknown = sorted(topics.keys() - {"success_topic", "error_topic", "include_response"})
+    if unknown:
+        raise ConfigError(f"there is no {unknown[0]!r} in sns")
+    success, error = topics.get("success_topic", ""), topics.get("error_topic", "")
+    if not (isinstance(success, str) and isinstance(error, str)) or not (success or error):
+        raise ConfigError("sns needs a success_topic or an error_topic, by its ARN")
+    include: Any = topics.get("include_response", [])
+    if not isinstance(include, list) or not set(cast("list[Any]", include)) <= {"success", "error"}:
+        raise ConfigError("include_response must be a list of success, error or both")
+    return SnsTarget(endpoint_id, success, error, frozenset(cast("list[str]", include)))
+
+
+def _email(endpoint_id: str, entry: Mapping[str, Any]) -> EmailTarget:
+    said = entry["email"]
+    addresses = cast("list[Any]", said) if isinstance(said, list) else [said]
+    if not addresses or not all(isinstance(each, str) for each in addresses):
+        raise ConfigError("email must be an address, or a list of them")
+    return EmailTarget(endpoint_id, tuple(map(address, addresses)))
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry[key]
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key} must be a text")
+    return value
+
+
+def wants_progress(entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether anybody is to be told of progress."""
+    return any(PROGRESS in (entry.get("events") or ()) for entry in entries)
+
+
+def told_of_end(job: Job, output_uri: str = "") -> dict[str, Any]:
+    """What is told of a job that has ended; `output_uri` is where its result, or failure, was put for others."""
+    data = _told(job)
+    if job.state is JobState.COMPLETED and job.result is not None:
+        data["output_uri"] = output_uri or (job.result.uri if job.spec.output_uri else "")
+        data["output_content_type"] = job.result.content_type
+        data["output_bytes"] = job.result.size_bytes
+    else:
+        data["failure_uri"] = output_uri
+        data["reason"] = job.failure.message if job.failure else f"the job was {job.state.value}"
+        data["cause"] = job.failure.cause.value if job.failure else job.state.value
+    return {key: value for key, value in data.items() if value not in ("", None)}
+
+
+def told_of_progress(job: Job, progress: Progress) -> dict[str, Any]:
+    """What is told of a job that runs."""
+    data = {
+        **_told(job),
+        "done": progress.done,
+        "total": progress.total,
+        "unit": progress.unit,
+        "note": progress.note,
+    }
+    return {key: value for key, value in data.items() if value not in ("", None)}
+
+
+def _told(job: Job) -> dict[str, Any]:
+    spec = job.spec
+    return {
+        "state": job.state.value,
+        "queue": spec.queue,
+        "kind": spec.kind,
+        "model": spec.model,
+        "attempt": job.attempt,
+        "correlation_id": spec.correlation_id,
+        "tags": dict(spec.tags) or None,
+        "input_uri": "" if spec.owned_input else spec.input_uri,
+        "content_type": spec.content_type,
+        "inference_id": spec.key,
+        "submitted_at_ms": job.created_at_ms,
+    }
