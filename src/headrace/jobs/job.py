@@ -56,7 +56,7 @@ class NewJob:
     """Where results go: a prefix (`infer`: ``KEY.out`` is put below it) or a destination. "" leaves it to the server."""
     key: str = ""
     """The KEY in ``KEY.out`` and ``KEY.error``; "" takes the job's id."""
-    options: Mapping[str, Any] = field(default=_NOTHING)
+    options: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     """What its kind takes beside all this; JSON."""
     priority: int = PRIORITY_DEFAULT
     """0 is taken first, 9 last; jobs of one priority by due time."""
@@ -75,7 +75,7 @@ class NewJob:
     correlation_id: str = ""
     trace: str = ""
     """The submitter's ``traceparent``."""
-    tags: Mapping[str, str] = field(default=_NOTHING)
+    tags: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     notify: tuple[Mapping[str, Any], ...] = ()
     """Whom to tell; see `headrace.jobs.notifier`. JSON."""
     tenant: str = ""

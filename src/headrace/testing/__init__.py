@@ -4,10 +4,11 @@ A contract comes with its suite: what is called ``check_...`` raises AssertionEr
 own implementations go through the same doors.
 """
 
-from headrace.testing.clock import ManualClock
+from headrace.testing.clock import ManualClock, ManualWallClock
 from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenRequest
 from headrace.testing.flaky_store import FlakyStore
 from headrace.testing.formats import FORMAT_CHECKS, FormatSample, check_format
+from headrace.testing.job_ledger_memory import MemoryJobLedger
 from headrace.testing.models import EchoModel, HeldModel, PickyModel
 from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, check_reading, check_store
@@ -21,6 +22,8 @@ __all__ = [
     "FormatSample",
     "HeldModel",
     "ManualClock",
+    "ManualWallClock",
+    "MemoryJobLedger",
     "PickyModel",
     "ScriptedEndpoint",
     "SeenRequest",

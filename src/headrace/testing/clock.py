@@ -1,6 +1,7 @@
-"""A clock that stands still until a test moves it."""
+"""Clocks that stand still until a test moves them."""
 
 import threading
+from collections.abc import Callable
 
 _POLL_S = 0.002
 """How often a sleeper with an event of its own looks whether that is set; real time, and nothing depends on it."""
@@ -65,3 +66,31 @@ class ManualClock:
         """Every sleep that was asked for, in order."""
         with self._changed:
             return tuple(self._slept)
+
+
+class ManualWallClock:
+    """The time of day, in milliseconds since the epoch, that moves only when a test moves it. Safe from any thread."""
+
+    def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
+        self._now_ms = start_ms
+        self._followers: list[Callable[[int], None]] = []
+        self._lock = threading.RLock()
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        with self._lock:
+            return self._now_ms
+
+    def advance(self, ms: int) -> int:
+        """Move it by `ms`, back where that is negative; the time it is then."""
+        with self._lock:
+            self._now_ms += ms
+            for follow in self._followers:
+                follow(self._now_ms)
+            return self._now_ms
+
+    def follow(self, follower: Callable[[int], None]) -> None:
+        """Tell `follower` the time: now, and whenever it moves. For clocks that live elsewhere, such as in a database."""
+        with self._lock:
+            self._followers.append(follower)
+            follower(self._now_ms)
