@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from servers.http_files import HttpFiles
+from servers.postgres import PostgresServer
 from servers.seaweed import S3Server
 
 
@@ -22,6 +23,28 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL, one a test process. A test that stops it must start it again."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """A fresh, empty database of it, for SQLAlchemy; it is dropped with all connections afterwards."""
+    name = postgres.create_database()
+    yield postgres.url(name)
+    if not postgres.running:  # a test that failed half way must not take the others with it
+        postgres.kill()
+        postgres.start()
+    postgres.drop_database(name)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -46,6 +47,8 @@ _EXTRAS_APART = {"mlserver": "constraints-mlserver.txt"}
 _SEVERAL_DOORS = {
     "uvicorn": "its server, and its protocol, which is imported where it is extended",
     "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
+    "boto3": "credentials of the object store, and AWS's own queues and notices",
+    "httpx": "the guarded client of addresses that others name, and the client of our own API",
 }
 
 # Modules of src without a test file of their own name, and why. A key that ends in / covers a whole room.
@@ -113,6 +116,25 @@ def _doors() -> dict[str, list[str]]:
         module, _, imported = line.partition(" -> ")
         doors[imported].append(module)
     return doors
+
+
+def _modules_of_door(door: str) -> list[Path]:
+    """The files that may import: of ``room.*``, which is one door, the modules right below that package."""
+    package, star, _ = door.partition(".*")
+    path = SRC.parent / package.replace(".", "/")
+    if not star:
+        return [path.with_suffix(".py")] if path.with_suffix(".py").is_file() else []
+    return sorted(module for module in path.glob("*.py") if module.name != "__init__.py")
+
+
+def _wrong_with_door(door: str, imported: str) -> str:
+    """What keeps it from being the door of what is imported; "" when nothing does."""
+    modules = _modules_of_door(door)
+    if not modules:
+        return f"{door}, the door of {imported}, does not exist"
+    if not any(imported in _imports(module.read_text()) for module in modules):
+        return f"{door} does not import {imported}"
+    return ""
 
 
 def _pins(name: str = "constraints.txt") -> dict[str, str]:
@@ -217,7 +239,7 @@ def test_environments_apart_are_pinned_too(extra, name):
     ],
 )
 def test_every_extra_has_its_door(extra):
-    """What an extra installs is imported by exactly one module, and the extra is named where it is missing."""
+    """What an extra installs is imported by exactly one module (or the modules of one package), and the extra is named where it is missing."""
     names_of = importlib.metadata.packages_distributions()
     for text in PYPROJECT["project"]["optional-dependencies"][extra]:
         distribution = canonicalize_name(Requirement(text).name)
@@ -229,14 +251,31 @@ def test_every_extra_has_its_door(extra):
         (imported,) = imports & set(_doors())
         doors = _doors()[imported]
         assert len(doors) == 1 or (len(doors) == 2 and imported in _SEVERAL_DOORS), doors
-        for door in doors:
-            path = ROOT / "src" / f"{door.replace('.', '/')}.py"
-            assert path.is_file(), f"{door}, the door of {imported}, does not exist"
-            assert imported in _imports(path.read_text()), f"{door} does not import {imported}"
+        assert [wrong for door in doors if (wrong := _wrong_with_door(door, imported))] == []
     named = re.compile(rf'MissingExtraError\(\s*(?:extra=)?"{extra}"')
     assert any(named.search(path.read_text()) for path in SRC.rglob("*.py")), (
         f"nothing says that {extra!r} is missing"
     )
+
+
+@pytest.mark.parametrize(
+    ("door", "imported", "wrong"),
+    [
+        ("headrace.formats.image", "PIL", ""),
+        ("headrace.formats.image", "av", "does not import av"),
+        ("headrace.formats.nowhere", "PIL", "does not exist"),
+        ("headrace.formats", "PIL", "does not exist"),
+        ("headrace.formats.*", "PIL", ""),
+        ("headrace.formats.*", "boto3", "does not import boto3"),
+        ("headrace.*", "PIL", "does not import PIL"),
+        ("headrace.nowhere.*", "PIL", "does not exist"),
+    ],
+)
+def test_the_rule_on_doors_can_tell(door, imported, wrong):
+    """A package is a door as one of its modules is; what lies deeper, or does not import, is none."""
+    told = _wrong_with_door(door, imported)
+    assert wrong in told
+    assert bool(told) is bool(wrong)
 
 
 def test_clients_of_other_projects_are_pinned():
@@ -304,6 +343,53 @@ def test_make_lists_every_verb():
     verbs = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1).split()
     assert [line.split()[1] for line in shown.splitlines()] == verbs
     assert all(len(line.split()) > 2 for line in shown.splitlines())
+
+
+def _run_ci(folder: Path, **commands: str) -> tuple[int, list[str]]:
+    """Run .ci/run with nothing on the path but what it needs and these: its exit status, and what it called."""
+    (folder / ".ci").mkdir()
+    (folder / "bin").mkdir()
+    script = Path(shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run"))
+    for name in ("bash", "dirname", "timeout"):
+        (folder / "bin" / name).symlink_to(shutil.which(name))
+    for name, body in {"make": "exit 0", **commands}.items():
+        file = folder / "bin" / name
+        file.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> "$CALLS"\n{body}\n')
+        file.chmod(0o755)
+    calls = folder / "calls"
+    environ = {"PATH": str(folder / "bin"), "CALLS": str(calls)}
+    done = subprocess.run([script], env=environ, check=False, capture_output=True, timeout=60)
+    return done.returncode, calls.read_text().splitlines()
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+@pytest.mark.parametrize("installs", [True, False])
+def test_ci_installs_the_broker_before_the_tests_where_it_can(tmp_path, user, installs):
+    """As root, by apt; and where that does not work, CI goes on without."""
+    status, calls = _run_ci(tmp_path, id=f"echo {user}", **{"apt-get": f"exit {0 if installs else 100}"})
+    apt = [call for call in calls if call.startswith("apt-get")]
+    assert status == 0
+    assert [call for call in calls if call.startswith("make")][:2] == ["make lint", "make test"]
+    if user:
+        assert apt == []
+        return
+    assert apt[0].startswith("apt-get ")
+    assert any("--no-install-recommends rabbitmq-server" in call for call in apt) is installs
+    assert max(map(calls.index, apt)) < calls.index("make test")
+
+
+def test_ci_installs_no_broker_that_is_there(tmp_path):
+    """Nor does it need apt at all."""
+    status, calls = _run_ci(tmp_path, id="echo 0", **{"rabbitmq-server": "exit 1", "apt-get": "exit 1"})
+    assert status == 0
+    assert [call for call in calls if call.startswith("apt-get")] == []
+
+
+def test_ci_stops_at_the_first_verb_that_fails(tmp_path):
+    """What comes after it would only hide it."""
+    status, calls = _run_ci(tmp_path, make='[ "$1" != test ]', id="echo 1000")
+    assert status != 0
+    assert [call for call in calls if call.startswith("make")] == ["make lint", "make test"]
 
 
 def test_ci_runs_what_the_readme_promises():
