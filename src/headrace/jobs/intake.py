@@ -7,7 +7,7 @@ is decided by the desk.
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
 import orjson
@@ -20,6 +20,7 @@ JSON: Final = "application/json"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.{0,200})?")
 _PLAIN: Final = NewJob()
+_PAYLOADS: Final = ("input", "upload")
 _NOT_IN_DIGEST: Final = frozenset(
     {"id", "idempotency_key", "body_digest", "trace", "tenant", "owned_input", "correlation_id"}
 )
@@ -37,10 +38,11 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job that is well formed. `payload` is what is to be stored for it: then the job's `input_uri` is ""."""
+    """A job that is well formed. Where it has a `payload` to be stored for it, or names an `upload`, its `input_uri` is ""."""
 
     job: NewJob
     payload: bytes | None = None
+    upload: str = ""
 
 
 def read_document(body: bytes, envelope: Envelope, limits: IntakeLimits) -> Submission:
@@ -53,11 +55,14 @@ def read_document(body: bytes, envelope: Envelope, limits: IntakeLimits) -> Subm
         raise DataError(f"the body must be a JSON object, not {shown(found)}")
     check_nesting(found, limits.depth_max)
     document = cast("dict[str, Any]", found)
-    _refuse_unknown(document, {*FIELDS, "input"})
+    _refuse_unknown(document, {*FIELDS, *_PAYLOADS})
+    given = [name for name in (*_PAYLOADS, "input_uri") if name in document]
+    if len(given) > 1:
+        raise DataError(f"{' and '.join(given)}: give one of them, not both")
+    if "upload" in document:
+        return _submission(document, None, envelope, limits, upload=_upload(document))
     if "input" not in document:
         return _submission(document, None, envelope, limits)
-    if "input_uri" in document:
-        raise DataError("input and input_uri: give one of them, not both")
     value = document.pop("input")
     content_type, payload = _inline(value, document.get("content_type") or JSON)
     document["content_type"] = content_type
@@ -95,7 +100,7 @@ def read_raw(
     return _submission(document, body, envelope, limits)
 
 
-def digest_of(job: NewJob, payload: bytes | None) -> str:
+def digest_of(job: NewJob, payload: bytes | None, upload: str = "") -> str:
     """What an idempotency key stands for: the same for the same work, however it was written down.
 
     Only what is not the default counts, so that a field that is new some day changes no digest that is stored today.
@@ -107,43 +112,55 @@ def digest_of(job: NewJob, payload: bytes | None) -> str:
             told[field.name] = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
     if payload is not None:
         told["payload"] = hashlib.sha256(payload).hexdigest()
+    if upload:
+        told["upload"] = upload
     return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _submission(
-    document: Mapping[str, Any], payload: bytes | None, envelope: Envelope, limits: IntakeLimits
+    document: Mapping[str, Any],
+    payload: bytes | None,
+    envelope: Envelope,
+    limits: IntakeLimits,
+    *,
+    upload: str = "",
 ) -> Submission:
     if payload is not None and len(payload) > limits.inline_bytes_max:
         raise LimitError(
             f"input: {len(payload)} bytes are more than the {limits.inline_bytes_max} that are taken in a submission: "
-            "upload it (POST /v1/uploads) and give its input_uri"
+            "upload it (POST /v1/uploads) and name the upload"
         )
     values: dict[str, Any] = {}
     for name, value in document.items():
         field = FIELDS[name]
         values[field.into] = field.read(name, value, limits)
-    _check_whole(values, payload)
+    owned = payload is not None or bool(upload)
+    _check_whole(values, owned=owned)
     key = envelope.idempotency_key
     if key and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise DataError("Idempotency-Key: must be 1 to 255 printable ASCII characters without spaces")
     trace = envelope.trace if _TRACE.fullmatch(envelope.trace) else ""
-    job = NewJob(**values, idempotency_key=key, trace=trace, owned_input=payload is not None)
-    return Submission(_with_digest(job, payload), payload)
+    job = NewJob(**values, idempotency_key=key, trace=trace, owned_input=owned)
+    if key or upload:
+        job = replace(job, body_digest=digest_of(job, payload, upload))
+    return Submission(job, payload, upload)
 
 
-def _with_digest(job: NewJob, payload: bytes | None) -> NewJob:
-    if not job.idempotency_key:
-        return job
-    values = {field.name: getattr(job, field.name) for field in fields(NewJob)}
-    return NewJob(**values | {"body_digest": digest_of(job, payload)})
+def _upload(document: dict[str, Any]) -> str:
+    upload = document.pop("upload")
+    if not isinstance(upload, str) or not upload:
+        raise DataError(f"upload: must be the id that POST /v1/uploads gave, not {shown(upload)}")
+    if not document.get("content_type"):
+        raise DataError("content_type: is missing; of an upload nothing else tells it")
+    return upload
 
 
-def _check_whole(values: Mapping[str, Any], payload: bytes | None) -> None:
+def _check_whole(values: Mapping[str, Any], *, owned: bool) -> None:
     kind = values.get("kind", _PLAIN.kind)
     if kind == "infer" and not values.get("model"):
         raise DataError("model: is missing; it names the model that is to be asked")
-    if payload is None and not values.get("input_uri"):
-        raise DataError("input_uri: is missing; name the payload, or send it as input")
+    if not owned and not values.get("input_uri"):
+        raise DataError("input_uri: is missing; name the payload, or send it as input, or upload it")
 
 
 def _inline(value: Any, content_type: Any) -> tuple[str, bytes]:
