@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.api_key import KEY_CHARS_MIN
 from headrace.core.errors import ConfigError, ForbiddenError, UnauthenticatedError
-from headrace.server.security import KEY_CHARS_MIN, Access, ApiKey, Role, check_bind, is_local, parse_keys
+from headrace.server.security import Access, ApiKey, Role, check_bind, is_local, parse_keys
 from server.support import Linear, Server, serving
 from server.test_rest import ROW
 

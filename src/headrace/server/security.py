@@ -4,17 +4,13 @@ Keys are kept as digests, compared in constant time, and come in the ``Authoriza
 name, and nowhere else.
 """
 
-import hashlib
-import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
-from typing import Final
 
-from headrace.core.errors import ConfigError, ForbiddenError, UnauthenticatedError
-
-KEY_CHARS_MIN: Final = 16
+from headrace.core.api_key import KEY_CHARS_MIN, KeyRing, digest_of
+from headrace.core.errors import ConfigError, ForbiddenError
 
 
 class Role(StrEnum):
@@ -45,7 +41,7 @@ class ApiKey:
             raise ConfigError(
                 f"API key {name!r} is too short: at least {KEY_CHARS_MIN} characters are needed"
             )
-        return cls(name, known, _digest(key))
+        return cls(name, known, digest_of(key))
 
 
 def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
@@ -68,7 +64,7 @@ class Access:
     """Decides who may do what. Without keys everybody may everything."""
 
     def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
-        self._keys: Mapping[bytes, ApiKey] = {k.digest: k for k in keys}
+        self._keys = KeyRing({k.digest: k for k in keys})
         self.open = not keys
         """Whether no key is asked for."""
 
@@ -76,23 +72,10 @@ class Access:
         """The name of whoever asks; UnauthenticatedError or ForbiddenError when it may not."""
         if self.open:
             return ""
-        if not authorization:
-            raise UnauthenticatedError("an API key is needed: send it as Authorization: Bearer KEY")
-        scheme, _, key = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise UnauthenticatedError("the authorization must be: Bearer KEY")
-        digest = _digest(key.strip())
-        # Looked up by digest, so that timing tells nothing about the key; compared once more all the same.
-        known = self._keys.get(digest)
-        if known is None or not hmac.compare_digest(known.digest, digest):
-            raise UnauthenticatedError("this API key is not known here")
+        known = self._keys.find(authorization)
         if role is Role.ADMIN and known.role is not Role.ADMIN:
             raise ForbiddenError(f"API key {known.name!r} has the role {known.role.value}; this needs admin")
         return known.name
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
 
 
 def check_bind(host: str, *, guarded: bool, insecure: bool) -> None:

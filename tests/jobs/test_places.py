@@ -1,0 +1,291 @@
+"""Places that jobs may name: one spelling each, no way around an allow-list, and names of ours that collide with nothing."""
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import ConfigError, ForbiddenError, HeadraceError
+from headrace.jobs.places import (
+    KEY_NAME_BYTES_MAX,
+    URI_CHARS_MAX,
+    Allowed,
+    attempt_prefix,
+    attempt_uri,
+    below,
+    error_uri,
+    file_name,
+    input_uri,
+    normal,
+    normal_file,
+    result_uri,
+    results_prefix,
+)
+from headrace.storage.uri import KEY_BYTES_MAX, object_location
+
+JOB = "01939f00-1c1e-7e2a-9b0e-6d2a55d0a001"
+
+# Addresses that other servers were led astray by, and what is odd about names of objects.
+REFUSED = [
+    "http://169.254.169.254/latest/meta-data/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://0x7f000001/",
+    "http://2130706433/",
+    "http://127.1/",
+    "http://[::]/",
+    "http://[64:ff9b::7f00:1]/",
+    "http://[2002:7f00:1::]/",
+    "https://example.org/in.csv",
+    "http://a@b@c/x",
+    "http://ok.example#@evil.example/",
+    "http://ok.example\\@evil.example/",
+    "http://ok.example\r\nHost: evil/",
+    "http://xn--e1awd7f.example/",
+    "gopher://127.0.0.1:6379/_FLUSHALL",
+    "gopher:x",
+    "file:///etc/passwd",
+    "file://localhost/etc/passwd",
+    "FILE:///etc/passwd",
+    "/etc/passwd",
+    "etc/passwd",
+    "../../etc/passwd",
+    "memory://b/k",
+    "s3://bucket/../other",
+    "s3://bucket/in/../../other/k",
+    "s3://bucket/./k",
+    "s3://bucket/in/%2e%2E/other",
+    "s3://bucket/in/.%2e/other",
+    "s3://bucket/in%2Fother",
+    "s3://bucket/in%5c..%5cother",
+    "s3://bucket/k%00.csv",
+    "s3://bucket//k",
+    "s3://bucket/a//k",
+    "s3://bucket/a//",
+    "s3:///k",
+    "s3://",
+    "s3:/bucket/k",
+    "s3:bucket/k",
+    "s3://Bucket/k",
+    "s3://bu..cket/k",
+    "s3://bucket:9000/k",
+    "s3://user:secret@bucket/k",
+    "s3://user:secret@evil@bucket/k",
+    "s3://-bucket/k",
+    "s3://b%75cket/k",
+    "s3://bu cket/k",
+    "s3://bücket/k",
+    "s3://bucket\\k",
+    "s3://bucket/a\\..\\k",
+    "s3://bucket/k?X-Amz-Credential=AKIA&X-Amz-Signature=secret",
+    "s3://bucket/k#fragment",
+    "s3://bucket/k\0",
+    "s3://bucket/k\r\nx-amz-acl: public-read",
+    "s3://bucket/\u202egpj.exe",
+    "s3://bucket/a\u200bb",
+    " s3://bucket/k",
+    "s3://bucket/k ",
+    "s3://bucket/\udcff",
+    "s3://bucket/" + "k" * (KEY_BYTES_MAX + 1),
+    "s3://bucket/" + "é" * (KEY_BYTES_MAX // 2 + 1),
+    "s3://bucket/" + "a/" * URI_CHARS_MAX,
+    "",
+    "s3",
+    "://bucket/k",
+]
+
+
+@pytest.mark.parametrize("uri", REFUSED, ids=lambda uri: repr(uri)[:60])
+def test_what_nobody_may_name_is_refused_without_its_secrets(uri):
+    with pytest.raises(ConfigError) as raised:
+        normal(uri)
+    said = str(raised.value)
+    assert "secret" not in said
+    assert said.isprintable()
+    assert len(said) < 400
+    with pytest.raises(ConfigError):
+        Allowed(("s3://bucket/", "s3://other/")).require(uri, "input")
+
+
+@pytest.mark.parametrize(
+    ("uri", "spelling"),
+    [
+        ("s3://bucket/in/k.csv", "s3://bucket/in/k.csv"),
+        ("S3://bucket/k", "s3://bucket/k"),
+        ("gs://my_bucket.example/k", "gs://my_bucket.example/k"),
+        ("az://$web/k", "az://$web/k"),
+        ("s3://bucket", "s3://bucket/"),
+        ("s3://bucket/in/", "s3://bucket/in/"),
+        ("s3://bucket/a b/ c%20d", "s3://bucket/a b/ c%20d"),
+        ("s3://bucket/.hidden/..two/a..b", "s3://bucket/.hidden/..two/a..b"),
+        ("s3://bucket/tag=a:b@c/+(1)", "s3://bucket/tag=a:b@c/+(1)"),
+        ("s3://bucket/" + "k" * KEY_BYTES_MAX, "s3://bucket/" + "k" * KEY_BYTES_MAX),
+    ],
+)
+def test_what_may_be_named_has_one_spelling(uri, spelling):
+    assert normal(uri) == spelling
+
+
+@given(st.one_of(st.text(), st.sampled_from(REFUSED), st.text().map(lambda key: f"s3://bucket/{key}")))
+def test_a_spelling_is_its_own_and_one_that_stores_take(uri):
+    try:
+        spelling = normal(uri)
+    except ConfigError:
+        return
+    assert normal(spelling) == spelling
+    if not spelling.endswith("/"):
+        assert object_location(spelling).uri == spelling
+
+
+_SEGMENT = st.text("ab.%2eE/\\ ~é", min_size=1, max_size=8)
+
+
+@given(st.lists(_SEGMENT, min_size=1, max_size=5).map("/".join))
+def test_no_spelling_of_a_key_leads_out_of_its_prefix(key):
+    """Whatever decodes, folds or resolves it afterwards: a place below the prefix stays below it."""
+    try:
+        place = Allowed.of(["s3://bucket/in"]).require(f"s3://bucket/in/{key}", "input")
+    except HeadraceError:
+        return
+    rest = re.sub("%2e", ".", place, flags=re.IGNORECASE).removeprefix("s3://bucket/").replace("\\", "/")
+    depth = 0
+    for segment in rest.removesuffix("/").split("/"):
+        assert segment not in {"", ".", ".."}
+        depth += 1
+    assert depth >= 1
+    assert place.startswith("s3://bucket/in/")
+
+
+@pytest.mark.parametrize(
+    ("place", "prefix", "is_below"),
+    [
+        ("s3://b/in", "s3://b/in", True),
+        ("s3://b/in/k", "s3://b/in", True),
+        ("s3://b/in/k", "s3://b/in/", True),
+        ("s3://b/in/", "s3://b/in", True),
+        ("s3://b/in", "s3://b/in/", False),
+        ("s3://b/inner", "s3://b/in", False),
+        ("s3://b/inner/k", "s3://b/in", False),
+        ("s3://b/", "s3://b/in", False),
+        ("s3://b/k", "s3://b/", True),
+        ("s3://bb/k", "s3://b/", False),
+        ("gs://b/in/k", "s3://b/in", False),
+    ],
+)
+def test_a_prefix_ends_at_a_slash(place, prefix, is_below):
+    assert below(place, prefix) is is_below
+
+
+def test_outside_of_the_list_is_forbidden_and_an_empty_list_has_nothing():
+    allowed = Allowed.of(["S3://bucket/in", "gs://other"])
+    assert allowed.require("s3://bucket/in/k", "input") == "s3://bucket/in/k"
+    assert allowed.require("gs://other/k", "input") == "gs://other/k"
+    for uri in ("s3://bucket/inner/k", "s3://bucket/", "s3://other/k"):
+        with pytest.raises(ForbiddenError, match=r"the input .* outside of what this key may name"):
+            allowed.require(uri, "input")
+    with pytest.raises(ForbiddenError):
+        Allowed().require("s3://bucket/in/k", "output")
+
+
+def test_twins_of_unicode_are_two_places():
+    composed = unicodedata.normalize("NFC", "s3://bucket/é")
+    parted = unicodedata.normalize("NFD", composed)
+    assert composed != parted
+    allowed = Allowed.of([composed])
+    assert allowed.require(f"{composed}/k", "input")
+    with pytest.raises(ForbiddenError):
+        allowed.require(f"{parted}/k", "input")
+
+
+def test_what_is_headraces_own_cannot_be_named_whatever_is_allowed():
+    allowed = Allowed.of(["s3://bucket"], reserved=["s3://bucket/jobs"])
+    assert allowed.require("s3://bucket/jobsearch/k", "input")
+    for uri in ("s3://bucket/jobs", "s3://bucket/jobs/results/x.out", "S3://bucket/jobs/inputs/x"):
+        with pytest.raises(ForbiddenError):
+            allowed.require(uri, "input")
+    local = Allowed.of([], local_roots=["/data"], reserved=["/data/jobs"])
+    assert local.require("/data/in/k", "input")
+    with pytest.raises(ForbiddenError):
+        local.require("/data/jobs/inputs/k", "input")
+
+
+def test_files_are_named_below_the_servers_own_roots_alone():
+    allowed = Allowed.of(["s3://bucket"], local_roots=["/data/in", "file:///models/"])
+    assert allowed.require("/data/in/k.csv", "input") == "/data/in/k.csv"
+    assert allowed.require("file:///data/in/k.csv", "input") == "/data/in/k.csv"
+    assert allowed.require("file://localhost/models/x", "input") == "/models/x"
+    assert allowed.require("s3://bucket/k", "input") == "s3://bucket/k"
+    for uri in ("/data/inner/k", "/etc/passwd", "file:///data"):
+        with pytest.raises(ForbiddenError):
+            allowed.require(uri, "input")
+    for uri in (
+        "/data/in/../../etc/passwd",
+        "/data/in//k",
+        "data/in/k",
+        "file://other/data/in/k",
+        "/data/in/%2e%2e/k",
+        "memory://b/k",
+    ):
+        with pytest.raises(ConfigError):
+            allowed.require(uri, "input")
+
+
+@pytest.mark.parametrize("uri", ["data", "./data", "s3://b/k", "/data/..", "//data"])
+def test_a_root_is_an_absolute_path(uri):
+    with pytest.raises(ConfigError):
+        normal_file(uri)
+    with pytest.raises(ConfigError):
+        Allowed.of([], local_roots=[uri])
+
+
+def test_where_things_of_a_job_are():
+    assert input_uri("s3://b/jobs", JOB) == f"s3://b/jobs/inputs/{JOB}"
+    assert attempt_prefix("/var/jobs/", JOB, 3) == f"/var/jobs/attempts/{JOB}/3/"
+    assert attempt_uri("s3://b/jobs", JOB, 12, "result") == f"s3://b/jobs/attempts/{JOB}/12/result"
+    assert results_prefix("s3://b/jobs") == "s3://b/jobs/results/"
+    assert result_uri("s3://b/out/", "row-1") == "s3://b/out/row-1.out"
+    assert error_uri("s3://b/out", "row-1") == "s3://b/out/row-1.error"
+    assert result_uri(results_prefix("/var/jobs"), JOB) == f"/var/jobs/results/{JOB}.out"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x.out", "a\0", "x" * 200, "a b"])
+def test_no_id_leads_elsewhere(name):
+    with pytest.raises(ConfigError):
+        input_uri("s3://b/jobs", name)
+    with pytest.raises(ConfigError):
+        attempt_uri("s3://b/jobs", JOB, 1, name)
+
+
+def test_a_result_that_no_store_could_hold_is_told_before_the_work():
+    with pytest.raises(ConfigError, match="longer than"):
+        result_uri("s3://b/" + "k" * (KEY_BYTES_MAX - 3), "row")
+
+
+@given(st.lists(st.text(min_size=1, max_size=200), min_size=2, max_size=20, unique=True))
+def test_every_key_has_a_safe_name_of_its_own(keys):
+    names = [file_name(key) for key in keys]
+    assert len(set(names)) == len(keys)
+    for key, name in zip(keys, names, strict=True):
+        assert re.fullmatch(r"[A-Za-z0-9_~-][A-Za-z0-9._=~-]*", name)
+        assert len(name) <= KEY_NAME_BYTES_MAX
+        assert not name.endswith((".", ".out", ".error"))
+        assert normal(result_uri("s3://b/out", key)) == f"s3://b/out/{name}.out"
+
+
+@pytest.mark.parametrize("key", ["row-1", "a.csv", "2026=11", "_x", JOB])
+def test_a_plain_key_stays(key):
+    assert file_name(key) == key
+
+
+@pytest.mark.parametrize(
+    "key", [".hidden", "-rf", "a/b", "..", "k.out", "k.error", "a.", "x" * 129, "é", "a~b"]
+)
+def test_any_other_key_gets_a_hash(key):
+    assert re.fullmatch(r"[A-Za-z0-9_-]*~[0-9a-f]{32}", file_name(key))
+
+
+@pytest.mark.parametrize("key", ["", "\udcff"])
+def test_no_key_at_all_is_refused(key):
+    with pytest.raises(ConfigError):
+        file_name(key)
