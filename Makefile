@@ -62,7 +62,7 @@ lint: $(SETUP) ## Check format, style, types, the import contracts and spelling
 
 # Dealt out file by file (loadfile): blocks of a page of documentation build on each other.
 quick: $(SETUP) ## Run the tests that need no server and little time
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not s3 and not slow" tests $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not s3 and not postgres and not slow" tests $(ARGS)
 
 test: $(SETUP) ## Run every test, with real servers, and every snippet of the documentation
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import fields
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ def test_a_whole_file(tmp_path):
     assert found.settings == ServeSettings(2, "thread", 64, 5, 2048, 3, warm_up=False)
 
 
+def test_what_holds_a_process(tmp_path):
+    """A grace without end is infinite there, since TOML has no word for nothing."""
+    path = written(
+        tmp_path / "m",
+        "[serve]\ncall_timeout_s = 60\ncancel_grace_s = inf\nmemory_bytes_max = 4_294_967_296\nprocesses_max = 64\n"
+        'environ_pass = ["HF_HOME", "MODEL_CACHE"]\n',
+    )
+    assert read_definition(path).settings == ServeSettings(
+        call_timeout_s=60,
+        cancel_grace_s=inf,
+        memory_bytes_max=2**32,
+        processes_max=64,
+        environ_pass=("HF_HOME", "MODEL_CACHE"),
+    )
+
+
 def test_defaults(tmp_path):
     found = read_definition(written(tmp_path / "churn"))
     assert (found.name, found.version, found.settings) == ("churn", "1", ServeSettings())
@@ -76,7 +93,7 @@ def test_the_one_file_beside_it_is_the_model(tmp_path):
         ("version = 1.5", "'version' must be text"),
         ("serve = 1", r"must be a table, as in \[serve\]"),
         ("options = []", r"must be a table, as in \[options\]"),
-        ("[serve]\nthreads = 1", r"\[serve\] has no 'threads' \(it has 'call_timeout_s', 'instances'"),
+        ("[serve]\nthreads = 1", r"\[serve\] has no 'threads' \(it has 'call_timeout_s', 'cancel_grace_s'"),
         ("[serve]\ninstances = 0", "instances must be 1 or more"),
         ("[serve]\ninstances = 1.5", "instances must be a whole number, not 1.5"),
         ("[serve]\ninstances = true", "instances must be a whole number"),
@@ -87,6 +104,12 @@ def test_the_one_file_beside_it_is_the_model(tmp_path):
         ("[serve]\nwarm_up = 1", "warm_up must be true or false"),
         ('[serve]\nisolation = "box"', "isolation must be auto"),
         ("[serve]\nisolation = 1", "isolation must be text"),
+        ("[serve]\nmemory_bytes_max = 0", "memory_bytes_max must be 1 or more"),
+        ("[serve]\nprocesses_max = 1.5", "processes_max must be a whole number"),
+        ("[serve]\ncancel_grace_s = -1", "cancel_grace_s must be 0 or more"),
+        ('[serve]\nenviron_pass = "HOME"', "environ_pass must be a list of texts"),
+        ("[serve]\nenviron_pass = [1]", "environ_pass must be a list of texts"),
+        ('[serve]\nenviron_pass = ["A=b"]', "environ_pass must hold names"),
         ("= 1", "it is no TOML"),
         ("a = 1\na = 2", "it is no TOML"),
     ],

@@ -1,9 +1,11 @@
 """Models that processes of their own make by name, each with one thing that it does."""
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -245,3 +247,91 @@ class Whole(Model):
 
     def predict_request(self, request):
         raise NotImplementedError
+
+
+class Poisonous(Identity):
+    """Answers with what it was given, but for one value each that does harm: which, the name of a harm says.
+
+    `folder` is where it leaves word of what it began, and of what it started.
+    """
+
+    max_batch_delay_ms = 20
+
+    def __init__(self, harm, folder):
+        self.harm = harm
+        self.folder = Path(folder)
+
+    def predict(self, x):
+        if (x == POISON).any():
+            with (self.folder / "begun").open("a") as begun:
+                begun.write("x")
+            getattr(self, self.harm)()
+        return x
+
+    def segfault(self):
+        ctypes.string_at(0)
+
+    def abort(self):
+        os.abort()
+
+    def leave(self):
+        os._exit(7)
+
+    def exit_politely(self):
+        sys.exit(3)
+
+    def loop(self):
+        while True:
+            pass
+
+    def hold(self):
+        """Python's lock, in compiled code that sleeps."""
+        ctypes.PyDLL(None).sleep(600)
+
+    def refuse(self):
+        """Every signal that can be, and go on."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.loop()
+
+    def fork(self):
+        """Children that live, up to a bound that is far above the one that holds."""
+        for _ in range(200):
+            if not (pid := os.fork()):
+                signal.pause()
+                os._exit(0)
+            with (self.folder / "started").open("a") as started:
+                started.write(f"{pid}\n")
+        self.loop()
+
+    def fork_and_hide(self):
+        """One child of its own session, which has one in turn, and go on for ever."""
+        reading, writing = os.pipe()
+        if not os.fork():
+            os.setsid()
+            if not os.fork():
+                os.write(writing, b"%d\n" % os.getpid())
+            signal.pause()
+        pid = os.read(reading, 20)
+        (self.folder / "started").write_bytes(pid)
+        self.loop()
+
+    def spawn(self):
+        """A child of its own group, in the same session, and go on for ever."""
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], process_group=0)
+        (self.folder / "started").write_text(f"{child.pid}\n")
+        self.loop()
+
+    def hog(self):
+        """Touch ever more memory, up to a bound that is far above the one that holds."""
+        self.held = [np.ones(2**21) for _ in range(256)]
+
+    def hog_at_once(self):
+        """Ask for more memory than there may be, in one piece."""
+        self.held = np.ones(2**29)
+
+
+class Environment(Model):
+    """The variables of its environment, for each row."""
+
+    def predict(self, x):
+        return np.array([",".join(sorted(os.environ))] * len(x), object)

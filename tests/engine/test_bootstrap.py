@@ -14,13 +14,14 @@ def _through_json(values):
     return orjson.loads(orjson.dumps(values))
 
 
-def test_a_bootstrap_comes_out_as_it_went_in():
+@pytest.mark.parametrize("names", [None, (), ("A", "B")])
+def test_a_bootstrap_comes_out_as_it_went_in(names):
     boot = Bootstrap(
         recipe=ModelRecipe("a.b:c", {"x": [1, "y", None]}),
         name="m",
         version=None,
         fingerprint="f",
-        settings=ServeSettings(isolation="process", max_batch_rows=7, call_timeout_s=2.5),
+        settings=ServeSettings(isolation="process", max_batch_rows=7, call_timeout_s=2.5, environ_pass=names),
         log_level=20,
         parent_pid=1,
     )

@@ -13,6 +13,12 @@ from headrace.engine.settings import ServeSettings
         {"max_batch_rows": 0},
         {"max_batch_delay_ms": -1.0},
         {"call_timeout_s": 0.0},
+        {"cancel_grace_s": -1.0},
+        {"cancel_grace_s": float("nan")},
+        {"memory_bytes_max": 0},
+        {"processes_max": 0},
+        {"environ_pass": ("A=b",)},
+        {"environ_pass": ("",)},
         {"isolation": "elsewhere"},
     ],
 )

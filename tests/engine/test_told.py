@@ -29,6 +29,8 @@ def _there(error):
         ModelInputError("m", "why"),
         PredictError("m", "why"),
         InstanceLostError("m", "why"),
+        InstanceLostError("m", "why", cause="oom", signal="SIGKILL"),
+        InstanceLostError("m", "why", cause="exit", exit_code=3),
         MissingExtraError("onnx", "an ONNX model"),
         CancelledRequestError("gone"),
         LimitError("too much"),

@@ -5,10 +5,12 @@ import click
 import headrace
 from headrace.cli.infer import infer_command
 from headrace.cli.init import init_command
+from headrace.cli.keys import keys_command
 from headrace.cli.models import models_command
 from headrace.cli.serve import serve_command
 from headrace.cli.stream import stream_command
 from headrace.cli.transform import transform_command
+from headrace.cli.work import work_command
 
 _EPILOG = """\b
 Examples:
@@ -31,4 +33,6 @@ main.add_command(transform_command)
 main.add_command(serve_command)
 main.add_command(infer_command)
 main.add_command(models_command)
+main.add_command(work_command)
 main.add_command(init_command)
+main.add_command(keys_command)

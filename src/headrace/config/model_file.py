@@ -15,6 +15,9 @@
     max_batch_rows = 64
     max_batch_delay_ms = 5
     queue_rows_max = 2048
+    call_timeout_s = 60             # these are for isolation = "process"
+    memory_bytes_max = 4294967296
+    environ_pass = ["MODEL_CACHE"]
 
 Without ``model`` the one file in the folder that is a model is taken.
 """
@@ -33,7 +36,13 @@ MODEL_FILE: Final = "model.toml"
 MODELS_MAX: Final = 4096
 """Models in one folder."""
 _KEYS: Final = {"name", "version", "model", "options", "serve"}
-_KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_KINDS: Final = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list of texts",
+}
 _SERVE_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "instances": (int,),
     "isolation": (str,),
@@ -42,6 +51,10 @@ _SERVE_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "queue_rows_max": (int,),
     "streams_max": (int,),
     "call_timeout_s": (int, float),
+    "cancel_grace_s": (int, float),
+    "memory_bytes_max": (int,),
+    "processes_max": (int,),
+    "environ_pass": (list,),
     "warm_up": (bool,),
 }
 _MODEL_SUFFIXES: Final = (".onnx", ".skops", ".pt", ".ts", ".pt2", ".py")
@@ -196,10 +209,19 @@ def _settings(path: Path, table: Mapping[str, Any]) -> ServeSettings:
         if type(value) not in _SERVE_TYPES[key]:
             kinds = " or ".join(_KINDS[t] for t in _SERVE_TYPES[key])
             raise _wrong(path, f"[serve] {key} must be {kinds}, not {value!r:.40}")
+    given = dict(table)
+    if "environ_pass" in given:
+        given["environ_pass"] = _texts(path, "environ_pass", given["environ_pass"])
     try:
-        return ServeSettings(**table)
+        return ServeSettings(**given)
     except (ConfigError, TypeError) as error:
         raise _wrong(path, f"[serve] {error}") from error
+
+
+def _texts(path: Path, key: str, values: list[Any]) -> tuple[str, ...]:
+    if not all(isinstance(value, str) for value in values):
+        raise _wrong(path, f"[serve] {key} must be a list of texts, not {values!r:.40}")
+    return tuple(values)
 
 
 def _table(path: Path, document: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -56,6 +56,11 @@ are attributes too. Which status code an error becomes is the server's business 
 model raises for one row, is in `headrace.core.model`: it is a value on its way to a `Failure`.
 """
 
+from typing import Literal
+
+DeathCause = Literal["crash", "oom", "killed", "timeout", "exit"]
+"""How a process of a model died; see `InstanceLostError`."""
+
 
 class HeadraceError(Exception):
     """The root of the tree: catch this to catch all that headrace raises on purpose."""
@@ -200,7 +205,27 @@ class ModelNotReadyError(ModelError):
 
 
 class InstanceLostError(ModelError):
-    """The process that ran the model died while it had this request, and asking it again was no use or not safe."""
+    """The process that ran the model died while it had this request, and asking it again was no use or not safe.
+
+    `cause` says how it died: "crash" (by a signal of its own making), "oom" (killed for want of memory; the message says
+    where that is likely only), "killed" (by somebody, or since nobody wanted its call any more), "timeout" (killed after
+    `call_timeout_s`) or "exit" (by itself); None where no one death is meant. With "exit" there is an `exit_code`, else
+    the name of a `signal`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        why: str,
+        *,
+        cause: DeathCause | None = None,
+        exit_code: int | None = None,
+        signal: str | None = None,
+    ) -> None:
+        super().__init__(model, why)
+        self.cause: DeathCause | None = cause
+        self.exit_code = exit_code
+        self.signal = signal
 
 
 class ModelLoadError(ModelError):

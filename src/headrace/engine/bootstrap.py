@@ -38,9 +38,15 @@ class Bootstrap:
         made: dict[str, Any] = {
             **values,
             "recipe": ModelRecipe(**values["recipe"]),
-            "settings": ServeSettings(**values["settings"]),
+            "settings": _settings(values["settings"]),
         }
         return cls(**made)
+
+
+def _settings(values: Mapping[str, Any]) -> ServeSettings:
+    passed = values["environ_pass"]
+    told: dict[str, Any] = {**values, "environ_pass": None if passed is None else tuple(passed)}
+    return ServeSettings(**told)
 
 
 def loaded_values(metadata: ModelMetadata, inputs: ModelInputs) -> dict[str, Any]:

@@ -134,6 +134,16 @@ class Channel:
             ticket.cancelled = True
             return self._batcher.remove(ticket)
 
+    def abandon(self, future: Future[Any]) -> Ticket | None:
+        """As `withdraw`, for the ticket that was put with this future; None when it has ended, or was withdrawn before."""
+        with self._lock:
+            ticket = self._put.get(future)
+            if ticket is None or ticket.ended or ticket.cancelled:
+                return None
+            ticket.cancelled = True
+            self._batcher.remove(ticket)
+            return ticket
+
     def settle(self, tickets: Iterable[Ticket]) -> None:
         """These have their answers: those that were not withdrawn before have `ended`, and can be withdrawn no more."""
         with self._lock:
@@ -141,10 +151,11 @@ class Channel:
                 ticket.ended = not ticket.cancelled
 
     def again(self, tickets: list[Ticket]) -> None:
-        """Queue tickets once more, before their equals: what had them died. Taken also while closing."""
+        """Queue tickets once more that somebody still waits for, before their equals: what had them died. Also while closing."""
         with self._lock:
             for ticket in reversed(tickets):
-                self._batcher.add(ticket, first=True)
+                if not ticket.cancelled:
+                    self._batcher.add(ticket, first=True)
             self._wake_one()
 
     # Instances

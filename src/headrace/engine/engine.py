@@ -35,7 +35,7 @@ from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import AnswerStream, StreamCall
 from headrace.engine.tally import total
 from headrace.engine.texts import with_texts
-from headrace.engine.ticket import FutureReply, LoopReply, RequestTimes, Ticket, merge_key
+from headrace.engine.ticket import FutureReply, LoopReply, RequestTimes, Ticket, gone, merge_key
 from headrace.engine.worker import Worker
 
 RETRY_AFTER_MAX_S = 30.0
@@ -228,6 +228,25 @@ class Engine:
             reply.give(life.inline.answer(ticket))
         return future
 
+    def abandon(self, future: Future[InferResponse]) -> None:
+        """Nobody wants the answer of this future of `submit` any more. Any thread, at any time, as often as one likes.
+
+        The future ends at once, unless it has ended or is about to: cancelled when its request had not begun, else with
+        CancelledRequestError. A request that waits leaves the queue. When nobody is left who wants the call that a request is in,
+        the model is told (`current_call`); in a process of its own it then has `cancel_grace_s` to end it, and is killed
+        and started again beyond. Whoever shares the call keeps it alive.
+        """
+        if future.cancel():
+            return
+        life = self._life
+        ticket = life.channel.abandon(future)
+        if ticket is None:
+            return
+        with life.counting:
+            life.tally.cancelled += 1
+        FutureReply(future).give(gone(ticket))
+        life.tell_gone()
+
     # Callers in event loops
 
     async def ask(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse:
@@ -331,9 +350,7 @@ class Engine:
         waited = life.channel.withdraw(ticket)
         reply.forget()
         if ticket.cancelled and not waited:
-            for slot in life.slots:
-                if slot.instance is not None:
-                    slot.instance.gone()
+            life.tell_gone()
         return ticket.cancelled
 
     def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> AnswerStream:

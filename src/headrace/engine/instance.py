@@ -80,6 +80,8 @@ class Instance:
         self._guard = threading.Lock()
         """Held where the call in progress is looked at, and where it ends, so that no other is cancelled in its place."""
         self.tally = tally or Tally()
+        self.died_in: Sequence[Ticket] = ()
+        """Whose call it was that raised InstanceLostError last."""
 
     def gone(self) -> None:
         """Somebody has left: when nobody is left who waits for the call in progress, it is cancelled. Any thread."""
@@ -325,6 +327,9 @@ class Instance:
         self._running.tickets = tickets
         try:
             called = self._backend.call(parts, rows, request, self._running, fresh=fresh)
+        except InstanceLostError:
+            self.died_in = tickets
+            raise
         finally:
             with self._guard:
                 self._running.tickets = ()

@@ -117,6 +117,12 @@ class Life:
         if deadline is not None and self.clock.now() >= deadline:
             raise self.late(ticket.request)
 
+    def tell_gone(self) -> None:
+        """A caller of a request that had begun has gone: the call that nobody is left for is cancelled."""
+        for slot in self.slots:
+            if slot.instance is not None:
+                slot.instance.gone()
+
     def drop(self, error: BaseException) -> None:
         """Fail all that waits, and all that comes."""
         tickets = self.channel.drop()

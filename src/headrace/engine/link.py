@@ -7,10 +7,7 @@ import itertools
 import logging
 import mmap
 import os
-import select
-import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +15,21 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from headrace.core.clock import Clock
-from headrace.core.errors import DataError, InstanceLostError, ModelInputError, ModelLoadError, StoppedError
+from headrace.core.errors import (
+    DataError,
+    DeathCause,
+    InstanceLostError,
+    ModelInputError,
+    ModelLoadError,
+    StoppedError,
+)
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.engine.bootstrap import CALL_NUMBER, CONTROL_BYTES, Bootstrap
 from headrace.engine.call_socket import CallSocket
+from headrace.engine.contained import ContainedProcess
+from headrace.engine.death import Death
 from headrace.engine.relay import Inlet, Outlet, Relay, count_of, end_of, log_of
+from headrace.engine.settings import ServeSettings
 from headrace.engine.shared_arrays import Arena, Memory
 from headrace.engine.stream_codec import pack_request, plain, unpack_responses
 from headrace.engine.streams import StreamCall
@@ -61,57 +68,43 @@ class Link:
         self._open: dict[int, tuple[StreamCall, Outlet[InferRequest], Inlet[InferResponse]]] = {}
         self.lost = False
         """Whether the process is there no more."""
-        self._why: str | None = None
         self.arena = Arena()
         self.returned: Memory | None = None
         self._relay = Relay()
         with ExitStack() as undo:
-            wire_end = self._spawn()
+            wire_end = self._spawn(boot.settings)
             self._wire = Wire(
                 wire_end,
                 f"headrace-{self._name}-wire",
                 on_frames=self._handle,
                 gather=self._relay.gather,
                 on_end=self._ended,
-                watch=self._pidfd,
+                watch=self._process.pidfd,
             )
             self._relay.wire = self._wire
             undo.callback(self._end_all, 0.0)
             self.loaded = self._load(boot)
             undo.pop_all()
 
-    def _spawn(self) -> socket.socket:
+    def _spawn(self, settings: ServeSettings) -> socket.socket:
         calls, their_calls = socket.socketpair()
         wire, their_wire = socket.socketpair()
         control_fd = os.memfd_create("headrace-control", os.MFD_CLOEXEC)
+        os.ftruncate(control_fd, CONTROL_BYTES)
+        self.control = mmap.mmap(control_fd, CONTROL_BYTES)
         try:
-            os.ftruncate(control_fd, CONTROL_BYTES)
-            self.control = mmap.mmap(control_fd, CONTROL_BYTES)
             fds = (their_calls.fileno(), their_wire.fileno(), control_fd)
             self.calls = CallSocket(calls)
-            # Of its own session: a Ctrl-C at the terminal is for the process that serves, which then closes this one.
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-c", _START, *map(str, fds), *sys.path],
-                stdin=subprocess.DEVNULL,
-                pass_fds=fds,
-                start_new_session=True,
-            )
-        except OSError as error:
-            calls.close()
-            wire.close()
-            raise ModelLoadError(self._name, f"its process cannot be started: {error}") from error
+            command = [sys.executable, "-c", _START, *map(str, fds), *sys.path]
+            self._process = ContainedProcess(command, fds, self._name, settings)
+        except BaseException:
+            for one in (calls, wire, self.control):
+                one.close()
+            raise
         finally:
             their_calls.close()
             their_wire.close()
             os.close(control_fd)
-        try:
-            self._pidfd = os.pidfd_open(self._process.pid)
-        except OSError as error:
-            self._process.kill()
-            self._process.wait()
-            calls.close()
-            wire.close()
-            raise ModelLoadError(self._name, f"its process cannot be watched: {error}") from error
         return wire
 
     @property
@@ -124,8 +117,7 @@ class Link:
             self.calls.send(boot.values())
             values, _ = self.calls.receive()
         except EOFError:
-            self._wait(_REAP_S)
-            raise ModelLoadError(self._name, f"while it loaded, {self._how()}") from None
+            raise ModelLoadError(self._name, f"while it loaded, {self._death().why}") from None
         if "error" in values:
             raise error_of(values["error"])
         return values
@@ -137,19 +129,21 @@ class Link:
         CALL_NUMBER.pack_into(self.control, 0, number)
         self._wire.post(Kind.CANCEL_CALL, number)
 
-    def kill(self, why: str) -> None:
-        """End the process at once; `why` is what its callers are told."""
-        self._why = why
-        self._process.kill()
+    def kill(self, cause: DeathCause, why: str) -> None:
+        """End the process at once, and all that it started; `why` is what its callers are told. Any thread."""
+        self._process.kill(cause, why)
 
     def lost_error(self) -> InstanceLostError:
         """What those who had asked are told, once the process is gone."""
-        if not self._wait(_REAP_S):
-            # It closed its sockets, and lives on: it answers nobody.
-            self._process.kill()
-            self._wait(None)
+        death = self._death()
         self.lost = True
-        return InstanceLostError(self._name, self._why or self._how())
+        return death.error(self._name)
+
+    def _death(self) -> Death:
+        if not self._process.wait(_REAP_S):
+            self._process.kill("killed", "its process closed its sockets and lived on, so it was killed")
+            self._process.wait(None)
+        return self._process.death()
 
     # Streams
 
@@ -234,48 +228,20 @@ class Link:
     def _end_all(self, patience_s: float) -> None:
         with self._lock:
             self._closing = True
-        if not self._wait(patience_s):
+        process = self._process
+        if not process.wait(patience_s):
             if patience_s:
                 _log.warning(
                     "a model did not close in time, its process is ended", extra={"model": self._name}
                 )
-            self._process.terminate()
-            if not self._wait(TERMINATE_S):
-                self._process.kill()
-        self._wait(None)
+            process.terminate()
+            if not process.wait(TERMINATE_S):
+                process.kill("killed", "it did not end when it was told to")
+        process.wait(None)
         self._wire.close()
         self._end_streams(StoppedError(f"model {self._name} is stopped"))
         self.calls.close()
         self.arena.drop()
         self.returned = None
         self.control.close()
-        os.close(self._pidfd)
-
-    def _wait(self, timeout_s: float | None) -> bool:
-        """Wait for the process to be gone, and reap it; whether it is."""
-        if self._process.returncode is None:
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            if not poll.poll(None if timeout_s is None else timeout_s * 1000):
-                return False
-            self._process.wait()
-        return True
-
-    def _how(self) -> str:
-        """How the process ended, in words that help."""
-        status = self._process.returncode
-        if status is None or status >= 0:
-            return (
-                f"its process ended by itself, with status {status}: it called exit, or something in it did; "
-                "its standard error may tell"
-            )
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        if -status == signal.SIGKILL:
-            return (
-                f"its process was killed ({name}): by the system when memory ran out, as its log tells, or by "
-                "somebody; if it was memory, fewer rows (max_batch_rows) or fewer instances need less"
-            )
-        return f"its process crashed ({name}), in compiled code most likely; its standard error may tell"
+        process.release()

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from headrace.core.call import Call
@@ -18,6 +19,7 @@ from headrace.core.model import ModelRecipe
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Called, Parts
 from headrace.engine.bootstrap import Bootstrap, loaded_of
+from headrace.engine.grace import Grace
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.link import Link
 from headrace.engine.outputs import OutputCheck
@@ -26,6 +28,7 @@ from headrace.engine.shared_arrays import Memory, Placed, read_arrays, write_arr
 from headrace.engine.streams import StreamCall
 from headrace.engine.told import error_of
 
+_log = logging.getLogger("headrace.engine")
 _DEFAULTS = ServeSettings()
 
 
@@ -35,8 +38,9 @@ class ProcessBackend:
     What `predict` is given lies in memory that is the model's to write into; an array that it keeps stays as it is,
     since the next call is then given other memory. What it returns is copied.
 
-    A process that dies, and one that is killed since a call took longer than `call_timeout_s`, makes that call raise
-    InstanceLostError, and ends its streams with it. An error of the model arrives as its kind and text: headrace's
+    A process that dies, and one that is killed since a call took longer than `call_timeout_s`, or went on for longer than
+    `cancel_grace_s` when nobody wanted it any more, makes that call raise InstanceLostError, and ends its streams with it;
+    what it had started is killed with it. An error of the model arrives as its kind and text: headrace's
     own errors and MemoryError as what they were, others as `ToldError`.
     """
 
@@ -60,6 +64,8 @@ class ProcessBackend:
         self._name = name
         self._clock = clock or SystemClock()
         self._timeout_s = settings.call_timeout_s
+        grace_s = settings.cancel_grace_s
+        self._grace_s = None if grace_s == inf else grace_s
         self._boot = Bootstrap(
             recipe=recipe,
             name=name,
@@ -74,6 +80,8 @@ class ProcessBackend:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._calling: tuple[int, Call] | None = None
+        self._grace: Grace | None = None
+        """What is left to the call in progress, once nobody wants it any more."""
         self._on_lost: Callable[[], None] | None = None
         self._closed = False
         self._link: Link | None = None
@@ -152,11 +160,12 @@ class ProcessBackend:
             link.calls.send(message, link.arena.new_fd())
             if call.cancelled:
                 # Whoever asked has gone while nobody could be told.
-                link.cancel(number)
+                self.cancel()
             reply, fd = link.calls.receive()
         except TimeoutError:
             link.kill(
-                f"a call took longer than call_timeout_s ({self._timeout_s} s), so its process was killed"
+                "timeout",
+                f"a call took longer than call_timeout_s ({self._timeout_s} s), so its process was killed",
             )
             raise link.lost_error() from None
         except EOFError:
@@ -164,6 +173,9 @@ class ProcessBackend:
         finally:
             with self._lock:
                 self._calling = None
+                grace, self._grace = self._grace, None
+            if grace is not None:
+                grace.end()
         if fd is not None:
             try:
                 link.returned = Memory(fd, reply["arena"])
@@ -184,8 +196,33 @@ class ProcessBackend:
         with self._lock:
             link, calling = self._link, self._calling
             # Another call may have begun since whoever asks this looked.
-            if link is not None and calling is not None and calling[1].cancelled:
-                link.cancel(calling[0])
+            if link is None or calling is None or not calling[1].cancelled:
+                return
+            link.cancel(calling[0])
+            if self._grace is None and self._grace_s is not None:
+                self._grace = self._begun_grace(link, calling[0], self._grace_s)
+
+    def _begun_grace(self, link: Link, number: int, grace_s: float) -> Grace | None:
+        name = f"headrace-{self._name}-grace"
+        try:
+            return Grace(self._clock, grace_s, name, lambda: self._kill_unwanted(link, number))
+        except (
+            RuntimeError
+        ) as error:  # no thread can be had: the call goes on, and the next who leaves tries again
+            _log.warning("a call that nobody wants cannot be ended: %s", error, extra={"model": self._name})
+            return None
+
+    def _kill_unwanted(self, link: Link, number: int) -> None:
+        """The time of a call is over that nobody wants; nothing when it has ended meanwhile."""
+        # Under the lock, so that no other call begins that would die of it.
+        with self._lock:
+            if self._calling is None or self._calling[0] != number:
+                return
+            link.kill(
+                "killed",
+                f"nobody wanted its call any more, which had not ended {self._grace_s} s (cancel_grace_s) after it was told "
+                "so: it was killed",
+            )
 
     # Streams
 

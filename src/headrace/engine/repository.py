@@ -54,9 +54,16 @@ class ModelRepository:
     """
 
     def __init__(
-        self, definitions: Sequence[ModelDefinition], *, find: Find | None = None, clock: Clock | None = None
+        self,
+        definitions: Sequence[ModelDefinition],
+        *,
+        find: Find | None = None,
+        clock: Clock | None = None,
+        in_flight_max: int | None = None,
     ) -> None:
         self._find = find
+        self._in_flight_max = in_flight_max
+        """See `Engine`: for callers in threads, of which so many ask at once."""
         self._clock = clock
         self._lock = threading.Lock()
         self._changing = threading.Lock()
@@ -137,6 +144,11 @@ class ModelRepository:
                 if e.engine is not None and name in ("", found)
             ]
         return tuple(engine.model_statistics() for engine in engines)
+
+    def definitions(self) -> tuple[ModelDefinition, ...]:
+        """Every version as it is defined, by name."""
+        with self._lock:
+            return tuple(e.definition for _, vs in sorted(self._models.items()) for e in vs.values())
 
     # Changing
 
@@ -220,6 +232,7 @@ class ModelRepository:
             version=definition.version,
             fingerprint=definition.fingerprint,
             serving=definition.settings,
+            in_flight_max=self._in_flight_max,
             clock=self._clock,
         )
         self._changed_now.add(engine)

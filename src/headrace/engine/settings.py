@@ -29,6 +29,18 @@ class ServeSettings:
     call_timeout_s: float | None = None
     """How long one call of a model in a process of its own may last. The process is then killed and started again, and
     what it had is asked once more, each request by itself; None waits as long as it takes. Threads cannot be killed."""
+    cancel_grace_s: float | None = 5.0
+    """How long a call of a model in a process of its own may go on once it was told that nobody waits for it any more. The
+    process is then killed and started again; None, or infinity, lets it go on. Its open streams end with it."""
+    memory_bytes_max: int | None = None
+    """The most memory of each process, with all that it starts. In a control group of its own where one can be made: beyond, it is
+    killed. Else by RLIMIT_DATA: then private memory counts, touched or not, and beyond the model meets a MemoryError."""
+    processes_max: int | None = None
+    """The most processes and threads of each process, itself included. In a control group of its own where one can be made;
+    else by RLIMIT_NPROC, on top of all that its user runs already, which does not bind root: refused there."""
+    environ_pass: tuple[str, ...] | None = None
+    """Variables of the environment that each process is given, beside those that Python needs to start; None passes all.
+    It keeps secrets from a model's mistakes: a hostile model of the same user finds other ways."""
     warm_up: bool = True
     """Whether the first, slow call is made before the model is ready."""
 
@@ -38,6 +50,8 @@ class ServeSettings:
             "queue_rows_max": self.queue_rows_max,
             "streams_max": self.streams_max,
             "max_batch_rows": 1 if self.max_batch_rows is None else self.max_batch_rows,
+            "memory_bytes_max": 1 if self.memory_bytes_max is None else self.memory_bytes_max,
+            "processes_max": 1 if self.processes_max is None else self.processes_max,
         }
         for name, value in bounds.items():
             if value < 1:
@@ -46,5 +60,9 @@ class ServeSettings:
             raise ConfigError(f"max_batch_delay_ms must be 0 or more, not {self.max_batch_delay_ms}")
         if self.call_timeout_s is not None and not self.call_timeout_s > 0:
             raise ConfigError(f"call_timeout_s must be above 0, not {self.call_timeout_s}")
+        if self.cancel_grace_s is not None and not self.cancel_grace_s >= 0:
+            raise ConfigError(f"cancel_grace_s must be 0 or more, not {self.cancel_grace_s}")
+        if any("=" in name or not name for name in self.environ_pass or ()):
+            raise ConfigError("environ_pass must hold names of variables, without values")
         if self.isolation not in (None, "auto", "inline", "thread", "process"):
             raise ConfigError(f"isolation must be auto, inline, thread or process, not {self.isolation!r}")

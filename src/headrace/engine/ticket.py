@@ -120,8 +120,13 @@ class FutureReply:
         self.future = future
 
     def begin(self) -> bool:
-        """See `Reply`; from then on the future cannot be cancelled any more."""
-        return self.future.running() or self.future.set_running_or_notify_cancel()
+        """See `Reply`; from then on the future cannot be cancelled any more, but abandoned (`Engine.abandon`)."""
+        future = self.future
+        if future.running():
+            return True
+        if future.done() and not future.cancelled():
+            return False
+        return future.set_running_or_notify_cancel()
 
     def give(self, answer: Answer) -> None:
         """See `Reply`; what callbacks raise is logged."""
@@ -160,9 +165,14 @@ class LoopReply:
 
 
 def deliver(answered: Sequence[tuple[Ticket, Answer]]) -> None:
-    """Give each ticket its answer. One hop for each event loop, however many tickets: a hop costs more than an answer."""
+    """Give each ticket its answer, but for those whose caller has gone, who has ended them. They were settled.
+
+    One hop for each event loop, however many tickets: a hop costs more than an answer.
+    """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Answer]]] = {}
     for ticket, answer in answered:
+        if ticket.cancelled:
+            continue
         loop = ticket.reply.loop
         if loop is None:
             ticket.reply.give(answer)

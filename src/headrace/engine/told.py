@@ -31,7 +31,6 @@ from headrace.engine.reason import WHY_CHARS_MAX, ToldError, reason
 _OF_A_MODEL: Final[Mapping[str, type[ModelError]]] = {
     kind.__name__: kind
     for kind in (
-        InstanceLostError,
         ModelContractError,
         ModelError,
         ModelInputError,
@@ -68,6 +67,9 @@ def told(error: BaseException) -> dict[str, Any]:
         return {"kind": "RowError", "rows": rows}
     if isinstance(error, MissingExtraError):
         return {"kind": kind, "extra": error.extra, "needed_for": error.needed_for}
+    if isinstance(error, InstanceLostError):
+        facts = {"cause": error.cause, "exit_code": error.exit_code, "signal": error.signal}
+        return {"kind": "InstanceLostError", "model": error.model, "why": _text(error.why), **facts}
     if isinstance(error, ModelError) and kind in _OF_A_MODEL:
         return {"kind": kind, "model": error.model, "why": _text(error.why)}
     if _OF_A_TEXT.get(kind) is type(error):
@@ -91,6 +93,9 @@ def error_of(values: Mapping[str, Any]) -> BaseException:
         return RowError({int(row): why for row, why in values["rows"].items()})
     if kind == "MissingExtraError":
         return MissingExtraError(values["extra"], values["needed_for"])
+    if kind == "InstanceLostError":
+        facts = {name: values[name] for name in ("cause", "exit_code", "signal")}
+        return InstanceLostError(values["model"], values["why"], **facts)
     if kind in _OF_A_MODEL:
         return _OF_A_MODEL[kind](values["model"], values["why"])
     return _OF_A_TEXT.get(kind, ToldError)(values["why"])

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from headrace.batching.adaptive import LookAgain
 from headrace.core.errors import InstanceLostError, StoppedError
@@ -14,6 +15,9 @@ from headrace.engine.life import Life, Slot
 from headrace.engine.reason import reason
 from headrace.engine.revival import Revival
 from headrace.engine.ticket import Answer, Ticket, deliver
+
+DEATHS_MAX: Final = 2
+"""A request in whose calls so many processes died is not asked again."""
 
 _log = logging.getLogger("headrace.engine")
 
@@ -120,16 +124,18 @@ class Worker:
     # When its process dies
 
     def _recover(self, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
-        """What it had is asked once more, each request by itself."""
-        again: list[Ticket] = []
-        over: list[Ticket] = []
-        for ticket in tickets:
+        """What it had is asked once more, the requests of the call that it died in each by itself."""
+        assert self._slot.instance is not None
+        assert self._slot.revival is not None
+        died_in = self._slot.instance.died_in
+        for ticket in died_in:
             ticket.deaths += 1
-            if ticket.deaths < 2:
-                ticket.key = ticket  # shares a call with nobody: one of these may be what killed it
-                again.append(ticket)
-            else:
-                over.append(ticket)
+            ticket.key = ticket  # shares a call with nobody: one of these may be what killed it
+        again = [t for t in tickets if not t.cancelled and t.deaths < DEATHS_MAX]
+        over = [t for t in tickets if not t.cancelled and t.deaths >= DEATHS_MAX]
+        if all(t.cancelled for t in died_in):
+            # Nobody was left who wanted it: it was ended on purpose, and is needed at once.
+            self._slot.revival.proved()
         self._lose(over, lost)
         self._slot.alive = False
         self._life.channel.again(again)

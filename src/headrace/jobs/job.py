@@ -203,6 +203,8 @@ class Settlement:
     job_id: str
     lease: int
     outcome: Outcome
+    progress: Progress | None = None
+    """How far it came; None leaves what the last beat told."""
 
 
 class HistoryEvent(StrEnum):

@@ -200,7 +200,25 @@ class JobLedger(Service, Protocol):
         ...
 
     def published(self, job_id: str, lease: int, uri: str) -> bool:
-        """Note that the result of a completed job is at `uri` too; whether it is still that lease's result."""
+        """Note that a completed job's result, or another ended job's failure, was put at `uri` where it was asked for.
+
+        Whether `lease` is still the job's last, and it has ended.
+        """
+        ...
+
+    def cancel_requests(self, worker: str) -> frozenset[str]:
+        """Ids of the worker's running jobs that somebody has cancelled. Cheap: asked at every news."""
+        ...
+
+    def running_of(self, worker: str) -> list[Job]:
+        """The jobs that run under this worker's leases: for a worker that does not know whether its last `turn` counted."""
+        ...
+
+    def unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
+        """Jobs that ended before then, have an `output_uri`, and whose end nobody has `published` there; oldest first.
+
+        Without completed ones of kind `transform` and `stream`, which write where they were asked to themselves.
+        """
         ...
 
     def maintain(self, limit: int) -> Upkeep:

@@ -106,6 +106,10 @@ class Allowed:
         return place
 
 
+NOTHING: Final = Allowed()
+"""No place at all."""
+
+
 def below(place: str, prefix: str) -> bool:
     """Whether a place is the prefix, or below it at a slash: ``s3://b/inner`` is not below ``s3://b/in``.
 
@@ -215,3 +219,61 @@ def _shown(uri: str) -> str:
     """A caller's text in a message: cut, quoted, and without what could be a password."""
     text = repr(_QUERY.sub("?***", _USER.sub("//***@", uri)))
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…'"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where headrace keeps what is a job's, below one store of its own; and where a job's end goes that asked for a place."""
+
+    store_uri: str
+    """A prefix, bucket or folder that is ours alone."""
+
+    @property
+    def inputs(self) -> str:
+        """Below it are payloads that came with submissions."""
+        return join(self.store_uri, "inputs/")
+
+    @property
+    def all_attempts(self) -> str:
+        """Below it is what attempts wrote."""
+        return join(self.store_uri, "attempts/")
+
+    @property
+    def drafts(self) -> str:
+        """On a disk, what is being written."""
+        return join(self.store_uri, "drafts/")
+
+    def input(self, job_id: str) -> str:
+        """See `input_uri`."""
+        return input_uri(self.store_uri, job_id)
+
+    def attempts(self, job_id: str) -> str:
+        """Below it is what all attempts at a job wrote."""
+        return join(self.store_uri, f"attempts/{_segment(job_id)}/")
+
+    def attempt(self, job_id: str, lease: int) -> str:
+        """See `attempt_prefix`."""
+        return attempt_prefix(self.store_uri, job_id, lease)
+
+    def result(self, output_uri: str, key: str) -> str:
+        """See `result_uri`."""
+        return result_uri(output_uri, key)
+
+    def error(self, output_uri: str, key: str) -> str:
+        """See `error_uri`."""
+        return error_uri(output_uri, key)
+
+    def job_id_of(self, uri: str) -> str | None:
+        """Whose an object of ours is; None where it is not one of ours."""
+        for prefix in (self.inputs, self.all_attempts):
+            if uri.startswith(prefix):
+                return uri.removeprefix(prefix).partition("/")[0] or None
+        return None
+
+    def lease_of(self, uri: str) -> int | None:
+        """Under which lease an object was written; None for payloads."""
+        prefix = self.all_attempts
+        if not uri.startswith(prefix):
+            return None
+        lease = uri.removeprefix(prefix).split("/")[1:2]
+        return int(lease[0]) if lease and lease[0].isdecimal() else None

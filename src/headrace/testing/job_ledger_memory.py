@@ -43,6 +43,8 @@ from headrace.testing.job_rules import (
     past_deadline,
     requeued,
     settled,
+    told_where,
+    wants_publishing,
 )
 
 _RETRY_AFTER_S: Final = 1.0
@@ -83,6 +85,7 @@ class _Table:
     queues: dict[str, QueueSettings] = field(default_factory=dict[str, QueueSettings])
     keys: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     asleep: set[str] = field(default_factory=set[str])
+    published: set[str] = field(default_factory=set[str])
     listeners: list[_Listener] = field(default_factory=list[_Listener])
 
 
@@ -181,6 +184,8 @@ class MemoryJobLedger:
         job = self._running(settlement.job_id, settlement.lease)
         if job is None:
             return False
+        if settlement.progress is not None:
+            job = replace(job, progress=settlement.progress)
         after, event = settled(job, settlement.outcome, self.now_ms())
         self._put(after)
         if event is HistoryEvent.ATTEMPT_FAILED and after.failure:
@@ -253,11 +258,33 @@ class MemoryJobLedger:
         """See `JobLedger.published`."""
         with self._open() as table:
             job = table.jobs.get(job_id)
-            if job is None or job.state is not JobState.COMPLETED or job.lease != lease or job.result is None:
+            if job is None or not job.state.ended or job.lease != lease:
                 return False
-            table.jobs[job_id] = replace(job, result=replace(job.result, published_uri=uri))
+            table.jobs[job_id] = told_where(job, uri)
+            table.published.add(job_id)
             self._tell(None)
             return True
+
+    def cancel_requests(self, worker: str) -> frozenset[str]:
+        """See `JobLedger.cancel_requests`."""
+        return frozenset(job.id for job in self.running_of(worker) if job.cancel_requested)
+
+    def running_of(self, worker: str) -> list[Job]:
+        """See `JobLedger.running_of`."""
+        with self._open() as table:
+            jobs = table.jobs.values()
+            return [job for job in jobs if job.state is JobState.RUNNING and job.worker == worker]
+
+    def unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
+        """See `JobLedger.unpublished`."""
+        with self._open() as table:
+            found = [
+                job
+                for job in table.jobs.values()
+                if job.id not in table.published and job.spec.output_uri and wants_publishing(job)
+                if job.ended_at_ms is not None and job.ended_at_ms < ended_before_ms
+            ]
+        return sorted(found, key=lambda job: (job.ended_at_ms, job.id))[:limit]
 
     def maintain(self, limit: int) -> Upkeep:
         """See `JobLedger.maintain`."""
@@ -348,6 +375,7 @@ class MemoryJobLedger:
         with self._open() as table:
             job = self._ended(job_id, tenant, "only a job that has ended can be put back")
             self._put(requeued(job, self.now_ms()))
+            table.published.discard(job_id)
             self._note(job, HistoryEvent.REQUEUED, by=by)
             return table.jobs[job_id]
 
@@ -484,6 +512,7 @@ class MemoryJobLedger:
     def _remove(self, job: Job) -> None:
         table = self._table
         del table.jobs[job.id], table.histories[job.id]
+        table.published.discard(job.id)
         if job.spec.idempotency_key:
             del table.keys[job.spec.tenant, job.spec.idempotency_key]
 

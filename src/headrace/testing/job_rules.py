@@ -164,3 +164,16 @@ def fits(job: Job, wanted: JobFilter) -> bool:
 
 def _later(at_ms: int, seconds: float | None) -> int | None:
     return None if seconds is None else at_ms + round(seconds * 1000)
+
+
+def wants_publishing(job: Job) -> bool:
+    """Whether the end of a job is put where it was asked for by somebody else than whoever did it."""
+    return job.state.ended and (job.spec.kind == "infer" or job.state is not JobState.COMPLETED)
+
+
+def told_where(job: Job, uri: str) -> Job:
+    """The ended job whose end was put at `uri`."""
+    if job.result is not None and job.state is JobState.COMPLETED:
+        return replace(job, result=replace(job.result, published_uri=uri))
+    failure = job.failure or JobFailure(Cause(job.state.value), f"the job was {job.state.value}")
+    return replace(job, failure=replace(failure, uri=uri))

@@ -1,0 +1,107 @@
+"""What a kind of job is: the contract of `infer`, `transform` and `stream`, and what they are handed."""
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Protocol
+
+from headrace.core.errors import CancelledRequestError
+from headrace.core.predictor import Predictor, PredictorStatistics
+from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
+from headrace.jobs.attempt import Attempt
+from headrace.jobs.job import ResultRef
+
+
+class JobPredictor(Predictor, Protocol):
+    """A predictor whose requests can be given up also when they are under way."""
+
+    def abandon(self, future: "Future[InferResponse]") -> None:
+        """Nobody wants the answer any more. A call that nobody wants is ended, if need be with its process.
+
+        The future ends with CancelledRequestError, or with its answer where that was faster.
+        """
+        ...
+
+
+class Models(Protocol):
+    """The models that a worker has. They are loaded, and let go of, by whoever made them."""
+
+    def predictor(self, model: str) -> JobPredictor:
+        """The model of a name, or ``name@version``. ModelNotFoundError, ModelNotReadyError."""
+        ...
+
+    def identity(self, model: str) -> str:
+        """What changes with the model's file or code: a run that is resumed must have the same."""
+        ...
+
+
+class KindRunner(Protocol):
+    """Does the jobs of one kind.
+
+    `run` is called from many threads, once for each attempt. It returns when the result is written for good, and raises what
+    kept it from that: AttemptStoppedError when the attempt was told to stop. Done twice, also by two workers at once, it
+    does no harm: it writes under the lease's number, or the same bytes to the same place.
+    """
+
+    def run(self, attempt: Attempt) -> ResultRef:
+        """Do the job."""
+        ...
+
+    def discard(self, attempt: Attempt) -> None:
+        """Remove what an attempt has written that does not count. Best effort; what it leaves is swept later."""
+        ...
+
+
+@dataclass(slots=True)
+class AttemptPredictor:
+    """A model as one attempt sees it: when the attempt is told to stop, all that it has asked is given up.
+
+    For what asks a `Predictor` in threads of its own, such as a transform. Life and bounds are the model's own: starting
+    and stopping it does nothing.
+    """
+
+    predictor: JobPredictor
+    attempt: Attempt
+    in_flight_max: int = 3
+    """What keeps a model busy. Not all that the model takes, which is for as many jobs as the worker has room for."""
+    _asked: set["Future[InferResponse]"] = field(default_factory=set["Future[InferResponse]"])
+    _lock: Lock = field(default_factory=Lock)
+
+    def give_up(self) -> None:
+        """Abandon all that is asked."""
+        with self._lock:
+            asked: Iterable[Future[InferResponse]] = tuple(self._asked)
+        for future in asked:
+            self.predictor.abandon(future)
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """The model's."""
+        return self.predictor.metadata
+
+    def submit(self, request: InferRequest) -> "Future[InferResponse]":
+        """Ask. CancelledRequestError once the attempt was told to stop."""
+        if self.attempt.stopped is not None:
+            raise CancelledRequestError("the attempt was told to stop")
+        future = self.predictor.submit(request)
+        with self._lock:
+            self._asked.add(future)
+        future.add_done_callback(self._forget)
+        if self.attempt.stopped is not None:
+            self.predictor.abandon(future)
+        return future
+
+    def _forget(self, future: "Future[InferResponse]") -> None:
+        with self._lock:
+            self._asked.discard(future)
+
+    def statistics(self) -> PredictorStatistics:
+        """The model's, over all that asked it."""
+        return self.predictor.statistics()
+
+    def start(self) -> None:
+        """Nothing: the model runs already."""
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Nothing: the model goes on for others."""

@@ -1,0 +1,172 @@
+"""The `infer` kind: one payload in, one result out.
+
+A payload that is a request of the Open Inference Protocol goes to the model as it stands, together with those of other
+jobs. Anything else (CSV, JSON Lines, images, audio, video, archives…) is read as a stream, record by record, so that its
+size does not matter, and every record gets its prediction, or its place among the failed ones.
+"""
+
+from typing import Final
+
+from headrace.core.errors import DataError, EmptySourceError, LimitError, RefusedRowsError
+from headrace.core.tensor import InferResponse
+from headrace.jobs.attempt import Attempt
+from headrace.jobs.job import NewJob, Progress, ResultRef
+from headrace.jobs.kind import AttemptPredictor, JobPredictor, Models
+from headrace.jobs.kinds.transform import follow
+from headrace.jobs.kinds.words import transform_settings
+from headrace.jobs.places import Places
+from headrace.protocols.oip_json import WireRequest, decode_request, encode_response, header_length
+from headrace.storage.contract import Store
+from headrace.storage.local import LocalStore
+from headrace.storage.resolve import Stores
+from headrace.transforms.run import Transform
+from headrace.transforms.runner import InProcessRunner
+
+REQUEST_BYTES_MAX: Final = 64 << 20
+"""A request is held whole, a few times; what is larger is for formats that are read as streams."""
+JSON: Final = "application/json"
+OCTETS: Final = "application/octet-stream"
+HEADER_PARAMETER: Final = "inference-header-content-length"
+"""The parameter of the content type that tells how much of a body is JSON, where binary tensors follow."""
+
+
+class InferKind:
+    """Implements `KindRunner`. Every attempt writes below a folder of its own, named by its lease."""
+
+    def __init__(self, models: Models, stores: Stores, places: Places) -> None:
+        self._models = models
+        self._stores = stores
+        self._places = places
+
+    def run(self, attempt: Attempt) -> ResultRef:
+        """See `KindRunner.run`."""
+        spec = attempt.job.spec
+        if not spec.input_uri:
+            raise EmptySourceError("the job", "it has no input")
+        predictor = self._models.predictor(spec.model)
+        body = self._request_body(spec)
+        if body is not None:
+            return self._request(attempt, predictor, body)
+        return self._records(attempt, predictor)
+
+    def discard(self, attempt: Attempt) -> None:
+        """Remove what is in the attempt's folder."""
+        folder = self._folder(attempt)
+        store = self._stores.for_uri(folder)
+        for info in store.list(folder):
+            store.delete(info.uri)
+
+    def _folder(self, attempt: Attempt) -> str:
+        return self._places.attempt(attempt.job.id, attempt.job.lease)
+
+    # Requests
+
+    def _request_body(self, spec: NewJob) -> bytes | None:
+        """The payload, where it is a request of the protocol; None where it is records."""
+        media_type, parameters = _media_type(spec.content_type)
+        if media_type not in {"", JSON, OCTETS} or (
+            media_type == OCTETS and HEADER_PARAMETER not in parameters
+        ):
+            return None
+        if not media_type and not spec.input_uri.lower().endswith(".json"):
+            return None
+        if spec.options:
+            # Options are about records; a request says itself what is wanted.
+            return None
+        store = self._stores.for_uri(spec.input_uri)
+        body = _bounded(store, spec.input_uri)
+        if media_type != OCTETS and b'"inputs"' not in body:
+            return None
+        return body
+
+    def _request(self, attempt: Attempt, predictor: JobPredictor, body: bytes) -> ResultRef:
+        spec = attempt.job.spec
+        _, parameters = _media_type(spec.content_type)
+        wire = decode_request(body, header_length(parameters.get(HEADER_PARAMETER)))
+        future = predictor.submit(wire.request)
+        response = attempt.answer(future, predictor.abandon)
+        if response.failures:
+            first = response.failures[0]
+            why = f"{len(response.failures)} rows were refused, row {first.row} the first: {first.why}"
+            raise RefusedRowsError(response.model_name, why)
+        return self._write(attempt, response, wire, predictor)
+
+    def _write(
+        self, attempt: Attempt, response: InferResponse, wire: WireRequest, predictor: JobPredictor
+    ) -> ResultRef:
+        datatypes = {spec.name: spec.datatype for spec in predictor.metadata.outputs}
+        body = encode_response(response, binary=wire.binary, datatypes=datatypes)
+        folder = self._folder(attempt)
+        uri = folder + "result.out"
+        store = self._stores.for_uri(uri)
+        if isinstance(store, LocalStore):
+            # Whoever settles makes it durable, together with those of other jobs.
+            store.put_unflushed(uri, body.body, drafts=self._places.drafts)
+        else:
+            store.put(uri, body.body)
+        content_type = JSON if body.json_bytes is None else f"{OCTETS}; {HEADER_PARAMETER}={body.json_bytes}"
+        return ResultRef(uri, len(body.body), content_type)
+
+    # Records
+
+    def _records(self, attempt: Attempt, predictor: JobPredictor) -> ResultRef:
+        spec = attempt.job.spec
+        watched = AttemptPredictor(predictor, attempt)
+        folder = self._folder(attempt)
+        transform = Transform(
+            spec.input_uri,
+            folder,
+            stores=self._stores,
+            runner=InProcessRunner(watched),
+            settings=transform_settings(spec),
+            model_identity=self._models.identity(spec.model),
+            if_exists="overwrite",
+        )
+        follow(attempt, transform, watched)
+        report = transform.execute()
+        attempt.check()
+        if report.rows_out == 0 and report.rows_failed:
+            raise DataError(
+                f"all {report.rows_failed} records failed: {next(iter(report.failures), 'see the failed records')}"
+            )
+        if report.objects_broken or report.status == "failed":
+            raise DataError(
+                "the payload could not be read to its end, or its records failed and that was not to be borne"
+            )
+        assert transform.plan is not None, "it was executed"
+        uri = transform.destination + transform.plan.objects[0].output
+        total = report.records_in
+        attempt.report(lambda: Progress(total, total, "records", _failed_note(report.rows_failed)))
+        store = self._stores.for_uri(uri)
+        return ResultRef(uri, store.head(uri).size_bytes, content_type_of(spec))
+
+
+def _failed_note(rows_failed: int) -> str:
+    return f"{rows_failed} records failed" if rows_failed else ""
+
+
+def content_type_of(spec: NewJob) -> str:
+    """What a result of records is told to be: as was asked, or as the payload."""
+    return spec.accept or spec.content_type
+
+
+def _media_type(content_type: str) -> tuple[str, dict[str, str]]:
+    """A content type's name, in small letters, and its parameters."""
+    name, *rest = content_type.split(";")
+    pairs = (part.partition("=") for part in rest)
+    return name.strip().lower(), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}
+
+
+def _bounded(store: Store, uri: str) -> bytes:
+    """A whole payload; LimitError where it is larger than a request may be."""
+    pieces: list[bytes] = []
+    size = 0
+    for piece in store.stream(uri):
+        size += len(piece)
+        if size > REQUEST_BYTES_MAX:
+            raise LimitError(
+                f"the payload is a request of more than {REQUEST_BYTES_MAX >> 20} MiB: submit its rows as JSON Lines or CSV, "
+                "which are read as a stream"
+            )
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

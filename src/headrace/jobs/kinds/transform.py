@@ -1,0 +1,78 @@
+"""The `transform` kind: a batch transform whose own ledger, beside its output, lets any attempt go on where the last one was."""
+
+from typing import Final
+
+from headrace.core.errors import ConfigError, DataError
+from headrace.jobs.attempt import Attempt, StopReason
+from headrace.jobs.job import Progress, ResultRef
+from headrace.jobs.kind import AttemptPredictor, Models
+from headrace.jobs.kinds.words import transform_settings
+from headrace.storage.resolve import Stores
+from headrace.transforms.report import REPORT_NAME, TransformReport
+from headrace.transforms.run import Transform
+from headrace.transforms.runner import InProcessRunner
+
+REPORT_TYPE: Final = "application/json"
+
+
+class TransformKind:
+    """Implements `KindRunner`. The result is the transform's report, which stands beside what it wrote."""
+
+    def __init__(self, models: Models, stores: Stores) -> None:
+        self._models = models
+        self._stores = stores
+
+    def run(self, attempt: Attempt) -> ResultRef:
+        """See `KindRunner.run`. What it writes is the same whoever does it, and goes on where it was."""
+        spec = attempt.job.spec
+        if not spec.output_uri:
+            raise ConfigError("a transform needs an output_uri: a folder or prefix for its predictions files")
+        predictor = AttemptPredictor(self._models.predictor(spec.model), attempt)
+        transform = Transform(
+            spec.input_uri,
+            spec.output_uri,
+            stores=self._stores,
+            runner=InProcessRunner(predictor),
+            settings=transform_settings(spec),
+            model_identity=self._models.identity(spec.model),
+            if_exists="resume",
+            made_with={"model": spec.model},
+        )
+        follow(attempt, transform, predictor)
+        report = transform.execute()
+        attempt.check()
+        _refuse_without_output(report)
+        return ResultRef(transform.destination + REPORT_NAME, None, REPORT_TYPE)
+
+    def discard(self, attempt: Attempt) -> None:
+        """Nothing: what was written is what the next attempt goes on from."""
+
+
+def follow(attempt: Attempt, transform: Transform, predictor: AttemptPredictor) -> None:
+    """Have the attempt tell how far the transform is, and the transform end when the attempt is told to stop."""
+
+    def how_far() -> Progress:
+        progress, plan = transform.progress, transform.plan
+        note = f"{progress.rows_failed} records failed" if progress.rows_failed else ""
+        if plan is None:
+            return Progress(unit="bytes", note=note)
+        return Progress(
+            min(progress.bytes_read + progress.bytes_before, plan.nbytes), plan.nbytes, "bytes", note
+        )
+
+    def end() -> None:
+        transform.drain()
+        # What the model is doing may still count for whoever goes on; else nobody wants it.
+        if attempt.stopped is not StopReason.DRAIN:
+            predictor.give_up()
+
+    attempt.report(how_far)
+    attempt.on_stop(end)
+
+
+def _refuse_without_output(report: TransformReport) -> None:
+    if report.status == "failed":
+        raise DataError(
+            f"{report.objects_withheld} of {report.objects} objects have no output, because records of theirs failed and the "
+            f"options ask for that; {report.output}{REPORT_NAME} says which"
+        )

@@ -1,0 +1,1 @@
+"""The worker: claims jobs, keeps their leases alive, runs them, settles what they came to."""

@@ -1,0 +1,135 @@
+"""Signs of life: one thread that prolongs every lease, tells the ledger how far attempts are, and stops what must end."""
+
+import logging
+import threading
+from typing import Final
+
+from headrace.core.clock import Clock
+from headrace.core.errors import JobLedgerUnavailableError
+from headrace.jobs.attempt import StopReason
+from headrace.jobs.ledger import Beat, JobLedger
+from headrace.jobs.worker.roster import Roster
+from headrace.jobs.worker.settings import WorkerSettings
+
+_log = logging.getLogger("headrace.jobs")
+
+_AGAIN_S: Final = 1.0
+"""How soon a ledger that did not answer is asked again: leases run out meanwhile."""
+_REQUESTS_S: Final = 0.1
+"""How often, at most, news makes us look for cancellations."""
+
+
+class Beats:
+    """One thread runs `run`; the rest is for any.
+
+    A ledger that does not answer stops nothing: attempts go on, and what they come to counts if nobody else has taken
+    the job meanwhile. But then no more is claimed (`late`).
+    """
+
+    def __init__(
+        self,
+        ledger: JobLedger,
+        settings: WorkerSettings,
+        roster: Roster,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._roster = roster
+        self._clock = clock
+        self._wake = threading.Event()
+        self._ended = False
+        self._look = False
+        self._heard_s = clock.now()
+        """When the ledger last answered."""
+        self._looked_s = clock.now()
+        self._beat_s = clock.now() + settings.beat_s
+        """When the next sign of life is due."""
+
+    # Any thread
+
+    @property
+    def late(self) -> bool:
+        """Whether the last sign of life was so long ago that leases may be lost: no more is to be claimed."""
+        return len(self._roster) > 0 and self._clock.now() - self._heard_s > self._settings.lease_s / 2
+
+    def began(self, limit_s: float | None) -> None:
+        """An attempt was taken in hand; its time is over at `limit_s`, on our clock."""
+        if len(self._roster) == 1:
+            # Its lease is new, so the ledger has just answered.
+            self._heard_s = self._clock.now()
+        if limit_s is not None:
+            self._wake.set()
+
+    def look(self) -> None:
+        """There is news: perhaps somebody has cancelled something."""
+        if len(self._roster):
+            self._look = True
+            self._wake.set()
+
+    def end(self) -> None:
+        """Let `run` return."""
+        self._ended = True
+        self._wake.set()
+
+    # The thread
+
+    def run(self) -> None:
+        """Beat until `end`."""
+        while not self._ended:
+            self._wake.clear()
+            try:
+                self._round(self._clock.now())
+            except Exception:  # noqa: BLE001 - a worker without this thread loses all its leases
+                _log.exception("a sign of life failed, it is tried again")
+                self._beat_s = self._clock.now() + _AGAIN_S
+            if not self._ended:
+                self._clock.sleep(self._patience_s(), self._wake)
+
+    def _round(self, now_s: float) -> None:
+        for attempt in self._roster.overdue(now_s):
+            attempt.stop(StopReason.TIME_LIMIT)
+        if now_s >= self._beat_s:
+            self._beat()
+        elif self._look and now_s >= self._looked_s + _REQUESTS_S:
+            self._look_for_cancels()
+
+    def _patience_s(self) -> float:
+        until_s = self._beat_s
+        limit_s = self._roster.next_limit_s()
+        if limit_s is not None:
+            until_s = min(until_s, limit_s)
+        if self._look:
+            until_s = min(until_s, self._looked_s + _REQUESTS_S)
+        return max(0.0, until_s - self._clock.now())
+
+    def _beat(self) -> None:
+        now_s = self._clock.now()
+        held = [h.attempt for h in self._roster.held()]
+        self._beat_s = now_s + self._settings.beat_s
+        if not held:
+            return
+        beats = [Beat(a.job.id, a.job.lease, a.progress, a.cursor) for a in held]
+        try:
+            reply = self._ledger.beat(self._settings.name, beats, self._settings.lease_ms)
+        except JobLedgerUnavailableError as error:
+            self._beat_s = now_s + _AGAIN_S
+            _log.warning("no sign of life could be given, it is tried again: %s", error)
+            return
+        self._heard_s = now_s
+        for job_id in reply.lost:
+            self._roster.stop(job_id, StopReason.LOST)
+        for job_id in reply.cancel:
+            self._roster.stop(job_id, StopReason.CANCELLED)
+        for job_id in reply.expired:
+            self._roster.stop(job_id, StopReason.EXPIRED)
+
+    def _look_for_cancels(self) -> None:
+        self._look, self._looked_s = False, self._clock.now()
+        try:
+            cancelled = self._ledger.cancel_requests(self._settings.name)
+        except JobLedgerUnavailableError:
+            return  # The next sign of life tells too.
+        for job_id in cancelled:
+            self._roster.stop(job_id, StopReason.CANCELLED)

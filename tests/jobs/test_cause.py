@@ -1,0 +1,79 @@
+"""Why an attempt failed: every error of ours has a cause, and nobody else's is taken for the submitter's fault."""
+
+import inspect
+
+import pytest
+
+from headrace.core import errors as e
+from headrace.core.model import RowError
+from headrace.jobs.cause import _CAUSES, Cause, cause_of
+
+TREE = [cls for _, cls in inspect.getmembers(e, inspect.isclass) if issubclass(cls, e.HeadraceError)]
+
+
+def _bare(cls: type[BaseException]) -> BaseException:
+    """An error of a class, whatever its __init__ asks for."""
+    return cls.__new__(cls)
+
+
+def test_every_error_of_the_tree_has_its_own_line():
+    """One that is new fails here until somebody has decided what it is to a job."""
+    assert [cls.__name__ for cls in TREE if cls not in _CAUSES] == []
+    assert set(_CAUSES) - set(TREE) == {MemoryError}
+
+
+@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+def test_every_error_of_the_tree_has_the_cause_of_its_line(cls):
+    assert cause_of(_bare(cls)) is _CAUSES[cls]
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (e.NotFoundError("s3://b/k", "not there"), Cause.INPUT),
+        (e.AccessDeniedError("s3://b/k", "no"), Cause.INPUT),
+        (e.ModelInputError("m", "shape"), Cause.INPUT),
+        (e.ChangedError("s3://b/k", "changed"), Cause.STORAGE),
+        (e.UnavailableError("s3://b/k", "away"), Cause.UNAVAILABLE),
+        (e.OverloadedError("full", retry_after_s=1), Cause.OVERLOADED),
+        (e.InstanceLostError("m", "killed"), Cause.CRASH),
+        (e.PredictError("m", "raised"), Cause.MODEL),
+        (e.DeadlineError("late"), Cause.TIMEOUT),
+        (e.StoppedError("draining"), Cause.DRAINED),
+        (MemoryError(), Cause.OOM),
+        (ValueError("ours"), Cause.DEFECT),
+        (RowError(1, "alone"), Cause.DEFECT),
+        (KeyboardInterrupt(), Cause.DEFECT),
+    ],
+    ids=lambda value: value.value if isinstance(value, Cause) else type(value).__name__,
+)
+def test_causes(error, cause):
+    assert cause_of(error) is cause
+
+
+def test_an_error_that_somebody_derives_has_the_cause_of_its_nearest_kin():
+    class OfAPlugIn(e.TruncatedError):
+        pass
+
+    assert cause_of(OfAPlugIn("short", byte=1)) is Cause.INPUT
+
+
+def _raised_from(error: BaseException, *causes: BaseException) -> BaseException:
+    link = error
+    for cause in causes:
+        link.__cause__ = cause
+        link = cause
+    return error
+
+
+def test_a_model_that_raised_for_want_of_memory_ran_out_of_it():
+    error = _raised_from(e.PredictError("m", "raised"), RuntimeError("wrapped"), MemoryError())
+    assert cause_of(error) is Cause.OOM
+    assert cause_of(_raised_from(e.PredictError("m", "raised"), ValueError())) is Cause.MODEL
+    assert cause_of(_raised_from(e.NotFoundError("s3://b/k", "x"), MemoryError())) is Cause.INPUT
+
+
+def test_a_chain_that_bites_its_tail_ends():
+    first, second = ValueError(), ValueError()
+    first.__cause__, second.__cause__ = second, first
+    assert cause_of(_raised_from(e.PredictError("m", "raised"), first)) is Cause.MODEL

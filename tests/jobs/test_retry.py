@@ -1,0 +1,89 @@
+"""What follows an attempt that failed: which causes end a job, which use up attempts, and how long the waits are."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.jobs import retry
+from headrace.jobs.cause import Cause
+from headrace.jobs.retry import RETRY_AFTER_MAX_S, RULES, Again, GiveUp, decide
+
+NEVER = {Cause.INPUT, Cause.CANCELLED, Cause.EXPIRED, Cause.POISON}
+NOT_COUNTED = {Cause.UNAVAILABLE, Cause.OVERLOADED, Cause.DRAINED}
+COUNTED = set(Cause) - NEVER - NOT_COUNTED
+
+causes = st.sampled_from(Cause)
+attempts = st.integers(1, 10_000)
+shares = st.floats(0, 1)
+asked = st.none() | st.floats(allow_nan=False)
+
+
+def test_every_cause_has_a_rule_and_the_documentation_its_name():
+    assert set(RULES) == set(Cause)
+    table = (retry.__doc__ or "").split("\n===")[2]
+    told = re.findall(r"[a-z_]+", " ".join(line[:31] for line in table.splitlines()[1:]))
+    never, counted, rest = told[: len(NEVER)], told[len(NEVER) : -len(NOT_COUNTED)], told[-len(NOT_COUNTED) :]
+    assert (set(never), set(counted), set(rest)) == (NEVER, COUNTED, NOT_COUNTED)
+    assert len(told) == len(Cause)
+
+
+@given(causes, attempts, attempts, shares, asked)
+def test_what_is_decided(cause, attempt, attempts_max, share, retry_after_s):
+    decided = decide(cause, attempt, attempts_max, share, retry_after_s)
+    if cause in NEVER or (cause in COUNTED and attempt >= attempts_max):
+        assert isinstance(decided, GiveUp)
+        assert cause.value in decided.reason
+        return
+    assert isinstance(decided, Again)
+    assert decided.counts is (cause in COUNTED)
+    # At least what was asked for, within the hour; and nothing that is not a number of milliseconds.
+    assert isinstance(decided.delay_ms, int)
+    least_s = min(max(retry_after_s or 0.0, 0.0), RETRY_AFTER_MAX_S)
+    assert least_s * 1000 <= decided.delay_ms <= RETRY_AFTER_MAX_S * 1000
+
+
+@given(causes, st.integers(1, 100), shares)
+def test_a_job_comes_to_an_end_of_what_may_be_its_own_fault(cause, attempts_max, share):
+    """An attempt that counts is the ledger's next number; there are no more of them than the job has."""
+    attempt = 1
+    while attempt <= attempts_max:
+        decided = decide(cause, attempt, attempts_max, share)
+        if isinstance(decided, GiveUp):
+            break
+        if not decided.counts:
+            assert cause in NOT_COUNTED
+            return
+        attempt += 1
+    assert isinstance(decided, GiveUp)
+    assert attempt == (1 if cause in NEVER else attempts_max)
+
+
+@pytest.mark.parametrize("cause", sorted(COUNTED))
+def test_delays_double_up_to_a_bound(cause):
+    rule = RULES[cause]
+    delays = [decide(cause, attempt, 100, 1.0).delay_ms for attempt in range(1, 12)]
+    expected = [min(rule.first_delay_s * 2**n, rule.delay_max_s) * 1000 for n in range(11)]
+    assert delays == expected
+    assert decide(cause, 1, 100, 0.0).delay_ms == expected[0] / 2
+
+
+@pytest.mark.parametrize("cause", sorted(NOT_COUNTED))
+def test_an_outage_is_asked_about_as_often_at_its_end_as_at_its_begin(cause):
+    assert decide(cause, 1, 1, 0.5) == decide(cause, 50, 1, 0.5)
+
+
+def test_who_is_drained_goes_on_at_once():
+    assert decide(Cause.DRAINED, 3, 3, 1.0) == Again(0, counts=False)
+
+
+def test_what_a_server_asks_for_is_waited_for_within_bounds():
+    assert decide(Cause.OVERLOADED, 1, 3, 1.0, 42.0).delay_ms == 42_000
+    assert decide(Cause.OVERLOADED, 1, 3, 1.0, 1.0).delay_ms == 10_000
+    assert decide(Cause.OVERLOADED, 1, 3, 1.0, 1e9).delay_ms == RETRY_AFTER_MAX_S * 1000
+
+
+def test_the_reason_says_how_many_attempts_there_were():
+    assert decide(Cause.CRASH, 3, 3, 0.5) == GiveUp("attempt 3 of 3 failed (crash)")
+    assert decide(Cause.INPUT, 1, 3, 0.5) == GiveUp("another attempt would be no use (input)")
