@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final
 
-from headrace.core.errors import DataError, JobStateError, LimitError, QueueFullError
-from headrace.jobs.caller import Caller, Scope
+from headrace.core.errors import DataError, JobStateError, LimitError
+from headrace.jobs.access import JobKey, Scope
 from headrace.jobs.documents import oldest_seconds
 from headrace.jobs.following import FOLLOWERS_MAX, Follower, Waiting, Wanted
 from headrace.jobs.intake import Submission
 from headrace.jobs.intake_fields import IntakeLimits
-from headrace.jobs.job import HistoryEntry, Job, new_job_id
+from headrace.jobs.job import HistoryEntry, Job, NewJob, new_job_id
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings, Submitted
 from headrace.jobs.payloads import BoundedWriter, Payloads, ResultStream, Upload
 from headrace.jobs.state import JobState
@@ -29,7 +29,6 @@ from headrace.storage import Stores
 _log = logging.getLogger("headrace.jobs")
 
 PAGE_MAX: Final = 500
-TENANT_RETRY_AFTER_S: Final = 5.0
 CLEANUPS_MAX: Final = 1_000
 
 
@@ -72,6 +71,24 @@ class Scale:
     oldest_seconds: float
 
 
+def allowed(caller: JobKey, job: NewJob, *, output_is_ours: bool = False) -> NewJob:
+    """The caller's own job, each place that it names in its one spelling.
+
+    Raises ForbiddenError for a queue, a model or a place that is not theirs to name, ConfigError for one that is nobody's.
+    """
+    caller.require_queue(job.queue)
+    caller.require_model(job.model)
+    output_uri = job.output_uri
+    if output_uri and not output_is_ours:
+        output_uri = caller.outputs.require(output_uri, "output")
+    return replace(
+        job,
+        tenant=caller.tenant,
+        input_uri=caller.inputs.require(job.input_uri, "input") if job.input_uri else "",
+        output_uri=output_uri,
+    )
+
+
 class JobDesk:
     """Implements `Service`. The ledger and the stores are somebody else's: started before, stopped after."""
 
@@ -94,7 +111,7 @@ class JobDesk:
         self._follower = Follower(ledger, followers_max=settings.followers_max)
         self._lock = threading.Lock()
         self._arriving: Counter[str] = Counter()
-        """Submissions of a tenant with a quota that are on their way to the ledger."""
+        """Submissions of each tenant that are on their way to the ledger: they count against its quota."""
         self._cleaner: ThreadPoolExecutor | None = None
         self._cleanups = threading.BoundedSemaphore(CLEANUPS_MAX)
         self._queues = threading.Lock()
@@ -122,15 +139,21 @@ class JobDesk:
 
     # Submitting
 
-    def submit(self, caller: Caller, submission: Submission) -> "Future[Submitted]":
+    def submit(
+        self, caller: JobKey, submission: Submission, *, output_is_ours: bool = False
+    ) -> "Future[Submitted]":
         """Store the payload, and have the job queued together with others'.
+
+        With `output_is_ours` the output was named by whoever runs the door, and not by the caller.
 
         Raises, or gives: ForbiddenError; QueueFullError for a queue or a tenant with too many waiting; QueueClosedError;
         IdempotencyError; UnavailableError where the payload cannot be stored; JobLedgerUnavailableError. Whatever it is
         but the last, nothing was queued; the same submission with the same idempotency key is never queued twice.
         """
         caller.require(Scope.SUBMIT)
-        job = caller.admit(replace(submission.job, tenant=caller.tenant))
+        if submission.payload is not None:
+            caller.require_inline(len(submission.payload))
+        job = allowed(caller, submission.job, output_is_ours=output_is_ours)
         self._admit(caller)
         stored = ""
         try:
@@ -151,35 +174,24 @@ class JobDesk:
         answer.add_done_callback(lambda done: self._submitted(caller, done, stored))
         return answer
 
-    def _admit(self, caller: Caller) -> None:
-        most = caller.pending_max
-        if most is None:
-            return
+    def _admit(self, caller: JobKey) -> None:
         with self._lock:
             arriving = self._arriving[caller.tenant]
             self._arriving[caller.tenant] += 1
         try:
-            pending = self._ledger.pending_of(caller.tenant, at_most=most)
+            pending = self._ledger.pending_of(caller.tenant, at_most=caller.pending_max)
+            caller.require_room(pending + arriving)
         except BaseException:
             self._arrived(caller)
             raise
-        if pending + arriving < most:
-            return
-        self._arrived(caller)
-        raise QueueFullError(
-            f"{caller.tenant or 'the caller'} has {most} jobs waiting, as many as may: submit again later",
-            retry_after_s=TENANT_RETRY_AFTER_S,
-        )
 
-    def _arrived(self, caller: Caller) -> None:
-        if caller.pending_max is None:
-            return
+    def _arrived(self, caller: JobKey) -> None:
         with self._lock:
             self._arriving[caller.tenant] -= 1
             if not self._arriving[caller.tenant]:
                 del self._arriving[caller.tenant]
 
-    def _submitted(self, caller: Caller, done: "Future[Submitted]", stored: str) -> None:
+    def _submitted(self, caller: JobKey, done: "Future[Submitted]", stored: str) -> None:
         """On the submitter's thread: must not block."""
         self._arrived(caller)
         # Where it is not known whether the job was queued, its payload stays, and is swept if no job names it.
@@ -198,17 +210,17 @@ class JobDesk:
 
     # Looking
 
-    def get(self, caller: Caller, job_id: str) -> Job:
+    def get(self, caller: JobKey, job_id: str) -> Job:
         """One job. JobNotFoundError, also where it is another tenant's."""
         caller.require(Scope.READ)
         return self._ledger.get(job_id, tenant=caller.sees)
 
-    def history(self, caller: Caller, job_id: str) -> list[HistoryEntry]:
+    def history(self, caller: JobKey, job_id: str) -> list[HistoryEntry]:
         """What went wrong with a job, and what was done to it by hand."""
         self.get(caller, job_id)
         return self._ledger.history(job_id)
 
-    def find(self, caller: Caller, wanted: JobFilter, *, after: str, limit: int) -> Page:
+    def find(self, caller: JobKey, wanted: JobFilter, *, after: str, limit: int) -> Page:
         """Jobs that the caller sees and that fit, newest first. LimitError for more than PAGE_MAX at once."""
         caller.require(Scope.READ)
         if not 0 < limit <= PAGE_MAX:
@@ -217,7 +229,7 @@ class JobDesk:
             wanted = replace(wanted, tenant=caller.sees)
         return self._ledger.find(wanted, after=after, limit=limit)
 
-    def follow(self, caller: Caller, job_id: str, wanted: Wanted) -> Waiting:
+    def follow(self, caller: JobKey, job_id: str, wanted: Wanted) -> Waiting:
         """Wait for a job that the caller may see; whoever gives up calls `leave`. Raises as `get`, and OverloadedError."""
         self.get(caller, job_id)
         return self._follower.follow(job_id, wanted)
@@ -232,12 +244,12 @@ class JobDesk:
 
     # Deciding by hand
 
-    def cancel(self, caller: Caller, job_id: str) -> Job:
+    def cancel(self, caller: JobKey, job_id: str) -> Job:
         """See `JobLedger.cancel`."""
         caller.require(Scope.SUBMIT)
         return self._ledger.cancel(job_id, tenant=caller.sees, by=caller.name)
 
-    def retry(self, caller: Caller, job_id: str) -> Job:
+    def retry(self, caller: JobKey, job_id: str) -> Job:
         """Put a job back that ended without a result. JobStateError for one that has one, or has not ended."""
         caller.require(Scope.SUBMIT)
         job = self._ledger.get(job_id, tenant=caller.sees)
@@ -247,29 +259,29 @@ class JobDesk:
             )
         return self._ledger.requeue(job_id, tenant=caller.sees, by=caller.name)
 
-    def delete(self, caller: Caller, job_id: str) -> Job:
+    def delete(self, caller: JobKey, job_id: str) -> Job:
         """Remove an ended job, with what was stored for it alone. What was published where it was asked for stays."""
-        caller.require(Scope.SUBMIT)
+        caller.require(Scope.ADMIN)
         job = self._ledger.delete(job_id, tenant=caller.sees)
         self._payloads.forget_job(job)
         return job
 
     # Payloads
 
-    def open_result(self, caller: Caller, job_id: str, start: int = 0) -> ResultStream:
+    def open_result(self, caller: JobKey, job_id: str, start: int = 0) -> ResultStream:
         """A completed job's result. See `Payloads.open_result`."""
         return self._payloads.open_result(self.get(caller, job_id), start)
 
-    def result_url(self, caller: Caller, job_id: str) -> str:
+    def result_url(self, caller: JobKey, job_id: str) -> str:
         """Where the result can be read without a key for a while, or ""."""
         return self._payloads.result_url(self.get(caller, job_id), self.settings.upload_expires_s)
 
-    def begin_upload(self, caller: Caller) -> Upload:
+    def begin_upload(self, caller: JobKey) -> Upload:
         """A place for a payload that is too large for a submission."""
         caller.require(Scope.SUBMIT)
         return self._payloads.begin_upload(caller.tenant, self._now_ms(), self.settings.upload_expires_s)
 
-    def open_upload(self, caller: Caller, upload_id: str) -> BoundedWriter:
+    def open_upload(self, caller: JobKey, upload_id: str) -> BoundedWriter:
         """Write an upload of the caller's own through here. JobStateError once a job names it."""
         caller.require(Scope.SUBMIT)
         found = self._ledger.get_many([upload_id]).get(upload_id)
@@ -279,17 +291,17 @@ class JobDesk:
 
     # Queues
 
-    def queues(self, caller: Caller) -> Sequence[QueueLook]:
+    def queues(self, caller: JobKey) -> Sequence[QueueLook]:
         """All queues."""
         caller.require(Scope.READ)
         return [QueueLook(settings, self._ledger.counts(settings.name)) for settings in self._ledger.queues()]
 
-    def queue(self, caller: Caller, name: str) -> QueueLook:
+    def queue(self, caller: JobKey, name: str) -> QueueLook:
         """One queue; an empty one where it is not known."""
         caller.require(Scope.READ)
         return QueueLook(self._ledger.queue(name), self._ledger.counts(name))
 
-    def change_queue(self, caller: Caller, name: str, changes: Mapping[str, Any]) -> QueueLook:
+    def change_queue(self, caller: JobKey, name: str, changes: Mapping[str, Any]) -> QueueLook:
         """Pause, resume, drain or bound a queue: `changes` are fields of `QueueSettings`."""
         caller.require(Scope.OPERATE)
         with self._queues:
@@ -298,7 +310,7 @@ class JobDesk:
         _log.info("a queue was changed", extra={"queue": name, "by": caller.name, **changes})
         return QueueLook(settings, self._ledger.counts(name))
 
-    def scale(self, caller: Caller, name: str, slots_per_worker: int | None = None) -> Scale:
+    def scale(self, caller: JobKey, name: str, slots_per_worker: int | None = None) -> Scale:
         """How many workers a queue wants. JobLedgerUnavailableError, never 0, where that is not known."""
         caller.require(Scope.READ)
         slots = self.settings.slots_per_worker if slots_per_worker is None else slots_per_worker
