@@ -268,9 +268,11 @@ class JobDesk:
 
     # Payloads
 
-    def open_result(self, caller: JobKey, job_id: str, start: int = 0) -> ResultStream:
+    def open_result(
+        self, caller: JobKey, job_id: str, start: int = 0, *, etag: str | None = None
+    ) -> ResultStream:
         """A completed job's result. See `Payloads.open_result`."""
-        return self._payloads.open_result(self.get(caller, job_id), start)
+        return self._payloads.open_result(self.get(caller, job_id), start, etag=etag)
 
     def result_url(self, caller: JobKey, job_id: str) -> str:
         """Where the result can be read without a key for a while, or ""."""

@@ -87,6 +87,9 @@ def read_raw(
             continue
         if name in document:
             raise DataError(f"{name}: was given twice")
+        if name == "model" and not text:
+            # It says that the body is the payload; the kind finds its model elsewhere.
+            continue
         _refuse_unknown([name], FIELDS)
         document[name] = _of_text(name, text)
     if tags:

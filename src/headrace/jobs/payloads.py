@@ -6,6 +6,7 @@ Everything here blocks, streams, and holds a bounded amount.
 import hashlib
 import logging
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
@@ -48,7 +49,11 @@ class ResultStream:
     uri: str
     content_type: str
     size_bytes: int | None
+    """Of all of it, wherever this begins."""
+    etag: str
+    start: int
     pieces: Iterator[bytes]
+    """Raises UnavailableError."""
 
 
 class BoundedWriter:
@@ -151,16 +156,20 @@ class Payloads:
             raise unavailable("an upload", error) from error
         return uri
 
-    def open_result(self, job: Job, start: int = 0) -> ResultStream:
+    def open_result(self, job: Job, start: int = 0, *, etag: str | None = None) -> ResultStream:
         """A completed job's result, from where it was asked for, or else from where it was first written.
 
+        It begins at byte `start` where `etag` is that of this result, and at its begin where it is not.
         Raises JobStateError for a job that has none, ResultGoneError, UnavailableError.
         """
         info = self._found(job)
         assert job.result is not None
-        pieces = self._stores.for_uri(info.uri).stream(info.uri, start=start, etag=info.etag)
         size_bytes = job.result.size_bytes if info.size_bytes is None else info.size_bytes
-        return ResultStream(info.uri, job.result.content_type, size_bytes, pieces)
+        own_etag = f'"{job.lease}-{zlib.crc32(info.etag.encode()):08x}-{size_bytes or 0:x}"'
+        if size_bytes is None or start >= size_bytes or etag != own_etag:
+            start = 0
+        pieces = self._stores.for_uri(info.uri).stream(info.uri, start=start, etag=info.etag)
+        return ResultStream(info.uri, job.result.content_type, size_bytes, own_etag, start, _told(pieces))
 
     def result_url(self, job: Job, expires_s: float) -> str:
         """An address from which the result can be read without a key; "" where the store has none. Raises as `open_result`."""
@@ -222,6 +231,13 @@ def unavailable(what: str, error: StorageError) -> UnavailableError:
     """What a caller is told of a store of ours: nothing of where it is, or what it said."""
     _log.warning("the store failed", extra={"what": what, "why": str(error)})
     return UnavailableError("the object store", f"{what} could not be moved now; try again later")
+
+
+def _told(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from pieces
+    except StorageError as error:
+        raise unavailable("the result", error) from error
 
 
 def _no_result(job: Job) -> str:

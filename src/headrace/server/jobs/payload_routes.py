@@ -1,7 +1,8 @@
 """Routes of payloads and results: large uploads in, results out, each as a stream that holds a bounded amount."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,6 +20,8 @@ GATHERED_BYTES: Final = 1 << 20
 """Of an upload, before it is handed to the store: a thread for each packet would cost more than the writing."""
 RETRY_AFTER_S: Final = 5.0
 TEMPORARY_REDIRECT: Final = 307
+PARTIAL_CONTENT: Final = 206
+_GOING_ON: Final = re.compile(r"bytes=(\d{1,18})-")
 
 
 def payload_routes(api: Api) -> APIRouter:
@@ -35,6 +38,7 @@ def payload_routes(api: Api) -> APIRouter:
                 "description": "The result, as its content type says.",
                 "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}},
             },
+            206: {"description": "The rest, where `Range: bytes=N-` was asked for with `If-Range`."},
             307: {"description": "Where the result can be read without a key, for a while."},
             **problems(404, 409, 410),
         },
@@ -54,8 +58,9 @@ def payload_routes(api: Api) -> APIRouter:
             await api.waited(caller, known_id, wait)
         if redirect and (url := await run(desk.result_url, caller, known_id)):
             return Response(status_code=TEMPORARY_REDIRECT, headers={"location": url})
-        stream, first = await run(_begun, api, caller, known_id)
-        return StreamingResponse(_pieces(api, first, stream.pieces), headers=_headers(stream))
+        stream, first = await run(_begun, api, caller, known_id, request.headers)
+        status = PARTIAL_CONTENT if stream.start else 200
+        return StreamingResponse(_pieces(api, first, stream.pieces), status, _headers(stream))
 
     @router.post(
         "/uploads", tags=["uploads"], status_code=201, response_model=UploadModel, responses=problems()
@@ -95,9 +100,12 @@ def payload_routes(api: Api) -> APIRouter:
     return router
 
 
-def _begun(api: Api, caller: JobKey, job_id: str) -> tuple[ResultStream, bytes]:
+def _begun(api: Api, caller: JobKey, job_id: str, headers: Mapping[str, str]) -> tuple[ResultStream, bytes]:
     """The stream and its first piece, so that what is not there is an error, not half a response."""
-    stream = api.desk.open_result(caller, job_id)
+    going_on = _GOING_ON.fullmatch(headers.get("range", ""))
+    # Without the tag it could be another result's end.
+    start = int(going_on[1]) if going_on else 0
+    stream = api.desk.open_result(caller, job_id, start, etag=headers.get("if-range", "") if start else None)
     return stream, next(stream.pieces, b"")
 
 
@@ -117,8 +125,12 @@ def _headers(stream: ResultStream) -> dict[str, str]:
         "x-content-type-options": "nosniff",
         "cache-control": "no-store",
     }
+    headers["etag"] = stream.etag
     if stream.size_bytes is not None:
-        headers["content-length"] = str(stream.size_bytes)
+        headers["content-length"] = str(stream.size_bytes - stream.start)
+        if stream.start:
+            size = stream.size_bytes
+            headers["content-range"] = f"bytes {stream.start}-{size - 1}/{size}"
     return headers
 
 
