@@ -52,7 +52,7 @@ def beat(transaction: Transaction, beats: Sequence[Beat], lease_ms: int) -> Beat
         }
         for told in beats
     ]
-    rows = transaction.run(_BEAT, given, lease_ms=lease_ms).all()
+    rows = transaction.run(_BEAT, given, lease_ms=lease_ms)
     alive = {(row[0], row[1]) for row in rows}
     transaction.news.changed = any(told.progress is not None for told in beats)
     return BeatReply(
@@ -64,6 +64,6 @@ def beat(transaction: Transaction, beats: Sequence[Beat], lease_ms: int) -> Beat
 
 def published(transaction: Transaction, job_id: str, lease: int, uri: str) -> bool:
     """See `JobLedger.published`."""
-    found = transaction.run(_PUBLISHED, id=job_id, lease=lease, uri=clean(uri)).first()
-    transaction.news.changed = found is not None
-    return found is not None
+    found = transaction.run(_PUBLISHED, id=job_id, lease=lease, uri=clean(uri))
+    transaction.news.changed = bool(found)
+    return bool(found)
