@@ -149,7 +149,7 @@ def check_other_ledgers_see_all(bench: LedgerBench) -> None:
     """What one ledger has answered, another over the same jobs shows at once, and may go on with."""
     other = bench.another()
     job = bench.running()
-    equal(other.get(job.id), job, "the job in another ledger")
+    equal(other.get_many([job.id]), {job.id: job}, "the job in another ledger")
     true(other.turn([_done(job.id, job.lease)]).accepted == (True,), "another ledger refused the outcome")
     equal(bench.state(job), JobState.COMPLETED, "the state in the first ledger")
     equal(other.history(job.id), bench.ledger.history(job.id), "the history in another ledger")
