@@ -8,6 +8,8 @@ from headrace.testing.clock import ManualClock, ManualWallClock
 from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenRequest
 from headrace.testing.flaky_store import FlakyStore
 from headrace.testing.formats import FORMAT_CHECKS, FormatSample, check_format
+from headrace.testing.job_checks.bench import LedgerBench
+from headrace.testing.job_ledger import JOB_LEDGER_CHECKS, check_job_ledger
 from headrace.testing.job_ledger_memory import MemoryJobLedger
 from headrace.testing.models import EchoModel, HeldModel, PickyModel
 from headrace.testing.service import check_predictor, check_service
@@ -15,12 +17,14 @@ from headrace.testing.storage import STORE_CHECKS, check_reading, check_store
 
 __all__ = [
     "FORMAT_CHECKS",
+    "JOB_LEDGER_CHECKS",
     "STORE_CHECKS",
     "EchoModel",
     "EndpointFault",
     "FlakyStore",
     "FormatSample",
     "HeldModel",
+    "LedgerBench",
     "ManualClock",
     "ManualWallClock",
     "MemoryJobLedger",
@@ -28,6 +32,7 @@ __all__ = [
     "ScriptedEndpoint",
     "SeenRequest",
     "check_format",
+    "check_job_ledger",
     "check_predictor",
     "check_reading",
     "check_service",

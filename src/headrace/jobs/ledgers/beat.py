@@ -1,0 +1,69 @@
+"""Signs of life of running attempts, and what they tell; and what is told of a result after the end."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from headrace.jobs.ledger import Beat, BeatReply
+from headrace.jobs.ledgers.database import Statement, Transaction
+from headrace.jobs.ledgers.dialect import CLOCK
+from headrace.jobs.ledgers.rows import clean, dump_mapping, dump_progress
+from headrace.jobs.state import JobState
+
+_BEATS: Final = {"beat_id": "text", "beat_lease": "bigint", "new_progress": "text", "new_cursor": "text"}
+
+_BEAT = Statement(
+    lambda dialect: (
+        f"""
+WITH {CLOCK}, {dialect.records(_BEATS)}, alive AS MATERIALIZED (
+    SELECT job.id AS alive_id, new_progress, new_cursor
+    FROM given JOIN headrace_job AS job ON job.id = beat_id AND job.lease = beat_lease
+    WHERE job.state = '{JobState.RUNNING.value}' ORDER BY job.id {dialect.lock}
+)
+UPDATE headrace_job SET lease_until_ms = now_ms + :lease_ms,
+    progress = coalesce(new_progress, headrace_job.progress), cursor = coalesce(new_cursor, headrace_job.cursor)
+FROM alive, clock
+WHERE headrace_job.id = alive_id AND headrace_job.state = '{JobState.RUNNING.value}'
+RETURNING headrace_job.id, headrace_job.lease, headrace_job.cancel_requested,
+    coalesce(headrace_job.deadline_at_ms <= headrace_now(), FALSE)
+"""
+    )
+)
+
+_PUBLISHED = Statement(
+    lambda _: (
+        f"""
+UPDATE headrace_job SET published_uri = :uri
+WHERE id = :id AND lease = :lease AND state = '{JobState.COMPLETED.value}' AND result IS NOT NULL RETURNING id
+"""
+    )
+)
+
+
+def beat(transaction: Transaction, beats: Sequence[Beat], lease_ms: int) -> BeatReply:
+    """See `JobLedger.beat`."""
+    if not beats:
+        return BeatReply(frozenset(), frozenset(), frozenset())
+    given = [
+        {
+            "beat_id": told.job_id,
+            "beat_lease": told.lease,
+            "new_progress": dump_progress(told.progress),
+            "new_cursor": dump_mapping(told.cursor),
+        }
+        for told in beats
+    ]
+    rows = transaction.run(_BEAT, given, lease_ms=lease_ms)
+    alive = {(row[0], row[1]) for row in rows}
+    transaction.news.changed = any(told.progress is not None for told in beats)
+    return BeatReply(
+        lost=frozenset(told.job_id for told in beats if (told.job_id, told.lease) not in alive),
+        cancel=frozenset(row[0] for row in rows if row[2]),
+        expired=frozenset(row[0] for row in rows if row[3]),
+    )
+
+
+def published(transaction: Transaction, job_id: str, lease: int, uri: str) -> bool:
+    """See `JobLedger.published`."""
+    found = transaction.run(_PUBLISHED, id=job_id, lease=lease, uri=clean(uri))
+    transaction.news.changed = bool(found)
+    return bool(found)

@@ -1,0 +1,49 @@
+"""Which job ledger a URL names."""
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from headrace.core.errors import ConfigError
+from headrace.jobs.ledger import JobLedger
+
+_POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
+
+
+def open_ledger(url: str) -> JobLedger:
+    """The ledger at `url`, not started.
+
+    That is ``sqlite:///jobs.db`` (``sqlite:////var/jobs.db`` for an absolute path), a plain path, or
+    ``postgresql://user:password@host/database``, with libpq's options after ``?``.
+
+    ConfigError for anything else, MissingExtraError where what it needs is not installed.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return _sqlite(url, url)
+    if scheme in _POSTGRES:
+        return _postgres(url)
+    if scheme == "sqlite":
+        if not rest.startswith("/"):
+            raise ConfigError(f"{url}: an SQLite file is named by its path, as in sqlite:///jobs.db")
+        return _sqlite(url, rest[1:])
+    raise ConfigError(
+        f"{scheme}:// is no database that keeps jobs: give a path, sqlite:///PATH, or postgresql://HOST/DATABASE"
+    )
+
+
+def _sqlite(url: str, path: str) -> JobLedger:
+    if not path or path.startswith(":memory:") or "?" in path or path.endswith("/"):
+        raise ConfigError(f"{url!r}: a job ledger in SQLite needs a file, as in sqlite:///jobs.db")
+    from headrace.jobs.ledgers.sqlite import SqliteJobLedger  # noqa: PLC0415 - only what is asked for is imported
+
+    return SqliteJobLedger(path)
+
+
+def _postgres(url: str) -> JobLedger:
+    if not urlsplit(url).path.strip("/"):
+        raise ConfigError(
+            "a job ledger in PostgreSQL needs a database's name, as in postgresql://host/database"
+        )
+    from headrace.jobs.ledgers.postgres import PostgresJobLedger  # noqa: PLC0415 - only what is asked for is imported
+
+    return PostgresJobLedger(url)

@@ -1,0 +1,82 @@
+"""Leases that ran out, jobs whose time is over, and jobs that become due. Any number of workers look after them at once."""
+
+from headrace.jobs.job import Job
+from headrace.jobs.ledger import Upkeep
+from headrace.jobs.ledgers.changes import write_changes
+from headrace.jobs.ledgers.database import Statement, Transaction
+from headrace.jobs.ledgers.dialect import NOW_MS
+from headrace.jobs.ledgers.rows import JOB, job_of
+from headrace.jobs.ledgers.transitions import change, lost
+from headrace.jobs.state import JobEvent, JobState
+
+# Workers that look at the same time divide the rows: what one has locked, the others pass over.
+_LOST = Statement(
+    lambda dialect: (
+        f"""
+SELECT {JOB} FROM headrace_job AS job WHERE job.state = 'running' AND job.lease_until_ms <= {NOW_MS}
+ORDER BY job.queue, job.id LIMIT :room {dialect.lock_free}
+"""
+    )
+)
+_PAST_TIME_TO_LIVE = Statement(
+    lambda dialect: (
+        f"""
+SELECT {JOB} FROM headrace_job AS job
+WHERE job.state = 'pending' AND job.started_at_ms IS NULL AND job.expires_at_ms IS NOT NULL
+    AND job.expires_at_ms <= {NOW_MS}
+ORDER BY job.expires_at_ms LIMIT :room {dialect.lock_free}
+"""
+    )
+)
+_PAST_DEADLINE = Statement(
+    lambda dialect: (
+        f"""
+SELECT {JOB} FROM headrace_job AS job
+WHERE job.state = 'pending' AND job.deadline_at_ms IS NOT NULL AND job.deadline_at_ms <= {NOW_MS}
+ORDER BY job.deadline_at_ms LIMIT :room {dialect.lock_free}
+"""
+    )
+)
+
+_WAKE = Statement(
+    lambda dialect: (
+        f"""
+WITH candidate AS MATERIALIZED (
+    SELECT job.id AS candidate_id FROM headrace_queue JOIN headrace_job AS job ON job.queue = headrace_queue.name
+    WHERE job.state = 'pending' AND job.asleep AND job.due_at_ms <= {NOW_MS}
+    LIMIT :room {dialect.lock_free}
+)
+UPDATE headrace_job SET asleep = FALSE FROM candidate
+WHERE headrace_job.id = candidate_id AND headrace_job.state = 'pending'
+RETURNING headrace_job.queue
+"""
+    )
+)
+
+
+def maintain(transaction: Transaction, limit: int) -> Upkeep:
+    """See `JobLedger.maintain`."""
+    changed = write_changes(transaction, [lost(job) for job in _read(transaction, _LOST, limit)])
+    states = [job.state for job in changed.values()]
+    over = _read(transaction, _PAST_DEADLINE, limit)
+    expired = write_changes(transaction, [change(job, JobEvent.EXPIRE) for job in over])
+    over = _read(transaction, _PAST_TIME_TO_LIVE, limit - len(expired))
+    expired |= write_changes(transaction, [change(job, JobEvent.EXPIRE) for job in over])
+    return Upkeep(
+        returned=states.count(JobState.PENDING),
+        failed=states.count(JobState.FAILED),
+        cancelled=states.count(JobState.CANCELLED),
+        expired=len(expired),
+        woken=_wake(transaction, limit),
+    )
+
+
+def _wake(transaction: Transaction, limit: int) -> int:
+    """Give pending jobs that became due their places among those that can be claimed; how many."""
+    queues = [row[0] for row in transaction.run(_WAKE, room=max(limit, 0))]
+    transaction.news.queues.update(queues)
+    return len(queues)
+
+
+def _read(transaction: Transaction, statement: Statement, limit: int) -> list[Job]:
+    return [job_of(row) for row in transaction.run(statement, room=max(limit, 0))]

@@ -1,0 +1,252 @@
+"""What looking promises: one job, many, pages that hold while jobs come and go, queues, counts, and whose they are."""
+
+from itertools import chain
+from typing import Any, Final
+
+from headrace.core.errors import JobNotFoundError
+from headrace.jobs.job import Failed, Job, NewJob
+from headrace.jobs.ledger import JobFilter, QueueCounts, QueueSettings
+from headrace.jobs.state import JobState
+from headrace.testing.expect import equal, raises, true
+from headrace.testing.job_checks.bench import OOPS, LedgerBench, accepted, done, ids
+
+_PAGES_MAX: Final = 50
+
+
+def check_getting(bench: LedgerBench) -> None:
+    """One job by its id; many at once, without those that there are not."""
+    one, two = bench.submit(), bench.submit()
+    equal(bench.ledger.get(one.id), one, "a job by its id")
+    error = raises(JobNotFoundError, lambda: bench.ledger.get("unknown"), "an unknown job")
+    true("unknown" in str(error), "the error does not name what was asked for")
+    found = bench.ledger.get_many([two.id, "unknown", one.id, two.id])
+    equal(found, {one.id: one, two.id: two}, "many jobs, one asked for twice and one unknown")
+    equal(bench.ledger.get_many([]), {}, "none")
+
+
+def check_tenants(bench: LedgerBench) -> None:
+    """To another tenant a job is not there, whatever is asked; nobody's tenant (None) sees all."""
+    job = bench.submit(tenant="a")
+    ended = bench.ended(JobState.FAILED, tenant="a", queue="other")
+    for tenant in ("b", ""):
+        for verb, target in (
+            (bench.ledger.get, job),
+            (bench.ledger.cancel, job),
+            (bench.ledger.requeue, ended),
+            (bench.ledger.delete, ended),
+        ):
+            act = lambda verb=verb, target=target, tenant=tenant: verb(target.id, tenant=tenant)  # noqa: E731
+            raises(JobNotFoundError, act, f"{verb.__name__} of another tenant's job")
+        equal(bench.ledger.find(JobFilter(tenant=tenant)).jobs, (), "the list of a tenant without jobs")
+    equal([bench.now(job), bench.now(ended)], [job, ended], "the jobs after all was refused")
+    equal(bench.events(job), [], "the history after all was refused")
+    equal(bench.ledger.get(job.id, tenant="a"), job, "a tenant's own job")
+    equal(set(ids(bench.ledger.find(JobFilter()).jobs)), {job.id, ended.id}, "everybody's jobs")
+    equal(bench.ledger.requeue(ended.id, tenant="a").state, JobState.PENDING, "a tenant's own job, put back")
+    equal(bench.ledger.cancel(job.id, tenant="a").state, JobState.CANCELLED, "a tenant's own job, cancelled")
+    equal(bench.ledger.delete(job.id, tenant="a").id, job.id, "a tenant's own job, deleted")
+
+
+def check_finding(bench: LedgerBench) -> None:
+    """A filter lists what fits all that it asks for, newest first, and nothing else."""
+    rows: dict[str, dict[str, Any]] = {
+        "a": {"queue": "q1", "model": "m1", "tags": {"team": "blue", "run": "1"}, "tenant": "x"},
+        "b": {
+            "queue": "q2",
+            "model": "m1",
+            "kind": "transform",
+            "correlation_id": "c",
+            "tags": {"team": "red"},
+        },
+        "c": {"queue": "q1", "model": "m2", "kind": "stream", "tags": {"team": "blue", "run": "2"}},
+        "d": {"queue": "q1", "model": "m1", "correlation_id": "c", "tenant": "x", "delay_ms": 9_000},
+    }
+    made: dict[str, Job] = {}
+    for name, spec in rows.items():
+        made[name] = bench.submit(**spec)
+        bench.later(1_000)
+    bench.ledger.cancel(made["b"].id)
+    bench.claim_one(queues=["q1"])
+    names = {job.id: name for name, job in made.items()}
+    at = {name: job.created_at_ms for name, job in made.items()}
+    pending, running, cancelled = JobState.PENDING, JobState.RUNNING, JobState.CANCELLED
+    for wanted, expected in (
+        (JobFilter(), "dcba"),
+        (JobFilter(queue="q1"), "dca"),
+        (JobFilter(model="m1"), "dba"),
+        (JobFilter(kind="infer"), "da"),
+        (JobFilter(correlation_id="c"), "db"),
+        (JobFilter(tags={"team": "blue"}), "ca"),
+        (JobFilter(tags={"team": "blue", "run": "2"}), "c"),
+        (JobFilter(tags={"team": "green"}), ""),
+        (JobFilter(tags={"other": "blue"}), ""),
+        (JobFilter(tenant="x"), "da"),
+        (JobFilter(tenant=""), "cb"),
+        (JobFilter(states=frozenset({pending})), "dc"),
+        (JobFilter(states=frozenset({running, cancelled})), "ba"),
+        (JobFilter(states=frozenset({JobState.FAILED})), ""),
+        (JobFilter(created_from_ms=at["b"]), "dcb"),
+        (JobFilter(created_before_ms=at["b"]), "a"),
+        (JobFilter(created_from_ms=at["b"], created_before_ms=at["d"]), "cb"),
+        (JobFilter(queue="q1", model="m1", tenant="x", states=frozenset({pending})), "d"),
+        (JobFilter(queue="q2", model="m2"), ""),
+    ):
+        page = bench.ledger.find(wanted)
+        equal("".join(names[job.id] for job in page.jobs), expected, f"the jobs of {wanted}")
+        equal(page.next_after, "", f"where the page after all of {wanted} begins")
+    equal(bench.ledger.find(JobFilter(queue="q2")).jobs, (bench.now(made["b"]),), "a listed job as it is")
+
+
+def check_pages(bench: LedgerBench) -> None:
+    """Pages tile the list: each job once, in order, full but for the last, which says that it is the last."""
+    bench.submit_many(4)
+    bench.later(1)
+    bench.submit_many(3)
+    bench.submit(queue="other")
+    whole = ids(bench.ledger.find(JobFilter(queue="default")).jobs)
+    equal(len(whole), 7, "the number of jobs on one page")
+    for limit in (1, 2, 3, 7, 8):
+        pages = _pages(bench, JobFilter(queue="default"), limit)
+        equal(list(chain(*pages)), whole, f"all pages of {limit}")
+        sizes = [limit] * (7 // limit) + ([7 % limit] if 7 % limit else [])
+        equal([len(page) for page in pages], sizes, f"the sizes of pages of {limit}")
+    equal(
+        bench.ledger.find(JobFilter(queue="none")).next_after, "", "where the page after an empty one begins"
+    )
+
+
+def check_pages_while_jobs_come_and_go(bench: LedgerBench) -> None:
+    """What is submitted or deleted between two pages neither doubles nor hides any job that was there all the time."""
+    there: list[Job] = []
+    for _ in range(9):
+        there.append(bench.submit())
+        bench.later(1)
+    gone, seen, after = there[4], list[str](), ""
+    for number in range(_PAGES_MAX):
+        page = bench.ledger.find(JobFilter(), after=after, limit=2)
+        seen += ids(page.jobs)
+        after = page.next_after
+        if not after:
+            break
+        bench.submit_many(3)
+        bench.later(1)
+        if number == 0:
+            bench.ledger.cancel(gone.id)
+            bench.ledger.delete(gone.id)
+        if number == 1:
+            # The job at which the page ended is gone when the next is asked for.
+            bench.ledger.cancel(seen[-1])
+            bench.ledger.delete(seen[-1])
+    stays = [job_id for job_id in reversed(ids(there)) if job_id != gone.id]
+    equal(seen, stays, "the jobs on all pages, newest first")
+
+
+def _pages(bench: LedgerBench, wanted: JobFilter, limit: int) -> list[list[str]]:
+    pages: list[list[str]] = []
+    after = ""
+    for _ in range(_PAGES_MAX):
+        page = bench.ledger.find(wanted, after=after, limit=limit)
+        pages.append(ids(page.jobs))
+        after = page.next_after
+        if not after:
+            return pages
+    raise AssertionError(f"there is a next page for ever: {_PAGES_MAX} of {limit}, for 7 jobs")
+
+
+def check_queues(bench: LedgerBench) -> None:
+    """Queues are listed by name when they had a job or settings, also after their jobs are gone; settings are replaced."""
+    equal(bench.ledger.queues(), [], "the queues of a new ledger")
+    equal(bench.ledger.queue("unknown"), QueueSettings("unknown"), "the settings of an unknown queue")
+    equal(bench.ledger.queues(), [], "the queues after asking for an unknown one")
+    job = bench.submit(queue="ünï")
+    bench.submit(queue="b")
+    bench.ledger.set_queue(QueueSettings("a", paused=True, draining=True, pending_max=7))
+    bench.ledger.delete(bench.ledger.cancel(job.id).id)
+    bench.ledger.set_queue(QueueSettings("b", pending_max=1))
+    bench.ledger.set_queue(QueueSettings("b", draining=True))
+    wanted = [QueueSettings("a", True, True, 7), QueueSettings("b", draining=True), QueueSettings("ünï")]
+    equal(bench.ledger.queues(), wanted, "the queues, by name")
+    equal([bench.ledger.queue(q.name) for q in wanted], wanted, "each queue by its name")
+
+
+def check_submitting_keeps_settings(bench: LedgerBench) -> None:
+    """Submitting to a known queue leaves its settings as they are."""
+    settings = QueueSettings("q", paused=True, pending_max=2)
+    bench.ledger.set_queue(settings)
+    bench.ledger.submit([NewJob(queue="q")] * 3)
+    equal(bench.ledger.queue("q"), settings, "the settings after submitting")
+
+
+def check_counts(bench: LedgerBench) -> None:
+    """Counts tell due, sleeping and running jobs of one queue, how long the oldest due one waits, and what is to be done."""
+    equal(bench.ledger.counts("default"), QueueCounts(), "the counts of an empty queue")
+    bench.submit(priority=0)
+    bench.later(500)
+    bench.submit_many(2)
+    bench.submit(delay_ms=60_000)
+    bench.submit(queue="other")
+    bench.later(250)
+    equal(bench.ledger.counts("default"), QueueCounts(3, 1, 0, 750), "the counts of a queue")
+    job = bench.claim_one()
+    counts = bench.ledger.counts("default")
+    equal((counts, counts.backlog), (QueueCounts(2, 1, 1, 250), 3), "the counts when one runs")
+    bench.settle(job, Failed(OOPS, retry_ms=60_000))
+    equal(
+        bench.ledger.counts("default"),
+        QueueCounts(2, 2, 0, 250),
+        "the counts when one waits for its next attempt",
+    )
+    for running in bench.claim(2):
+        bench.settle(running, done())
+    equal(
+        bench.ledger.counts("default"),
+        QueueCounts(0, 2, 0, None),
+        "the counts when only sleeping ones are left",
+    )
+
+
+def check_pending_of(bench: LedgerBench) -> None:
+    """A tenant's pending jobs are counted over all queues, up to a bound; running and ended ones are none."""
+    answers = bench.ledger.submit([NewJob(tenant="a", queue=f"q{n % 2}", delay_ms=n) for n in range(6)])
+    bench.submit(tenant="b")
+    bench.claim_one(queues=["q0"])
+    bench.ledger.cancel(accepted(answers[1]).job.id)
+    found = [bench.ledger.pending_of("a", at_most=at_most) for at_most in (100, 4, 3, 0)]
+    equal(found, [4, 4, 3, 0], "the pending jobs of a tenant, counted up to 100, 4, 3 and 0")
+    equal(bench.ledger.pending_of("unknown", at_most=5), 0, "the pending jobs of an unknown tenant")
+
+
+def check_nothing_is_lost(bench: LedgerBench) -> None:
+    """Whatever happens to jobs, all are listed, each in one state, and the counts of states add up to those submitted."""
+    jobs = bench.submit_many(12)
+    for number, job in enumerate(bench.claim(9)):
+        outcomes = (done(), Failed(OOPS), Failed(OOPS, retry_ms=9_000), None)
+        outcome = outcomes[number % 4]
+        if outcome is not None:
+            bench.settle(job, outcome)
+    bench.ledger.cancel(bench.submit().id)
+    bench.later(70_000)
+    bench.upkeep()
+    by_state = {
+        state: len(bench.ledger.find(JobFilter(states=frozenset({state})), limit=100).jobs)
+        for state in JobState
+    }
+    equal(sum(by_state.values()), 13, f"the jobs of all states together, {by_state}")
+    equal(len(bench.ledger.get_many(ids(jobs))), 12, "the jobs that are there")
+    counts = bench.ledger.counts("default")
+    equal(counts.due + counts.later, by_state[JobState.PENDING], "the pending jobs that are counted")
+    equal(counts.running, by_state[JobState.RUNNING], "the running jobs that are counted")
+
+
+LOOKING_CHECKS = (
+    check_getting,
+    check_tenants,
+    check_finding,
+    check_pages,
+    check_pages_while_jobs_come_and_go,
+    check_queues,
+    check_submitting_keeps_settings,
+    check_counts,
+    check_pending_of,
+    check_nothing_is_lost,
+)

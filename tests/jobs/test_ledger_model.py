@@ -1,0 +1,474 @@
+"""Every job ledger beside the reference, through random lives: what the one says, the other must say too.
+
+Submits with and without keys, claims by several workers through two ledgers over the same jobs, beats, outcomes,
+workers that forget all (crashes) and those that come back late (zombies), cancellations, requeuing, deletions, paused
+queues, time that passes, and submitters whose own clocks are wrong. After each step both are compared job by job, and
+held to what must be true of any ledger.
+
+Times never tie but on purpose: every duration is whole seconds, and time passes by whole seconds and 7 ms.
+"""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from headrace.core.errors import JobError
+from headrace.jobs.cause import Cause
+from headrace.jobs.job import (
+    Cancelled,
+    Completed,
+    Expired,
+    Failed,
+    JobFailure,
+    NewJob,
+    Progress,
+    Released,
+    ResultRef,
+    Settlement,
+    new_job_id,
+)
+from headrace.jobs.ledger import Beat, ClaimRequest, JobFilter, QueueSettings, Submitted, Upkeep
+from headrace.jobs.state import JobState
+from headrace.testing import ManualWallClock, MemoryJobLedger
+from jobs.ledgers_under_test import LEDGERS
+
+QUEUES = ("a", "b")
+WORKERS = ("w0", "w1", "w2")
+LEASE_MS = 60_000
+LIMIT = 1_000
+ROUNDS_MAX = 10
+ODD_MS = 7
+
+pick = st.integers(0, 999)
+few_seconds = st.sampled_from((0, 0, 1_000, 5_000, 90_000))
+failure = JobFailure(Cause.MODEL, "the model raised on it")
+
+new_jobs = st.builds(
+    NewJob,
+    model=st.just("m"),
+    queue=st.sampled_from(QUEUES),
+    priority=st.integers(4, 6),
+    delay_ms=few_seconds,
+    attempts_max=st.integers(1, 4),
+    time_to_live_s=st.sampled_from((None, None, 30.0)),
+    deadline_s=st.sampled_from((None, None, 120.0)),
+    idempotency_key=st.sampled_from(("", "", "k1", "k2")),
+    body_digest=st.sampled_from(("d1", "d1", "d2")),
+    tenant=st.sampled_from(("", "t")),
+)
+outcomes = st.one_of(
+    st.builds(lambda n: Completed(ResultRef(f"memory://box/{n}", n)), st.integers(0, 9)),
+    st.builds(Failed, st.just(failure), st.sampled_from((None, 0, 1_000, 90_000)), st.booleans()),
+    st.builds(Failed, st.just(failure), st.just(0), st.booleans()),
+    st.builds(
+        Released, st.one_of(st.none(), st.builds(lambda n: {"chunk": n}, st.integers(0, 9))), few_seconds
+    ),
+    st.just(Cancelled()),
+    st.just(Expired()),
+)
+
+
+class LedgerBesideReference(RuleBasedStateMachine):
+    """`new_ledgers` is set by whoever runs it."""
+
+    new_ledgers = None
+
+    def __init__(self):
+        super().__init__()
+        self.clock = ManualWallClock()
+        self.host_ms = self.clock.now_ms()
+        self.reference = MemoryJobLedger(self.clock, lost_delay_ms=self._delay_of_the_other)
+        self.reference.start()
+        open_ledger = type(self).new_ledgers(self.clock)
+        self.ledgers = [open_ledger(), open_ledger()]
+        for ledger in self.ledgers:
+            ledger.start()
+        self.steps = 0
+        self.random = random.Random(7)
+        self.there = set()
+        self.requeued = set()
+        self.back = set()
+        self.held = {worker: {} for worker in WORKERS}
+        self.zombies = []
+        self.accepted = Counter()
+        self.seen = {}
+
+    def teardown(self):
+        for job_id in self.there:
+            self._same_history(job_id)
+        for ledger in self.ledgers:
+            ledger.stop()
+
+    # Submitting
+
+    @rule(news=st.lists(new_jobs, min_size=1, max_size=3), named=st.booleans())
+    def submit(self, news, named):
+        # Ids are the submitter's, by its own clock, so that both ledgers have the same.
+        news = [replace(new, id=self._job_id()) if named or not new.idempotency_key else new for new in news]
+        news = [new if new.id else replace(new, id=self._job_id()) for new in news]
+        found, wanted = self._both(lambda ledger: ledger.submit(news))
+        assert [_answer(a) for a in found] == [_answer(a) for a in wanted]
+        made = {answer.job.id for answer in found if isinstance(answer, Submitted) and answer.created}
+        assert not made & self.there
+        self.there |= made
+
+    @precondition(lambda self: self.there)
+    @rule(which=pick)
+    def submit_again(self, which):
+        job = self.reference.get(self._one(which))
+        found, wanted = self._both(lambda ledger: ledger.submit([job.spec]))
+        assert [_answer(a) for a in found] == [_answer(a) for a in wanted]
+        assert found[0].created is False
+
+    @rule(ms=st.sampled_from((-600_000, -1, 600_000)))
+    def submitters_clock_jumps(self, ms):
+        self.host_ms += ms
+
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        paused=st.booleans(),
+        draining=st.booleans(),
+        most=st.sampled_from((None, 2)),
+    )
+    def set_queue(self, queue, paused, draining, most):
+        paused, draining = paused and self.steps % 2 == 0, draining and self.steps % 3 == 0
+        self._both(lambda ledger: ledger.set_queue(QueueSettings(queue, paused, draining, most)))
+
+    @rule()
+    def open_queues(self):
+        for queue in QUEUES:
+            self._both(lambda ledger, queue=queue: ledger.set_queue(QueueSettings(queue)))
+
+    # Working
+
+    @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 4), queues=st.permutations(QUEUES))
+    def claim(self, worker, room, queues):
+        self._turn(worker, [], ClaimRequest(worker, tuple(queues), room, LEASE_MS))
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(which=pick, outcome=outcomes, other=outcomes, claims=st.booleans(), twice=st.booleans())
+    def settle(self, which, outcome, other, claims, twice):
+        worker = [worker for worker in WORKERS if self.held[worker]][
+            which % sum(map(bool, self.held.values()))
+        ]
+        jobs = list(self.held[worker].values())[:2]
+        settlements = [Settlement(j.id, j.lease, o) for j, o in zip(jobs, (outcome, other), strict=False)]
+        if twice:
+            settlements.append(settlements[0])
+        for job in jobs:
+            del self.held[worker][job.id]
+            self.zombies.append(job)
+        self._turn(worker, settlements, ClaimRequest(worker, QUEUES, 2, LEASE_MS) if claims else None)
+
+    @precondition(lambda self: self.zombies)
+    @rule(which=pick, outcome=outcomes)
+    def zombie_settles(self, which, outcome):
+        zombie = self.zombies[which % len(self.zombies)]
+        now = self.reference.get_many([zombie.id]).get(zombie.id)
+        (accepted,) = self._turn(zombie.worker, [Settlement(zombie.id, zombie.lease, outcome)], None).accepted
+        if now is None or now.lease != zombie.lease or now.state is not JobState.RUNNING:
+            assert not accepted, (
+                f"{zombie.id}: lease {zombie.lease} was accepted, the job's is {now and now.lease}"
+            )
+
+    @rule(
+        worker=st.sampled_from(WORKERS), tells=st.integers(0, 3), zombies=st.booleans(), n=st.integers(0, 9)
+    )
+    def beat(self, worker, tells, zombies, n):
+        progress = Progress(n, 10, "records") if tells & 1 else None
+        cursor = {"chunk": n} if tells & 2 else None
+        jobs = list(self.held[worker].values())
+        known = {job.id for job in jobs}
+        jobs += [job for job in self.zombies[-3:] if zombies and job.id not in known]
+        beats = list({job.id: Beat(job.id, job.lease, progress, cursor) for job in jobs}.values())
+        found, wanted = self._both(lambda ledger: ledger.beat(worker, beats, LEASE_MS))
+        assert found == wanted
+        for job_id in found.lost & set(self.held[worker]):
+            self.zombies.append(self.held[worker].pop(job_id))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def worker_crashes(self, worker):
+        self.zombies += self.held[worker].values()
+        self.held[worker] = {}
+
+    @precondition(lambda self: self.zombies)
+    @rule(which=pick)
+    def publish(self, which):
+        job = self.zombies[which % len(self.zombies)]
+        found, wanted = self._both(lambda ledger: ledger.published(job.id, job.lease, "memory://box/K.out"))
+        assert found == wanted
+
+    @rule(ms=st.sampled_from((0, 1_000, 5_000, 30_000, LEASE_MS, 120_000)))
+    def time_passes(self, ms):
+        self.clock.advance(ms + ODD_MS)
+
+    @rule(twice=st.booleans())
+    def maintain(self, twice):
+        jobs = self.reference.find(JobFilter(), limit=LIMIT).jobs
+        now_ms = self.clock.now_ms()
+        # The contract leaves open whether a job that lost its worker after its deadline is pending for a moment.
+        either = any(
+            _before(job.lease_until_ms, now_ms) and _before(job.deadline_at_ms, now_ms) for job in jobs
+        )
+        done = Upkeep()
+        for _ in range(ROUNDS_MAX):
+            once = self._ledger().maintain(LIMIT)
+            done = _sum(done, once)
+            if not once.total:
+                break
+        else:
+            pytest.fail("maintain finds something to do for ever")
+        wanted = _sum(self.reference.maintain(LIMIT), self.reference.maintain(LIMIT))
+        assert either or done == wanted
+        assert self.reference.maintain(LIMIT).total == 0
+        if twice:
+            assert self._ledger().maintain(LIMIT).total == 0
+
+    # Deciding by hand
+
+    @precondition(lambda self: self.there)
+    @rule(which=pick, tenant=st.sampled_from((None, None, "", "t")))
+    def cancel(self, which, tenant):
+        self._decide("cancel", self._one(which), tenant)
+
+    @precondition(lambda self: self.there)
+    @rule(which=pick, tenant=st.sampled_from((None, None, "", "t")))
+    def requeue(self, which, tenant):
+        job_id = self._one(which)
+        if self._decide("requeue", job_id, tenant):
+            self.requeued.add(job_id)
+            self.back.add(job_id)
+
+    @precondition(lambda self: self.there)
+    @rule(which=pick)
+    def delete(self, which):
+        job_id = self._one(which)
+        if self._decide("delete", job_id, None):
+            self._gone(job_id)
+
+    @precondition(lambda self: len(self.there) > 4)
+    @rule(which=pick)
+    def forget_some(self, which):
+        some = [self._one(which), self._one(which + 1), "unknown"]
+        before = self.reference.get_many(some)
+        found, wanted = self._both(lambda ledger: ledger.forget(some))
+        assert found == wanted == sum(job.state.ended for job in before.values())
+        for job in before.values():
+            if job.state.ended:
+                self._gone(job.id)
+
+    # What must be true after each step
+
+    @invariant()
+    def both_tell_the_same(self):
+        ledger = self._ledger()
+        found, wanted = ledger.get_many(sorted(self.there)), self.reference.get_many(sorted(self.there))
+        assert set(found) == self.there, "a job was lost"
+        for job_id, job in wanted.items():
+            requeued = job_id in self.requeued
+            assert _view(found[job_id], job, requeued) == _view(job, job, requeued)
+        for queue in QUEUES:
+            assert ledger.counts(queue) == self.reference.counts(queue)
+            assert ledger.queue(queue) == self.reference.queue(queue)
+        for tenant in ("", "t"):
+            assert ledger.pending_of(tenant, at_most=3) == self.reference.pending_of(tenant, at_most=3)
+
+    @invariant()
+    def each_job_is_listed_once(self):
+        seen, after = [], ""
+        limit = 1 + self.steps % 5
+        for _ in range(len(self.there) + 1):
+            page = self._ledger().find(JobFilter(), after=after, limit=limit)
+            seen += page.jobs
+            after = page.next_after
+            if not after:
+                break
+        assert Counter(job.id for job in seen) == Counter(self.there)
+        created = [job.created_at_ms for job in seen]
+        assert created == sorted(created, reverse=True), "not the newest first"
+        ended = self._ledger().ended_before(self.clock.now_ms() + 1, limit=LIMIT)
+        assert {job.id for job in ended} == {job.id for job in seen if job.state.ended}
+        times = [job.ended_at_ms for job in ended]
+        assert times == sorted(times), "not the oldest end first"
+
+    @invariant()
+    def laws_hold(self):
+        """What is true of any ledger, whatever the reference says."""
+        now = self._ledger().get_many(sorted(self.there))
+        for job in now.values():
+            was = self.seen.get(job.id)
+            assert 0 <= job.attempt <= job.spec.attempts_max
+            assert (job.state is JobState.RUNNING) == (job.lease_until_ms is not None)
+            assert job.state.ended == (job.ended_at_ms is not None)
+            assert (job.state is JobState.COMPLETED) == (job.result is not None)
+            assert job.state is not JobState.FAILED or job.failure is not None
+            if was is None:
+                continue
+            assert job.lease >= was.lease, "a lease's number went back"
+            assert job.crashes >= was.crashes
+            if was.state.ended and job.id not in self.back:
+                assert job.state is was.state, (
+                    "an ended job changed its state without anybody putting it back"
+                )
+                assert job.ended_at_ms == was.ended_at_ms
+        self.seen = now
+        self.back.clear()
+        assert all(count == 1 for count in self.accepted.values()), "a lease was settled twice"
+        self.steps += 1
+
+    # What the rules share
+
+    def _ledger(self):
+        return self.ledgers[self.steps % 2]
+
+    def _both(self, act):
+        return act(self._ledger()), act(self.reference)
+
+    def _turn(self, worker, settlements, claim):
+        found, wanted = self._both(lambda ledger: ledger.turn(settlements, claim))
+        assert found.accepted == wanted.accepted
+        assert [job.id for job in found.claimed] == [job.id for job in wanted.claimed]
+        for ours, theirs in zip(found.claimed, wanted.claimed, strict=True):
+            requeued = ours.id in self.requeued
+            assert _view(ours, theirs, requeued) == _view(theirs, theirs, requeued)
+        if claim is not None:
+            assert len(found.claimed) <= claim.jobs_max
+            assert found.due_in_ms == wanted.due_in_ms
+            assert len(found.claimed) == 1 or not any(job.alone for job in found.claimed)
+        for settlement, accepted in zip(settlements, found.accepted, strict=True):
+            self.accepted[settlement.job_id, settlement.lease] += accepted
+        self.accepted = +self.accepted
+        for job in found.claimed:
+            self.held[worker][job.id] = job
+        return found
+
+    def _decide(self, verb, job_id, tenant):
+        """Whether it was done; both must do it, or refuse it in the same words."""
+        found, wanted = self._both(lambda ledger: _try(getattr(ledger, verb), job_id, tenant))
+        if isinstance(wanted, type):
+            assert found is wanted
+            return False
+        assert found is not None
+        assert not isinstance(found, type), f"{verb} was refused: {found}"
+        requeued = job_id in self.requeued or verb == "requeue"
+        assert _view(found, wanted, requeued) == _view(wanted, wanted, requeued)
+        return True
+
+    def _gone(self, job_id):
+        self.there.discard(job_id)
+        self.requeued.discard(job_id)
+        for key in [key for key in self.accepted if key[0] == job_id]:
+            del self.accepted[key]
+
+    def _one(self, which):
+        return sorted(self.there)[which % len(self.there)]
+
+    def _job_id(self):
+        # As a host makes it, but the same whenever this life is lived again.
+        tail = f"{self.random.getrandbits(48):012x}"
+        return new_job_id(self.host_ms)[:14] + "7000-8000-" + tail
+
+    def _same_history(self, job_id):
+        found, wanted = self._both(lambda ledger: ledger.history(job_id))
+        told = [
+            [(e.event, e.attempt, e.lease, e.by, e.at_ms) for e in history] for history in (found, wanted)
+        ]
+        assert told[0] == told[1]
+
+    def _delay_of_the_other(self, job):
+        """How long a job that lost its worker waits is the ledger's own affair; that it waits is not."""
+        other = self._ledger().get(job.id)
+        delay_ms = other.due_at_ms - self.clock.now_ms()
+        assert other.state is not JobState.PENDING or delay_ms > 0
+        return delay_ms
+
+
+def _view(job, as_it_should_be, requeued):
+    """What the contract says of a job in its state; what it leaves open is left out."""
+    view = {
+        name: getattr(job, name)
+        for name in (
+            "id",
+            "state",
+            "attempt",
+            "lease",
+            "crashes",
+            "created_at_ms",
+            "ended_at_ms",
+            "deadline_at_ms",
+            "lease_until_ms",
+            "result",
+        )
+    }
+    view["spec"] = replace(job.spec, id="")
+    state = as_it_should_be.state
+    if state is JobState.PENDING:
+        view["due_at_ms"] = job.due_at_ms
+        view["cause"] = job.failure and job.failure.cause
+    if state is JobState.PENDING and as_it_should_be.started_at_ms is None:
+        view["expires_at_ms"] = job.expires_at_ms
+    if state is JobState.RUNNING:
+        view |= {"worker": job.worker, "started": job.started_at_ms, "cancel": job.cancel_requested}
+        if as_it_should_be.progress is not None:
+            view["progress"] = job.progress
+    if state is JobState.FAILED:
+        view["cause"] = job.failure and job.failure.cause
+    if not requeued and not state.ended:
+        view["cursor"] = job.cursor
+    return view
+
+
+def _answer(answer):
+    if isinstance(answer, Submitted):
+        return answer.job.id, answer.created, answer.job.state
+    return type(answer), getattr(answer, "job_id", "")
+
+
+def _try(verb, job_id, tenant):
+    try:
+        return verb(job_id) if tenant is None else verb(job_id, tenant=tenant)
+    except JobError as error:
+        return type(error)
+
+
+def _before(at_ms, now_ms):
+    return at_ms is not None and at_ms <= now_ms
+
+
+def _sum(one, other):
+    names = ("returned", "failed", "cancelled", "expired", "woken")
+    return Upkeep(*(getattr(one, name) + getattr(other, name) for name in names))
+
+
+def _live(ledger, request, **profile):
+    class Machine(LedgerBesideReference):
+        new_ledgers = staticmethod(lambda clock: LEDGERS[ledger](clock, request.getfixturevalue))
+
+    checks = list(HealthCheck)
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(deadline=None, database=None, suppress_health_check=checks, **profile),
+    )
+
+
+@pytest.mark.parametrize("ledger", LEDGERS)
+def test_a_ledger_and_the_reference_live_the_same_lives(ledger, request):
+    _live(ledger, request, max_examples=30, stateful_step_count=40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("ledger", LEDGERS)
+def test_a_ledger_and_the_reference_live_the_same_lives_for_long(ledger, request):
+    _live(ledger, request, max_examples=300, stateful_step_count=100)
