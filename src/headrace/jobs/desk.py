@@ -32,6 +32,10 @@ PAGE_MAX: Final = 500
 CLEANUPS_MAX: Final = 1_000
 
 
+CheckNotify = Callable[[Mapping[str, Any]], None]
+"""Raises DataError, ConfigError or ForbiddenError for somebody who cannot, or may not, be told of a job."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeskSettings:
     """Where a desk puts payloads, and its bounds."""
@@ -98,11 +102,13 @@ class JobDesk:
         stores: Stores,
         settings: DeskSettings,
         *,
+        check_notify: CheckNotify | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.settings = settings
         # For ids, which sort by it; nothing is decided by it.
         self._now_ms = now_ms
+        self._check_notify = check_notify
         self._ledger = ledger
         self._payloads = Payloads(
             stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
@@ -153,6 +159,7 @@ class JobDesk:
         caller.require(Scope.SUBMIT)
         if submission.payload is not None:
             caller.require_inline(len(submission.payload))
+        self._check_notified(submission.job)
         job = allowed(caller, submission.job, output_is_ours=output_is_ours)
         self._admit(caller)
         stored = ""
@@ -173,6 +180,14 @@ class JobDesk:
             raise
         answer.add_done_callback(lambda done: self._submitted(caller, done, stored))
         return answer
+
+    def _check_notified(self, job: NewJob) -> None:
+        if not job.notify:
+            return
+        if self._check_notify is None:
+            raise DataError("notify: this server notifies nobody; leave it out, and ask for the job")
+        for whom in job.notify:
+            self._check_notify(whom)
 
     def _admit(self, caller: JobKey) -> None:
         with self._lock:
