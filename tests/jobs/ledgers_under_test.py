@@ -4,18 +4,13 @@ A line makes, for a clock, an empty place for jobs, and gives what opens ledgers
 `request.getfixturevalue`; a place is made anew for each call, also within one test.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
-
-import psycopg
 
 from headrace.jobs.ledgers.postgres import PostgresJobLedger
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from headrace.testing.job_checks.bench import OpenLedger
-
-_PLACES = itertools.count()
 
 Fixture = Callable[[str], Any]
 
@@ -28,37 +23,36 @@ def memory(clock: ManualWallClock, fixture: Fixture) -> OpenLedger:
 
 def sqlite(clock: ManualWallClock, fixture: Fixture) -> OpenLedger:
     """Ledgers over one file."""
-    path = fixture("tmp_path") / f"jobs-{next(_PLACES)}.db"
+    path = fixture("tmp_path_factory").mktemp("jobs") / "jobs.db"
     return lambda: SqliteJobLedger(path, wall_ms=clock.now_ms)
 
 
 def postgres(clock: ManualWallClock, fixture: Fixture) -> OpenLedger:
-    """Ledgers over one database, whose time is told by a table."""
-    url: str = fixture("postgres_url")
+    """Ledgers over one database of a real server, whose time is the clock's."""
+    server = fixture("postgres")
+    name = server.create_database()
+    url = server.url(name)
     ledger = PostgresJobLedger(url)
     ledger.start()
     ledger.stop()
-    follow(url, clock)
+    follow_clock(server, name, clock)
     return lambda: PostgresJobLedger(url)
 
 
-def follow(url: str, clock: ManualWallClock) -> None:
-    """Have a database's `headrace_now` tell what the clock tells."""
-    dsn = url.replace("postgresql+psycopg", "postgresql")
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS test_clock (now_ms bigint)")
-        connection.execute("DELETE FROM test_clock")
-        connection.execute("INSERT INTO test_clock VALUES (0)")
+def follow_clock(server: Any, name: str, clock: ManualWallClock) -> None:
+    """Let a ledger's database tell the clock's time instead of its own."""
+    with server.connect(name) as connection:
+        connection.execute("CREATE TABLE manual_clock AS SELECT 0::bigint AS now_ms")
         connection.execute(
-            "CREATE OR REPLACE FUNCTION headrace_now() RETURNS bigint LANGUAGE sql VOLATILE "
-            "AS 'SELECT now_ms FROM test_clock'"
+            "CREATE OR REPLACE FUNCTION headrace_now() RETURNS bigint LANGUAGE sql VOLATILE PARALLEL SAFE"
+            " AS 'SELECT now_ms FROM manual_clock'"
         )
 
-    def moved(now_ms: int) -> None:
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute("UPDATE test_clock SET now_ms = %s", (now_ms,))
+    def move(now_ms: int) -> None:
+        with server.connect(name) as connection:
+            connection.execute("UPDATE manual_clock SET now_ms = %s", (now_ms,))
 
-    clock.follow(moved)
+    clock.follow(move)
 
 
 LEDGERS: dict[str, Callable[[ManualWallClock, Fixture], OpenLedger]] = {

@@ -5,10 +5,13 @@ import click
 import headrace
 from headrace.cli.infer import infer_command
 from headrace.cli.init import init_command
+from headrace.cli.jobs import jobs_command
 from headrace.cli.keys import keys_command
 from headrace.cli.models import models_command
+from headrace.cli.queues import queues_command
 from headrace.cli.serve import serve_command
 from headrace.cli.stream import stream_command
+from headrace.cli.submit import submit_command
 from headrace.cli.transform import transform_command
 from headrace.cli.work import work_command
 
@@ -18,6 +21,7 @@ Examples:
   headrace transform s3://bucket/in/ s3://bucket/out/ --model churn.onnx --join input
   headrace serve churn.onnx words.py:Words
   headrace infer churn --input '[[42, 3.5, 0]]'
+  headrace submit rows.csv --model churn --wait
   headrace infer --help
 """
 
@@ -34,5 +38,8 @@ main.add_command(serve_command)
 main.add_command(infer_command)
 main.add_command(models_command)
 main.add_command(work_command)
+main.add_command(submit_command)
+main.add_command(jobs_command)
+main.add_command(queues_command)
 main.add_command(init_command)
 main.add_command(keys_command)

@@ -49,6 +49,7 @@
         ├── IdempotencyError        the key was used before, for something else
         ├── QueueFullError          too many wait already: submit again later
         ├── QueueClosedError        the queue is being drained and takes no jobs
+        ├── ResultGoneError         the job is completed, and its result is no longer there
         └── JobLedgerUnavailableError  its database does not answer
 
 Every message says what happened, where (object, member, line, byte) and what to do about it; the facts
@@ -370,3 +371,13 @@ class QueueClosedError(JobError):
 
 class JobLedgerUnavailableError(JobError):
     """The ledger's database does not answer. Whether the last write was taken is not known, unless said otherwise."""
+
+
+class ResultGoneError(JobError):
+    """The job is completed, but nothing stands any more where its result was written; `job_id` is the job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            f"the result of job {job_id} is no longer there: it was moved or deleted, or its retention is over"
+        )
+        self.job_id = job_id

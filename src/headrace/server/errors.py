@@ -6,15 +6,20 @@ error                                           HTTP  gRPC
 DataError, ModelInputError, ConfigError         400   INVALID_ARGUMENT
 UnauthenticatedError                            401   UNAUTHENTICATED
 ForbiddenError                                  403   PERMISSION_DENIED
-ModelNotFoundError                              404   NOT_FOUND
+ModelNotFoundError, JobNotFoundError            404   NOT_FOUND
+JobStateError                                   409   FAILED_PRECONDITION
+ResultGoneError                                 410   NOT_FOUND
 LimitError                                      413   RESOURCE_EXHAUSTED
-RefusedRowsError                                422   INVALID_ARGUMENT
+RefusedRowsError, IdempotencyError              422   INVALID_ARGUMENT
 OverloadedError (with Retry-After)              429   RESOURCE_EXHAUSTED
+QueueFullError (with Retry-After)               429   RESOURCE_EXHAUSTED
 CancelledRequestError                           499   CANCELLED
 PredictError, ModelContractError                500   INTERNAL
 UnsupportedError                                501   UNIMPLEMENTED
 ModelNotReadyError, StoppedError                503   UNAVAILABLE
-InstanceLostError                               503   UNAVAILABLE
+InstanceLostError, UnavailableError             503   UNAVAILABLE
+JobLedgerUnavailableError (with Retry-After)    503   UNAVAILABLE
+QueueClosedError (with Retry-After)             503   UNAVAILABLE
 ModelLoadError                                  503   FAILED_PRECONDITION
 DeadlineError                                   504   DEADLINE_EXCEEDED
 anything else                                   500   INTERNAL
@@ -83,7 +88,24 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
     (e.ModelInputError, 400, GrpcCode.INVALID_ARGUMENT),
     (e.DataError, 400, GrpcCode.INVALID_ARGUMENT),
     (e.ConfigError, 400, GrpcCode.INVALID_ARGUMENT),
+    (e.JobNotFoundError, 404, GrpcCode.NOT_FOUND),
+    (e.JobStateError, 409, GrpcCode.FAILED_PRECONDITION),
+    (e.ResultGoneError, 410, GrpcCode.NOT_FOUND),
+    (e.IdempotencyError, 422, GrpcCode.INVALID_ARGUMENT),
+    (e.QueueFullError, 429, GrpcCode.RESOURCE_EXHAUSTED),
+    (e.QueueClosedError, 503, GrpcCode.UNAVAILABLE),
+    (e.JobLedgerUnavailableError, 503, GrpcCode.UNAVAILABLE),
+    (e.UnavailableError, 503, GrpcCode.UNAVAILABLE),
     (e.HeadraceError, 500, GrpcCode.INTERNAL),
+)
+
+
+_ASK_AGAIN_S: Final[tuple[tuple[type[BaseException], int], ...]] = (
+    (e.StoppedError, 1),
+    (e.JobLedgerUnavailableError, 2),
+    (e.UnavailableError, 2),
+    # Somebody has to end it by hand.
+    (e.QueueClosedError, 30),
 )
 
 
@@ -115,10 +137,13 @@ def quiet_status_of(error: BaseException) -> Status:
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
         return Status(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
-    after_s = ceil(error.retry_after_s) if isinstance(error, e.OverloadedError) else None
-    if isinstance(error, e.StoppedError):
-        after_s = 1
-    return Status(*found, str(error)[:MESSAGE_CHARS_MAX], after_s)
+    return Status(*found, str(error)[:MESSAGE_CHARS_MAX], _retry_after_s(error))
+
+
+def _retry_after_s(error: BaseException) -> int | None:
+    if isinstance(error, e.OverloadedError | e.QueueFullError):
+        return ceil(error.retry_after_s)
+    return next((seconds for kind, seconds in _ASK_AGAIN_S if isinstance(error, kind)), None)
 
 
 def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:

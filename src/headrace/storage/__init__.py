@@ -3,8 +3,8 @@
 `Stores` gives the store for a URI; `Store` is what every one of them can do. All blocking, for threads.
 """
 
-from headrace.storage.contract import ObjectInfo, Store, Writer
+from headrace.storage.contract import ObjectInfo, Signing, Store, Writer
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import absolute, join, name, parent
 
-__all__ = ["ObjectInfo", "Store", "Stores", "Writer", "absolute", "join", "name", "parent"]
+__all__ = ["ObjectInfo", "Signing", "Store", "Stores", "Writer", "absolute", "join", "name", "parent"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import obstore
 from obstore import exceptions
@@ -194,6 +194,12 @@ class Bucket:
             if page is None:
                 return
             yield [_entry(meta) for meta in page]
+
+    def sign(self, method: Literal["GET", "PUT"], key: str, expires_s: float) -> str:
+        """An address for one object and one method, good for `expires_s` seconds, without asking the server anything."""
+        with self._errors(key):
+            signer: Any = self._writes
+            return obstore.sign(signer, method, key, timedelta(seconds=expires_s))
 
     @cached_property
     def _writes(self) -> "ObjectStore":

@@ -6,7 +6,7 @@ Blocking on purpose: the cloud library's asynchronous API was measured to abort 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +100,16 @@ class Store(Protocol):
 
     def delete(self, uri: str) -> None:
         """Remove; no error when there is none."""
+        ...
+
+
+@runtime_checkable
+class Signing(Protocol):
+    """A store whose objects can be read or written for a while by whoever has an address, without credentials."""
+
+    def sign(self, method: Literal["GET", "PUT"], uri: str, expires_s: float) -> str:
+        """An http(s) address for one object and one method, good for `expires_s` seconds.
+
+        Raises AccessDeniedError where there is nothing to sign with, ConfigError for what is no object's URI.
+        """
         ...

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from headrace.core.errors import (
     AlreadyExistsError,
@@ -145,6 +146,11 @@ class CloudStore:
         """See `Store.head`."""
         bucket, key = self._object(uri)
         return _info(uri, self._retrier.run(uri, "asking for", lambda: bucket.head(key)))
+
+    def sign(self, method: Literal["GET", "PUT"], uri: str, expires_s: float) -> str:
+        """See `Signing.sign`."""
+        bucket, key = self._object(uri)
+        return bucket.sign(method, key, expires_s)
 
     def delete(self, uri: str) -> None:
         """See `Store.delete`."""

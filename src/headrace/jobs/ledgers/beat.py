@@ -55,7 +55,7 @@ def beat(transaction: Transaction, beats: Sequence[Beat], lease_ms: int) -> Beat
         }
         for told in beats
     ]
-    rows = transaction.run(_BEAT, given, lease_ms=lease_ms).all()
+    rows = transaction.run(_BEAT, given, lease_ms=lease_ms)
     alive = {(row[0], row[1]) for row in rows}
     _tell(transaction, [told for told in beats if told.tell and (told.job_id, told.lease) in alive])
     transaction.news.changed = any(told.progress is not None for told in beats)

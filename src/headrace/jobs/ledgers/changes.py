@@ -88,7 +88,7 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
     """Write changes of rows that are locked, with their notes and notifications; the jobs as they are now, by id."""
     if not changes:
         return {}
-    rows = transaction.run(_CHANGE, [_changed(change) for change in changes]).all()
+    rows = transaction.run(_CHANGE, [_changed(change) for change in changes])
     jobs = {job.id: job for job in map(job_of, rows)}
     write_notes(transaction, [(c.before, c.note) for c in changes if c.note and c.before.id in jobs])
     ended = [job for job in jobs.values() if job.state.ended]

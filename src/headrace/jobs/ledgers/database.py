@@ -23,6 +23,7 @@ _PAUSES_S: Final = (0.02, 0.1, 0.4)
 """Between attempts of a transaction that met a lost connection, a deadlock, or a lock held too long."""
 
 _T = TypeVar("_T")
+Row = Sequence[Any]
 
 
 class Statement:
@@ -81,11 +82,12 @@ class Transaction:
 
     def run(
         self, statement: Statement, given: Sequence[dict[str, Any]] | None = None, **values: Any
-    ) -> sa.CursorResult[Any]:
-        """Run a statement; `given` are its records (see `Dialect.records`)."""
+    ) -> Sequence[Row]:
+        """Run a statement; its rows. `given` are its records (see `Dialect.records`)."""
         if given is not None:
             values["given"] = orjson.dumps(given).decode()
-        return self.connection.execute(statement.on(self.dialect), values)
+        result: Any = self.connection.execute(statement.on(self.dialect), values)
+        return result.all() if result.returns_rows else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Looking at jobs: histories, and lists by what is asked for."""
 
-from typing import Final
+from typing import Any, Final
 
 from headrace.core.errors import DataError
 from headrace.jobs.job import HistoryEntry
@@ -26,7 +26,7 @@ _LISTED: Final = [JOB_TABLE.c[name] for name in JOB_COLUMNS]
 def history(transaction: Transaction, job_id: str) -> list[HistoryEntry]:
     """See `JobLedger.history`; empty for a job that there is not."""
     rows = transaction.run(_HISTORY, id=job_id, room=HISTORY_MAX)
-    return [entry_of(tuple(row)) for row in rows][::-1]
+    return [entry_of(row) for row in rows][::-1]
 
 
 def find(transaction: Transaction, wanted: JobFilter, after: str, limit: int) -> Page:
@@ -36,7 +36,8 @@ def find(transaction: Transaction, wanted: JobFilter, after: str, limit: int) ->
     if after:
         query = query.where(place < sa.tuple_(*_place_of(after)))
     query = query.order_by(JOB_TABLE.c.created_at_ms.desc(), JOB_TABLE.c.id.desc()).limit(max(limit, 0) + 1)
-    jobs = [job_of(row) for row in transaction.connection.execute(query)]
+    result: Any = transaction.connection.execute(query)
+    jobs = [job_of(row) for row in result]
     more = len(jobs) > limit > 0
     last = jobs[limit - 1] if more else None
     return Page(tuple(jobs[: max(limit, 0)]), f"{last.created_at_ms}/{last.id}" if last else "")

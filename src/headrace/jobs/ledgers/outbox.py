@@ -284,7 +284,7 @@ class SqlOutbox:
 
     def now_ms(self) -> int:
         """See `Outbox.now_ms`."""
-        return self._database.read(lambda transaction: transaction.run(_NOW).scalar_one())
+        return self._database.read(lambda transaction: transaction.run(_NOW)[0][0])
 
     def claim(self, limit: int, lease_ms: int) -> Sequence[Claim]:
         """See `Outbox.claim`."""
@@ -300,7 +300,7 @@ class SqlOutbox:
 
     def next_due_at_ms(self) -> int | None:
         """See `Outbox.next_due_at_ms`."""
-        rows = self._database.read(lambda transaction: transaction.run(_NEXT).all())
+        rows = self._database.read(lambda transaction: transaction.run(_NEXT))
         return min((max(row) for row in rows), default=None)
 
     def record(self, claim: Claim, decision: Decision) -> bool:
@@ -318,11 +318,11 @@ class SqlOutbox:
                 state=state,
                 due_at_ms=again.at_ms if again else None,
                 why=clean(why),
-            ).first()
-            if found is None:
+            )
+            if not found:
                 return False
             health = asdict(decision.health)
-            transaction.run(_FARED, id=found[0], disabled_why=clean(decision.disable_why), **health)
+            transaction.run(_FARED, id=found[0][0], disabled_why=clean(decision.disable_why), **health)
             return True
 
         return self._database.write(work, repeatable=False)
@@ -330,9 +330,7 @@ class SqlOutbox:
     def release(self, claim: Claim) -> bool:
         """See `Outbox.release`."""
         return self._database.write(
-            lambda transaction: (
-                transaction.run(_RELEASE, id=claim.delivery_id, fence=claim.fence).first() is not None
-            ),
+            lambda transaction: bool(transaction.run(_RELEASE, id=claim.delivery_id, fence=claim.fence)),
             repeatable=False,
         )
 
@@ -340,41 +338,39 @@ class SqlOutbox:
         """See `Outbox.redeliver`."""
 
         def work(transaction: Transaction) -> bool:
-            found = transaction.run(_REDELIVER, id=delivery_id).first()
-            if found is not None:
-                transaction.run(_WAKE, id=found[0])
-            return found is not None
+            found = transaction.run(_REDELIVER, id=delivery_id)
+            if found:
+                transaction.run(_WAKE, id=found[0][0])
+            return bool(found)
 
         return self._database.write(work)
 
     def disable(self, endpoint_id: str, why: str) -> bool:
         """See `Outbox.disable`."""
         return self._database.write(
-            lambda transaction: transaction.run(_DISABLE, id=endpoint_id, why=clean(why)).first() is not None
+            lambda transaction: bool(transaction.run(_DISABLE, id=endpoint_id, why=clean(why)))
         )
 
     def enable(self, endpoint_id: str) -> bool:
         """See `Outbox.enable`."""
-        return self._database.write(
-            lambda transaction: transaction.run(_ENABLE, id=endpoint_id).first() is not None
-        )
+        return self._database.write(lambda transaction: bool(transaction.run(_ENABLE, id=endpoint_id)))
 
     def delivery(self, delivery_id: str) -> DeliveryRecord | None:
         """See `Outbox.delivery`."""
-        row = self._database.read(lambda transaction: transaction.run(_ONE, id=delivery_id).first())
-        return None if row is None else delivery_of(row)
+        rows = self._database.read(lambda transaction: transaction.run(_ONE, id=delivery_id))
+        return delivery_of(rows[0]) if rows else None
 
     def deliveries_of(self, job_id: str) -> list[DeliveryRecord]:
         """What was, or is to be, told of a job; oldest first."""
-        rows = self._database.read(lambda transaction: transaction.run(_OF_JOB, job_id=job_id).all())
+        rows = self._database.read(lambda transaction: transaction.run(_OF_JOB, job_id=job_id))
         return list(map(delivery_of, rows))
 
     def endpoint(self, endpoint_id: str) -> EndpointRecord | None:
         """See `Outbox.endpoint`."""
-        row = self._database.read(lambda transaction: transaction.run(_ENDPOINT, id=endpoint_id).first())
-        return None if row is None else endpoint_of(row)
+        rows = self._database.read(lambda transaction: transaction.run(_ENDPOINT, id=endpoint_id))
+        return endpoint_of(rows[0]) if rows else None
 
     def dead_letters(self, limit: int) -> Sequence[DeliveryRecord]:
         """See `Outbox.dead_letters`."""
-        rows = self._database.read(lambda transaction: transaction.run(_DEAD, room=max(limit, 0)).all())
+        rows = self._database.read(lambda transaction: transaction.run(_DEAD, room=max(limit, 0)))
         return list(map(delivery_of, rows))

@@ -37,6 +37,7 @@ _WORK: Final = "headrace_work"
 _NEWS: Final = "headrace_news"
 _PAYLOAD_BYTES_MAX: Final = 7000
 _ALL_QUEUES: Final = "*"
+_LISTEN: Final = {_WORK: b"LISTEN headrace_work", _NEWS: b"LISTEN headrace_news"}
 _MIGRATION_LOCK: Final = 0x6865_6164_7261_6365
 """Of advisory locks, the one that a migration holds."""
 
@@ -136,11 +137,9 @@ class PostgresJobLedger(SqlJobLedger):
 
     def _listening(self) -> "psycopg.Connection[Any]":
         """A connection of its own, outside the pool and without transactions."""
-        _, options = self._dialect().create_connect_args(self._url)
-        return psycopg.connect(**{**_CONNECTION, **options}, autocommit=True)
-
-    def _dialect(self) -> Any:
-        return self._url.get_dialect()()
+        dialect: Any = self._url.get_dialect()()
+        options: dict[str, Any] = _CONNECTION | dialect.create_connect_args(self._url)[1]
+        return psycopg.connect(**options, autocommit=True)
 
 
 def _parse(url: str) -> sa.URL:
@@ -290,7 +289,7 @@ class PostgresWakeup:
     def _listen(self) -> bool:
         try:
             connection = self._connect()
-            connection.execute(f"LISTEN {self._channel}")
+            connection.execute(_LISTEN[self._channel])
         except psycopg.Error:
             return False
         self._connection = connection

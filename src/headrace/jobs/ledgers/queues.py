@@ -1,10 +1,10 @@
 """Queues: their settings, and how much waits in them."""
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 from headrace.jobs.ledger import QueueCounts, QueueSettings
-from headrace.jobs.ledgers.database import Statement, Transaction
+from headrace.jobs.ledgers.database import Row, Statement, Transaction
 from headrace.jobs.ledgers.dialect import NOW_MS
 
 _NAMES: Final = {"queue_name": "text"}
@@ -65,8 +65,7 @@ SELECT count(*) FROM (
 
 def make_queues(transaction: Transaction, names: Collection[str]) -> int:
     """Let queues come into being that are not known; how many those were."""
-    rows = transaction.run(_MAKE, [{"queue_name": name} for name in sorted(names)]).all()
-    return len(rows)
+    return len(transaction.run(_MAKE, [{"queue_name": name} for name in sorted(names)]))
 
 
 def read_queues(transaction: Transaction) -> list[QueueSettings]:
@@ -76,8 +75,8 @@ def read_queues(transaction: Transaction) -> list[QueueSettings]:
 
 def read_queue(transaction: Transaction, name: str) -> QueueSettings:
     """See `JobLedger.queue`."""
-    row = transaction.run(_ONE, name=name).first()
-    return QueueSettings(name) if row is None else _settings_of(row)
+    found = transaction.run(_ONE, name=name)
+    return _settings_of(found[0]) if found else QueueSettings(name)
 
 
 def set_queue(transaction: Transaction, settings: QueueSettings) -> None:
@@ -94,7 +93,7 @@ def set_queue(transaction: Transaction, settings: QueueSettings) -> None:
 
 def count(transaction: Transaction, name: str) -> QueueCounts:
     """See `JobLedger.counts`."""
-    awake, woken, later, running, *dues, now_ms = transaction.run(_COUNTS, name=name).one()
+    awake, woken, later, running, *dues, now_ms = transaction.run(_COUNTS, name=name)[0]
     waits = [now_ms - due_at_ms for due_at_ms in dues if due_at_ms is not None and due_at_ms <= now_ms]
     due = awake + woken
     return QueueCounts(due, later, running, max(waits, default=0 if due else None))
@@ -102,9 +101,9 @@ def count(transaction: Transaction, name: str) -> QueueCounts:
 
 def pending_of(transaction: Transaction, tenant: str, at_most: int) -> int:
     """See `JobLedger.pending_of`."""
-    return transaction.run(_PENDING_OF, tenant=tenant, at_most=max(at_most, 0)).scalar_one()
+    return transaction.run(_PENDING_OF, tenant=tenant, at_most=max(at_most, 0))[0][0]
 
 
-def _settings_of(row: Any) -> QueueSettings:
+def _settings_of(row: Row) -> QueueSettings:
     name, paused, draining, pending_max = row
     return QueueSettings(name, bool(paused), bool(draining), pending_max)

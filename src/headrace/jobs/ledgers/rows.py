@@ -175,7 +175,8 @@ def _known(kind: type, text: str) -> dict[str, Any]:
 
 
 def _result_of(text: str, published_uri: str) -> ResultRef:
-    return ResultRef(**_known(ResultRef, text) | {"published_uri": published_uri})
+    told: dict[str, Any] = _known(ResultRef, text) | {"published_uri": published_uri}
+    return ResultRef(**told)
 
 
 def _failure_of(text: str) -> JobFailure:

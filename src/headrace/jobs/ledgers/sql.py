@@ -216,7 +216,7 @@ class SqlJobLedger(ABC):
 
     def now_ms(self) -> int:
         """See `JobLedger.now_ms`."""
-        return self._database.read(lambda transaction: transaction.run(_NOW).scalar_one())
+        return self._database.read(lambda transaction: transaction.run(_NOW)[0][0])
 
     def statistics(self) -> Mapping[str, Any]:
         """See `JobLedger.statistics`."""

@@ -95,8 +95,8 @@ class SqliteJobLedger(SqlJobLedger):
         # One connection writes: within a process, turns are taken at the pool, without asking the file again and again.
         writing = self._engine(pool.QueuePool, pool_size=1, max_overflow=0, pool_timeout=BUSY_S)
         reading = self._engine(pool.QueuePool, pool_size=READERS, max_overflow=0, pool_timeout=READER_WAIT_S)
-        event.listen(writing, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-        event.listen(reading, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        event.listen(writing, "begin", _begin_writing)
+        event.listen(reading, "begin", _begin_reading)
         return Engines(writing, reading)
 
     def _engine(self, kind: type[pool.Pool], **options: Any) -> sa.Engine:
@@ -109,6 +109,14 @@ class SqliteJobLedger(SqlJobLedger):
         connection.create_function("headrace_now", 0, self._wall_ms)
         _prepare(connection)
         return connection
+
+
+def _begin_writing(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_reading(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

@@ -11,40 +11,50 @@ from headrace.jobs.ledgers.dialect import CLOCK, NOW_MS
 from headrace.jobs.ledgers.reading import read_jobs
 from headrace.jobs.ledgers.rows import NOT_OVER, RETURNED, clean, job_of
 from headrace.jobs.ledgers.transitions import Change, settled
-from headrace.jobs.ledgers.upkeep import wake
 from headrace.jobs.state import JobEvent, JobState, after, sources
 
-WOKEN_MAX: Final = 1000
-"""So many jobs whose due time has come are put in their places before a claim; `maintain` does the rest."""
+SLEEPERS_MAX: Final = 1000
+"""Jobs whose due time came since the last upkeep are put in order with the others, up to so many of a queue."""
 
 _RUNNING: Final = JobState.RUNNING.value
 assert sources(JobEvent.CLAIM) == {JobState.PENDING}
 assert after(JobState.PENDING, JobEvent.CLAIM) is JobState.RUNNING
 
-# What is found is locked before anything is changed, in a step of its own that cannot be planned into the rest, or more
+_CANDIDATE: Final = f"""
+    SELECT job.id AS candidate_id, job.priority AS candidate_priority, job.due_at_ms AS candidate_due,
+        job.crashes >= {CRASHES_TOGETHER_MAX} AS alone
+    FROM headrace_job AS job
+    WHERE job.queue = :queue AND job.state = 'pending' AND {NOT_OVER}"""
+_IN_ORDER: Final = "ORDER BY job.priority, job.due_at_ms, job.id LIMIT :room"
+# A few at most: upkeep gives them their places in the index of those that are awake.
+_SLEEPER: Final = f"""job.asleep AND job.id IN (
+        SELECT sleeper.id FROM headrace_job AS sleeper
+        WHERE sleeper.queue = :queue AND sleeper.state = 'pending' AND sleeper.asleep AND sleeper.due_at_ms <= {NOW_MS}
+        ORDER BY sleeper.due_at_ms LIMIT {SLEEPERS_MAX}
+    )"""
+_NUMBERED: Final = """
+    SELECT candidate_id, alone,
+        row_number() OVER (ORDER BY candidate_priority, candidate_due, candidate_id) AS place
+    FROM (SELECT * FROM awake UNION ALL SELECT * FROM woken) AS candidate"""
+
+# What is found is locked before anything is changed, in steps of their own that cannot be planned into the rest, or more
 # might be taken than was asked for. Of jobs that must be alone the first one is taken if nothing else is, and nothing
 # behind it.
 _CLAIM = Statement(
     lambda dialect: (
         f"""
-WITH {CLOCK}, candidate AS MATERIALIZED (
-    SELECT job.id AS candidate_id, job.priority AS candidate_priority, job.due_at_ms AS candidate_due,
-        job.crashes >= {CRASHES_TOGETHER_MAX} AS alone
-    FROM headrace_job AS job
-    WHERE job.queue = :queue AND job.state = 'pending' AND NOT job.asleep AND {NOT_OVER}
-        AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
-    ORDER BY job.priority, job.due_at_ms, job.id LIMIT :room
-    {dialect.lock_free}
-), numbered AS MATERIALIZED (
-    SELECT candidate_id, alone,
-        row_number() OVER (ORDER BY candidate_priority, candidate_due, candidate_id) AS place
-    FROM candidate
-)
+WITH {CLOCK}, awake AS MATERIALIZED ({_CANDIDATE}
+        AND NOT job.asleep AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
+    {_IN_ORDER} {dialect.lock_free}
+), woken AS MATERIALIZED ({_CANDIDATE}
+        AND {_SLEEPER} AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
+    {_IN_ORDER} {dialect.lock_free}
+), numbered AS MATERIALIZED ({_NUMBERED})
 UPDATE headrace_job SET
-    state = '{_RUNNING}', attempt = headrace_job.attempt + 1, lease = headrace_job.lease + 1, worker = :worker,
-    started_at_ms = now_ms, lease_until_ms = now_ms + :lease_ms, progress = NULL
+    state = '{_RUNNING}', asleep = FALSE, attempt = headrace_job.attempt + 1, lease = headrace_job.lease + 1,
+    worker = :worker, started_at_ms = now_ms, lease_until_ms = now_ms + :lease_ms, progress = NULL
 FROM numbered, clock
-WHERE headrace_job.id = candidate_id AND headrace_job.state = 'pending'
+WHERE headrace_job.id = candidate_id AND headrace_job.state = 'pending' AND place <= :room
     AND (place < coalesce((SELECT min(place) FROM numbered WHERE alone), :room + 1) OR (place = 1 AND :taken = 0))
 RETURNING {RETURNED}
 """
@@ -52,11 +62,11 @@ RETURNING {RETURNED}
 )
 
 _ALONE_NEXT = Statement(
-    lambda dialect: (
+    lambda _: (
         f"""
-SELECT job.crashes >= {CRASHES_TOGETHER_MAX} FROM headrace_job AS job
-WHERE job.queue = :queue AND job.state = 'pending' AND NOT job.asleep AND {NOT_OVER}
-ORDER BY job.priority, job.due_at_ms, job.id LIMIT 1 {dialect.lock_free}
+WITH awake AS ({_CANDIDATE} AND NOT job.asleep {_IN_ORDER}), woken AS ({_CANDIDATE} AND {_SLEEPER} {_IN_ORDER})
+SELECT alone FROM (SELECT * FROM awake UNION ALL SELECT * FROM woken) AS candidate
+ORDER BY candidate_priority, candidate_due, candidate_id LIMIT 1
 """
     )
 )
@@ -85,11 +95,10 @@ def turn(transaction: Transaction, settlements: Sequence[Settlement], claim: Cla
     if claim is None:
         return Turn(accepted, ())
     queues = list(dict.fromkeys(claim.queues))
-    wake(transaction, limit=WOKEN_MAX, queues=queues)
     claimed = _claim(transaction, claim, queues)
     if len(claimed) >= claim.jobs_max:
         return Turn(accepted, tuple(claimed))
-    due_in_ms = transaction.run(_DUE_IN, [{"queue_name": name} for name in queues]).scalar()
+    due_in_ms = transaction.run(_DUE_IN, [{"queue_name": name} for name in queues])[0][0]
     return Turn(accepted, tuple(claimed), None if due_in_ms is None else max(0, due_in_ms))
 
 
@@ -136,7 +145,7 @@ def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str])
 
 def _alone_is_next(transaction: Transaction, queue: str) -> bool:
     """Whether what was claimed ended before a job that must be alone, so that nothing may go ahead of that."""
-    return bool(transaction.run(_ALONE_NEXT, queue=queue).scalar())
+    return any(row[0] for row in transaction.run(_ALONE_NEXT, queue=queue, room=1))
 
 
 def _order(job: Job) -> tuple[int, int, str]:

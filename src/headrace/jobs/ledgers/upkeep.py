@@ -1,8 +1,5 @@
 """Leases that ran out, jobs whose time is over, and jobs that become due. Any number of workers look after them at once."""
 
-from collections.abc import Sequence
-from typing import Final
-
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import Upkeep
 from headrace.jobs.ledgers.changes import write_changes
@@ -41,31 +38,18 @@ ORDER BY job.deadline_at_ms LIMIT :room {dialect.lock_free}
     )
 )
 
-_QUEUES: Final = {"queue_name": "text"}
-_WAKE_OF = """
-candidate AS MATERIALIZED (
-    SELECT job.id AS candidate_id FROM {queues} JOIN headrace_job AS job ON job.queue = queue_name
-    WHERE job.state = 'pending' AND job.asleep AND job.due_at_ms <= {now}
-    LIMIT :room {lock}
+_WAKE = Statement(
+    lambda dialect: (
+        f"""
+WITH candidate AS MATERIALIZED (
+    SELECT job.id AS candidate_id FROM headrace_queue JOIN headrace_job AS job ON job.queue = headrace_queue.name
+    WHERE job.state = 'pending' AND job.asleep AND job.due_at_ms <= {NOW_MS}
+    LIMIT :room {dialect.lock_free}
 )
 UPDATE headrace_job SET asleep = FALSE FROM candidate
 WHERE headrace_job.id = candidate_id AND headrace_job.state = 'pending'
 RETURNING headrace_job.queue
 """
-_WAKE = Statement(
-    lambda dialect: (
-        f"WITH {dialect.records(_QUEUES)}, "
-        + _WAKE_OF.format(queues="given", now=NOW_MS, lock=dialect.lock_free)
-    )
-)
-_WAKE_ALL = Statement(
-    lambda dialect: (
-        "WITH "
-        + _WAKE_OF.format(
-            queues="(SELECT name AS queue_name FROM headrace_queue) AS known",
-            now=NOW_MS,
-            lock=dialect.lock_free,
-        )
     )
 )
 
@@ -83,19 +67,15 @@ def maintain(transaction: Transaction, limit: int) -> Upkeep:
         failed=states.count(JobState.FAILED),
         cancelled=states.count(JobState.CANCELLED),
         expired=len(expired),
-        woken=wake(transaction, limit=limit),
+        woken=_wake(transaction, limit),
     )
 
 
-def wake(transaction: Transaction, *, limit: int, queues: Sequence[str] | None = None) -> int:
-    """Give pending jobs that became due their places among those that can be claimed; how many, of `queues` or of all."""
-    if queues is None:
-        woken = transaction.run(_WAKE_ALL, room=limit)
-    else:
-        woken = transaction.run(_WAKE, [{"queue_name": name} for name in queues], room=limit)
-    names = woken.scalars().all()
-    transaction.news.queues.update(names)
-    return len(names)
+def _wake(transaction: Transaction, limit: int) -> int:
+    """Give pending jobs that became due their places among those that can be claimed; how many."""
+    queues = [row[0] for row in transaction.run(_WAKE, room=max(limit, 0))]
+    transaction.news.queues.update(queues)
+    return len(queues)
 
 
 def _read(transaction: Transaction, statement: Statement, limit: int) -> list[Job]:

@@ -1,0 +1,56 @@
+"""Server-sent events with their names and ids, out of bytes that come however they are cut."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.core.errors import LimitError
+
+EVENT_BYTES_MAX: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event. `id` is the last that was told, also by an event before."""
+
+    name: str
+    id: str
+    data: bytes
+
+
+class EventReader:
+    """Reads one body. Comments and fields that mean nothing here are passed over; what is not ended is no event."""
+
+    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self._event_bytes_max = event_bytes_max
+        self._rest = b""
+        self._size = 0
+        self._name = ""
+        self._id = ""
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that this chunk completes. LimitError for one that is longer than is taken."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events: list[Event] = []
+        for line in lines:
+            bare = line.removesuffix(b"\r")
+            if bare:
+                self._line(bare)
+                continue
+            if self._data:
+                events.append(Event(self._name or "message", self._id, b"\n".join(self._data)))
+            self._name, self._data, self._size = "", [], 0
+        if self._size + len(self._rest) > self._event_bytes_max:
+            raise LimitError(f"an event of the stream has more than {self._event_bytes_max} bytes")
+        return events
+
+    def _line(self, line: bytes) -> None:
+        self._size += len(line)
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._name = value.decode(errors="replace")
+        elif name == b"id" and b"\0" not in value:
+            self._id = value.decode(errors="replace")

@@ -1,0 +1,174 @@
+"""Jobs and queues as JSON, as the HTTP API says them and its clients read them. Pure; both directions are here, so that they agree.
+
+Times are integers, milliseconds since the epoch. What is not known yet, or was not asked for, is null or left out.
+"""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import orjson
+
+from headrace.jobs.cause import Cause
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, NewJob, Progress, ResultRef
+from headrace.jobs.ledger import QueueCounts, QueueSettings
+from headrace.jobs.state import JobState
+
+_SPEC: Final = (
+    "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority", "attempts_max",
+    "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "tenant",
+)  # fmt: skip
+_TIMES: Final = (
+    "created_at_ms", "due_at_ms", "started_at_ms", "ended_at_ms", "expires_at_ms", "deadline_at_ms",
+)  # fmt: skip
+
+Document = dict[str, Any]
+
+
+def job_document(job: Job) -> Document:
+    """A job for whoever may see it. Whom it notifies is left out: there are secrets in it."""
+    spec = job.spec
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        **{name: getattr(spec, name) for name in _SPEC},
+        "options": dict(spec.options),
+        "tags": dict(spec.tags),
+        "attempt": job.attempt,
+        "lease": job.lease,
+        "crashes": job.crashes,
+        "worker": job.worker,
+        **{name: getattr(job, name) for name in _TIMES},
+        "cancel_requested": job.cancel_requested,
+        "progress": None if job.progress is None else progress_document(job.progress),
+        "result": None if job.result is None else _result_document(job.result),
+        "failure": None if job.failure is None else _failure_document(job.failure),
+    }
+
+
+def read_job(document: Mapping[str, Any]) -> Job:
+    """The job that a document tells of. KeyError, TypeError or ValueError for what is none."""
+    spec = NewJob(
+        **{name: document[name] for name in _SPEC},
+        id=document["id"],
+        options=document["options"],
+        tags=document["tags"],
+    )
+    return Job(
+        id=document["id"],
+        state=JobState(document["state"]),
+        spec=spec,
+        attempt=document["attempt"],
+        lease=document["lease"],
+        crashes=document["crashes"],
+        worker=document["worker"],
+        **{name: document[name] for name in _TIMES},
+        cancel_requested=document["cancel_requested"],
+        progress=_maybe(document["progress"], read_progress),
+        result=_maybe(document["result"], _read_result),
+        failure=_maybe(document["failure"], _read_failure),
+    )
+
+
+def progress_document(progress: Progress) -> Document:
+    """How far an attempt is."""
+    return {
+        "done": progress.done,
+        "total": progress.total,
+        "unit": progress.unit,
+        "note": progress.note,
+    }
+
+
+def read_progress(document: Mapping[str, Any]) -> Progress:
+    """What `progress_document` wrote."""
+    return Progress(document["done"], document["total"], document["unit"], document["note"])
+
+
+def history_document(entry: HistoryEntry) -> Document:
+    """One line of a job's history."""
+    return {
+        "at_ms": entry.at_ms,
+        "event": entry.event.value,
+        "attempt": entry.attempt,
+        "lease": entry.lease,
+        "worker": entry.worker,
+        "cause": entry.cause,
+        "message": entry.message,
+        "by": entry.by,
+    }
+
+
+def read_history(document: Mapping[str, Any]) -> HistoryEntry:
+    """What `history_document` wrote."""
+    values: dict[str, Any] = {**document, "event": HistoryEvent(document["event"])}
+    return HistoryEntry(**values)
+
+
+def queue_document(settings: QueueSettings, counts: QueueCounts) -> Document:
+    """A queue, and what is in it."""
+    return {
+        "queue": settings.name,
+        "paused": settings.paused,
+        "draining": settings.draining,
+        "pending_max": settings.pending_max,
+        "queued": counts.due,
+        "later": counts.later,
+        "running": counts.running,
+        "oldest_seconds": oldest_seconds(counts),
+    }
+
+
+def oldest_seconds(counts: QueueCounts) -> float:
+    """How long the oldest job that is due has waited; 0 where none is."""
+    return round((counts.oldest_due_ms or 0) / 1000, 3)
+
+
+def mark_of(job: Job) -> str:
+    """What of a job its followers are told, in a few characters: two looks with the same mark have no news between them."""
+    told = (job.lease, job.attempt, job.cancel_requested, job.due_at_ms, job.ended_at_ms, _failed(job))
+    progress = None if job.progress is None else progress_document(job.progress)
+    return f"{job.state.value}.{_sum(told)}.{_sum(progress)}"
+
+
+def same_state(mark: str, other: str) -> bool:
+    """Whether two marks differ by progress alone."""
+    return mark.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def _failed(job: Job) -> str:
+    return "" if job.failure is None else job.failure.message
+
+
+def _sum(value: Any) -> str:
+    return f"{zlib.crc32(orjson.dumps(value)):08x}"
+
+
+def _result_document(result: ResultRef) -> Document:
+    return {
+        "uri": result.uri,
+        "size_bytes": result.size_bytes,
+        "content_type": result.content_type,
+        "published_uri": result.published_uri,
+    }
+
+
+def _read_result(document: Mapping[str, Any]) -> ResultRef:
+    return ResultRef(**document)
+
+
+def _failure_document(failure: JobFailure) -> Document:
+    return {
+        "cause": failure.cause.value,
+        "message": failure.message,
+        "error": failure.error,
+        "uri": failure.uri,
+    }
+
+
+def _read_failure(document: Mapping[str, Any]) -> JobFailure:
+    return JobFailure(Cause(document["cause"]), document["message"], document["error"], document["uri"])
+
+
+def _maybe(document: Any, read: Any) -> Any:
+    return None if document is None else read(cast("Mapping[str, Any]", document))
