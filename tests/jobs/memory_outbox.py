@@ -29,6 +29,8 @@ class MemoryOutbox:
         self._deliveries: dict[str, _Delivery] = {}
         self._endpoints: dict[str, EndpointRecord] = {}
         self._fences = 0
+        self.most_claimed = 0
+        """At a time."""
         self.decisions: list[tuple[Claim, Decision]] = []
 
     # The bench.
@@ -93,6 +95,8 @@ class MemoryOutbox:
                             endpoint.health,
                         )
                     )
+            claimed = sum(d.record.state == "claimed" for d in self._deliveries.values())
+            self.most_claimed = max(self.most_claimed, claimed)
             return claims
 
     def next_due_at_ms(self):

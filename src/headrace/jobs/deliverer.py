@@ -160,6 +160,9 @@ class Deliverer:
             _log.exception("%s, attempt %d, could not be recorded", claim.delivery_id, claim.attempt)
 
     def _send(self, claim: Claim) -> Answer:
+        if claim.attempt > len(self._policy.schedule_s):
+            # None of those before was recorded: it may be this notice that ends whoever sends it.
+            return Retry("no attempt before this one came to its end")
         try:
             return self._notifier.send(claim.notice, claim.target)
         except Exception:  # noqa: BLE001 - a defect of a notifier costs an attempt, and no thread

@@ -144,6 +144,14 @@ def test_a_receiver_that_never_answers_costs_the_read_timeout(receiver, make):
     assert time.monotonic() - began_s < 2
 
 
+def test_no_step_outlasts_the_total(receiver, make):
+    receiver.reply = Reply(never=True)
+    began_s = time.monotonic()
+    with pytest.raises(OutboundFault):
+        make(receiver.port, timeouts=OutboundTimeouts(5, 15, total_s=0.4)).send("GET", receiver.url)
+    assert time.monotonic() - began_s < 5
+
+
 @pytest.mark.parametrize("reply", [Reply(drip_head_s=0.05), Reply(drip_s=0.05)], ids=["head", "body"])
 def test_a_receiver_that_drips_costs_the_total_timeout_and_no_more(receiver, make, reply):
     receiver.reply = reply
@@ -275,6 +283,17 @@ def test_over_tls_the_name_is_kept_for_the_certificate_and_the_host(ca, make):
         assert client.send("POST", f"https://{NAME}:{receiver.port}/", body=b"{}").status == 200
         assert asked == [NAME]
         assert receiver.requests[0].headers["host"] == f"{NAME}:{receiver.port}"
+
+
+@pytest.mark.parametrize("reply", [Reply(never=True), Reply(drip_head_s=0.05)], ids=["never", "drips"])
+def test_over_tls_the_limits_hold_too(ca, make, reply):
+    with Receiver(tls=tls(ca.issue_cert(NAME))) as receiver:
+        receiver.reply = reply
+        client = make(receiver.port, trust=trusting(ca), timeouts=QUICK)
+        began_s = time.monotonic()
+        with pytest.raises(OutboundFault):
+            client.send("GET", f"https://{NAME}:{receiver.port}/")
+        assert time.monotonic() - began_s < 2
 
 
 def test_an_address_by_number_needs_a_certificate_for_that_number(ca, make):

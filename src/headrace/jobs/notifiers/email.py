@@ -38,7 +38,7 @@ class SmtpSettings:
     security: Literal["starttls", "tls", "none"] = "starttls"
     user: str = ""
     password: str = field(default="", repr=False)
-    timeout_s: float = 15.0
+    timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.security not in {"starttls", "tls", "none"}:
