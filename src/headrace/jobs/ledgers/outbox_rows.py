@@ -16,7 +16,9 @@ _KINDS: Final[dict[str, type[Target]]] = {"webhook": WebhookTarget, "sns": SnsTa
 def dump_target(target: Target) -> str:
     """A target as JSON. Secrets are in it: who reads the database may sign."""
     (kind,) = (name for name, cls in _KINDS.items() if isinstance(target, cls))
-    told = {key: sorted(v) if isinstance(v, frozenset) else v for key, v in asdict(target).items()}
+    told: dict[str, Any] = asdict(target)
+    if isinstance(target, SnsTarget):
+        told["include_response"] = sorted(target.include_response)
     return orjson.dumps({"kind": kind, **told}).decode()
 
 
