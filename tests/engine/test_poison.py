@@ -390,7 +390,9 @@ def test_a_grace_without_end_kills_nobody(tmp_path):
 def test_every_future_ends_under_random_abandons_and_kills(tmp_path, seed):
     """No hang, no lost answer, no wrong one: what was not abandoned is answered, or was twice in a killed process."""
     choice = random.Random(seed)
-    with poisonous("loop", tmp_path, instances=2, cancel_grace_s=0.0, in_flight_max=32) as engine:
+    # Whoever shares a call with poison wants it, and keeps it alive, until it has lasted too long.
+    serve = {"instances": 2, "cancel_grace_s": 0.0, "call_timeout_s": 0.5}
+    with poisonous("loop", tmp_path, in_flight_max=32, **serve) as engine:
         asked, left = [], set()
         stop = threading.Event()
 
