@@ -419,3 +419,23 @@ def test_an_unfit_taker_takes_nothing_and_passes_on_what_it_was_woken_for():
     assert channel.poll(healthy).items == (ticket,)
     channel.close()
     assert channel.take(dead) is None
+
+
+def test_what_was_abandoned_is_neither_kept_nor_queued_again():
+    """Once; what has ended cannot be abandoned, and of what is not here nothing is known."""
+    channel, tickets = Channel(4), [_ticket() for _ in range(3)]
+    for ticket in tickets:
+        channel.put(ticket)
+    begun, waiting, answered = tickets
+    assert channel.take() is begun
+    inner = channel.channel
+    assert inner.abandon(begun.reply.future) is begun
+    assert inner.abandon(begun.reply.future) is None
+    assert inner.abandon(waiting.reply.future) is waiting
+    inner.settle([answered])
+    assert inner.abandon(answered.reply.future) is None
+    assert inner.abandon(Future()) is None
+    assert inner.waiting()[0] == 1
+    inner.again([begun, waiting])
+    assert inner.waiting()[0] == 1
+    assert channel.take() is answered

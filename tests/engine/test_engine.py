@@ -10,6 +10,7 @@ import pytest
 from engine.support import WAIT_S, answer, request, rows, running
 from headrace.core import InferRequest, Model, Tensor
 from headrace.core.errors import (
+    CancelledRequestError,
     ConfigError,
     DeadlineError,
     MissingExtraError,
@@ -315,7 +316,7 @@ def test_a_request_of_many_calls_stops_at_its_deadline():
         clock.advance(5.0)
         model.release(3)
         assert isinstance(future.exception(WAIT_S), DeadlineError)
-        assert model.calls == 1
+        assert engine.model_statistics().calls == 1
 
 
 def test_stopping_with_drain_finishes_what_was_accepted():
@@ -349,7 +350,7 @@ def test_stopping_without_drain_fails_what_was_accepted():
         model.release(3)
         stopper.join(WAIT_S)
         assert isinstance(runs.exception(WAIT_S), StoppedError)
-        assert model.calls == 1
+        assert engine.model_statistics().calls == 1
 
 
 def test_a_second_stop_can_cut_the_drain_short():
@@ -364,7 +365,7 @@ def test_a_second_stop_can_cut_the_drain_short():
         model.release(1)
         draining.join(WAIT_S)
         cutting.join(WAIT_S)
-        assert model.calls == 1
+        assert engine.model_statistics().calls == 1
 
 
 # What the model does must not harm its thread or other requests
@@ -515,3 +516,54 @@ def test_many_callers_get_their_own_answers():
         assert wrong == []
         assert not engine._life.channel._put
         assert np.isfinite(engine.statistics().busy_share)
+
+
+# Callers that leave
+
+
+def test_what_has_begun_can_be_abandoned():
+    """Its future ends at once; the model in a thread goes on, unseen, and what waits behind is answered."""
+    model = HeldModel()
+    with running(model, in_flight_max=2) as engine:
+        begun = engine.submit(request(rows(1)))
+        model.wait_for_calls(1)
+        waiting = engine.submit(request(rows(2)))
+        threads = [_spawn(lambda: engine.abandon(begun)) for _ in range(8)]
+        for thread in threads:
+            thread.join(WAIT_S)
+        with pytest.raises(CancelledRequestError):
+            begun.result(0)
+        # It makes room for another at once.
+        another = engine.submit(request(rows(3)))
+        model.release(3)
+        assert wait([waiting, another], WAIT_S).not_done == set()
+        assert [waiting.exception(), another.exception()] == [None, None]
+        statistics = engine.model_statistics()
+    assert (statistics.cancelled, statistics.success.count, statistics.fail.count) == (1, 2, 0)
+
+
+def test_what_waits_can_be_abandoned():
+    """It is cancelled, and whoever waits for it is told."""
+    model = HeldModel()
+    with running(model, in_flight_max=4) as engine:
+        begun = engine.submit(request(rows(1)))
+        model.wait_for_calls(1)
+        waiting = engine.submit(request(rows(2)))
+        engine.abandon(waiting)
+        assert wait([waiting], WAIT_S).done == {waiting}
+        assert waiting.cancelled()
+        model.release()
+        assert begun.result(WAIT_S)
+        engine.abandon(begun)
+        assert begun.exception() is None
+        assert engine.model_statistics().calls == 1
+        assert engine.model_statistics().cancelled == 1
+
+
+def test_a_future_of_nobody_here_stays_as_it_is():
+    """It was answered before, by an engine that has stopped."""
+    with running(EchoModel()) as engine:
+        asked = engine.submit(request())
+        asked.result(WAIT_S)
+    engine.abandon(asked)
+    assert asked.exception() is None

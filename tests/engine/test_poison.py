@@ -1,5 +1,6 @@
 """Requests that do harm, in real processes: who shares an engine with them is answered, and each is told what it did."""
 
+import asyncio
 import functools
 import os
 import random
@@ -15,7 +16,13 @@ import pytest
 
 from engine import process_models as models
 from engine.support import WAIT_S, request, rows
-from headrace.core.errors import CancelledRequestError, ConfigError, InstanceLostError, PredictError
+from headrace.core.errors import (
+    CancelledRequestError,
+    ConfigError,
+    DeadlineError,
+    InstanceLostError,
+    PredictError,
+)
 from headrace.engine import Engine
 from headrace.engine.cgroup import own_groups
 from headrace.engine.settings import ServeSettings
@@ -282,6 +289,26 @@ def test_a_call_that_nobody_wants_any_more_is_killed_after_its_grace(tmp_path, h
     assert statistics.fail.count == 0
 
 
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+def test_an_asker_that_leaves_has_its_call_killed_too(tmp_path, how):
+    """In an event loop: cancelled, or out of time; who comes after is answered."""
+
+    async def main(engine):
+        deadline = engine._clock.now() + 1.0 if how == "deadline" else None
+        asking = asyncio.create_task(engine.ask(request(rows(models.POISON), deadline=deadline)))
+        await asyncio.to_thread(until, lambda: begun(tmp_path) == 1)
+        if how == "cancel":
+            asking.cancel()
+        with pytest.raises((asyncio.CancelledError, DeadlineError)):
+            await asking
+        return await asyncio.wait_for(engine.ask(request(rows(3))), WAIT_S)
+
+    with poisonous("loop", tmp_path, cancel_grace_s=0.0) as engine:
+        assert asyncio.run(main(engine))["output"][0, 0] == 3
+        assert engine.model_statistics().restarts == 1
+    assert begun(tmp_path) == 1
+
+
 def test_kills_for_leaving_do_not_make_the_next_start_wait(tmp_path):
     """They say nothing about the model."""
     clock = ManualClock()
@@ -390,7 +417,9 @@ def test_a_grace_without_end_kills_nobody(tmp_path):
 def test_every_future_ends_under_random_abandons_and_kills(tmp_path, seed):
     """No hang, no lost answer, no wrong one: what was not abandoned is answered, or was twice in a killed process."""
     choice = random.Random(seed)
-    with poisonous("loop", tmp_path, instances=2, cancel_grace_s=0.0, in_flight_max=32) as engine:
+    # Whoever shares a call with poison wants it, and keeps it alive, until it has lasted too long.
+    serve = {"instances": 2, "cancel_grace_s": 0.0, "call_timeout_s": 0.5}
+    with poisonous("loop", tmp_path, in_flight_max=32, **serve) as engine:
         asked, left = [], set()
         stop = threading.Event()
 

@@ -104,6 +104,26 @@ def test_a_cancelled_future_is_neither_begun_nor_answered():
     assert dropped.cancelled()
 
 
+def test_a_future_that_was_ended_by_its_caller_is_not_begun_again():
+    """It was abandoned while its instance died."""
+    future = Future()
+    reply = FutureReply(future)
+    assert reply.begin()
+    reply.give(ERROR)
+    assert not reply.begin()
+    reply.give(ANSWER)
+    assert future.exception() is ERROR
+
+
+def test_whoever_left_is_given_nothing():
+    """The caller ends what it abandons, however late the answer comes."""
+    asked = ticket(request())
+    asked.reply.begin()
+    asked.cancelled = True
+    deliver([(asked, ANSWER)])
+    assert not asked.reply.future.done()
+
+
 def test_what_a_callback_raises_is_logged(caplog):
     def rude(_):
         raise SystemExit(3)

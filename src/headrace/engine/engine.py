@@ -240,7 +240,7 @@ class Engine:
         The future ends at once, unless it has ended or is about to: cancelled when its request had not begun, else with
         CancelledRequestError. A request that waits leaves the queue. When nobody is left who wants the call that a request is in,
         the model is told (`current_call`); in a process of its own it then has `cancel_grace_s` to end it, and is killed
-        and started again beyond. Whoever shares the call keeps it alive.
+        and started again beyond. Whoever shares the call keeps it alive, for `call_timeout_s` where that is set.
         """
         if future.cancel():
             return
