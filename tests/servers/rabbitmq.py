@@ -64,12 +64,19 @@ class RabbitServer:
 
     def stop(self) -> None:
         """Kill it. Twice does nothing."""
+        self._signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """Have it stop by itself, with all it has on disk: a queue that was just made is lost to a kill."""
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
         process, self._process = self._process, None
         if process is None:
             return
         # The node is a grandchild, and in this group, which is its own.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.killpg(process.pid, number)
+        process.wait(READY_S)
 
     def forget(self) -> None:
         """While it is stopped: lose all that it has, queues included."""

@@ -22,17 +22,26 @@ _Answer = TypeVar("_Answer")
 class Connection:
     """One thread's way to the broker. `use` belongs to that thread; `interrupt` may be called by any.
 
-    `stop` is set when the thread shall end; it cuts short what is waited here.
+    `stop` is set when the thread shall end; it cuts short what is waited here. `renewed` is called for every link but the
+    first: what the one before was about to bring may be lost.
     """
 
     def __init__(
-        self, broker: Broker, queues: Sequence[str], tally: Tally, clock: Clock, stop: threading.Event
+        self,
+        broker: Broker,
+        queues: Sequence[str],
+        tally: Tally,
+        clock: Clock,
+        stop: threading.Event,
+        *,
+        renewed: Callable[[], None] | None = None,
     ) -> None:
         self._broker = broker
         self._queues = tuple(queues)
         self._tally = tally
         self._clock = clock
         self._stop = stop
+        self._renewed = renewed
         self._link: Link | None = None
         self._failures = 0
         self._made = 0
@@ -40,11 +49,11 @@ class Connection:
 
     @property
     def made(self) -> int:
-        """How many links there have been. When it grows beyond 1, messages may have been lost with the one before."""
+        """How many links there have been."""
         return self._made
 
     def use(self, act: Callable[[Link], _Answer]) -> _Answer | None:
-        """What `act` answers; None when the broker is away, after a wait that grows with every failure in a row.
+        """What `act` answers; None when the broker is away: then call `wait_again` before the next `use`.
 
         A link that breaks is replaced, and asked once more, at once: brokers and balancers end idle connections, and
         restarts are short. `act` may so be done twice.
@@ -61,6 +70,12 @@ class Connection:
                 return None
             self._works()
             return answer
+
+    def wait_again(self) -> None:
+        """Wait after a failure; the longer, the more there were in a row."""
+        delay_s = AGAIN.delay_s(self._failures, math.inf, self._random.random())
+        assert delay_s is not None
+        self._clock.sleep(delay_s, self._stop)
 
     def interrupt(self) -> None:
         """End what the thread waits for at the broker, as far as that can be."""
@@ -84,6 +99,8 @@ class Connection:
     def _connect(self) -> Link:
         self._link = self._broker.connect(self._queues)
         self._made += 1
+        if self._made > 1 and self._renewed is not None:
+            self._renewed()
         return self._link
 
     def _failed(self, error: Exception) -> None:
@@ -100,9 +117,6 @@ class Connection:
             )
         else:
             self._tally.error(why)
-        delay_s = AGAIN.delay_s(self._failures, math.inf, self._random.random())
-        assert delay_s is not None
-        self._clock.sleep(delay_s, self._stop)
 
     def _works(self) -> None:
         if self._failures:

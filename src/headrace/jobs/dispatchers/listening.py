@@ -31,11 +31,11 @@ class _Waiting:
         with self._lock:
             self._jobs_max = jobs_max
             self._until_s = self._clock.now() + timeout_s
-            self.wanted.set()
+            if not self._ended.is_set():
+                self.wanted.set()
         self._clock.sleep(timeout_s, self._ended)
         with self._lock:
-            if not self.over.is_set():
-                self.wanted.clear()
+            self._want_no_more()
             self._ended.clear()
             news, self._news = self._news, False
             return news
@@ -44,6 +44,12 @@ class _Waiting:
         with self._lock:
             self._news = self._news or news
             self._ended.set()
+            # Here, not by the one that waits: until it runs, more would be taken from others.
+            self._want_no_more()
+
+    def _want_no_more(self) -> None:
+        if not self.over.is_set():
+            self.wanted.clear()
 
     def terms(self) -> tuple[int, float]:
         """For how many jobs there is room, and for how many seconds more they are waited for."""
@@ -62,7 +68,10 @@ class _Taker:
         self._tally = tally
         self._clock = clock
         self._pace = Pace()
-        self._connection = Connection(broker, queues, tally, clock, waiting.over)
+        # What was announced while the link was broken may be lost: whoever waits shall look.
+        self._connection = Connection(
+            broker, queues, tally, clock, waiting.over, renewed=lambda: waiting.end(news=True)
+        )
         self._thread = threading.Thread(target=self._run, name=f"headrace-listen-{queues[0]}", daemon=True)
         self._thread.start()
 
@@ -87,25 +96,19 @@ class _Taker:
         jobs_max, left_s = self._waiting.terms()
         count = self._pace.count(jobs_max, self._clock.now())
         timeout_s = min(left_s, self._broker.take_s_max)
-        links = self._connection.made
         taken = self._connection.use(lambda link: link.take(count, timeout_s))
-        self._tell_of_renewal(links)
-        if taken is None or not taken.messages:
+        if taken is None:
+            self._connection.wait_again()
+            return
+        if not taken.messages:
             return
         self._pace.took(self._clock.now())
         self._tally.add(taken=taken.messages, redelivered=taken.redelivered, wakes=1)
         self._waiting.end(news=True)
 
     def _keep_alive(self) -> None:
-        links = self._connection.made
-        if links:
+        if self._connection.made:
             self._connection.use(lambda link: link.keep_alive())
-            self._tell_of_renewal(links)
-
-    def _tell_of_renewal(self, links_before: int) -> None:
-        """What was announced while the link was broken may be lost: whoever waits shall look."""
-        if 0 < links_before < self._connection.made:
-            self._waiting.end(news=True)
 
 
 class BrokerListener:

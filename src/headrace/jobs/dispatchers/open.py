@@ -1,6 +1,7 @@
 """From a URL to a dispatcher."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -70,6 +71,10 @@ def _redis(parts: SplitResult, options: dict[str, str]) -> Broker:
         "ssl": tls,
     }
     if "cafile" in options:
+        if not Path(options["cafile"]).is_file():
+            raise ConfigError(
+                f"{_shown(parts)}: there is no file {options['cafile']}; cafile says whom to trust"
+            )
         connection["ssl_ca_certs"] = options["cafile"]
     return RedisBroker(connection, prefix=options.get("prefix", PREFIX))
 

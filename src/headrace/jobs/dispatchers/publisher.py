@@ -27,6 +27,7 @@ class Publisher:
         self._lock = threading.Lock()
         # A dict as an ordered set: what the reconciler announces again in an outage does not wait twice.
         self._unsent: dict[Announcement, None] = {}
+        self._sending = 0
         self._news = threading.Event()
         self._stop = threading.Event()
         self._drain_until_s: float | None = None
@@ -36,8 +37,9 @@ class Publisher:
 
     @property
     def unsent(self) -> int:
-        """How many announcements wait."""
-        return len(self._unsent)
+        """How many announcements wait, or are being sent."""
+        with self._lock:
+            return len(self._unsent) + self._sending
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
         """Have them sent; of too many, the oldest are dropped."""
@@ -82,16 +84,21 @@ class Publisher:
             link.send(batch)
             return True
 
-        if self._connection.use(send):
-            self._tally.add(sent=len(batch))
-            return True
+        sent = bool(self._connection.use(send))
         with self._lock:
-            self._unsent = dict.fromkeys([*batch, *self._unsent])
-            self._trim()
-        return False
+            self._sending = 0
+            if not sent:
+                self._unsent = dict.fromkeys([*batch, *self._unsent])
+                self._trim()
+        if sent:
+            self._tally.add(sent=len(batch))
+        else:
+            self._connection.wait_again()
+        return sent
 
     def _keep_alive(self) -> None:
         if self._connection.made:
+            # That it failed shows when something is to be sent.
             self._connection.use(lambda link: link.keep_alive())
 
     def _pop(self) -> list[Announcement]:
@@ -99,6 +106,7 @@ class Publisher:
             batch = list(islice(self._unsent, SEND_MAX))
             for announcement in batch:
                 del self._unsent[announcement]
+            self._sending = len(batch)
             return batch
 
     def _trim(self) -> None:

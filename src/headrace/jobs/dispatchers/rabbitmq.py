@@ -32,7 +32,7 @@ TIMEOUT_S: Final = 5.0
 HEARTBEAT_S: Final = 30
 _NAME_BYTES_MAX = 255
 _PERSISTENT = 2
-_NOT_FOUND, _PRECONDITION_FAILED = 404, 406
+_PRECONDITION_FAILED = 406
 
 
 class RabbitBroker:
@@ -64,7 +64,10 @@ class RabbitBroker:
                 f"not an address of RabbitMQ (amqp://USER:PASSWORD@HOST/VHOST): {error}"
             ) from None
         if cafile is not None:
-            context = ssl.create_default_context(cafile=cafile)
+            try:
+                context = ssl.create_default_context(cafile=cafile)
+            except OSError as error:
+                raise ConfigError(f"cafile {cafile}: cannot be read ({error})") from error
             parameters.ssl_options = pika.SSLOptions(context, parameters.host)
         parameters.heartbeat = HEARTBEAT_S
         parameters.socket_timeout = timeout_s
@@ -116,6 +119,7 @@ class _RabbitLink:
     def __init__(
         self, parameters: Any, queues: Sequence[str], queue_of: _QueueName, messages_max: int
     ) -> None:
+        self._timeout_s: float = parameters.socket_timeout
         self._queues = queues
         self._queue_of = queue_of
         self._messages_max = messages_max
@@ -125,9 +129,10 @@ class _RabbitLink:
         with _faults():
             try:
                 self._connection = pika.BlockingConnection(parameters)
-                self._open_channel()
-                for queue in queues:
-                    self._declare(queue)
+                with self._guarded():
+                    self._open_channel()
+                    for queue in queues:
+                        self._declare(queue)
             except BaseException:
                 self.close()
                 raise
@@ -135,15 +140,8 @@ class _RabbitLink:
     def send(self, announcements: Sequence[Announcement]) -> None:
         with _faults():
             for each in announcements:
-                queue = self._queue_of(each.queue)
-                self._declare(queue)
-                try:
-                    self._publish(queue, each)
-                except exceptions.UnroutableError:
-                    # Somebody has deleted the queue since.
-                    self._declared.discard(queue)
-                    self._declare(queue)
-                    self._publish(queue, each)
+                with self._guarded():
+                    self._send(self._queue_of(each.queue), each)
 
     def take(self, count: int, timeout_s: float) -> Taken:
         with _faults():
@@ -154,13 +152,36 @@ class _RabbitLink:
             self._connection.process_data_events(0)
 
     def interrupt(self) -> None:
-        with suppress(exceptions.AMQPError, OSError):
+        # Also what the library says of a loop that is being closed on the other thread.
+        with suppress(Exception):
             self._connection.add_callback_threadsafe(self._wake)
 
     def close(self) -> None:
-        with suppress(exceptions.AMQPError, OSError):
-            if self._connection is not None and self._connection.is_open:
-                self._connection.close()
+        if self._connection is None:
+            return
+        # Its defects must not end the thread either.
+        with suppress(Exception):
+            if self._connection.is_open:
+                with self._guarded():
+                    self._connection.close()
+        # A connection that broke keeps its loop's own sockets otherwise. Twice does nothing.
+        with suppress(Exception):
+            self._connection._impl.ioloop.close()  # noqa: SLF001
+
+    @contextmanager
+    def _guarded(self) -> Generator[None]:
+        """Breaks the connection when the broker does not answer in time: the library would wait as long as it lives.
+
+        Heartbeats do not find this: a queue that lost its node answers nothing, while the connection is alive.
+        """
+        # There is no other way to end its calls.
+        inner: Any = self._connection._impl  # noqa: SLF001
+        late = exceptions.AMQPConnectionError(f"no answer in {self._timeout_s} s")
+        timer = inner.ioloop.call_later(self._timeout_s, lambda: inner._terminate_stream(late))  # noqa: SLF001
+        try:
+            yield
+        finally:
+            inner.ioloop.remove_timeout(timer)
 
     def _open_channel(self) -> None:
         self._channel = self._connection.channel()
@@ -184,6 +205,16 @@ class _RabbitLink:
             # An operator's own declaration: theirs counts.
             self._open_channel()
         self._declared.add(queue)
+
+    def _send(self, queue: str, announcement: Announcement) -> None:
+        self._declare(queue)
+        try:
+            self._publish(queue, announcement)
+        except exceptions.UnroutableError:
+            # Somebody has deleted the queue since.
+            self._declared.discard(queue)
+            self._declare(queue)
+            self._publish(queue, announcement)
 
     def _publish(self, queue: str, announcement: Announcement) -> None:
         self._channel.basic_publish(
@@ -209,8 +240,9 @@ class _RabbitLink:
                 channel.basic_nack(method.delivery_tag, requeue=True)
 
         self._cancelled = self._woken = False
-        self._channel.basic_qos(prefetch_count=count)
-        tags = [self._channel.basic_consume(queue, on_message) for queue in self._queues]
+        with self._guarded():
+            self._channel.basic_qos(prefetch_count=count)
+            tags = [self._channel.basic_consume(queue, on_message) for queue in self._queues]
         timer = self._connection.call_later(timeout_s, self._wake)
         while not (came or self._cancelled or self._woken):
             self._connection.process_data_events(timeout_s)
@@ -218,8 +250,9 @@ class _RabbitLink:
             # What has arrived with it.
             self._connection.process_data_events(0)
         self._connection.remove_timeout(timer)
-        for tag in tags:
-            self._channel.basic_cancel(tag)
+        with self._guarded():
+            for tag in tags:
+                self._channel.basic_cancel(tag)
         if self._cancelled:
             raise ConnectionError("a queue was deleted, or its node went away")
         return Taken(messages=len(came), redelivered=sum(came))

@@ -78,8 +78,10 @@ class RedisBroker:
         """See `Broker`."""
         # Whoever takes is silent for as long as it waits.
         wait_s = TAKE_S_MAX if queues else 0.0
+        with _faults():
+            client = self._client(self._timeout_s + wait_s)
         return _RedisLink(
-            self._client(self._timeout_s + wait_s),
+            client,
             lambda: self._client(INTERRUPT_S),
             [self._stream(queue) for queue in queues],
             self._stream,
