@@ -111,7 +111,7 @@ def _recorded(record: Any) -> ObjectEvent | None:
         described = record["s3"]["object"]
         key = described["key"]
         encoded = record.get("eventSource") != "ceph:s3"
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError) as error:
         raise DataError(f"a record of the notice has no {error}") from error
     name = name.removeprefix("s3:")
     return _event(bucket, key, described, name, encoded=encoded) if "ObjectCreated" in name else None
