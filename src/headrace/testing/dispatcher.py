@@ -105,6 +105,9 @@ def check_one_worker_each(make: MakeDispatcher, queue: str) -> None:
     """One message wakes one of two that wait; two messages wake both."""
     with _running(make) as submitter, _running(make) as first, _running(make) as second:
         listeners = [first.listener([queue]), second.listener([queue])]
+        # One after the other, so that what the broker makes for a queue is there: only messages shall end the waits.
+        for each in listeners:
+            _must_be_quiet(each, "before anything was announced")
         with ThreadPoolExecutor(2) as pool:
             waits = [pool.submit(each.wait, HEARD_S) for each in listeners]
             submitter.announce(queue, ["a"])
@@ -145,6 +148,7 @@ def check_queues_are_apart(make: MakeDispatcher, queue: str) -> None:
     one, other = f"{queue}-a", f"{queue}-b"
     with _running(make) as submitter, _running(make) as worker:
         listener = worker.listener([one])
+        _must_be_quiet(listener, "before anything was announced")
         submitter.announce(other, ["job"])
         _must_be_quiet(listener, "though another queue's jobs were announced")
         both = worker.listener([one, other])
