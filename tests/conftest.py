@@ -1,13 +1,19 @@
 """Fixtures that more than one room's tests use."""
 
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from servers import rabbitmq
 from servers.http_files import HttpFiles
 from servers.postgres import PostgresServer
+from servers.moto_server import MotoServer
+from servers.rabbitmq import RabbitServer
 from servers.seaweed import S3Server
+from servers.valkey import ValkeyServer
 
 
 def pytest_configure() -> None:
@@ -52,3 +58,36 @@ def http_files() -> Iterator[HttpFiles]:
     """A plain HTTP server whose objects and faults the test decides."""
     with HttpFiles() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    """A real Valkey, one a test process. A test that stops it must start it again."""
+    server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[RabbitServer]:
+    """A real RabbitMQ, one a test process. A test that stops it must start it again."""
+    if why := rabbitmq.missing():
+        pytest.skip(why)
+    # Not below pytest's own folder, which the user that the node runs as may not enter.
+    with tempfile.TemporaryDirectory(prefix="headrace-rabbitmq-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        server = RabbitServer(folder)
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
+    """An imitation of SQS, SNS and S3, one a test process. A test that stops it must start it again."""
+    server = MotoServer(tmp_path_factory.mktemp("moto"))
+    server.start()
+    yield server
+    server.stop()

@@ -76,6 +76,7 @@ _UNMIRRORED: dict[str, str] = {
     "transforms/retry_whole.py": "tests/transforms/test_retry.py does objects again, and dies between any two calls",
     "transforms/worker.py": "tests/integration/test_transform_kill.py and tests/transforms/test_observed_workers.py run it",
     "jobs/outbox.py": "a Protocol and values; headrace.testing checks implementations, and tests/testing/test_outbox.py the checks",
+    "jobs/dispatcher.py": "Protocols, and counts; headrace.testing checks implementations",
     "storage/contract.py": "Protocols; headrace.testing checks implementations",
     "storage/memory.py": "tests/conformance/test_stores.py runs the whole suite over it",
 }

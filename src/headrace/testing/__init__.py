@@ -1,10 +1,11 @@
-"""For tests of code that stands on headrace, and of stores, formats and predictors that are not ours.
+"""For tests of code that stands on headrace, and of stores, formats, predictors and dispatchers that are not ours.
 
 A contract comes with its suite: what is called ``check_...`` raises AssertionError naming the promise that broke. Our
 own implementations go through the same doors.
 """
 
 from headrace.testing.clock import ManualClock, ManualWallClock
+from headrace.testing.dispatcher import DISPATCHER_CHECKS, check_dispatcher, check_outage
 from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenRequest
 from headrace.testing.flaky_store import FlakyStore
 from headrace.testing.formats import FORMAT_CHECKS, FormatSample, check_format
@@ -17,6 +18,7 @@ from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, check_reading, check_store
 
 __all__ = [
+    "DISPATCHER_CHECKS",
     "FORMAT_CHECKS",
     "JOB_LEDGER_CHECKS",
     "OUTBOX_CHECKS",
@@ -34,9 +36,11 @@ __all__ = [
     "PickyModel",
     "ScriptedEndpoint",
     "SeenRequest",
+    "check_dispatcher",
     "check_format",
     "check_job_ledger",
     "check_outbox",
+    "check_outage",
     "check_predictor",
     "check_reading",
     "check_service",

@@ -1,0 +1,173 @@
+"""Notices from an SQS queue, on `moto`, which imitates it; S3 there sends them too."""
+
+import itertools
+import json
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from headrace.core.errors import ConfigError, DataError
+from headrace.jobs import event_source
+from headrace.jobs.event_source import SqsEventSource
+from headrace.protocols.object_events import ObjectEvent
+from headrace.testing import check_service
+
+_numbers = itertools.count()
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch):
+    monkeypatch.setattr(event_source, "POLL_S", 1.0)
+
+
+@pytest.fixture(scope="module")
+def sqs(moto_server):
+    client = moto_server.client("sqs")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def queue_url(sqs) -> str:
+    dead = _queue(sqs)
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 2})
+    return _queue(sqs, RedrivePolicy=redrive, VisibilityTimeout="1")
+
+
+def _queue(sqs, **attributes: str) -> str:
+    return sqs.create_queue(QueueName=f"events-{next(_numbers)}", Attributes=attributes)["QueueUrl"]
+
+
+def _notice(key: str) -> str:
+    described = {"key": key, "size": 1, "eTag": "e"}
+    record = {
+        "eventSource": "aws:s3",
+        "eventName": "ObjectCreated:Put",
+        "s3": {"bucket": {"name": "b"}, "object": described},
+    }
+    return json.dumps({"Records": [record]})
+
+
+def _left(sqs, url: str) -> int:
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    told = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+    return sum(map(int, told.values()))
+
+
+def test_it_lives_as_every_service_does(moto_server, queue_url):
+    check_service(lambda: SqsEventSource(queue_url, lambda _: None, environ=moto_server.environ))
+
+
+def test_a_message_is_deleted_after_its_events_were_dealt_with(moto_server, sqs, queue_url):
+    seen: Future[tuple[ObjectEvent, int]] = Future()
+
+    def handle(events) -> None:
+        (event,) = events
+        seen.set_result((event, _left(sqs, queue_url)))
+
+    source = SqsEventSource(queue_url, handle, environ=moto_server.environ)
+    source.start()
+    sqs.send_message(QueueUrl=queue_url, MessageBody=_notice("a+b"))
+    event, left = seen.result(30)
+    source.stop()
+    assert (event.uri, left) == ("s3://b/a b", 1)
+    assert _left(sqs, queue_url) == 0
+
+
+def test_a_bucket_of_the_imitation_tells_by_itself(moto_server, sqs, queue_url):
+    s3 = moto_server.client("s3")
+    bucket = f"bucket-{next(_numbers)}"
+    s3.create_bucket(Bucket=bucket)
+    arn = sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    s3.put_bucket_notification_configuration(
+        Bucket=bucket,
+        NotificationConfiguration={
+            "QueueConfigurations": [{"QueueArn": arn, "Events": ["s3:ObjectCreated:*"]}]
+        },
+    )
+    s3.put_object(Bucket=bucket, Key="day 1/ä.csv", Body=b"123")
+    s3.close()
+    seen: list[ObjectEvent] = []
+    source = SqsEventSource(queue_url, seen.extend, environ=moto_server.environ)
+    while not seen:
+        source.poll()
+    assert (seen[0].uri, seen[0].size_bytes) == (f"s3://{bucket}/day 1/ä.csv", 3)
+
+
+@pytest.mark.parametrize("poison", ["no notice", "refused", "raised"])
+def test_poison_is_left_to_the_redrive_policy_with_the_reason_and_hinders_nobody(
+    poison, moto_server, sqs, queue_url, caplog
+):
+    good = threading.Event()
+
+    def handle(events) -> None:
+        if events[0].key == "good":
+            good.set()
+        elif poison == "refused":
+            raise DataError("nobody wants it")
+        else:
+            raise ZeroDivisionError("a defect")
+
+    source = SqsEventSource(queue_url, handle, environ=moto_server.environ)
+    body = "hello" if poison == "no notice" else _notice("bad")
+    sqs.send_message(QueueUrl=queue_url, MessageBody=body)
+    source.start()
+    while _left(sqs, queue_url):
+        """Received twice, and then the queue moves it away."""
+    sqs.send_message(QueueUrl=queue_url, MessageBody=_notice("good"))
+    assert good.wait(30)
+    source.stop()
+    told = [record for record in caplog.records if "left to the queue" in record.message]
+    assert len(told) == 2
+    why = {"no notice": "not JSON", "refused": "nobody wants it", "raised": "a defect"}[poison]
+    assert all(why in record.message for record in told)
+    assert [bool(record.exc_info) for record in told] == [poison == "raised"] * 2
+    assert "received 2 times" in told[1].message
+
+
+def test_test_events_and_removals_are_deleted_without_a_call(moto_server, sqs, queue_url):
+    calls: list[object] = []
+    source = SqsEventSource(queue_url, calls.append, environ=moto_server.environ)
+    sqs.send_message(QueueUrl=queue_url, MessageBody=json.dumps({"Event": "s3:TestEvent"}))
+    assert source.poll() == 1
+    assert (calls, _left(sqs, queue_url)) == ([], 0)
+
+
+def test_a_queue_without_a_redrive_policy_is_told_of_once(moto_server, sqs, caplog):
+    source = SqsEventSource(_queue(sqs), lambda _: None, environ=moto_server.environ)
+    source.poll()
+    source.poll()
+    assert [record.message.count("no redrive policy") for record in caplog.records] == [1]
+
+
+def test_an_outage_is_survived_and_told_of_twice(moto_server, sqs, queue_url, caplog):
+    seen = threading.Event()
+    source = SqsEventSource(queue_url, lambda _: seen.set(), environ=moto_server.environ)
+    moto_server.stop()
+    try:
+        source.start()
+        while "cannot be asked" not in caplog.text:
+            """It has noticed."""
+    finally:
+        moto_server.start()
+    # The imitation keeps nothing: the queue is made anew, under the same URL.
+    assert _queue_again(sqs, queue_url) == queue_url
+    sqs.send_message(QueueUrl=queue_url, MessageBody=_notice("k"))
+    assert seen.wait(60)
+    source.stop()
+    assert [r.message for r in caplog.records if "trying again for ever" in r.message][1:] == []
+    assert "answers again" in caplog.text
+
+
+def _queue_again(sqs, url: str) -> str:
+    return sqs.create_queue(QueueName=url.rpartition("/")[2], Attributes={"VisibilityTimeout": "1"})[
+        "QueueUrl"
+    ]
+
+
+def test_settings_that_cannot_be_are_refused(moto_server):
+    with pytest.raises(ConfigError, match="no URL"):
+        SqsEventSource("my-queue", lambda _: None, environ=moto_server.environ)

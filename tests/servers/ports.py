@@ -1,0 +1,19 @@
+"""Ports that nobody has taken."""
+
+import socket
+
+
+def free_ports(count: int) -> list[int]:
+    """So many at once, so that they differ; somebody may still take one before it is used."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
