@@ -612,4 +612,4 @@ def test_a_ledger_and_the_reference_live_the_same_lives(ledger, request):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ledger", LEDGERS)
 def test_a_ledger_and_the_reference_live_the_same_lives_for_long(ledger, request):
-    _live(ledger, request, max_examples=300, stateful_step_count=100)
+    _live(ledger, request, max_examples=150, stateful_step_count=80)
