@@ -284,11 +284,11 @@ class PostgresWakeup:
 
     def _listen(self) -> bool:
         try:
-            connection = self._connect()
-            connection.execute(_LISTEN[self._channel])
+            self._connection = self._connect()
+            self._connection.execute(_LISTEN[self._channel])
         except psycopg.Error:
+            self._hang_up()
             return False
-        self._connection = connection
         return True
 
     def _heard(self, timeout_s: float) -> bool:
