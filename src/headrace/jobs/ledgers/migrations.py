@@ -174,7 +174,7 @@ STEPS: Final = (
     Step(
         number=1,
         min_reader=1,
-        sqlite=_ledger(text="TEXT", identity="INTEGER PRIMARY KEY AUTOINCREMENT"),
+        sqlite=_ledger(text="TEXT", identity="INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT"),
         postgres=(
             _POSTGRES_NOW,
             # Ordered by bytes, as Python and SQLite order them.

@@ -51,13 +51,15 @@ _CONNECTION: Final = {
     "application_name": "headrace",
 }
 
-# Every query here goes by an index, and what the planner knows of a queue is always out of date: after a burst it would
-# take scans and sorts of the whole for cheaper. Commits survive a power cut, also where the server's default is off.
+# Every query here finds its rows by an index, in their order; but what the planner knows of a queue is always out of date:
+# told of it while it was empty, it would take scanning and sorting the whole for cheaper, and keep to a plan that was made
+# for a small table after that has grown. Commits survive a power cut, also where the server's default is off.
 _SETTINGS: Final = f"""
 SELECT set_config('statement_timeout', '{STATEMENT_S}s', false), set_config('lock_timeout', '{LOCK_S}s', false),
     set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_S}s', false),
     set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
-    set_config('jit', 'off', false),
+    set_config('enable_sort', 'off', false), set_config('enable_incremental_sort', 'off', false),
+    set_config('plan_cache_mode', 'force_custom_plan', false), set_config('jit', 'off', false),
     set_config('synchronous_commit',
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
         false)
@@ -288,11 +290,11 @@ class PostgresWakeup:
 
     def _listen(self) -> bool:
         try:
-            connection = self._connect()
-            connection.execute(_LISTEN[self._channel])
+            self._connection = self._connect()
+            self._connection.execute(_LISTEN[self._channel])
         except psycopg.Error:
+            self._hang_up()
             return False
-        self._connection = connection
         return True
 
     def _heard(self, timeout_s: float) -> bool:

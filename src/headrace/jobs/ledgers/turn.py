@@ -24,10 +24,12 @@ _CANDIDATE: Final = f"""
     SELECT job.id AS candidate_id, job.priority AS candidate_priority, job.due_at_ms AS candidate_due,
         job.crashes >= {CRASHES_TOGETHER_MAX} AS alone
     FROM headrace_job AS job
-    WHERE job.queue = :queue AND job.state = 'pending' AND {NOT_OVER}"""
+    WHERE job.queue = :queue AND {NOT_OVER}"""
+_AWAKE: Final = "job.state = 'pending' AND NOT job.asleep"
 _IN_ORDER: Final = "ORDER BY job.priority, job.due_at_ms, job.id LIMIT :room"
-# A few at most: upkeep gives them their places in the index of those that are awake.
-_SLEEPER: Final = f"""job.asleep AND job.id IN (
+# A few at most: upkeep gives them their places in the index of those that are awake. They are found by the index of those
+# that sleep, and then by their ids: that the state is written so oddly keeps planners from walking through all that wait.
+_SLEEPER: Final = f"""job.state || '' = 'pending' AND job.asleep AND job.id IN (
         SELECT sleeper.id FROM headrace_job AS sleeper
         WHERE sleeper.queue = :queue AND sleeper.state = 'pending' AND sleeper.asleep AND sleeper.due_at_ms <= {NOW_MS}
         ORDER BY sleeper.due_at_ms LIMIT {SLEEPERS_MAX}
@@ -44,7 +46,7 @@ _CLAIM = Statement(
     lambda dialect: (
         f"""
 WITH {CLOCK}, awake AS MATERIALIZED ({_CANDIDATE}
-        AND NOT job.asleep AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
+        AND {_AWAKE} AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
     {_IN_ORDER} {dialect.lock_free}
 ), woken AS MATERIALIZED ({_CANDIDATE}
         AND {_SLEEPER} AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
@@ -64,7 +66,7 @@ RETURNING {RETURNED}
 _ALONE_NEXT = Statement(
     lambda _: (
         f"""
-WITH awake AS ({_CANDIDATE} AND NOT job.asleep {_IN_ORDER}), woken AS ({_CANDIDATE} AND {_SLEEPER} {_IN_ORDER})
+WITH awake AS ({_CANDIDATE} AND {_AWAKE} {_IN_ORDER}), woken AS ({_CANDIDATE} AND {_SLEEPER} {_IN_ORDER})
 SELECT alone FROM (SELECT * FROM awake UNION ALL SELECT * FROM woken) AS candidate
 ORDER BY candidate_priority, candidate_due, candidate_id LIMIT 1
 """

@@ -38,12 +38,13 @@ ORDER BY job.deadline_at_ms LIMIT :room {dialect.lock_free}
     )
 )
 
+# SQLite takes a cross join to mean: queues first.
 _WAKE = Statement(
     lambda dialect: (
         f"""
 WITH candidate AS MATERIALIZED (
-    SELECT job.id AS candidate_id FROM headrace_queue JOIN headrace_job AS job ON job.queue = headrace_queue.name
-    WHERE job.state = 'pending' AND job.asleep AND job.due_at_ms <= {NOW_MS}
+    SELECT job.id AS candidate_id FROM headrace_queue CROSS JOIN headrace_job AS job
+    WHERE job.queue = headrace_queue.name AND job.state = 'pending' AND job.asleep AND job.due_at_ms <= {NOW_MS}
     LIMIT :room {dialect.lock_free}
 )
 UPDATE headrace_job SET asleep = FALSE FROM candidate

@@ -1,0 +1,69 @@
+"""Writes tests/data/jobs/ledger-N.sql: a database as this version leaves it, for later versions to read.
+
+Run once, when a step was added to the schema: ``python -m jobs.dump_ledger`` in tests/.
+"""
+
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from headrace.jobs.cause import Cause
+from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, Progress, Released, ResultRef, Settlement
+from headrace.jobs.ledger import Beat, ClaimRequest, QueueSettings
+from headrace.jobs.ledgers.migrations import STEPS
+from headrace.jobs.ledgers.sqlite import SqliteJobLedger
+
+DATA = Path(__file__).parents[1] / "data" / "jobs"
+
+
+def fill(path: Path) -> None:
+    """One job in each state of interest, by name."""
+    ledger = SqliteJobLedger(path, wall_ms=lambda: 1_800_000_000_000)
+    ledger.start()
+    ledger.set_queue(QueueSettings("narrow", pending_max=5))
+    ledger.submit(
+        [
+            NewJob(
+                id="completed",
+                tags={"team": "blue"},
+                notify=({"url": "https://example.com"},),
+                priority=0,
+                model="m",
+            ),
+            NewJob(id="failed", priority=1, idempotency_key="k", body_digest="d", options={"rows": 3}),
+            NewJob(id="pending", priority=2),
+            NewJob(id="running", priority=3),
+            NewJob(id="later", delay_ms=60_000, deadline_s=3600.0, time_to_live_s=1800.0),
+        ]
+    )
+    claim = ClaimRequest("w", ("default",), 4, 60_000)
+    completed, failed, pending, running = ledger.turn([], claim).claimed
+    failure = JobFailure(Cause.MODEL, "the model raised on it", "ValueError", "memory://error")
+    ledger.turn(
+        [
+            Settlement("completed", completed.lease, Completed(ResultRef("memory://out", 3, "text/csv"))),
+            Settlement("failed", failed.lease, Failed(failure)),
+            Settlement("pending", pending.lease, Failed(failure, retry_ms=0)),
+        ]
+    )
+    ledger.published("completed", completed.lease, "s3://box/out")
+    (pending,) = ledger.turn([], claim).claimed
+    ledger.turn([Settlement("pending", pending.lease, Released({"chunk": 7}))])
+    ledger.beat("w", [Beat("running", running.lease, Progress(3, 9, "records"))], 60_000)
+    ledger.stop()
+
+
+def main() -> None:
+    """Write the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "jobs.db"
+        fill(path)
+        connection = sqlite3.connect(path)
+        text = "\n".join(connection.iterdump()) + "\n"
+        connection.close()
+    DATA.mkdir(exist_ok=True)
+    (DATA / f"ledger-{STEPS[-1].number}.sql").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

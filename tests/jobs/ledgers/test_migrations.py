@@ -1,0 +1,169 @@
+"""The schema's steps: once, whole, together, and old databases stay readable. See tests/data/jobs for those."""
+
+import sqlite3
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import ConfigError, JobLedgerUnavailableError
+from headrace.jobs.cause import Cause
+from headrace.jobs.job import HistoryEvent, NewJob, Progress, ResultRef
+from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
+from headrace.jobs.ledgers import migrations
+from headrace.jobs.ledgers.database import sa
+from headrace.jobs.ledgers.migrations import STEPS, Step
+from headrace.jobs.ledgers.schema import TABLES
+from headrace.jobs.ledgers.sqlite import SqliteJobLedger
+from headrace.jobs.state import JobState
+from headrace.testing import ManualWallClock
+from jobs.ledgers_under_test import LEDGERS
+
+SQL = [name for name in LEDGERS if name != "memory"]
+DATA = Path(__file__).parents[2] / "data" / "jobs"
+OLD = sorted(DATA.glob("ledger-*.sql"))
+
+
+@pytest.fixture(params=SQL)
+def opened(request):
+    return LEDGERS[request.param](ManualWallClock(), request.getfixturevalue)
+
+
+@pytest.fixture(params=OLD, ids=[path.stem for path in OLD])
+def old(request, tmp_path):
+    """A database as an earlier version left it."""
+    path = tmp_path / "jobs.db"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(request.param.read_text())
+    connection.close()
+    ledger = SqliteJobLedger(path, wall_ms=ManualWallClock(1_800_000_100_000).now_ms)
+    ledger.start()
+    yield ledger
+    ledger.stop()
+
+
+def next_step(statement="CREATE TABLE headrace_more (n INTEGER)", *, min_reader=1) -> Step:
+    return Step(STEPS[-1].number + 1, min_reader, (statement,), (statement,))
+
+
+def versions(ledger):
+    def ask(transaction):
+        return (
+            transaction.connection.exec_driver_sql("SELECT number FROM headrace_schema ORDER BY 1")
+            .scalars()
+            .all()
+        )
+
+    return ledger._database.read(ask)
+
+
+def test_every_version_has_its_database():
+    """Whoever adds a step adds what the version before it wrote: ``python -m jobs.dump_ledger`` beside the tests."""
+    assert [path.stem for path in OLD] == [f"ledger-{step.number}" for step in STEPS]
+
+
+def test_what_an_earlier_version_wrote_is_read(old):
+    completed, failed, pending = (old.get(name) for name in ("completed", "failed", "pending"))
+    assert completed.state is JobState.COMPLETED
+    assert completed.result == ResultRef("memory://out", 3, "text/csv", "s3://box/out")
+    assert completed.spec.tags == {"team": "blue"}
+    assert completed.spec.notify == ({"url": "https://example.com"},)
+    assert failed.state is JobState.FAILED
+    assert failed.failure.cause is Cause.MODEL
+    assert [entry.event for entry in old.history("failed")] == [HistoryEvent.ATTEMPT_FAILED]
+    assert (pending.attempt, pending.lease, pending.cursor) == (1, 2, {"chunk": 7})
+    assert old.get("running").progress == Progress(3, 9, "records")
+    assert old.queue("narrow") == QueueSettings("narrow", pending_max=5)
+    assert [job.id for job in old.find(JobFilter(tags={"team": "blue"})).jobs] == ["completed"]
+
+
+def test_what_an_earlier_version_wrote_is_worked_on(old):
+    old.maintain(100)
+    claimed = old.turn([], ClaimRequest("w", ("default",), 10, 1_000)).claimed
+    assert {job.id: job.lease for job in claimed}["pending"] == 3
+    assert old.submit([NewJob(idempotency_key="k", body_digest="d")])[0].created is False
+
+
+def test_steps_are_taken_once_and_in_order(opened, monkeypatch):
+    ledger = opened()
+    ledger.start()
+    assert versions(ledger) == [step.number for step in STEPS]
+    ledger.stop()
+    steps = (*STEPS, next_step())
+    monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": steps})
+    for _ in range(2):
+        ledger.start()
+        assert versions(ledger) == [step.number for step in steps]
+        ledger.stop()
+
+
+def test_ledgers_that_start_at_once_take_each_step_once(opened, monkeypatch):
+    steps = (*STEPS, next_step())
+    monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": steps})
+    ledgers = [opened() for _ in range(6)]
+    line = threading.Barrier(6)
+    errors = []
+
+    def start(ledger):
+        line.wait(30)
+        try:
+            ledger.start()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start, args=(ledger,)) for ledger in ledgers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert versions(ledgers[0]) == [step.number for step in steps]
+    for ledger in ledgers:
+        ledger.stop()
+
+
+def test_a_step_that_fails_leaves_nothing(opened, monkeypatch):
+    ledger = opened()
+    ledger.start()
+    ledger.stop()
+    whole = next_step()
+    broken = replace(
+        whole, sqlite=(*whole.sqlite, "CREATE NONSENSE"), postgres=(*whole.postgres, "CREATE NONSENSE")
+    )
+    monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": (*STEPS, broken)})
+    with pytest.raises(JobLedgerUnavailableError):
+        ledger.start()
+    monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": (*STEPS, whole)})
+    ledger.start()
+    assert versions(ledger)[-1] == whole.number
+    ledger.stop()
+
+
+@pytest.mark.parametrize("min_reader", [1, STEPS[-1].number + 1])
+def test_an_older_program_works_with_a_newer_schema_or_refuses_it(opened, monkeypatch, min_reader):
+    newer = opened()
+    with monkeypatch.context() as later:
+        steps = (*STEPS, next_step(min_reader=min_reader))
+        later.setattr(migrations.migrate, "__kwdefaults__", {"steps": steps})
+        newer.start()
+        newer.submit([NewJob(id="a")])
+    older = opened()
+    if min_reader == 1:
+        older.start()
+        assert older.get("a").id == "a"
+        older.stop()
+    else:
+        with pytest.raises(ConfigError, match="install a newer one"):
+            older.start()
+    newer.stop()
+
+
+def test_the_tables_that_statements_are_made_of_are_those_there_are(opened):
+    ledger = opened()
+    ledger.start()
+    inspector = sa.inspect(ledger._database.open())
+    for table in TABLES:
+        found = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
+        assert found == {column.name: bool(column.nullable) for column in table.columns}
+    ledger.stop()

@@ -1,0 +1,58 @@
+import sys
+
+import pytest
+
+from headrace.core.errors import ConfigError, MissingExtraError
+from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers.postgres import PostgresJobLedger
+from headrace.jobs.ledgers.sqlite import SqliteJobLedger
+
+
+def test_a_path_is_an_sqlite_file(tmp_path):
+    for url in (str(tmp_path / "jobs.db"), f"sqlite:///{tmp_path}/jobs.db"):
+        ledger = open_ledger(url)
+        assert isinstance(ledger, SqliteJobLedger)
+        assert ledger.path == tmp_path / "jobs.db"
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_postgresql(scheme):
+    assert isinstance(open_ledger(f"{scheme}://user@host/jobs?sslmode=require"), PostgresJobLedger)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://host/jobs",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite://jobs.db",
+        ":memory:",
+        "sqlite:///:memory:",
+        "",
+        "postgresql://host",
+        "postgresql://host:port/jobs",
+    ],
+)
+def test_anything_else_is_refused(url):
+    with pytest.raises(ConfigError):
+        open_ledger(url)
+
+
+@pytest.mark.parametrize(
+    ("package", "url", "extra"),
+    [("sqlalchemy", "jobs.db", "jobs"), ("psycopg", "postgresql://host/jobs", "postgres")],
+)
+def test_what_is_not_installed_is_named(monkeypatch, package, url, extra):
+    for name in [n for n in sys.modules if n.startswith("headrace.jobs.ledgers") and not n.endswith(".open")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError) as raised:
+        open_ledger(url)
+    assert raised.value.extra == extra
+
+
+def test_a_password_is_in_no_message():
+    with pytest.raises(ConfigError) as raised:
+        open_ledger("postgresql://user:secret@host:port/jobs")
+    assert "secret" not in str(raised.value)
