@@ -9,8 +9,8 @@ import pytest
 
 from servers import rabbitmq
 from servers.http_files import HttpFiles
-from servers.postgres import PostgresServer
 from servers.moto_server import MotoServer
+from servers.postgres import PostgresServer
 from servers.rabbitmq import RabbitServer
 from servers.seaweed import S3Server
 from servers.valkey import ValkeyServer
