@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.core.clock import Clock
@@ -31,6 +31,20 @@ _SOON_S: Final = 0.05
 _UNSECURED_RETRY_MS: Final = 10_000
 _REFUSALS_MAX: Final = 5
 """How often the ledger may fail over one settlement, and not over others, until something plain is settled in its place."""
+
+_TRIES_MAX: Final = 100
+"""How often it may fail over one settlement where there is nothing else to be settled or claimed: minutes."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A settlement that the ledger failed over."""
+
+    tries: int = 0
+    refusals: int = 0
+    """Tries with an answered turn since the last one: then it is not the ledger."""
+    answered: int = -1
+    """How many turns had been answered at the last try."""
 
 
 class Turns:
@@ -89,8 +103,7 @@ class Turns:
         self._apart = False
         self._answered = 0
         """How many turns were answered."""
-        self._refusals: dict[tuple[str, int], tuple[int, int]] = {}
-        """Of settlements that the ledger failed over: how often, and how many turns had been answered then."""
+        self._refused: dict[tuple[str, int], _Refused] = {}
 
     # Any thread
 
@@ -201,11 +214,11 @@ class Turns:
     def _plainer(self, settlement: Settlement) -> Settlement:
         """It, or what is settled in its place once the ledger has failed over it, and not over others, often enough."""
         key = (settlement.job_id, settlement.lease)
-        refusals, answered = self._refusals.get(key, (0, -1))
-        if self._answered > answered:
-            refusals += 1
-        self._refusals[key] = refusals, self._answered
-        if refusals < _REFUSALS_MAX:
+        refused = self._refused.setdefault(key, _Refused())
+        refused.tries += 1
+        refused.refusals += self._answered > refused.answered
+        refused.answered = self._answered
+        if refused.refusals < _REFUSALS_MAX and refused.tries < _TRIES_MAX:
             return settlement
         _log.error(
             "what an attempt came to cannot be recorded, it fails for that", extra={"job": settlement.job_id}
@@ -281,7 +294,7 @@ class Turns:
         with self._lock:
             self._waiting = deque(s for s in self._waiting if (s.job_id, s.lease) not in done)
         for settlement, counted in zip(settlements, accepted, strict=True):
-            self._refusals.pop((settlement.job_id, settlement.lease), None)
+            self._refused.pop((settlement.job_id, settlement.lease), None)
             self._settled(settlement, counted)
 
     def _claimed(self, turn: Turn, claim: ClaimRequest) -> None:
