@@ -4,6 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -16,8 +17,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.attempt import Attempt
-from headrace.jobs.cause import Cause
-from headrace.jobs.job import Completed, Failed, JobFailure, Kind, Settlement
+from headrace.jobs.job import Completed, Kind, Settlement
 from headrace.jobs.kind import KindRunner
 from headrace.jobs.kinds.infer import InferKind
 from headrace.jobs.kinds.stream import StreamKind
@@ -31,6 +31,7 @@ from headrace.jobs.maintenance.upkeep import Chore, Upkeep
 from headrace.jobs.places import Places
 from headrace.jobs.publication import Publication
 from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker.turns import unsecured
 from headrace.jobs.worker.worker import Worker
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
@@ -95,8 +96,8 @@ class OpenedWorker:
 
     def start(self) -> None:
         """Connect, load the models, begin to work. Raises what kept it from that, leaving nothing running."""
-        self.ledger.start()
         try:
+            self.ledger.start()
             self.repository.start()
             self.worker.start()
             self.upkeep.start()
@@ -105,12 +106,14 @@ class OpenedWorker:
             raise
 
     def stop(self, *, drain: bool = True) -> None:
-        """Drain, let go of the models, disconnect."""
-        self.worker.stop(drain=drain)
-        self.upkeep.stop()
-        self.repository.stop(drain=False)
-        self.stores.close()
-        self.ledger.stop()
+        """Drain, let go of the models, disconnect. All of it is tried, whatever one of them raises."""
+        with ExitStack() as ending:
+            ending.callback(self.ledger.stop)
+            ending.callback(self.repository.stop, drain=False)
+            ending.callback(self.upkeep.stop)
+            # What waits for a store that does not answer, waits no longer.
+            ending.callback(self.stores.close)
+            self.worker.stop(drain=drain)
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Work until SIGTERM or SIGINT; blocks. In the main thread. A second signal gives all jobs back at once."""
@@ -124,10 +127,12 @@ class OpenedWorker:
         before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self.start()
-            if on_ready is not None:
-                on_ready()
-            self._leaving.wait()
-            self.stop()
+            try:
+                if on_ready is not None:
+                    on_ready()
+                self._leaving.wait()
+            finally:
+                self.stop()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -227,8 +232,7 @@ class _Securing:
             store.flush(self.places.store_uri)
         except HeadraceError as error:
             _log.error("results could not be made durable: %s", error)
-            failure = JobFailure(Cause.STORAGE, "the result could not be stored", type(error).__name__)
-            return [replace(s, outcome=Failed(failure, 0)) if self._ours(s) else s for s in settlements]
+            return [unsecured(s) if self._ours(s) else s for s in settlements]
         return settlements
 
     def _ours(self, settlement: Settlement) -> bool:
