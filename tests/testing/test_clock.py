@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from headrace.testing import ManualClock
+from headrace.testing import ManualClock, ManualWallClock
 
 
 def test_an_automatic_clock_moves_by_sleeping():
@@ -46,3 +46,20 @@ def test_wake_ends_a_sleep_that_has_begun():
 def test_waiting_for_sleepers_that_do_not_come_ends():
     with pytest.raises(TimeoutError, match="0 threads"):
         ManualClock().wait_for_sleepers(timeout_s=0.01)
+
+
+def test_the_time_of_day_moves_only_when_it_is_moved_and_back_too():
+    clock = ManualWallClock(1_000)
+    assert [clock.now_ms(), clock.advance(500), clock.advance(-700), clock.now_ms()] == [
+        1_000,
+        1_500,
+        800,
+        800,
+    ]
+
+
+def test_a_follower_is_told_the_time_at_once_and_whenever_it_moves():
+    clock, told = ManualWallClock(5), []
+    clock.follow(told.append)
+    clock.advance(2)
+    assert told == [5, 7]
