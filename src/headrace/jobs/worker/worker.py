@@ -36,6 +36,7 @@ _DEFECT_RETRY_MS: Final = 10_000
 
 Secure = Callable[[Sequence[Settlement]], Sequence[Settlement]]
 Ended = Callable[[Attempt, Settlement], None]
+Listen = Callable[[Sequence[str]], Wakeup]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Worker:
         ledger: Started; stopped by whoever started it, after the worker.
         kinds: Who does the jobs of each kind.
         settings: Queues, concurrency, lease.
-        wakeups: What tells of news beside the ledger's own: listeners of dispatchers.
+        listen: Makes what tells of news of some queues beside the ledger's own, such as a dispatcher's listener; closed here.
         secure: Makes results durable before they are settled; see `Turns`.
         ended: Told of every settlement that counted, in a thread beside; may be skipped under load.
         hide: A prefix of URIs that is nobody's business; see `verdict`.
@@ -80,7 +81,7 @@ class Worker:
         kinds: Mapping[Kind, KindRunner],
         settings: WorkerSettings,
         *,
-        wakeups: Sequence[Wakeup] = (),
+        listen: Listen | None = None,
         secure: Secure = lambda settlements: settlements,
         ended: Ended = lambda _attempt, _settlement: None,
         hide: str = "",
@@ -90,7 +91,8 @@ class Worker:
         self.settings = settings
         self._ledger = ledger
         self._kinds = kinds
-        self._wakeups = list(wakeups)
+        self._listen_to = listen
+        self._wakeups: list[Wakeup] = []
         self._ended = ended
         self._hide = hide
         self._clock = clock or SystemClock()
@@ -142,7 +144,9 @@ class Worker:
         _log.info("worker began", extra={"worker": self.settings.name, "queues": list(self.settings.queues)})
 
     def _begin_threads(self) -> None:
-        self._wakeups.insert(0, self._ledger.wakeup(self.settings.queues))
+        self._wakeups.append(self._ledger.wakeup(self.settings.queues))
+        if self._listen_to is not None:
+            self._wakeups.append(self._listen_to(self.settings.queues))
         self._slots.start()
         self._aside.start()
         jobs: list[tuple[str, Callable[[], Any]]] = [
