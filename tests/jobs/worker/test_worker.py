@@ -665,7 +665,7 @@ def test_a_listener_that_raises_is_asked_again(ledger, caplog):
             pass
 
     flaky = Flaky()
-    worker = Worker(ledger, {}, WorkerSettings(name="w1", poll_s=0.01), wakeups=[flaky], seed=1)
+    worker = Worker(ledger, {}, WorkerSettings(name="w1", poll_s=0.01), listen=lambda queues: flaky, seed=1)
     worker.start()
     assert flaky.asked.acquire(timeout=PATIENCE_S)
     worker.stop()

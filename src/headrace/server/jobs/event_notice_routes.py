@@ -1,7 +1,7 @@
 """The route that stores, and what carries their notices, post object events to."""
 
 import logging
-from typing import Any
+from typing import Any, Final, cast
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -12,6 +12,8 @@ from headrace.jobs.triggering import Triggering
 from headrace.protocols.object_events import NOTICE_BYTES_MAX, object_events
 from headrace.server.jobs.api import Api, answer, problems
 from headrace.server.jobs.models import EventOutcomesModel
+
+_CONFIRMATION: Final = "SubscriptionConfirmation"
 
 _log = logging.getLogger("headrace.jobs.events")
 
@@ -54,5 +56,4 @@ def _wants_confirmation(body: bytes) -> bool:
         document: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
-    kind: Any = document.get("Type") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return kind == "SubscriptionConfirmation"
+    return isinstance(document, dict) and cast("dict[str, Any]", document).get("Type") == _CONFIRMATION
