@@ -59,6 +59,7 @@ class Submitter:
         self._waiting_max = waiting_max
         self._waiting: deque[_Waiting] = deque()
         self._changed = threading.Condition()
+        self._life = threading.Lock()
         self._thread: threading.Thread | None = None
         self._open = False
         self._commits = 0
@@ -66,10 +67,11 @@ class Submitter:
 
     def start(self) -> None:
         """See `Service`."""
-        with self._changed:
-            if self._open:
+        with self._life:
+            if self._thread is not None:
                 return
-            self._open = True
+            with self._changed:
+                self._open = True
             self._thread = threading.Thread(target=self._run, name="headrace-submit", daemon=True)
             self._thread.start()
 
@@ -81,12 +83,16 @@ class Submitter:
             if not drain:
                 self._waiting.clear()
             self._changed.notify_all()
-            thread = self._thread
         for waiting in dropped:
             _fail(waiting, StoppedError("the job was not submitted: this server is going down"))
-        if thread is not None:
-            thread.join()
-            self._thread = None
+        with self._life:
+            with self._changed:
+                # It may have been started again meanwhile.
+                self._open = False
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
 
     def submit(self, job: NewJob) -> "Future[Submitted]":
         """Have a job submitted; the future gives the ledger's answer, or what it said in place of one.
