@@ -12,8 +12,8 @@ from headrace.jobs.job import (
     JobFailure,
     NewJob,
     Released,
-    Settlement,
     ResultRef,
+    Settlement,
 )
 from headrace.jobs.ledgers.transitions import after_ms, change, lost, lost_delay_ms, requeued, settled
 from headrace.jobs.state import JobEvent, JobState, after

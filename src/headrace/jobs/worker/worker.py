@@ -281,7 +281,7 @@ class Worker:
             attempt.check()
             result = self._runner(attempt.job.spec.kind).run(attempt)
         except BaseException as error:  # noqa: BLE001 - whatever happens, the job gets its answer
-            if not isinstance(error, HeadraceError):
+            if not isinstance(error, HeadraceError | AttemptStoppedError):
                 _log.exception("a job failed in headrace itself", extra={"job": attempt.job.id})
             return self._verdict(attempt, error)
         return None if attempt.stopped is StopReason.LOST else Completed(result)
