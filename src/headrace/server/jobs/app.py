@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 
 from headrace.jobs.access import JobAccess
 from headrace.jobs.desk import JobDesk
+from headrace.jobs.trigger import Triggers
 from headrace.jobs.triggering import Triggering
 from headrace.server.jobs.api import Api, ApiSettings, answer, problems
 from headrace.server.jobs.event_notice_routes import event_notice_routes
@@ -55,7 +56,7 @@ def jobs_app(
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     # Before `/{job_id}`, of which they are parts.
-    notices = event_notice_routes(api, triggering)
+    notices = event_notice_routes(api, triggering or Triggering(Triggers(()), desk.submit_ours))
     for router in (event_routes(api), payload_routes(api), job_routes(api), queue_routes(api), notices):
         app.include_router(router)
     _health(app, api)

@@ -6,7 +6,6 @@ from typing import Any, Final, cast
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from headrace.core.errors import UnsupportedError
 from headrace.jobs.access import Scope
 from headrace.jobs.triggering import Triggering
 from headrace.protocols.object_events import NOTICE_BYTES_MAX, object_events
@@ -18,8 +17,8 @@ _CONFIRMATION: Final = "SubscriptionConfirmation"
 _log = logging.getLogger("headrace.jobs.events")
 
 
-def event_notice_routes(api: Api, triggering: Triggering | None) -> APIRouter:
-    """The route, for one API; without triggers it says that there are none."""
+def event_notice_routes(api: Api, triggering: Triggering) -> APIRouter:
+    """The route, for one API."""
     router = APIRouter(prefix="/v1/events", tags=["events"])
 
     @router.post("/s3", response_model=EventOutcomesModel, responses=problems(400, 413, 429))
@@ -34,10 +33,6 @@ def event_notice_routes(api: Api, triggering: Triggering | None) -> APIRouter:
             # Its address is not asked: anybody could have named it.
             _log.warning("SNS asks to confirm a subscription: confirm it in its console, or by its API")
             return answer({"outcomes": []})
-        if triggering is None:
-            raise UnsupportedError(
-                "no triggers are set up here: say [[triggers]] in the server's --config file"
-            )
         outcomes = await api.workroom.run(triggering.take, object_events(body))
         return answer(
             {
