@@ -66,9 +66,9 @@ def test_whoever_comes_again_is_told_nothing_twice(served, http):
     first = Reader(http, job_id)
     pending = first.next()
     first.close()
-    run = served.claim()
-    served.tell(run, Progress(1, 2))
+    # Nothing has happened meanwhile: what it is told first is what happens next.
     again = Reader(http, job_id, pending.id)
+    run = served.claim()
     running = again.next()
     assert state(running) == ("state", "running")
     again.close()
