@@ -21,6 +21,8 @@ from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import JobAccess
 from headrace.jobs.desk import DeskSettings, JobDesk
 from headrace.jobs.maintenance.sweeper import Retention
+from headrace.jobs.notifier import EmailTarget
+from headrace.jobs.subscription import read_subscriptions
 from headrace.jobs.triggering import Triggering
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
@@ -128,7 +130,7 @@ def open_jobs(
     )
     desk_settings = DeskSettings(at.store_uri, slots_per_worker=settings.concurrency)
     announce = None if parts.dispatcher is None else parts.dispatcher.announce
-    desk = JobDesk(parts.ledger, parts.stores, desk_settings, announce=announce)
+    desk = JobDesk(parts.ledger, parts.stores, desk_settings, announce=announce, check_notify=_check_of(file))
     triggering = None if file.triggers is None else Triggering(file.triggers, desk.submit_ours)
     worker = join_worker(parts, repository, settings) if models else None
     services: list[Service] = [parts, repository, *([worker] if worker else []), desk]
@@ -149,6 +151,20 @@ def open_jobs(
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
     together = Serving(_Together(services), dataplane, list(doors.values()), drain=drain)
     return OpenedJobs(together, doors, parts, worker)
+
+
+def _check_of(file: JobsFile) -> Callable[[Mapping[str, Any]], None]:
+    """Refuses whom a submission cannot have told: bad entries, addresses that may not be reached, unknown names."""
+    known = {target.endpoint_id for target in file.endpoints}
+
+    def check(entry: Mapping[str, Any]) -> None:
+        (whom,) = read_subscriptions([entry], file.outbound)
+        if whom.target is None and whom.endpoint_id not in known:
+            raise ConfigError(f"notify: there is no endpoint {whom.endpoint_id!r} here")
+        if isinstance(whom.target, EmailTarget) and file.smtp is None:
+            raise ConfigError("notify: no mail server is set up here")
+
+    return check
 
 
 def _file(options: JobsOptions, at: JobsAt) -> JobsFile:
