@@ -136,6 +136,10 @@ class InferKind:
                 "the payload could not be read to its end, or its records failed and that was not to be borne"
             )
         assert transform.plan is not None, "it was executed"
+        if len(transform.plan.objects) != 1:
+            raise DataError(
+                f"the input names {len(transform.plan.objects)} objects: a job of kind infer has one; submit a transform"
+            )
         uri = transform.destination + transform.plan.objects[0].output
         total = report.records_in
         attempt.report(lambda: Progress(total, total, "records", _failed_note(report.rows_failed)))
