@@ -58,8 +58,8 @@ class Process:
 
     def wait_until_ready(self) -> Self:
         """Return when it has said so."""
-        came = self._ready.wait(READY_S) and self._process.poll() is None
-        assert came, "\n".join(self.said)
+        assert self._ready.wait(READY_S), "\n".join(self.said)
+        assert any(line.startswith("ready") for line in self.said), "\n".join(self.said)
         return self
 
     def terminate(self) -> int:

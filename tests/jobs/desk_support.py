@@ -16,6 +16,8 @@ from headrace.jobs.intake_fields import IntakeLimits
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, ResultRef, Settlement
 from headrace.jobs.ledger import Beat, ClaimRequest, JobLedger
 from headrace.jobs.places import Allowed
+from headrace.jobs.trigger import Triggers
+from headrace.jobs.triggering import Triggering
 from headrace.server.jobs.api import ApiSettings
 from headrace.server.jobs.app import jobs_app
 from headrace.server.jobs.vendor import VendorSettings
@@ -89,6 +91,7 @@ def served_jobs(
     stores: Stores | None = None,
     store_uri: str = STORE,
     vendor: VendorSettings | None = None,
+    triggers: Triggers | None = None,
     **desk_settings: Any,
 ) -> Iterator[Served]:
     """The API over a ledger (in memory unless one is given), until the end of the block."""
@@ -105,7 +108,16 @@ def served_jobs(
     told: dict[str, Any] = {}
 
     async def serve() -> None:
-        app = jobs_app(desk, access, version="0", settings=settings, workroom=workroom, vendor=vendor)
+        triggering = Triggering(triggers, desk.submit_ours) if triggers else None
+        app = jobs_app(
+            desk,
+            access,
+            version="0",
+            settings=settings,
+            workroom=workroom,
+            vendor=vendor,
+            triggering=triggering,
+        )
         listener = HttpListener(app, "127.0.0.1", 0)
         await listener.start()
         stop = asyncio.Event()

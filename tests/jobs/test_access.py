@@ -98,6 +98,7 @@ INCLUDED = {
     Scope.READ: {Scope.READ},
     Scope.OPERATE: {Scope.OPERATE, Scope.READ},
     Scope.ADMIN: set(Scope),
+    Scope.EVENTS: {Scope.EVENTS},
 }
 
 
@@ -112,6 +113,17 @@ def test_scopes_are_asked_for_one_by_one(own, asked):
         with pytest.raises(ForbiddenError, match=f"'k' lacks the scope {asked}"):
             access.check(f"Bearer {WEB}", asked)
     assert key.sees == (None if Scope.OPERATE in INCLUDED[own] else "t")
+
+
+def test_one_of_several_scopes_is_enough(access):
+    assert access.check(f"Bearer {OPS}", Scope.SUBMIT, Scope.OPERATE).name == "ops.eu"
+    with pytest.raises(ForbiddenError, match="lacks the scope submit or admin"):
+        access.check(f"Bearer {OPS}", Scope.SUBMIT, Scope.ADMIN)
+
+
+def test_what_a_key_removes_is_its_tenants_unless_it_may_all():
+    tenants = {scope: JobKey("k", "t", frozenset({scope, Scope.SUBMIT})).removes for scope in Scope}
+    assert [scope for scope, tenant in tenants.items() if tenant is None] == [Scope.ADMIN]
 
 
 def test_scopes_add_up():
@@ -186,7 +198,10 @@ GOOD = f'digest = "sha256:{"0" * 64}"\nscopes = ["read"]\n'
         (f'[keys.web]\nscopes = ["read"]\ndigest = "{WEB}"', "digest: it must be sha256: and 64 digits"),
         ('[keys.web]\nscopes = ["read"]\ndigest = [1]', "digest: a list of texts"),
         (f"[keys.web]\n{GOOD}[keys.old]\n{GOOD}", ".keys.old. digest: the key of .keys.web. is this one too"),
-        (f"[keys.web]\n{GOOD}".replace('"read"', ""), "scopes: some of 'admin', 'operate', 'read', 'submit'"),
+        (
+            f"[keys.web]\n{GOOD}".replace('"read"', ""),
+            "scopes: some of 'admin', 'events', 'operate', 'read', 'submit'",
+        ),
         (f"[keys.web]\n{GOOD}".replace('"read"', '"root"'), r"scopes: .* not \['root'\]"),
         (f"[keys.web]\n{GOOD}".replace('["read"]', '"read"'), "scopes: a list of texts"),
         (f'[keys.web]\ndigest = "sha256:{"0" * 64}"', "scopes: a list of texts"),
@@ -196,7 +211,7 @@ GOOD = f'digest = "sha256:{"0" * 64}"\nscopes = ["read"]\n'
         (f'[keys.web]\n{GOOD}models = [""]', "models: a list of texts"),
         (f'[keys.web]\n{GOOD}inputs = ["s3://Shop/in"]', "inputs: 's3://Shop/in': a bucket's name"),
         (f'[keys.web]\n{GOOD}inputs = ["data"]', "inputs: 'data': a file is named by its absolute path"),
-        (f'[keys.web]\n{GOOD}outputs = ["https://h/x"]', "outputs: .* https:// cannot be named"),
+        (f'[keys.web]\n{GOOD}outputs = ["https://h/x"]', "outputs: .*nothing is written to web addresses"),
         (f'[keys.web]\n{GOOD}outputs = ["ftp://h/x"]', "outputs: .*unknown scheme"),
         (f"[keys.web]\n{GOOD}pending_max = 0", "pending_max: a whole number from 1 is needed, not 0"),
         (f"[keys.web]\n{GOOD}pending_max = true", "pending_max: a whole number"),

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError, ForbiddenError, HeadraceError
+from headrace.jobs.outbound.addresses import network
+from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.jobs.places import (
     KEY_NAME_BYTES_MAX,
     URI_CHARS_MAX,
@@ -23,6 +25,7 @@ from headrace.jobs.places import (
     normal_file,
     result_uri,
     results_prefix,
+    told,
 )
 from headrace.storage.uri import KEY_BYTES_MAX, object_location
 
@@ -373,3 +376,102 @@ def test_no_id_leads_out_of_our_store(job_id):
     for make in (places.input, places.attempts, lambda given: places.attempt(given, 1)):
         with pytest.raises(ConfigError):
             make(job_id)
+
+
+# Web addresses
+
+WEB = Allowed.read(
+    ["https://data.example.com/daily", "HTTPS://Other.Example.com", "s3://b/in"], policy=OutboundPolicy()
+)
+ANYWHERE = Allowed.read(["https://"], policy=OutboundPolicy())
+REFUSED_ADDRESSES = [
+    "https://169.254.169.254/latest/meta-data/",
+    "https://[::ffff:127.0.0.1]/",
+    "https://0x7f000001/",
+    "https://2130706433/",
+    "https://127.1/",
+    "https://[::]/",
+    "https://[64:ff9b::7f00:1]/",
+    "https://[2002:7f00:1::]/",
+    "https://user@host.example/",
+    "https://a@b@host.example/",
+    "https://host.example/#@127.0.0.1",
+    "https://host.example\\@127.0.0.1/",
+    "https://host.example\r\nHost: x/",
+    "https://host\u3002example/",
+    "https://host.example:22/",
+    "http://host.example/",
+    "gopher://host.example/",
+    "file:///etc/passwd",
+    "https://host.example/in/../secret",
+    "https://host.example/in/%2e%2e/secret",
+    "https://host.example/in/..;x/secret",
+    "https://host.example/in/%2e.%3bx/secret",
+    "https://host.example/in//k",
+    "https://host.example/in%2f..%2fsecret",
+    " https://host.example/",
+    "https://" + "h" * 3000,
+]
+
+
+@pytest.mark.parametrize(
+    ("named", "place"),
+    [
+        ("https://data.example.com/daily/a.csv", "https://data.example.com/daily/a.csv"),
+        ("HTTPS://DATA.example.com:443/daily/A", "https://data.example.com/daily/A"),
+        ("https://data.example.com/daily", "https://data.example.com/daily"),
+        ("https://data.example.com/daily/a?sig=x/../y", "https://data.example.com/daily/a?sig=x/../y"),
+        ("https://other.example.com", "https://other.example.com/"),
+        ("s3://b/in/k", "s3://b/in/k"),
+    ],
+)
+def test_addresses_below_a_prefix_may_be_named(named, place):
+    assert WEB.require(named, "input") == place
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "https://data.example.com/dailyx/a",
+        "https://data.example.com/",
+        "https://data.example.com/%64aily/a",
+        "https://data.example.com.evil.example/daily/a",
+        "https://data.example.com:8443/daily/a",
+        "https://evil.example/?https://data.example.com/daily/",
+    ],
+)
+def test_other_addresses_may_not(named):
+    with pytest.raises(ForbiddenError, match="outside of what this key may name"):
+        WEB.require(named, "input")
+
+
+@pytest.mark.parametrize("named", REFUSED_ADDRESSES)
+def test_what_nobody_may_reach_is_refused_whatever_is_allowed(named):
+    with pytest.raises(ConfigError):
+        ANYWHERE.require(named, "input")
+
+
+def test_plain_http_and_private_networks_are_the_operators_to_allow():
+    policy = OutboundPolicy(plain_http=True, ports=frozenset({8000}), networks=(network("10.0.0.0/8"),))
+    allowed = Allowed.read(["http://10.1.2.3:8000/in", "https://"], policy=policy)
+    assert allowed.require("http://10.1.2.3:8000/in/k", "input") == "http://10.1.2.3:8000/in/k"
+    with pytest.raises(ForbiddenError):
+        allowed.require("http://10.1.2.3:8000/other", "input")
+    with pytest.raises(ConfigError, match="plain http"):
+        Allowed.read(["http://"], policy=OutboundPolicy())
+
+
+@pytest.mark.parametrize("uri", ["https://10.0.0.1/", "https://h.example/?q", "https://h.example/a/../b"])
+def test_a_prefix_that_nobody_could_name_is_refused(uri):
+    with pytest.raises(ConfigError):
+        Allowed.read([uri], policy=OutboundPolicy())
+
+
+def test_nothing_is_written_to_addresses():
+    with pytest.raises(ConfigError, match="nothing is written"):
+        Allowed.read(["https://"])
+
+
+def test_what_others_are_told_of_an_address_opens_nothing():
+    assert told("https://h.example/k?signature=x") == "https://h.example/k"
+    assert told("s3://b/what?") == "s3://b/what?"

@@ -174,3 +174,14 @@ GOOD = {"name": "a", "prefix": "s3://b/in/", "output": "s3://b/out/"}
 def test_tables_that_are_none_are_refused(table, says):
     with pytest.raises(ConfigError, match=says):
         read_triggers([table])
+
+
+@pytest.mark.parametrize(
+    "key", ["in/../../x", "in/./x", "in//x", "in/..", "in/a\nb", "in/a\x00b", "in/day/", "in/"]
+)
+def test_names_that_lead_elsewhere_and_folders_markers_fire_nothing(key):
+    """Anybody who may put an object chooses its name, and outputs are named after it."""
+    decision = Triggers([_trigger("any")]).decide(ObjectEvent("b", key))
+    assert decision.trigger is None
+    assert "marker" in decision.reason or "segment" in decision.reason
+    assert decision.reason.isprintable()

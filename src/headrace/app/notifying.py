@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.jobs.deliverer import Deliverer
 from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.notifier import (
@@ -64,10 +64,13 @@ class SnsWhenAsked:
     def _notifier(self) -> Notifier:
         with self._lock:
             if self._made is None:
-                from headrace.jobs.aws import aws_client  # noqa: PLC0415 - an extra
+                from headrace.jobs.aws import AwsFault, aws_client  # noqa: PLC0415 - an extra
                 from headrace.jobs.notifiers.sns import SnsNotifier  # noqa: PLC0415 - it imports that extra
 
-                client: Any = aws_client("sns", self._environ)
+                try:
+                    client: Any = aws_client("sns", self._environ)
+                except (AwsFault, ValueError) as error:
+                    raise ConfigError(f"no client for SNS can be made of these settings: {error}") from error
                 self._made = SnsNotifier(
                     client, region=client.meta.region_name, read_response=self._read_response
                 )

@@ -108,6 +108,8 @@ def _webhook(endpoint_id: str, entry: Mapping[str, Any]) -> WebhookTarget:
         if not isinstance(secret, str):
             raise ConfigError("secret must be a text that begins with whsec_")
         key_of(secret)
+    if form == STANDARD and not secret:
+        raise ConfigError("a standard webhook is signed: give a secret (whsec_…), or another format")
     return WebhookTarget(endpoint_id, _text(entry, "webhook"), (secret,) if secret else (), form)
 
 

@@ -182,3 +182,13 @@ def test_what_does_not_count_is_removed(tmp_path, stores, places):
         kind.discard(old)
     assert list(stores.for_uri(first.uri).list(places.attempt("job-1", 1))) == []
     assert stores.for_uri(second.uri).get(second.uri) == b"6.0\n"
+
+
+def test_several_objects_are_no_payload(tmp_path, stores, places):
+    """One of them would be the result, and the others would be gone without a word."""
+    for name in ("a.csv", "b.csv"):
+        payload(tmp_path, name, "1,2\n")
+    with one_model() as models:
+        spec = NewJob(model="m", input_uri=f"{tmp_path}/*.csv", content_type="text/csv")
+        with pytest.raises(DataError, match="names 2 objects"):
+            InferKind(models, stores, places).run(attempt_at(spec))

@@ -52,3 +52,20 @@ def test_a_stream_writes_what_it_can():
     assert stream_settings(NewJob(accept="application/jsonlines")).output.format == "jsonl"
     with pytest.raises(ConfigError, match="a stream writes"):
         stream_settings(NewJob(accept="application/json"))
+
+
+@pytest.mark.parametrize("make", [transform_settings, stream_settings])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data_type": "manifest"},
+        {
+            "TransformInput": {
+                "DataSource": {"S3DataSource": {"S3DataType": "ManifestFile", "S3Uri": "s3://b/m"}}
+            }
+        },
+    ],
+)
+def test_a_manifest_is_refused_since_it_could_name_anything(make, options):
+    with pytest.raises(ConfigError, match="never a manifest"):
+        make(NewJob(options=options))

@@ -336,7 +336,7 @@ def test_scopes_and_bounds_of_a_key_hold(guarded):
     assert looker.post("/v1/jobs", json={"model": "m", "input": 1}).status_code == 403
     assert looker.post(f"/v1/jobs/{job_id}/cancel").status_code == 403
     assert shop.post("/v1/queues/default/pause").status_code == 403
-    assert shop.delete(f"/v1/jobs/{job_id}").status_code == 403
+    assert looker.delete(f"/v1/jobs/{job_id}").status_code == 403
     assert shop.post("/v1/jobs", json={"model": "m", "input": 1, "queue": "night"}).status_code == 403
     assert bank.post("/v1/jobs", json={"model": "m", "input": 1}).status_code == 403
     assert bank.post("/v1/jobs", json={"model": "risk", "input": "x" * 200}).status_code == 413
@@ -344,6 +344,45 @@ def test_scopes_and_bounds_of_a_key_hold(guarded):
     assert shop.post("/v1/jobs", json={"model": "m", "input_uri": "s3://shop/k"}).status_code == 202
     full = shop.post("/v1/jobs", json={"model": "m", "input": 1})
     assert (full.status_code, full.json()["type"]) == (429, "QueueFullError")
+
+
+def test_who_submits_deletes_its_own_and_who_operates_cancels_all(guarded):
+    shop, bank, ops, admin = (guarded[name] for name in ("shop", "bank", "ops", "admin"))
+    one, two = submit(shop)["id"], submit(shop)["id"]
+    assert ops.post(f"/v1/jobs/{one}/cancel").json()["state"] == "cancelled"
+    assert ops.post(f"/v1/jobs/{one}/retry").json()["state"] == "pending"
+    for job_id in (one, two):
+        assert shop.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
+    assert bank.delete(f"/v1/jobs/{one}").status_code == 404
+    assert ops.delete(f"/v1/jobs/{one}").status_code == 403
+    assert shop.delete(f"/v1/jobs/{one}").status_code == 200
+    assert admin.delete(f"/v1/jobs/{two}").status_code == 200
+    assert shop.get(f"/v1/jobs/{one}").status_code == 404
+
+
+def test_who_is_full_is_still_told_of_what_was_submitted(guarded):
+    """An answer that was lost is asked for again, also when there is no more room."""
+    shop, headers = guarded["shop"], {"idempotency-key": "k"}
+    body = {"model": "m", "input": 1}
+    first = shop.post("/v1/jobs", json=body, headers=headers)
+    submit(shop)
+    assert shop.post("/v1/jobs", json=body).status_code == 429
+    assert shop.post("/v1/jobs", json=body, headers={"idempotency-key": "new"}).status_code == 429
+    again = shop.post("/v1/jobs", json=body, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    assert shop.post("/v1/jobs", json={"model": "m", "input": 2}, headers=headers).status_code == 422
+
+
+def test_an_upload_that_was_submitted_is_told_again_too(guarded):
+    shop = guarded["shop"]
+    upload = shop.post("/v1/uploads").json()
+    shop.put(upload["url"], content=b"x")
+    body = {"model": "m", "upload": upload["id"], "content_type": "a/b"}
+    assert shop.post("/v1/jobs", json=body).status_code == 202
+    submit(shop)
+    assert shop.post("/v1/jobs", json=body).status_code == 200
+    other = guarded["bank"].post("/v1/jobs", json={**body, "model": "risk"})
+    assert other.status_code == 400
 
 
 def test_an_upload_is_its_tenants_own(guarded):

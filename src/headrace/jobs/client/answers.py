@@ -24,6 +24,7 @@ _KNOWN: Final[Mapping[str, type[HeadraceError]]] = {
         e.OverloadedError,
         e.QueueClosedError,
         e.QueueFullError,
+        e.RefusedAddressError,
         e.ResultGoneError,
         e.StoppedError,
         e.UnauthenticatedError,
