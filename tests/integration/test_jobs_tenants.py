@@ -150,12 +150,6 @@ def test_a_redirect_is_not_followed(shop, web):
     assert "/secret.csv" not in [path for _, path, _ in web.requests]
 
 
-def test_a_name_that_leads_to_where_nobody_may_go_is_refused_when_it_is_asked(shop):
-    """It passes at first: names are judged by what they lead to, at the connection."""
-    job = shop.submit("model", input_uri="https://localhost/x.csv", attempts_max=1)
-    assert shop.wait(job.id, WAIT_S).state is JobState.FAILED
-
-
 def test_results_are_never_written_to_addresses(shop, web):
     with pytest.raises((ConfigError, ForbiddenError)):
         shop.submit("model", request(1), output_uri=f"{web.url}/in/")

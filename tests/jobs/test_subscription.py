@@ -60,7 +60,6 @@ def test_one_target_has_one_id_whichever_events_are_asked_for():
         ({"webhook": 1}, "webhook must be a text"),
         ({**HOOK, "secret": 1}, "secret must be a text"),
         ({**HOOK, "secret": "x"}, "whsec_"),
-        ({"webhook": "https://h.example/"}, "is signed: give a secret"),
         ({**HOOK, "format": "xml"}, "format must be one of"),
         ({**HOOK, "events": []}, "events must be a list"),
         ({**HOOK, "events": "failed"}, "events must be a list"),
@@ -88,6 +87,15 @@ def test_no_more_than_some_are_told():
 def test_addresses_that_may_not_be_reached_are_refused_when_the_job_is_submitted(url):
     with pytest.raises((RefusedAddressError, ConfigError), match="not"):
         one({**HOOK, "webhook": url}, OutboundPolicy())
+
+
+def test_a_standard_webhook_without_a_secret_is_refused_when_the_job_is_submitted():
+    """It could never be sent. What is in a ledger already is read as it is."""
+    with pytest.raises(ConfigError, match="is signed: give a secret"):
+        one({"webhook": "https://h.example/"}, OutboundPolicy())
+    assert one({"webhook": "https://h.example/"}).target.secrets == ()
+    cloud = {"webhook": "https://h.example/", "format": "cloudevents-structured"}
+    assert one(cloud, OutboundPolicy()).target.format == "cloudevents-structured"
 
 
 JSON = st.recursive(

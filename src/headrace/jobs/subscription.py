@@ -75,6 +75,9 @@ def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Su
         return Subscription(_text(entry, "endpoint"), None, events)
     if policy is not None and kind == "webhook":
         parse_url(_text(entry, "webhook"), policy)
+        # Not of jobs that are in the ledger already: those become dead letters, which somebody sees.
+        if entry.get("format", STANDARD) == STANDARD and not entry.get("secret"):
+            raise ConfigError("a standard webhook is signed: give a secret (whsec_…), or another format")
     target = read(_id_of(entry, kind), entry)
     return Subscription(target.endpoint_id, target, events)
 
@@ -108,8 +111,6 @@ def _webhook(endpoint_id: str, entry: Mapping[str, Any]) -> WebhookTarget:
         if not isinstance(secret, str):
             raise ConfigError("secret must be a text that begins with whsec_")
         key_of(secret)
-    if form == STANDARD and not secret:
-        raise ConfigError("a standard webhook is signed: give a secret (whsec_…), or another format")
     return WebhookTarget(endpoint_id, _text(entry, "webhook"), (secret,) if secret else (), form)
 
 
