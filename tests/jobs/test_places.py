@@ -12,6 +12,7 @@ from headrace.jobs.places import (
     KEY_NAME_BYTES_MAX,
     URI_CHARS_MAX,
     Allowed,
+    Places,
     attempt_prefix,
     attempt_uri,
     below,
@@ -289,3 +290,86 @@ def test_any_other_key_gets_a_hash(key):
 def test_no_key_at_all_is_refused(key):
     with pytest.raises(ConfigError):
         file_name(key)
+
+
+# Places of jobs in our own store
+
+STORES = ["s3://bucket/jobs/", "s3://bucket/jobs", "/data/objects/", "memory://box/"]
+
+
+@pytest.mark.parametrize("store_uri", STORES)
+def test_places_are_below_our_store_and_tell_whose_they_are(store_uri):
+    places = Places(store_uri)
+    for uri in (
+        places.input(JOB),
+        places.attempt(JOB, 3) + "result.out",
+        places.attempt(JOB, 3) + "a/b.out.failed",
+    ):
+        assert uri.startswith(store_uri)
+        assert places.job_id_of(uri) == JOB
+    assert places.lease_of(places.attempt(JOB, 3) + "result.out") == 3
+    assert places.lease_of(places.input(JOB)) is None
+    assert places.attempt(JOB, 3).startswith(places.attempts(JOB))
+    assert places.attempts(JOB).startswith(places.all_attempts)
+    assert places.input(JOB).startswith(places.inputs)
+    assert not places.drafts.startswith((places.inputs, places.all_attempts))
+
+
+@given(
+    job_id=st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_=-]{0,40}", fullmatch=True), lease=st.integers(0, 10**17)
+)
+def test_whose_it_is_and_which_lease_come_back_from_the_name(job_id, lease):
+    places = Places("s3://bucket/jobs/")
+    uri = places.attempt(job_id, lease) + "result.out"
+    assert (places.job_id_of(uri), places.lease_of(uri)) == (job_id, lease)
+    assert places.job_id_of(places.input(job_id)) == job_id
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "inputs/",
+        f"inputs/{JOB}/",
+        f"inputs/{JOB}/deeper",
+        "inputs/.hidden",
+        "inputs/a b",
+        f"input/{JOB}",
+        f"attempts/{JOB}",
+        f"attempts/{JOB}/",
+        f"attempts/{JOB}/1",
+        f"attempts/{JOB}/1/",
+        f"attempts/{JOB}/01/x",
+        f"attempts/{JOB}/-1/x",
+        f"attempts/{JOB}/\u0661/x",
+        f"attempts/{JOB}/{10**30}/x",
+        f"attempts/{JOB}/x/1",
+        f"attempts//1/{JOB}",
+        f"attempts/{JOB}.//x",
+        f"results/{JOB}.out",
+    ],
+)
+def test_what_is_not_named_as_ours_is_nobodys(name):
+    places = Places("s3://bucket/jobs/")
+    assert places.job_id_of(f"s3://bucket/jobs/{name}") is None
+    assert places.lease_of(f"s3://bucket/jobs/{name}") is None
+
+
+def test_another_store_is_not_ours_though_its_name_begins_like_ours():
+    places = Places("s3://bucket/jobs")
+    assert places.job_id_of(f"s3://bucket/jobs2/inputs/{JOB}") is None
+    assert places.job_id_of(f"s3://bucket/inputs/{JOB}") is None
+
+
+def test_ends_go_where_they_were_asked_for():
+    places = Places("s3://ours/")
+    assert places.result("s3://theirs/out", "KEY") == "s3://theirs/out/KEY.out"
+    assert places.error("s3://theirs/out/", "KEY") == "s3://theirs/out/KEY.error"
+
+
+@pytest.mark.parametrize("job_id", ["../x", "", "a/b", ".."])
+def test_no_id_leads_out_of_our_store(job_id):
+    places = Places("s3://ours/")
+    for make in (places.input, places.attempts, lambda given: places.attempt(given, 1)):
+        with pytest.raises(ConfigError):
+            make(job_id)

@@ -55,6 +55,11 @@ _MADE = {
     errors.TruncatedError: errors.TruncatedError("ends", byte=1),
     errors.OverloadedError: errors.OverloadedError("full", retry_after_s=1.2),
     errors.CountMismatchError: errors.CountMismatchError("here", records_in=1, out=0, failed=0),
+    errors.JobNotFoundError: errors.JobNotFoundError("j"),
+    errors.JobStateError: errors.JobStateError("j", "running", "why"),
+    errors.IdempotencyError: errors.IdempotencyError("k", "j"),
+    errors.QueueFullError: errors.QueueFullError("full", retry_after_s=1.2),
+    errors.ResultGoneError: errors.ResultGoneError("j"),
 }
 
 
@@ -88,6 +93,14 @@ EXPECTED = {
     errors.ModelInputError: (400, GrpcCode.INVALID_ARGUMENT),
     errors.DataError: (400, GrpcCode.INVALID_ARGUMENT),
     errors.ConfigError: (400, GrpcCode.INVALID_ARGUMENT),
+    errors.JobNotFoundError: (404, GrpcCode.NOT_FOUND),
+    errors.JobStateError: (409, GrpcCode.FAILED_PRECONDITION),
+    errors.ResultGoneError: (410, GrpcCode.NOT_FOUND),
+    errors.IdempotencyError: (422, GrpcCode.INVALID_ARGUMENT),
+    errors.QueueFullError: (429, GrpcCode.RESOURCE_EXHAUSTED),
+    errors.QueueClosedError: (503, GrpcCode.UNAVAILABLE),
+    errors.JobLedgerUnavailableError: (503, GrpcCode.UNAVAILABLE),
+    errors.UnavailableError: (503, GrpcCode.UNAVAILABLE),
     errors.PredictError: (500, GrpcCode.INTERNAL),
     errors.ModelContractError: (500, GrpcCode.INTERNAL),
 }

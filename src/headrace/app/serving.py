@@ -39,6 +39,7 @@ __all__ = [
     "RestLimits",
     "ServerOptions",
     "TlsFiles",
+    "open_doors",
     "open_repository",
     "open_server",
 ]
@@ -127,6 +128,14 @@ def open_server(
         last["metrics"] = HttpListener(app, used.host, used.metrics_port, used.tls)
     serving = Serving(repository, dataplane, list(doors.values()), last=list(last.values()), drain=used.drain)
     return OpenedServer(serving, dataplane, doors | last, watch)
+
+
+def open_doors(dataplane: Dataplane, options: ServerOptions) -> dict[str, Listener]:
+    """The doors of models alone, for whoever runs them beside something else. ConfigError as `open_server`."""
+    keys = _keys(options.api_keys)
+    guarded = bool(keys) or (options.tls is not None and options.tls.client_ca is not None)
+    check_bind(options.host, guarded=guarded, insecure=options.insecure)
+    return _doors(dataplane, options, Access(keys), None)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def fetch_result(client: Any, job: Job, output: Path | None) -> None:
         raise ConfigError(
             f"the result is {content_type or 'bytes'}, which is not for a terminal: give --output FILE"
         )
-    stdout = click.get_binary_stream("stdout")
+    stdout = sys.stdout.buffer
     last = b"\n"
     for piece in client.stream_result(job.id):
         stdout.write(piece)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -133,7 +133,7 @@ class _Bars:
 
 
 @contextmanager
-def _shown(*, json_lines: bool, quiet: bool) -> Iterator[Any]:
+def _shown(*, json_lines: bool, quiet: bool) -> Generator[Any]:
     if json_lines or quiet or not sys.stderr.isatty():
         yield _JsonLines() if json_lines else _Quiet() if quiet else _Lines()
         return

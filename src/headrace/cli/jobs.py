@@ -9,6 +9,7 @@ import click
 import orjson
 
 from headrace.cli.ending import say_error
+from headrace.cli.groups import ListsByDefault
 from headrace.cli.job_server import ask_jobs, job_server_options
 from headrace.cli.submit import pairs
 from headrace.core.errors import HeadraceError
@@ -39,14 +40,6 @@ _ENDED: Final = tuple(
 )
 
 
-class _ListsByDefault(click.Group):
-    """``headrace jobs`` is ``headrace jobs list``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options_only = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
-        return super().parse_args(ctx, ["list", *args] if options_only else args)
-
-
 def _filters(command: Any) -> Any:
     for option in reversed(
         (
@@ -64,7 +57,7 @@ def _filters(command: Any) -> Any:
     return command
 
 
-@click.group("jobs", cls=_ListsByDefault, epilog=_EPILOG, short_help="Jobs of a running job API.")
+@click.group("jobs", cls=ListsByDefault, epilog=_EPILOG, short_help="Jobs of a running job API.")
 def jobs_command() -> None:
     """Jobs: list, show, watch, cancel, retry, result, requeue, delete."""
 

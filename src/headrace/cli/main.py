@@ -13,6 +13,7 @@ from headrace.cli.serve import serve_command
 from headrace.cli.stream import stream_command
 from headrace.cli.submit import submit_command
 from headrace.cli.transform import transform_command
+from headrace.cli.up import up_command
 from headrace.cli.work import work_command
 
 _EPILOG = """\b
@@ -37,6 +38,7 @@ main.add_command(transform_command)
 main.add_command(serve_command)
 main.add_command(infer_command)
 main.add_command(models_command)
+main.add_command(up_command)
 main.add_command(work_command)
 main.add_command(submit_command)
 main.add_command(jobs_command)

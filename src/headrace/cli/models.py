@@ -6,6 +6,7 @@ import click
 import orjson
 
 from headrace.cli.connecting import open_server, run_asking, server_options
+from headrace.cli.groups import ListsByDefault
 
 _EPILOG = """\b
 Examples:
@@ -22,15 +23,7 @@ _JSON_OPTION = click.option("--json", "json_lines", is_flag=True, help="As JSON.
 _NS_PER_MS = 1e6
 
 
-class _ListsByDefault(click.Group):
-    """``headrace models`` is ``headrace models list``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options_only = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
-        return super().parse_args(ctx, ["list", *args] if options_only else args)
-
-
-@click.group("models", cls=_ListsByDefault, epilog=_EPILOG, short_help="Models of a running server.")
+@click.group("models", cls=ListsByDefault, epilog=_EPILOG, short_help="Models of a running server.")
 def models_command() -> None:
     """What a running server has: list, load, unload, statistics.
 

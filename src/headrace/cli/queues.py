@@ -5,6 +5,7 @@ from typing import Any
 import click
 import orjson
 
+from headrace.cli.groups import ListsByDefault
 from headrace.cli.job_server import ask_jobs, job_server_options
 
 _EPILOG = """\b
@@ -23,7 +24,7 @@ Examples:
 _COLUMNS = ("queue", "queued ", "later ", "running ", "oldest s ", "bound ", "state")
 
 
-@click.group("queues", epilog=_EPILOG, short_help="Queues of a running job API.")
+@click.group("queues", cls=ListsByDefault, epilog=_EPILOG, short_help="Queues of a running job API.")
 def queues_command() -> None:
     """Queues: list, pause, resume, drain, bound, scale. All but list and scale need a key that operates."""
 
@@ -31,7 +32,7 @@ def queues_command() -> None:
 @queues_command.command("list")
 @job_server_options
 def list_command(**given: Any) -> None:
-    """All queues, and how many jobs are in them: due now, due later, running."""
+    """All queues, and how many jobs are in them: what `headrace queues` alone does."""
 
     def ask(client: Any) -> None:
         _say(client.queues(), given)

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from headrace.core.errors import HeadraceError
 from headrace.jobs.job import Job, Progress
 
 T = TypeVar("T")
@@ -28,8 +27,8 @@ class StopReason(StrEnum):
     """The worker is leaving: the job goes back, and goes on elsewhere."""
 
 
-class AttemptStoppedError(HeadraceError):
-    """The attempt was told to stop, and has. Never leaves the worker."""
+class AttemptStoppedError(Exception):
+    """The attempt was told to stop, and has. Never leaves the worker, so it is none of the tree of errors."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(f"the attempt was stopped: {reason.value}")
@@ -58,8 +57,12 @@ class Attempt:
 
     @property
     def progress(self) -> Progress | None:
-        """How far it is; goes to the ledger with the next beat, and with its settlement."""
-        return self._look()
+        """How far it is; goes to the ledger with the next beat, and with its settlement. None where looking failed."""
+        try:
+            return self._look()
+        except Exception:  # noqa: BLE001 - one that cannot tell must not cost the others their sign of life
+            _log.exception("an attempt could not tell how far it is", extra={"job": self.job.id})
+            return None
 
     @property
     def stopped(self) -> StopReason | None:

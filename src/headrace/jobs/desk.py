@@ -19,11 +19,11 @@ from headrace.jobs.documents import oldest_seconds
 from headrace.jobs.following import FOLLOWERS_MAX, Follower, Waiting, Wanted
 from headrace.jobs.intake import Submission
 from headrace.jobs.intake_fields import IntakeLimits
-from headrace.jobs.job import HistoryEntry, Job, NewJob, new_job_id
+from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, NewJob, new_job_id
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings, Submitted
 from headrace.jobs.payloads import BoundedWriter, Payloads, ResultStream, Upload
 from headrace.jobs.state import JobState
-from headrace.jobs.submitter import WAITING_MAX, Submitter
+from headrace.jobs.submitter import WAITING_MAX, Announce, Submitter
 from headrace.storage import Stores
 
 _log = logging.getLogger("headrace.jobs")
@@ -103,6 +103,7 @@ class JobDesk:
         settings: DeskSettings,
         *,
         check_notify: CheckNotify | None = None,
+        announce: Announce | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.settings = settings
@@ -113,8 +114,9 @@ class JobDesk:
         self._payloads = Payloads(
             stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
         )
-        self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max)
+        self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max, announce=announce)
         self._follower = Follower(ledger, followers_max=settings.followers_max)
+        self._life = threading.Lock()
         self._lock = threading.Lock()
         self._arriving: Counter[str] = Counter()
         """Submissions of each tenant that are on their way to the ledger: they count against its quota."""
@@ -124,24 +126,27 @@ class JobDesk:
 
     def start(self) -> None:
         """See `Service`."""
-        with self._lock:
-            if self._cleaner is None:
+        with self._life:
+            with self._lock:
+                if self._cleaner is not None:
+                    return
                 self._cleaner = ThreadPoolExecutor(1, "headrace-cleanup")
-        self._submitter.start()
-        self._follower.start()
+            self._submitter.start()
+            self._follower.start()
 
     def stop(self, *, drain: bool = True) -> None:
         """See `Service`: with `drain` what was taken is in the ledger then. Whoever waits gets StoppedError."""
-        self._follower.stop()
-        self._submitter.stop(drain=drain)
-        with self._lock:
-            cleaner, self._cleaner = self._cleaner, None
-        if cleaner is not None:
-            cleaner.shutdown(wait=True, cancel_futures=not drain)
+        with self._life:
+            self._follower.stop()
+            self._submitter.stop(drain=drain)
+            with self._lock:
+                cleaner, self._cleaner = self._cleaner, None
+            if cleaner is not None:
+                cleaner.shutdown(wait=True, cancel_futures=not drain)
 
     def check_ready(self) -> None:
         """JobLedgerUnavailableError unless the ledger answers."""
-        self._ledger.now_ms()
+        self._ledger.queue(QUEUE_DEFAULT)
 
     # Submitting
 
@@ -188,6 +193,10 @@ class JobDesk:
             raise DataError("notify: this server notifies nobody; leave it out, and ask for the job")
         for whom in job.notify:
             self._check_notify(whom)
+
+    def submit_ours(self, job: NewJob) -> "Future[Submitted]":
+        """Have a job queued that whoever runs the server has asked for, such as one that a trigger makes."""
+        return self._submitter.submit(job)
 
     def _admit(self, caller: JobKey) -> None:
         with self._lock:

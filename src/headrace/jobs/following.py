@@ -49,17 +49,20 @@ class Follower:
         self._clock = clock or SystemClock()
         self._waiting: set[Waiting] = set()
         self._changed = threading.Condition()
+        self._life = threading.Lock()
         self._closing = threading.Event()
         self._wakeup: Wakeup | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """See `Service`. The ledger must have been started."""
-        with self._changed:
+        with self._life:
             if self._thread is not None:
                 return
             self._closing.clear()
-            self._wakeup = wakeup = self._ledger.watch()
+            wakeup = self._ledger.watch()
+            with self._changed:
+                self._wakeup = wakeup
             self._thread = threading.Thread(
                 target=self._run, args=(wakeup,), name="headrace-follow", daemon=True
             )
@@ -67,20 +70,20 @@ class Follower:
 
     def stop(self, *, drain: bool = True) -> None:  # noqa: ARG002 - there is nothing to finish: who waits is told
         """See `Service`. Whoever waits gets StoppedError."""
-        with self._changed:
-            self._closing.set()
-            thread, wakeup = self._thread, self._wakeup
-            left, self._waiting = self._waiting, set()
-            self._changed.notify_all()
-        for waiting in left:
-            _fail(waiting, StoppedError("nobody can wait here any more: this server is going down"))
-        if thread is None or wakeup is None:
-            return
-        wakeup.wake()
-        thread.join()
-        wakeup.close()
-        with self._changed:
-            self._thread = self._wakeup = None
+        with self._life:
+            with self._changed:
+                self._closing.set()
+                wakeup, self._wakeup = self._wakeup, None
+                left, self._waiting = self._waiting, set()
+                self._changed.notify_all()
+            for waiting in left:
+                _fail(waiting, StoppedError("nobody can wait here any more: this server is going down"))
+            if self._thread is None or wakeup is None:
+                return
+            wakeup.wake()
+            self._thread.join()
+            self._thread = None
+            wakeup.close()
 
     def follow(self, job_id: str, wanted: Wanted) -> Waiting:
         """Wait for a job to be as wanted; it may be so already. `leave` must follow where the future is given up.
@@ -89,7 +92,7 @@ class Follower:
         """
         waiting = Waiting(job_id, wanted, Future())
         with self._changed:
-            if self._thread is None or self._closing.is_set() or self._wakeup is None:
+            if self._wakeup is None:
                 raise StoppedError("nobody can wait here: this server is not running, or going down")
             if len(self._waiting) >= self._followers_max:
                 raise OverloadedError(
@@ -127,13 +130,17 @@ class Follower:
     def _tell(self, all_waiting: Sequence[Waiting], jobs: dict[str, Job]) -> None:
         for waiting in all_waiting:
             job = jobs.get(waiting.job_id)
-            if job is not None and not waiting.wanted(job):
-                continue
+            try:
+                if job is not None and not waiting.wanted(job):
+                    continue
+                error: Exception | None = None if job is not None else JobNotFoundError(waiting.job_id)
+            except Exception as raised:  # noqa: BLE001 - what one asks must not cost the others
+                error = raised
             with self._changed:
                 self._waiting.discard(waiting)
-            if job is None:
-                _fail(waiting, JobNotFoundError(waiting.job_id))
-            elif waiting.job.set_running_or_notify_cancel():
+            if error is not None:
+                _fail(waiting, error)
+            elif job is not None and waiting.job.set_running_or_notify_cancel():
                 waiting.job.set_result(job)
 
     def _run(self, wakeup: Wakeup) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.core.errors import StoppedError
-from headrace.engine.repository import ModelRepository
+from headrace.core.service import Service
 from headrace.server.dataplane import Dataplane
 from headrace.server.listen import Listener
 
@@ -32,12 +32,12 @@ class Serving:
     """Runs listeners over the models of one repository; use it once.
 
     `listeners` are opened in order, before the models are loaded, so that liveness can be asked while they load; `last`
-    are closed after everything else has ended: metrics.
+    are closed after everything else has ended: metrics. `repository` is what answers: models, perhaps with what works by them.
     """
 
     def __init__(
         self,
-        repository: ModelRepository,
+        repository: Service,
         dataplane: Dataplane,
         listeners: Sequence[Listener],
         *,

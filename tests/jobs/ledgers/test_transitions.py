@@ -13,6 +13,7 @@ from headrace.jobs.job import (
     NewJob,
     Released,
     ResultRef,
+    Settlement,
 )
 from headrace.jobs.ledgers.transitions import after_ms, change, lost, lost_delay_ms, requeued, settled
 from headrace.jobs.state import JobEvent, JobState, after
@@ -44,7 +45,7 @@ outcomes = st.sampled_from(
 
 @given(running, outcomes)
 def test_whatever_an_attempt_comes_to_is_a_step_of_the_table(job, outcome):
-    made = settled(job, outcome)
+    made = settled(job, Settlement(job.id, job.lease, outcome))
     assert made.then.state is after(job.state, made.event)
     assert made.then.lease == job.lease
     assert (made.due_in_ms is not None) == (made.then.state is JobState.PENDING)
@@ -60,7 +61,8 @@ def test_a_lost_lease_counts_a_crash_and_ends_at_last(job):
     if job.cancel_requested:
         assert made.then.state is JobState.CANCELLED
     elif job.attempt >= job.spec.attempts_max:
-        assert (made.then.state, made.then.failure.cause) == (JobState.FAILED, Cause.WORKER_LOST)
+        cause = Cause.POISON if job.alone else Cause.WORKER_LOST
+        assert (made.then.state, made.then.failure.cause) == (JobState.FAILED, cause)
     else:
         assert (made.then.state, made.due_in_ms) == (JobState.PENDING, lost_delay_ms(job))
 

@@ -17,6 +17,7 @@ from headrace.core.errors import (
     EndpointUnavailableError,
     HeadraceError,
     JobNotFoundError,
+    QueueClosedError,
 )
 from headrace.core.retry import RetryPolicy, retry_after_s
 from headrace.jobs.client.answers import Answer, error_of, read_document
@@ -265,7 +266,8 @@ class Talks:
                     return answer
                 error = error_of(answer)
                 again = answer.status in (_PASSING if call.repeatable else _NOT_BEGUN)
-                # A refusal, such as of a queue that is closed, is no passing trouble where nothing was promised.
+                # Of the 503s this one lasts until somebody ends it by hand.
+                again = again and not isinstance(error, QueueClosedError)
                 after_s = retry_after_s(answer.headers.get("retry-after"), 0.0)
             if not again:
                 raise error

@@ -128,10 +128,18 @@ def lost(job: Job) -> Change:
     )
     note = Note(HistoryEvent.LEASE_LOST, failure.cause.value)
     if job.attempt >= job.spec.attempts_max:
+        if job.alone:
+            failure = poison(crashes)
         return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
     return change(
         job, JobEvent.LOSE, due_in_ms=lost_delay_ms(job), note=note, failure=failure, crashes=crashes
     )
+
+
+def poison(crashes: int) -> JobFailure:
+    """Why a job failed that was worked on by itself in the end, and cost its worker all the same."""
+    why = f"it cost {crashes} workers, the last one while nothing else was worked on there"
+    return JobFailure(Cause.POISON, why)
 
 
 def requeued(job: Job, by: str) -> Change:

@@ -1,0 +1,21 @@
+"""Jobs on a terminal, in a few words."""
+
+import pytest
+
+from headrace.cli.job_shown import progress_text
+from headrace.jobs.job import Progress
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (None, ""),
+        (Progress(), "0"),
+        (Progress(1234, None, "records"), "1,234 records"),
+        (Progress(1, 3, "objects"), "33% of 3 objects"),
+        (Progress(0, 0, "rows"), "100% of 0 rows"),
+        (Progress(5, 5), "100% of 5"),
+    ],
+)
+def test_progress_is_told_as_well_as_it_is_known(progress, text):
+    assert progress_text(progress) == text

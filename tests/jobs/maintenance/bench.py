@@ -1,0 +1,51 @@
+"""A ledger, a store of ours, and what stands in it, on a disk or in memory."""
+
+import os
+
+from headrace.jobs.cause import Cause
+from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
+from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.places import Places
+from headrace.testing import ManualWallClock, MemoryJobLedger
+
+DAY_S = 86_400.0
+
+
+class Bench:
+    """Its ledger's clock begins at the store's time."""
+
+    def __init__(self, stores, base: str, now_ms: int) -> None:
+        self.stores, self.base = stores, base
+        self.places = Places(f"{base}store/")
+        self.wall = ManualWallClock(now_ms)
+        self.ledger = MemoryJobLedger(self.wall)
+        self.ledger.start()
+
+    def put(self, uri: str, data: bytes = b"x") -> str:
+        self.stores.for_uri(uri).put(uri, data)
+        return uri
+
+    def submit(self, **spec):
+        return self.ledger.submit([NewJob(model="m", **spec)])[0].job
+
+    def end(self, job, *, fail=False):
+        """Run it to its end, its result in our store."""
+        (running,) = self.ledger.turn([], ClaimRequest("w", (job.spec.queue,), 1, 60_000)).claimed
+        assert running.id == job.id
+        uri = self.put(self.places.attempt(job.id, running.lease) + "result.out")
+        failed = Failed(JobFailure(Cause.INPUT, "no"))
+        outcome = failed if fail else Completed(ResultRef(uri, 1))
+        self.ledger.turn([Settlement(job.id, running.lease, outcome)])
+        return self.ledger.get(job.id)
+
+    def later(self, seconds: float) -> None:
+        self.wall.advance(round(seconds * 1000))
+
+    @property
+    def stands(self) -> set[str]:
+        """What is in our store, and around it."""
+        return {i.uri.removeprefix(self.base) for i in self.stores.for_uri(self.base).list(self.base)}
+
+    def folders(self) -> set[str]:
+        """Of a disk: the folders in our store's attempts."""
+        return {os.path.relpath(path, self.base) for path, _, _ in os.walk(self.places.all_attempts)}

@@ -1,0 +1,66 @@
+"""Jobs that wait longer than they should are announced again."""
+
+import pytest
+
+from headrace.jobs.job import NewJob
+from headrace.jobs.ledger import QueueSettings
+from headrace.jobs.maintenance.reconciler import Reconciler
+from headrace.testing import ManualWallClock, MemoryJobLedger
+
+
+@pytest.fixture
+def wall():
+    return ManualWallClock()
+
+
+@pytest.fixture
+def ledger(wall):
+    made = MemoryJobLedger(wall)
+    made.start()
+    return made
+
+
+def submit(ledger, count=1, **spec):
+    return {s.job.id for s in ledger.submit([NewJob(**spec)] * count)}
+
+
+def reconciled(ledger, **given):
+    told: dict[str, list[str]] = {}
+    count = Reconciler(ledger, told.__setitem__, **given).tick()
+    assert count == sum(map(len, told.values()))
+    return {queue: set(ids) for queue, ids in told.items()}
+
+
+def test_what_is_due_for_too_long_is_announced_and_nothing_else(ledger, wall):
+    old = submit(ledger, 2)
+    submit(ledger, delay_ms=3_600_000)
+    soon = submit(ledger, delay_ms=10_000)
+    wall.advance(29_999)
+    assert reconciled(ledger) == {}
+    wall.advance(1)
+    submit(ledger)
+    assert reconciled(ledger) == {"default": old}
+    wall.advance(10_000)
+    assert reconciled(ledger)["default"] >= old | soon
+
+
+def test_many_newer_ones_that_are_not_due_do_not_hide_those_that_are(ledger, wall):
+    """Regression: the newest five hundred were announced, due or not."""
+    old = submit(ledger, 3)
+    submit(ledger, 1_200, delay_ms=3_600_000)
+    wall.advance(30_000)
+    assert reconciled(ledger) == {"default": old}
+
+
+def test_a_round_has_a_bound(ledger, wall):
+    submit(ledger, 30)
+    wall.advance(30_000)
+    assert len(reconciled(ledger, round_jobs=7)["default"]) == 7
+
+
+def test_queues_that_are_paused_wait(ledger, wall):
+    submit(ledger)
+    other = submit(ledger, queue="other")
+    ledger.set_queue(QueueSettings("default", paused=True))
+    wall.advance(30_000)
+    assert reconciled(ledger) == {"other": other}

@@ -1,0 +1,95 @@
+"""Jobs as JSON: what is written is read again, and a mark changes with whatever followers are told."""
+
+from dataclasses import fields, replace
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.jobs.cause import Cause
+from headrace.jobs.documents import (
+    history_document,
+    job_document,
+    mark_of,
+    queue_document,
+    read_history,
+    read_job,
+    same_state,
+)
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, NewJob, Progress, ResultRef
+from headrace.jobs.ledger import QueueCounts, QueueSettings
+from headrace.jobs.state import JobState
+
+UNTOLD = {"delay_ms", "idempotency_key", "body_digest", "trace", "notify", "owned_input"}
+times = st.none() | st.integers(0, 2**42)
+jobs = st.builds(
+    Job,
+    id=st.uuids().map(str),
+    state=st.sampled_from(JobState),
+    spec=st.builds(
+        NewJob, model=st.text(max_size=5), tags=st.dictionaries(st.text(max_size=3), st.text(max_size=3))
+    ),
+    attempt=st.integers(0, 5),
+    lease=st.integers(0, 5),
+    started_at_ms=times,
+    ended_at_ms=times,
+    cancel_requested=st.booleans(),
+    progress=st.none() | st.builds(Progress, done=st.integers(0, 9), total=st.none() | st.integers(0, 9)),
+    result=st.none()
+    | st.builds(ResultRef, uri=st.text(max_size=5), size_bytes=st.none() | st.integers(0, 9)),
+    failure=st.none() | st.builds(JobFailure, cause=st.sampled_from(Cause), message=st.text(max_size=5)),
+)
+
+
+@given(jobs)
+def test_what_is_written_is_read_again(job):
+    read = read_job(orjson.loads(orjson.dumps(job_document(job))))
+    assert replace(read, spec=job.spec, lease_until_ms=None, cursor=None) == job
+    for field in fields(NewJob):
+        if field.name not in UNTOLD | {"id"}:
+            assert getattr(read.spec, field.name) == getattr(job.spec, field.name)
+
+
+def test_secrets_of_whom_it_notifies_are_not_told():
+    job = Job("j", JobState.PENDING, NewJob(notify=({"secret": "whsec_x"},), idempotency_key="mine"))
+    assert "whsec_x" not in str(job_document(job))
+    assert "mine" not in str(job_document(job))
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"id": 1}, {**job_document(Job("j", JobState.PENDING, NewJob())), "state": "x"}]
+)
+def test_what_is_no_job_is_an_error(document):
+    with pytest.raises((KeyError, ValueError)):
+        read_job(document)
+
+
+def test_a_mark_tells_news_from_none():
+    job = Job("j", JobState.RUNNING, NewJob(), attempt=1, lease=1)
+    assert mark_of(job) == mark_of(replace(job, worker="other", lease_until_ms=5))
+    progress = replace(job, progress=Progress(1))
+    assert mark_of(progress) != mark_of(job)
+    assert same_state(mark_of(progress), mark_of(job))
+    for news in (
+        replace(job, lease=2),
+        replace(job, cancel_requested=True),
+        replace(job, state=JobState.FAILED),
+        replace(job, due_at_ms=5),
+        replace(job, failure=JobFailure(Cause.MODEL, "x")),
+    ):
+        assert not same_state(mark_of(news), mark_of(job))
+
+
+def test_a_mark_may_stand_in_a_header():
+    assert all(33 <= ord(c) < 127 for c in mark_of(Job("j", JobState.PENDING, NewJob(model="ä\n"))))
+
+
+def test_history_and_queues():
+    entry = HistoryEntry(5, HistoryEvent.LEASE_LOST, 1, 2, "w", "crash", "m", "by")
+    assert read_history(history_document(entry)) == entry
+    told = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500))
+    assert told == {
+        "queue": "q", "paused": False, "draining": False, "pending_max": 3, "queued": 2, "later": 1, "running": 4,
+        "oldest_seconds": 1.5,
+    }  # fmt: skip

@@ -1,0 +1,86 @@
+"""A model as one attempt sees it: all that it asked can be given up at once."""
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import CancelledRequestError
+from headrace.core.tensor import InferRequest, Tensor
+from headrace.jobs.kind import AttemptPredictor
+from jobs.support import one_model
+
+REQUEST = InferRequest((Tensor("x", np.ones((2, 2))),))
+
+
+class Asked:
+    """Implements what is needed of `JobPredictor`; its answers are the test's."""
+
+    metadata = "the model's own"
+
+    def __init__(self):
+        self.futures: list[Future] = []
+        self.alone: list[bool] = []
+        self.abandoned: list[Future] = []
+        self.during = lambda: None
+
+    def submit(self, _request, *, alone=False):
+        future: Future = Future()
+        self.futures.append(future)
+        self.alone.append(alone)
+        self.during()
+        return future
+
+    def abandon(self, future):
+        self.abandoned.append(future)
+        future.set_exception(CancelledRequestError("gone"))
+
+    def statistics(self):
+        return "all of it"
+
+
+def test_requests_are_batches_of_their_own_and_answers_the_models():
+    with one_model() as models:
+        predictor = AttemptPredictor(models.predictor("m"))
+        response = predictor.submit(REQUEST).result(20)
+        assert response.outputs[0].data.tolist() == [4.0, 4.0]
+        assert predictor.metadata == models.engine.metadata
+        predictor.start()
+        predictor.stop()
+        assert predictor.submit(REQUEST).result(20), "the model goes on for others"
+
+
+def test_giving_up_abandons_what_is_under_way_and_refuses_the_rest():
+    asked = Asked()
+    predictor = AttemptPredictor(asked)
+    first, second = predictor.submit(REQUEST), predictor.submit(REQUEST)
+    assert asked.alone == [True, True]
+    first.set_result("answer")
+    predictor.give_up()
+    assert asked.abandoned == [second]
+    with pytest.raises(CancelledRequestError):
+        predictor.submit(REQUEST)
+    assert len(asked.futures) == 2
+
+
+def test_what_is_asked_at_the_moment_of_giving_up_is_abandoned_too():
+    asked = Asked()
+    predictor = AttemptPredictor(asked)
+    asked.during = predictor.give_up
+    future = predictor.submit(REQUEST)
+    assert asked.abandoned == [future]
+    assert isinstance(future.exception(), CancelledRequestError)
+
+
+def test_it_remembers_no_answered_requests():
+    asked = Asked()
+    predictor = AttemptPredictor(asked)
+    threads = [threading.Thread(target=lambda: predictor.submit(REQUEST).set_result(1)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    predictor.give_up()
+    assert asked.abandoned == []
+    assert predictor.statistics() == "all of it"

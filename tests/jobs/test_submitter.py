@@ -1,0 +1,179 @@
+"""Submissions together: one commit for many, at once for one, and no job lost or doubled on the way."""
+
+import threading
+
+import pytest
+
+from headrace.core.errors import IdempotencyError, JobLedgerUnavailableError, OverloadedError, StoppedError
+from headrace.jobs.job import NewJob
+from headrace.jobs.ledger import JobFilter
+from headrace.jobs.submitter import Submitter
+from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
+
+WAIT_S = 20.0
+
+
+class Gated(MemoryJobLedger):
+    """A ledger whose commits wait for a gate, and that tells how many jobs each had."""
+
+    def __init__(self):
+        super().__init__(ManualWallClock())
+        self.gate = threading.Event()
+        self.gate.set()
+        self.began = threading.Semaphore(0)
+        self.commits = []
+        self.poison = None
+
+    def submit(self, jobs):
+        self.commits.append(len(jobs))
+        self.began.release()
+        assert self.gate.wait(WAIT_S)
+        if any(job.model == self.poison for job in jobs):
+            raise ValueError("no database takes this")
+        return super().submit(jobs)
+
+
+@pytest.fixture
+def ledger():
+    made = Gated()
+    made.start()
+    yield made
+    made.gate.set()
+    made.stop()
+
+
+@pytest.fixture
+def submitter(ledger):
+    made = Submitter(ledger, together_max=100, waiting_max=1000)
+    made.start()
+    yield made
+    ledger.gate.set()
+    made.stop()
+
+
+def test_it_lives_as_every_service_does(ledger):
+    check_service(lambda: Submitter(ledger))
+
+
+def test_a_lone_one_goes_at_once(ledger, submitter):
+    made = submitter.submit(NewJob(model="m")).result(WAIT_S)
+    assert made.created
+    assert ledger.get(made.job.id) == made.job
+    assert ledger.commits == [1]
+
+
+def test_what_comes_meanwhile_goes_together(ledger, submitter):
+    ledger.gate.clear()
+    first = submitter.submit(NewJob(model="first"))
+    assert ledger.began.acquire(timeout=WAIT_S)
+    rest = [submitter.submit(NewJob(model=f"m{n}")) for n in range(250)]
+    assert submitter.statistics().waiting == 250
+    ledger.gate.set()
+    assert first.result(WAIT_S).created
+    assert [answer.result(WAIT_S).job.spec.model for answer in rest] == [f"m{n}" for n in range(250)]
+    assert ledger.commits == [1, 100, 100, 50]
+    assert (submitter.statistics().commits, submitter.statistics().jobs) == (4, 251)
+
+
+def test_ten_thousand_of_one_key_are_one_job(ledger):
+    submitter = Submitter(ledger, waiting_max=20_000)
+    submitter.start()
+    job = NewJob(model="m", idempotency_key="k", body_digest="d")
+    answers = []
+    lock = threading.Lock()
+    begin = threading.Barrier(8)
+
+    def submit():
+        begin.wait(WAIT_S)
+        own = [submitter.submit(job) for _ in range(1250)]
+        with lock:
+            answers.extend(own)
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    found = [answer.result(WAIT_S) for answer in answers]
+    submitter.stop()
+    assert len(found) == 10_000
+    assert len({made.job.id for made in found}) == 1
+    assert sum(made.created for made in found) == 1
+    assert len(ledger.find(JobFilter()).jobs) == 1
+
+
+def test_each_gets_its_own_answer(submitter):
+    job = NewJob(model="m", idempotency_key="k", body_digest="d")
+    other = NewJob(model="m", idempotency_key="k", body_digest="e")
+    made = submitter.submit(job).result(WAIT_S)
+    with pytest.raises(IdempotencyError):
+        submitter.submit(other).result(WAIT_S)
+    assert not submitter.submit(job).result(WAIT_S).created
+    assert submitter.submit(job).result(WAIT_S).job.id == made.job.id
+
+
+def test_one_that_the_database_does_not_take_costs_no_other(ledger, submitter, caplog):
+    ledger.gate.clear()
+    ledger.poison = "bad"
+    submitter.submit(NewJob(model="first"))
+    assert ledger.began.acquire(timeout=WAIT_S)
+    answers = [submitter.submit(NewJob(model=name)) for name in ("a", "bad", "b")]
+    ledger.gate.set()
+    assert answers[0].result(WAIT_S).created
+    assert answers[2].result(WAIT_S).created
+    with pytest.raises(ValueError, match="no database takes this"):
+        answers[1].result(WAIT_S)
+    assert "one by one" in caplog.text
+
+
+def test_a_ledger_that_is_away_is_told_to_all(ledger, submitter):
+    ledger.away = True
+    with pytest.raises(JobLedgerUnavailableError):
+        submitter.submit(NewJob(model="m")).result(WAIT_S)
+    ledger.away = False
+    assert submitter.submit(NewJob(model="m")).result(WAIT_S).created
+
+
+def test_too_many_are_refused(ledger):
+    submitter = Submitter(ledger, waiting_max=3)
+    submitter.start()
+    ledger.gate.clear()
+    submitter.submit(NewJob(model="m"))
+    assert ledger.began.acquire(timeout=WAIT_S)
+    waiting = [submitter.submit(NewJob(model="m")) for _ in range(3)]
+    with pytest.raises(OverloadedError) as refused:
+        submitter.submit(NewJob(model="m"))
+    assert refused.value.retry_after_s > 0
+    ledger.gate.set()
+    submitter.stop()
+    assert all(answer.result(0).created for answer in waiting)
+
+
+def test_stopping_finishes_or_drops_what_waits(ledger):
+    submitter = Submitter(ledger)
+    with pytest.raises(StoppedError):
+        submitter.submit(NewJob(model="m"))
+    submitter.start()
+    ledger.gate.clear()
+    begun = submitter.submit(NewJob(model="m"))
+    assert ledger.began.acquire(timeout=WAIT_S)
+    waiting = submitter.submit(NewJob(model="m"))
+    stopping = threading.Thread(target=submitter.stop, kwargs={"drain": False})
+    stopping.start()
+    with pytest.raises(StoppedError):
+        waiting.result(WAIT_S)
+    ledger.gate.set()
+    stopping.join(WAIT_S)
+    assert begun.result(0).created
+
+
+def test_one_that_nobody_waits_for_is_submitted_all_the_same(ledger, submitter):
+    """A caller that goes away must not take a commit's other answers with it."""
+    ledger.gate.clear()
+    submitter.submit(NewJob(model="first"))
+    assert ledger.began.acquire(timeout=WAIT_S)
+    given_up = submitter.submit(NewJob(model="gone"))
+    other = submitter.submit(NewJob(model="other"))
+    assert given_up.cancel()
+    ledger.gate.set()
+    assert other.result(WAIT_S).created

@@ -1,0 +1,364 @@
+"""Routes of jobs, asked over a socket: submit once, look, wait, list, cancel, retry, delete; and who may not."""
+
+import gzip
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from headrace.jobs.access import Scope
+from headrace.jobs.cause import Cause
+from headrace.jobs.intake_fields import IntakeLimits
+from headrace.jobs.job import JobFailure, Progress
+from headrace.jobs.ledger import JobFilter
+from headrace.jobs.places import Allowed
+from jobs.desk_support import STORE, WAIT_S, key_of, served_jobs
+
+UNKNOWN = "01a2007b-0000-7000-8000-000000000000"
+
+
+def submit(http, **given):
+    document = {"model": "m", "input": [1, 2], **given}
+    answer = http.post("/v1/jobs", json=document)
+    assert answer.status_code == 202, answer.text
+    return answer.json()
+
+
+# Submitting
+
+
+def test_a_submission_is_accepted_and_told_where_to_look(served, http):
+    answer = http.post("/v1/jobs", json={"model": "m", "input": {"x": [1]}, "tags": {"a": "b"}})
+    job = answer.json()
+    assert answer.status_code == 202
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert (job["state"], job["model"], job["tags"]) == ("pending", "m", {"a": "b"})
+    assert job["input_uri"] == f"{STORE}/inputs/{job['id']}"
+    assert served.stores.for_uri(job["input_uri"]).get(job["input_uri"]) == b'{"x":[1]}'
+    assert http.get(answer.headers["location"]).json() == job
+
+
+def test_a_payload_by_itself_is_kept_as_it_came(served, http):
+    answer = http.post(
+        "/v1/jobs",
+        params={"model": "m", "priority": 1, "tag": "a=b"},
+        content=b"\xff\x00",
+        headers={"content-type": "x/y"},
+    )
+    job = answer.json()
+    assert (answer.status_code, job["content_type"], job["priority"]) == (202, "x/y", 1)
+    assert served.stores.for_uri(job["input_uri"]).get(job["input_uri"]) == b"\xff\x00"
+
+
+def test_the_same_key_and_submission_are_the_same_job(served, http):
+    document = {"model": "m", "input": [1, 2]}
+    first = http.post("/v1/jobs", json=document, headers={"idempotency-key": "k"})
+    again = http.post("/v1/jobs", json={**document, "priority": 5}, headers={"idempotency-key": "k"})
+    other = http.post("/v1/jobs", json={**document, "priority": 4}, headers={"idempotency-key": "k"})
+    assert [first.status_code, again.status_code, other.status_code] == [202, 200, 422]
+    assert again.json()["id"] == first.json()["id"]
+    assert other.json()["type"] == "IdempotencyError"
+    assert other.json()["job_id"] == first.json()["id"]
+    assert len(served.ledger.find(JobFilter()).jobs) == 1
+
+
+def test_what_a_repetition_stored_is_removed(served, http):
+    for _ in range(3):
+        http.post("/v1/jobs", json={"model": "m", "input": 1}, headers={"idempotency-key": "k"})
+    served.desk.stop()
+    (kept,) = served.stores.for_uri(STORE).list(f"{STORE}/inputs/")
+    (job,) = served.ledger.find(JobFilter()).jobs
+    assert kept.uri == job.spec.input_uri
+
+
+def test_a_thousand_at_once_of_one_key_are_one_job(served):
+    begin = threading.Barrier(16)
+
+    def ask(_):
+        with served.client() as http:
+            begin.wait(WAIT_S)
+            headers = {"idempotency-key": "k"}
+            return [
+                http.post("/v1/jobs", json={"model": "m", "input": 1}, headers=headers) for _ in range(64)
+            ]
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [answer for own in pool.map(ask, range(16)) for answer in own]
+    assert len(answers) == 1024
+    assert sorted({answer.status_code for answer in answers}) == [200, 202]
+    assert sum(answer.status_code == 202 for answer in answers) == 1
+    assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "kind", "why"),
+    [
+        ({"json": {"model": "m", "input": 1, "priority": 2**31}}, 400, "DataError", "priority: must be"),
+        ({"json": {"model": "m", "input": 1, "delay_s": 251e9}}, 400, "DataError", "delay_s: must be"),
+        ({"content": b"{"}, 400, "DataError", "the body is not JSON"),
+        ({"content": b"x", "headers": {"content-type": "text/csv"}}, 400, "DataError", "content type 'text/csv'"),
+        ({"json": {"model": "m", "input": 1}, "params": {"priority": 1}}, 400, "DataError", "priority: a query is"),
+        ({"json": {"model": "m", "input_uri": "s3://elsewhere/k"}}, 403, "ForbiddenError", "the input"),
+        ({"json": {"model": "m", "input_uri": "file:///etc/passwd"}}, 400, "ConfigError", ""),
+        ({"json": {"model": "m", "input_uri": "http://169.254.169.254/"}}, 400, "ConfigError", ""),
+        ({"json": {"model": "m", "input_uri": "s3://in/../out/k"}}, 400, "ConfigError", ""),
+        ({"json": {"model": "m", "input": 1, "output_uri": "s3://elsewhere"}}, 403, "ForbiddenError", "the output"),
+        ({"json": {"model": "m", "input": 1, "notify": [{"kind": "x"}]}}, 400, "DataError", "notify: this server"),
+        ({"json": {"model": "m", "upload": UNKNOWN, "content_type": "a/b"}}, 400, "DataError", "upload:"),
+        ({"params": {"model": "m"}, "content": b"x" * (9 << 20)}, 413, "LimitError", ""),
+        ({"json": {"model": "m", "input": "x" * (2 << 20)}}, 413, "LimitError", "a payload of"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_leaves_nothing(served, http, asked, status, kind, why):  # noqa: PLR0917
+    answer = http.post("/v1/jobs", **asked)
+    assert (answer.status_code, answer.json()["type"]) == (status, kind), answer.text
+    assert answer.json()["error"].startswith(why)
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+    assert served.ledger.find(JobFilter()).jobs == ()
+    assert list(served.stores.for_uri(STORE).list(STORE)) == []
+
+
+def test_a_compressed_body_is_bounded_by_what_is_in_it(http):
+    bomb = gzip.compress(b" " * (64 << 20))
+    answer = http.post("/v1/jobs", content=bomb, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, answer.json()["type"]) == (413, "LimitError")
+
+
+def test_a_full_queue_is_429_with_retry_after(http):
+    http.patch("/v1/queues/default", json={"pending_max": 1})
+    submit(http)
+    answer = http.post("/v1/jobs", json={"model": "m", "input": 1})
+    assert (answer.status_code, answer.json()["type"]) == (429, "QueueFullError")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_queue_that_is_drained_is_503_with_retry_after(http):
+    http.post("/v1/queues/default/drain")
+    answer = http.post("/v1/jobs", json={"model": "m", "input": 1})
+    assert (answer.status_code, answer.json()["type"]) == (503, "QueueClosedError")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_ledger_that_is_away_is_503_with_retry_after(served, http):
+    job = submit(http)
+    served.ledger.stop()
+    for answer in (
+        http.post("/v1/jobs", json={"model": "m", "input": 1}),
+        http.get(f"/v1/jobs/{job['id']}"),
+        http.get("/v1/jobs"),
+        http.get("/v1/queues/default/scale"),
+        http.get("/v1/health/ready"),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (503, "JobLedgerUnavailableError")
+        assert int(answer.headers["retry-after"]) >= 1
+    assert http.get("/v1/health/live").status_code == 200
+
+
+# Looking
+
+
+@pytest.mark.parametrize(
+    "job_id", [UNKNOWN, "x", "..", "%2e%2e", "1" * 2000, "01a2007b-0000-7000-8000-00000000000g"]
+)
+@pytest.mark.parametrize("what", ["", "/history", "/result", "/events"])
+def test_what_is_not_there_is_404(http, job_id, what):
+    assert http.get(f"{http.base_url}/v1/jobs/{job_id}{what}").status_code == 404
+
+
+def test_a_wait_ends_with_the_job(served, http):
+    job_id = submit(http)["id"]
+    run = served.claim()
+    told = {}
+
+    def wait():
+        with served.client() as waiting:
+            told["job"] = waiting.get(f"/v1/jobs/{job_id}", params={"wait": 15}).json()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    served.tell(run, Progress(1, 2))
+    served.complete(run)
+    thread.join(WAIT_S)
+    assert told["job"]["state"] == "completed"
+    assert told["job"]["progress"]["done"] == 1
+
+
+def test_a_wait_that_is_over_says_what_it_is(http):
+    job = submit(http)
+    assert http.get(f"/v1/jobs/{job['id']}", params={"wait": 0.05}).json()["state"] == "pending"
+    assert http.get(f"/v1/jobs/{job['id']}", params={"wait": 61}).status_code == 400
+
+
+def test_many_wait_without_a_thread_each(served, http):
+    """More than there are threads to work in; what ends them is not kept waiting."""
+    job_id = submit(http)["id"]
+
+    def wait(_):
+        with served.client() as client:
+            return client.get(f"/v1/jobs/{job_id}", params={"wait": 19}).json()["state"]
+
+    with ThreadPoolExecutor(60) as pool:
+        waiting = [pool.submit(wait, n) for n in range(60)]
+        while served.desk._follower.followers < 60:
+            assert not any(done.done() for done in waiting)
+            assert http.get("/v1/health/live").status_code == 200
+        assert http.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
+        assert {done.result(WAIT_S) for done in waiting} == {"cancelled"}
+
+
+def test_a_list_comes_in_pages_newest_first(http):
+    made = [submit(http, queue=f"q{n % 2}", tags={"n": str(n)})["id"] for n in range(7)]
+    found, after = [], ""
+    while True:
+        page = http.get("/v1/jobs", params={"limit": 3, "after": after}).json()
+        found += [job["id"] for job in page["jobs"]]
+        after = page["next_after"]
+        if not after:
+            break
+    assert sorted(found) == sorted(made)
+    assert len(found) == 7
+    of_one = http.get("/v1/jobs", params={"queue": "q1", "state": ["pending", "running"]}).json()["jobs"]
+    assert {job["id"] for job in of_one} == set(made[1::2])
+    assert [job["id"] for job in http.get("/v1/jobs", params={"tag": "n=3"}).json()["jobs"]] == [made[3]]
+    assert http.get("/v1/jobs", params={"state": "failed"}).json() == {"jobs": [], "next_after": ""}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=501",
+        "limit=x",
+        "state=done",
+        "tag=x",
+        "created_from_ms=-1",
+        "queue=%00",
+        "after=" + "x" * 600,
+    ],
+)
+def test_a_list_that_cannot_be_is_refused(http, query):
+    answer = http.get(f"/v1/jobs?{query}")
+    assert (answer.status_code, answer.json()["type"]) == (400, "DataError")
+
+
+# Deciding by hand
+
+
+def test_cancelling_is_of_what_has_not_ended(served, http):
+    job_id = submit(http)["id"]
+    assert http.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
+    assert http.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
+    submit(http)
+    run = served.claim()
+    assert http.post(f"/v1/jobs/{run.id}/cancel").json()["cancel_requested"]
+    served.complete(run)
+    answer = http.post(f"/v1/jobs/{run.id}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (409, "completed")
+
+
+def test_a_failed_job_is_tried_again_and_its_history_tells(served, http):
+    job_id = submit(http)["id"]
+    assert http.post(f"/v1/jobs/{job_id}/retry").status_code == 409
+    served.fail(served.claim(), JobFailure(Cause.MODEL, "it raised", "ValueError"))
+    failed = http.get(f"/v1/jobs/{job_id}").json()
+    assert failed["failure"] == {"cause": "model", "message": "it raised", "error": "ValueError", "uri": ""}
+    result = http.get(f"/v1/jobs/{job_id}/result")
+    assert (result.status_code, "it raised" in result.json()["error"]) == (409, True)
+    assert http.post(f"/v1/jobs/{job_id}/retry").json()["state"] == "pending"
+    events = [entry["event"] for entry in http.get(f"/v1/jobs/{job_id}/history").json()["history"]]
+    assert events[-1] == "requeued"
+    assert "attempt_failed" in events
+    served.complete(served.claim())
+    assert http.post(f"/v1/jobs/{job_id}/retry").status_code == 409
+
+
+def test_deleting_takes_what_was_stored_along(served, http):
+    job = submit(http)
+    assert http.delete(f"/v1/jobs/{job['id']}").status_code == 409
+    served.complete(served.claim())
+    assert http.delete(f"/v1/jobs/{job['id']}").json()["state"] == "completed"
+    assert http.get(f"/v1/jobs/{job['id']}").status_code == 404
+    assert list(served.stores.for_uri(STORE).list(STORE)) == []
+
+
+# Who may what
+
+
+@pytest.fixture
+def guarded(make_ledger):
+    keys = {
+        "shop": key_of(
+            "shop", inputs=Allowed(prefixes=("s3://shop",)), pending_max=2, queues=frozenset({"default"})
+        ),
+        "bank": key_of("bank", models=frozenset({"risk"}), inline_bytes_max=100),
+        "looker": key_of("looker", Scope.READ, tenant="shop"),
+        "ops": key_of("ops", Scope.OPERATE),
+        "admin": key_of("admin", Scope.ADMIN),
+    }
+    with served_jobs(ledger=make_ledger(), keys=keys.values()) as made:
+        texts = {name: text for name, (text, _, _) in keys.items()}
+        texts |= {"nobody": "", "stranger": "hr_not-a-key-of-here"}
+        with ExitStack() as stack:
+            yield {name: stack.enter_context(made.client(text)) for name, text in texts.items()}
+
+
+def test_without_a_key_that_is_known_nothing_is_told(guarded):
+    for name in ("nobody", "stranger"):
+        for path in ("/v1/jobs", f"/v1/jobs/{UNKNOWN}", "/v1/queues", "/v1/queues/q/scale"):
+            answer = guarded[name].get(path)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert guarded[name].post("/v1/jobs", json={}).status_code == 401
+        assert guarded[name].get("/v1/health/ready").status_code == 200
+
+
+def test_the_job_of_another_tenant_is_not_there(guarded):
+    job_id = submit(guarded["shop"])["id"]
+    for path in ("", "/history", "/result", "/events"):
+        assert guarded["bank"].get(f"/v1/jobs/{job_id}{path}").status_code == 404
+    for verb in ("cancel", "retry"):
+        assert guarded["bank"].post(f"/v1/jobs/{job_id}/{verb}").status_code == 404
+    assert guarded["bank"].get("/v1/jobs", params={"tenant": "shop"}).json()["jobs"] == []
+    for name in ("shop", "looker", "ops", "admin"):
+        assert [job["id"] for job in guarded[name].get("/v1/jobs").json()["jobs"]] == [job_id]
+
+
+def test_two_tenants_may_use_the_same_key(guarded):
+    headers = {"idempotency-key": "k"}
+    one = guarded["shop"].post("/v1/jobs", json={"model": "m", "input": 1}, headers=headers)
+    two = guarded["bank"].post("/v1/jobs", json={"model": "risk", "input": 2}, headers=headers)
+    assert [one.status_code, two.status_code] == [202, 202]
+
+
+def test_scopes_and_bounds_of_a_key_hold(guarded):
+    job_id = submit(guarded["shop"])["id"]
+    looker, shop, bank = guarded["looker"], guarded["shop"], guarded["bank"]
+    assert looker.post("/v1/jobs", json={"model": "m", "input": 1}).status_code == 403
+    assert looker.post(f"/v1/jobs/{job_id}/cancel").status_code == 403
+    assert shop.post("/v1/queues/default/pause").status_code == 403
+    assert shop.delete(f"/v1/jobs/{job_id}").status_code == 403
+    assert shop.post("/v1/jobs", json={"model": "m", "input": 1, "queue": "night"}).status_code == 403
+    assert bank.post("/v1/jobs", json={"model": "m", "input": 1}).status_code == 403
+    assert bank.post("/v1/jobs", json={"model": "risk", "input": "x" * 200}).status_code == 413
+    assert shop.post("/v1/jobs", json={"model": "m", "input_uri": "s3://shopping/k"}).status_code == 403
+    assert shop.post("/v1/jobs", json={"model": "m", "input_uri": "s3://shop/k"}).status_code == 202
+    full = shop.post("/v1/jobs", json={"model": "m", "input": 1})
+    assert (full.status_code, full.json()["type"]) == (429, "QueueFullError")
+
+
+def test_an_upload_is_its_tenants_own(guarded):
+    upload = guarded["shop"].post("/v1/uploads").json()
+    assert guarded["shop"].put(upload["url"], content=b"x").status_code == 201
+    named = {"model": "risk", "upload": upload["id"], "content_type": "a/b"}
+    assert guarded["bank"].put(upload["url"], content=b"y").status_code == 400
+    assert guarded["bank"].post("/v1/jobs", json=named).status_code == 400
+    assert guarded["shop"].post("/v1/jobs", json=named).status_code == 202
+
+
+def test_a_bound_of_the_server_is_one_too(make_ledger):
+    with (
+        served_jobs(ledger=make_ledger(), limits=IntakeLimits(inline_bytes_max=10)) as made,
+        made.client() as http,
+    ):
+        assert http.post("/v1/jobs?model=m", content=b"x" * 11).status_code == 413
+        assert http.post("/v1/jobs?model=m", content=b"x" * 10).status_code == 202

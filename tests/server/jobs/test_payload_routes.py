@@ -1,0 +1,228 @@
+"""Large payloads in and results out: streams, bounds, what is left when they break, and addresses at the store."""
+
+import http.client
+import threading
+
+import httpx
+import pytest
+
+from headrace.core.errors import NotFoundError
+from headrace.jobs.job import Completed, ResultRef, Settlement
+from headrace.server.jobs.api import ApiSettings
+from headrace.storage import Stores
+from jobs.desk_support import STORE, WAIT_S, key_of, served_jobs
+from server.jobs.test_job_routes import UNKNOWN, submit
+
+BIG = bytes(range(256)) * (20 << 10)  # 5 MiB
+
+
+def test_an_upload_becomes_the_payload_of_one_job(served, http):
+    upload = http.post("/v1/uploads")
+    assert (upload.status_code, upload.json()["method"]) == (201, "PUT")
+    done = http.put(upload.json()["url"], content=iter([BIG[:1], BIG[1:]]))
+    assert (done.status_code, done.json()) == (201, {"id": upload.json()["id"], "size_bytes": len(BIG)})
+    named = {"model": "m", "upload": upload.json()["id"], "content_type": "x/y"}
+    job = http.post("/v1/jobs", json=named)
+    assert (job.status_code, job.json()["id"]) == (202, upload.json()["id"])
+    assert served.stores.for_uri(job.json()["input_uri"]).get(job.json()["input_uri"]) == BIG
+    assert http.post("/v1/jobs", json=named).status_code == 200
+    assert http.post("/v1/jobs", json={**named, "model": "n"}).status_code == 422
+    assert http.put(upload.json()["url"], content=b"other").status_code == 409
+
+
+def test_what_has_not_come_cannot_be_named(http):
+    upload = http.post("/v1/uploads").json()
+    answer = http.post("/v1/jobs", json={"model": "m", "upload": upload["id"], "content_type": "x/y"})
+    assert answer.status_code == 400
+    assert "nothing has come" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("upload_id", [UNKNOWN, "x", "..%2f..%2fetc"])
+def test_an_id_that_was_never_given_takes_nothing(served, http, upload_id):
+    assert http.put(f"/v1/uploads/{upload_id}", content=b"x").status_code in (400, 404)
+    assert list(served.stores.for_uri(STORE).list(STORE)) == []
+
+
+def test_an_upload_that_is_too_large_leaves_nothing(make_ledger):
+    with served_jobs(ledger=make_ledger(), upload_bytes_max=3 << 20) as served, served.client() as http:
+        url = http.post("/v1/uploads").json()["url"]
+        assert http.put(url, content=BIG).status_code == 413
+        assert http.put(url, content=iter([BIG])).status_code == 413
+        assert http.put(url, content=b"x", headers={"content-encoding": "gzip"}).status_code == 400
+        assert list(served.stores.for_uri(STORE).list(STORE)) == []
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(served, http):
+    url = http.post("/v1/uploads").json()["url"]
+    connection = http_connection(served)
+    connection.putrequest("PUT", url)
+    connection.putheader("content-length", str(len(BIG)))
+    connection.endheaders()
+    connection.send(BIG[: 3 << 20])
+    connection.close()
+    assert http.put(url, content=b"whole").status_code == 201
+    (kept,) = served.stores.for_uri(STORE).list(STORE)
+    assert kept.size_bytes == 5
+
+
+def test_a_silent_upload_is_given_up(make_ledger):
+    settings = ApiSettings(upload_idle_s=0.05)
+    with served_jobs(ledger=make_ledger(), settings=settings) as served, served.client() as http:
+        url = http.post("/v1/uploads").json()["url"]
+        connection = http_connection(served)
+        connection.putrequest("PUT", url)
+        connection.putheader("content-length", "10")
+        connection.endheaders()
+        assert connection.getresponse().status == 408
+        connection.close()
+
+
+def http_connection(served):
+    url = httpx.URL(served.url)
+    return http.client.HTTPConnection(url.host, url.port, timeout=WAIT_S)
+
+
+# Results
+
+
+def test_a_result_is_streamed_with_its_type_and_length(served, http):
+    submit(http)
+    run = served.claim()
+    served.complete(run, BIG, "text/html")
+    answer = http.get(f"/v1/jobs/{run.id}/result")
+    assert answer.content == BIG
+    assert answer.headers["content-type"] == "text/html"
+    assert answer.headers["content-length"] == str(len(BIG))
+    # What a model wrote is never a page of this server's.
+    assert answer.headers["content-disposition"] == "attachment"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_an_empty_result_is_one(served, http):
+    submit(http)
+    run = served.claim()
+    served.complete(run, b"")
+    answer = http.get(f"/v1/jobs/{run.id}/result")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_the_rest_of_a_result_is_had_by_its_tag(served, http):
+    submit(http)
+    run = served.claim()
+    served.complete(run, BIG)
+    etag = http.get(f"/v1/jobs/{run.id}/result").headers["etag"]
+    rest = http.get(f"/v1/jobs/{run.id}/result", headers={"range": "bytes=5000000-", "if-range": etag})
+    assert (rest.status_code, rest.content) == (206, BIG[5_000_000:])
+    assert rest.headers["content-range"] == f"bytes 5000000-{len(BIG) - 1}/{len(BIG)}"
+    for headers in (
+        {"range": "bytes=5000000-"},
+        {"range": "bytes=5000000-", "if-range": '"other"'},
+        {"range": "bytes=99999999-", "if-range": etag},
+        {"range": "bytes=0-5", "if-range": etag},
+    ):
+        whole = http.get(f"/v1/jobs/{run.id}/result", headers=headers)
+        assert (whole.status_code, len(whole.content)) == (200, len(BIG))
+
+
+def test_a_result_is_had_where_it_was_published_or_else_where_it_was_written(served, http):
+    submit(http)
+    run = served.claim()
+    uri = served.complete(run, b"ours")
+    published = "memory://out/k.out"
+    assert served.ledger.published(run.id, run.lease, published)
+    store = served.stores.for_uri(published)
+    assert http.get(f"/v1/jobs/{run.id}/result").content == b"ours"
+    store.put(published, b"theirs")
+    assert http.get(f"/v1/jobs/{run.id}/result").content == b"theirs"
+    store.delete(uri)
+    assert http.get(f"/v1/jobs/{run.id}/result").content == b"theirs"
+    store.delete(published)
+    gone = http.get(f"/v1/jobs/{run.id}/result")
+    assert (gone.status_code, gone.json()["type"]) == (410, "ResultGoneError")
+    assert "memory://" not in gone.text
+
+
+def test_a_result_is_waited_for(served, http):
+    job_id = submit(http)["id"]
+    told = {}
+
+    def fetch():
+        with served.client() as client:
+            told["result"] = client.get(f"/v1/jobs/{job_id}/result", params={"wait": 15}).content
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    served.complete(served.claim(), b"42")
+    thread.join(WAIT_S)
+    assert told["result"] == b"42"
+
+
+def test_a_result_that_breaks_off_is_never_taken_for_whole(served, http):
+    submit(http)
+    run = served.claim()
+    served.complete(run, BIG)
+    store = served.stores.for_uri(STORE)
+    whole = store.stream
+
+    def breaking(uri, **given):
+        yield next(whole(uri, **given))
+        raise NotFoundError(uri, "it is gone")
+
+    store.stream = breaking
+    with pytest.raises(httpx.RemoteProtocolError):
+        http.get(f"/v1/jobs/{run.id}/result")
+
+
+# At a store that signs
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    environ = {
+        "AWS_ACCESS_KEY_ID": "AKIATEST",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+    }
+    httpx.put(f"http://{host}:{port}/jobs", trust_env=False).raise_for_status()
+    yield environ
+    server.stop()
+
+
+def test_large_bodies_go_to_the_store_itself_where_it_signs(bucket):
+    text, digest, known = key_of("shop")
+    served = served_jobs(stores=Stores(bucket), store_uri="s3://jobs/headrace", keys=[(text, digest, known)])
+    with served as made, made.client(text) as http:
+        upload = http.post("/v1/uploads").json()
+        assert upload["url"].startswith(bucket["AWS_ENDPOINT_URL"])
+        assert "X-Amz-Signature" in upload["url"]
+        httpx.put(upload["url"], content=BIG, trust_env=False).raise_for_status()
+        named = {"model": "m", "upload": upload["id"], "content_type": "x/y"}
+        job = http.post("/v1/jobs", json=named).json()
+        assert made.stores.for_uri(job["input_uri"]).get(job["input_uri"]) == BIG
+        run = made.claim()
+        uri = f"s3://jobs/headrace/attempts/{run.id}/1/result.out"
+        made.stores.for_uri(uri).put(uri, BIG)
+        outcome = Completed(ResultRef(uri, len(BIG), "x/y"))
+        made.ledger.turn([Settlement(run.id, run.lease, outcome)])
+        moved = http.get(f"/v1/jobs/{run.id}/result", params={"redirect": True})
+        assert moved.status_code == 307
+        # No key goes there: the address is enough.
+        assert httpx.get(moved.headers["location"], trust_env=False).content == BIG
+        assert http.get(f"/v1/jobs/{run.id}/result").content == BIG
+
+
+def test_they_go_through_the_api_where_callers_cannot_reach_the_store(bucket):
+    with (
+        served_jobs(stores=Stores(bucket), store_uri="s3://jobs/x", sign=False) as made,
+        made.client() as http,
+    ):
+        upload = http.post("/v1/uploads").json()
+        assert upload["url"] == f"/v1/uploads/{upload['id']}"
+        assert http.put(upload["url"], content=BIG).status_code == 201
+        assert made.stores.for_uri("s3://jobs/x").get(f"s3://jobs/x/inputs/{upload['id']}") == BIG
