@@ -33,7 +33,7 @@ TEXTGENRNN := textgenrnn-2.0.0
 TEXTGENRNN_TO := .venv/share/textgenrnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check bench bench-serve bench-transform peers docs-test clean
+.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check faults bench bench-serve bench-transform peers docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -76,6 +76,9 @@ test-clients: $(SETUP) $(MLSERVER_SETUP) ## Ask a real server by the clients of 
 		$(foreach client,$(CLIENTS),$(client)=.venv-clients/$(client)/bin/python) -- $(ARGS)
 
 check: lint test test-mlserver test-clients ## Do what CI does
+
+faults: $(SETUP) ## Let loose on jobs what may go wrong, and count what it costs (ARGS='--full --json 1 5')
+	@$(BIN)/python tests/faults $(ARGS)
 
 bench: $(SETUP) ## Measure against the limit of this machine
 	$(BIN)/python benchmarks $(ARGS)
