@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 
 from headrace import Model
-from headrace.core.errors import DataError, EmptySourceError, LimitError, ModelInputError, ModelNotFoundError
+from headrace.core.errors import (
+    DataError,
+    EmptySourceError,
+    LimitError,
+    ModelError,
+    ModelInputError,
+    ModelNotFoundError,
+)
+from headrace.core.model import RowError
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.jobs.attempt import AttemptStoppedError, StopReason
+from headrace.jobs.cause import Cause, cause_of
 from headrace.jobs.job import NewJob
 from headrace.jobs.kinds import infer
 from headrace.jobs.kinds.infer import InferKind
@@ -69,8 +78,33 @@ def test_a_binary_request_gets_a_binary_answer(tmp_path, stores, places):
 def test_rows_that_the_model_refuses_fail_the_request_and_name_the_row(tmp_path, stores, places):
     bad = {"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2, -3, 4]}]}
     uri = payload(tmp_path, "in.json", json.dumps(bad))
-    with pytest.raises(Exception, match=r"row 1 .*negative"):
+    with pytest.raises(Exception, match=r"row 1: negative"):
         run(stores, places, NewJob(model="m", input_uri=uri))
+
+
+class Raises(Model):
+    """Raises what its first value says: it is the model that failed, not the payload."""
+
+    inputs = (TensorSpec("x", "FP64", (-1, 2)),)
+
+    def predict(self, x):
+        if x[0, 0] == 1:
+            raise [ValueError("odd"), MemoryError("full"), SystemExit(3), RowError(0, "no")][int(x[0, 1])]
+        return x
+
+
+@pytest.mark.parametrize(("what", "cause"), [*enumerate((Cause.MODEL, Cause.OOM, Cause.MODEL, Cause.INPUT))])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_what_a_model_raises_is_its_own_fault_and_what_it_refuses_the_payloads(
+    tmp_path, stores, places, *, isolation, what, cause
+):
+    """So that only the first is tried again; whether the payload has one row, or more."""
+    for rows in (1, 2):
+        x = {"name": "x", "shape": [rows, 2], "datatype": "FP64", "data": [1, what] * rows}
+        uri = payload(tmp_path, "in.json", json.dumps({"inputs": [x]}))
+        with one_model(Raises, isolation=isolation) as models, pytest.raises(ModelError) as raised:
+            InferKind(models, stores, places).run(attempt_at(NewJob(model="m", input_uri=uri)))
+        assert cause_of(raised.value) is cause
 
 
 @pytest.mark.parametrize(

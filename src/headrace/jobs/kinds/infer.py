@@ -7,7 +7,7 @@ size does not matter, and every record gets its prediction, or its place among t
 
 from typing import Final
 
-from headrace.core.errors import DataError, EmptySourceError, LimitError, RefusedRowsError
+from headrace.core.errors import DataError, EmptySourceError, LimitError
 from headrace.core.tensor import InferResponse
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import NewJob, Progress, ResultRef
@@ -85,12 +85,8 @@ class InferKind:
         spec = attempt.job.spec
         _, parameters = _media_type(spec.content_type)
         wire = decode_request(body, header_length(parameters.get(HEADER_PARAMETER)))
-        future = predictor.submit(wire.request)
-        response = attempt.answer(future, predictor.abandon)
-        if response.failures:
-            first = response.failures[0]
-            why = f"{len(response.failures)} rows were refused, row {first.row} the first: {first.why}"
-            raise RefusedRowsError(response.model_name, why)
+        # Whose fault it is decides whether it is tried again: what a model refuses stays refused, what it raises need not.
+        response = attempt.answer(predictor.submit(wire.request, strict=True), predictor.abandon)
         return self._write(attempt, response, wire, predictor)
 
     def _write(
@@ -131,10 +127,11 @@ class InferKind:
             raise DataError(
                 f"all {report.rows_failed} records failed: {next(iter(report.failures), 'see the failed records')}"
             )
+        broken = transform.progress.first_broken
+        if broken is not None:
+            raise DataError(f"the payload could not be read to its end: {broken.why} ({broken.position})")
         if report.objects_broken or report.status == "failed":
-            raise DataError(
-                "the payload could not be read to its end, or its records failed and that was not to be borne"
-            )
+            raise DataError("records of the payload failed, and its options ask for all or nothing")
         assert transform.plan is not None, "it was executed"
         uri = transform.destination + transform.plan.objects[0].output
         total = report.records_in
