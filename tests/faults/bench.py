@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import httpx
 import psutil
+import pytest
 
 from faults.steps import PostgresSteps, SqliteSteps, Step
 from faults.tally import Tally, Wreck, duplicate_executions, duplicate_results, recovery_s
@@ -47,6 +48,14 @@ QUICK = {
 def full() -> bool:
     """Whether the larger counts were asked for."""
     return bool(os.environ.get("HEADRACE_FAULTS_FULL"))
+
+
+def one_ledger() -> pytest.MarkDecorator:
+    """For tests in which the ledgers hardly differ: over PostgreSQL alone, and over both when the larger counts are asked for."""
+    postgres = pytest.param("postgres", marks=pytest.mark.postgres)
+    return pytest.mark.parametrize(
+        "ledger_url", ["sqlite", postgres] if full() else [postgres], indirect=True
+    )
 
 
 def until(holds: Callable[[], Any], within_s: float = PATIENCE_S, what: str = "it") -> None:

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from faults.bench import Bench, until
+from faults.bench import Bench, one_ledger, until
 from headrace.jobs.dispatchers.open import open_dispatcher
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), one_ledger()]
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from faults.bench import Bench, until
+from faults.bench import Bench, one_ledger, until
 from servers.ports import free_port
 from servers.receiver import Receiver, Reply
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), one_ledger()]
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
 CONFIG = """

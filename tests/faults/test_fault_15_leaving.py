@@ -4,9 +4,10 @@ import signal
 
 import pytest
 
+from faults.bench import one_ledger
 from headrace.jobs.job import HistoryEvent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), one_ledger()]
 
 
 def test_fault_15_leaving_lets_short_jobs_end_and_gives_long_ones_back(bench):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from faults.bench import Bench, until
+from faults.bench import Bench, one_ledger, until
 from headrace.core.errors import ConfigError
 from headrace.jobs.ledgers import migrations
 from headrace.jobs.ledgers.open import open_ledger
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), one_ledger()]
 
 HARMLESS = "ALTER TABLE headrace_job ADD COLUMN fault_20 INTEGER"
 
