@@ -35,12 +35,16 @@ class _Declared(EchoModel):
         return x
 
 
+class _Exact(EchoModel):
+    inputs = (TensorSpec("x", "FP32", (-1, 3)),)
+
+
 class _Any(Model):
     def predict(self, *args):
         return args[0]
 
 
-@pytest.mark.parametrize("model", [EchoModel(), _Declared(), _Any()])
+@pytest.mark.parametrize("model", [EchoModel(), _Declared(), _Exact(), _Any()])
 def test_what_is_known_of_a_model_comes_out_as_it_went_in(model):
     """Requests are checked here by what was read from the model's signature there."""
     inputs = ModelInputs.of(model, "m")

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +39,12 @@ class ModelInputs:
     any_name: bool
     declared: bool
     positional: bool
-    exact: tuple[ExactInput, ...] | None
+    exact: tuple[ExactInput, ...] | None = field(init=False)
     """Where all inputs are declared so; None: some are not."""
+
+    def __post_init__(self) -> None:
+        """Derived, so that who is told of the inputs by another process finds the same."""
+        object.__setattr__(self, "exact", _exact(self.specs) if self.declared else None)
 
     @classmethod
     def of(cls, model: Model, name: str) -> "ModelInputs":
@@ -71,7 +75,6 @@ class ModelInputs:
             any_name=(any_keyword or any_position) and not model.inputs,
             declared=bool(model.inputs),
             positional=not keywords_do or (any_position and not any_keyword and not names),
-            exact=_exact(model.inputs) if model.inputs else None,
         )
 
     def check(self, request: InferRequest) -> int:
