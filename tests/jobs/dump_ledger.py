@@ -26,7 +26,7 @@ def fill(path: Path) -> None:
             NewJob(
                 id="completed",
                 tags={"team": "blue"},
-                notify=({"url": "https://example.com"},),
+                notify=({"webhook": "https://example.com"},),
                 priority=0,
                 model="m",
             ),

@@ -61,8 +61,7 @@ def one_model(make=Doubles, **settings) -> Iterator[OneModel]:
         engine.stop(drain=False)
 
 
-def attempt_at(spec: NewJob, *, job_id: str = "job-1", lease: int = 1) -> Attempt:
-    """An attempt at a job that runs."""
-    return Attempt(
-        Job(job_id, JobState.RUNNING, replace(spec, id=job_id), attempt=1, lease=lease, worker="w1")
-    )
+def attempt_at(spec: NewJob, *, job_id: str = "job-1", lease: int = 1, **changes) -> Attempt:
+    """An attempt at a job that runs; `changes` are to the job."""
+    job = Job(job_id, JobState.RUNNING, replace(spec, id=job_id), attempt=1, lease=lease, worker="w1")
+    return Attempt(replace(job, **changes))

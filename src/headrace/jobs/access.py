@@ -153,6 +153,11 @@ def parse_job_keys(text: str, where: str, *, reserved: Iterable[str] = ()) -> di
     tables = document.pop("keys", {})
     if document:
         raise ConfigError(f"{where}: there is no {_listed(document)}; all keys stand in [keys.NAME]")
+    return read_job_keys(tables, where, reserved=reserved)
+
+
+def read_job_keys(tables: Any, where: str, *, reserved: Iterable[str] = ()) -> dict[bytes, JobKey]:
+    """Keys by their digests, of the tables below ``keys`` of a TOML document. Raises as `parse_job_keys`."""
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(f"{where}: there is no key in it; make one with: headrace keys new NAME")
     own = tuple(reserved)

@@ -58,8 +58,12 @@ class Attempt:
 
     @property
     def progress(self) -> Progress | None:
-        """How far it is; goes to the ledger with the next beat, and with its settlement."""
-        return self._look()
+        """How far it is; goes to the ledger with the next beat, and with its settlement. None where looking failed."""
+        try:
+            return self._look()
+        except Exception:  # noqa: BLE001 - one that cannot tell must not cost the others their sign of life
+            _log.exception("an attempt could not tell how far it is", extra={"job": self.job.id})
+            return None
 
     @property
     def stopped(self) -> StopReason | None:

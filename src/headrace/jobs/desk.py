@@ -23,7 +23,7 @@ from headrace.jobs.job import HistoryEntry, Job, NewJob, new_job_id
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings, Submitted
 from headrace.jobs.payloads import BoundedWriter, Payloads, ResultStream, Upload
 from headrace.jobs.state import JobState
-from headrace.jobs.submitter import WAITING_MAX, Submitter
+from headrace.jobs.submitter import WAITING_MAX, Announce, Submitter
 from headrace.storage import Stores
 
 _log = logging.getLogger("headrace.jobs")
@@ -103,6 +103,7 @@ class JobDesk:
         settings: DeskSettings,
         *,
         check_notify: CheckNotify | None = None,
+        announce: Announce | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.settings = settings
@@ -113,7 +114,7 @@ class JobDesk:
         self._payloads = Payloads(
             stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
         )
-        self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max)
+        self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max, announce=announce)
         self._follower = Follower(ledger, followers_max=settings.followers_max)
         self._lock = threading.Lock()
         self._arriving: Counter[str] = Counter()
@@ -188,6 +189,10 @@ class JobDesk:
             raise DataError("notify: this server notifies nobody; leave it out, and ask for the job")
         for whom in job.notify:
             self._check_notify(whom)
+
+    def submit_ours(self, job: NewJob) -> "Future[Submitted]":
+        """Have a job queued that whoever runs the server has asked for, such as one that a trigger makes."""
+        return self._submitter.submit(job)
 
     def _admit(self, caller: JobKey) -> None:
         with self._lock:

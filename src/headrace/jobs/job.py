@@ -1,5 +1,6 @@
 """What a job is, for whoever submits, works on, or looks at one. Values only; the ledger keeps them."""
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ QUEUE_DEFAULT: Final = "default"
 Kind = Literal["infer", "transform", "stream"]
 KINDS: Final[tuple[Kind, ...]] = ("infer", "transform", "stream")
 
+_JOB_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -31,6 +33,11 @@ def new_job_id(now_ms: int) -> str:
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def is_job_id(text: str) -> bool:
+    """Whether `new_job_id` could have made it."""
+    return _JOB_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)

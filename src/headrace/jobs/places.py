@@ -29,6 +29,7 @@ _QUERY: Final = re.compile(r"\?.*", re.DOTALL)
 _HIDDEN_SLASH: Final = re.compile("%(2f|5c|00)", re.IGNORECASE)
 _HIDDEN_DOT: Final = re.compile("%2e", re.IGNORECASE)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]*")
+_LEASE: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 _HASH_CHARS: Final = 32
 _WORDS_CHARS: Final = 64
 
@@ -264,16 +265,23 @@ class Places:
         return error_uri(output_uri, key)
 
     def job_id_of(self, uri: str) -> str | None:
-        """Whose an object of ours is; None where it is not one of ours."""
-        for prefix in (self.inputs, self.all_attempts):
-            if uri.startswith(prefix):
-                return uri.removeprefix(prefix).partition("/")[0] or None
-        return None
+        """Whose an object of ours is; None where its name is not one that we give."""
+        if uri.startswith(self.inputs):
+            name = uri.removeprefix(self.inputs)
+            return name if _is_name(name) else None
+        attempt = self._attempt_of(uri)
+        return attempt[0] if attempt else None
 
     def lease_of(self, uri: str) -> int | None:
-        """Under which lease an object was written; None for payloads."""
-        prefix = self.all_attempts
-        if not uri.startswith(prefix):
+        """Under which lease an object was written; None for payloads, and for what is not named as ours."""
+        attempt = self._attempt_of(uri)
+        return attempt[1] if attempt else None
+
+    def _attempt_of(self, uri: str) -> tuple[str, int] | None:
+        if not uri.startswith(self.all_attempts):
             return None
-        lease = uri.removeprefix(prefix).split("/")[1:2]
-        return int(lease[0]) if lease and lease[0].isdecimal() else None
+        job_id, slash, rest = uri.removeprefix(self.all_attempts).partition("/")
+        lease, under, name = rest.partition("/")
+        if not (slash and under and name and _is_name(job_id) and _LEASE.fullmatch(lease)):
+            return None
+        return job_id, int(lease)

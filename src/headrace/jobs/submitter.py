@@ -6,7 +6,7 @@ A lone one never waits: whatever is there goes at once. Under load the commits g
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +21,10 @@ TOGETHER_MAX: Final = 256
 """Jobs of one commit: a database holds its lock no longer for one caller's sake."""
 WAITING_MAX: Final = 10_000
 RETRY_AFTER_S: Final = 1.0
+
+
+Announce = Callable[[str, Sequence[str]], None]
+"""Tells workers of a queue of jobs that are in the ledger now; never raises and never waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,15 @@ class Submitter:
     """Implements `Service`; `submit` may be called from any thread, and never blocks."""
 
     def __init__(
-        self, ledger: JobLedger, *, together_max: int = TOGETHER_MAX, waiting_max: int = WAITING_MAX
+        self,
+        ledger: JobLedger,
+        *,
+        together_max: int = TOGETHER_MAX,
+        waiting_max: int = WAITING_MAX,
+        announce: Announce | None = None,
     ) -> None:
         self._ledger = ledger
+        self._announce = announce
         self._together_max = together_max
         self._waiting_max = waiting_max
         self._waiting: deque[_Waiting] = deque()
@@ -132,11 +142,23 @@ class Submitter:
             for waiting in together:
                 self._commit([waiting])
             return
+        self._tell(answers)
         for waiting, answer in zip(together, answers, strict=True):
             if isinstance(answer, Exception):
                 _fail(waiting, answer)
             else:
                 _give(waiting, answer)
+
+    def _tell(self, answers: Sequence[Submitted | Exception]) -> None:
+        """Announce what is new and due: what becomes due later, workers find by themselves."""
+        if self._announce is None:
+            return
+        queues: dict[str, list[str]] = {}
+        for answer in answers:
+            if isinstance(answer, Submitted) and answer.created and answer.job.spec.delay_ms <= 0:
+                queues.setdefault(answer.job.spec.queue, []).append(answer.job.id)
+        for queue, ids in queues.items():
+            self._announce(queue, ids)
 
 
 def _give(waiting: _Waiting, answer: Submitted) -> None:

@@ -4,7 +4,7 @@ Every write goes to a temporary file beside its target, is flushed to the disk, 
 step. A file that was replaced while it is being read is read to its end as it was.
 """
 # Paths stay the strings that were written: Path would drop "./", "//" and a slash at the end.
-# ruff: noqa: PTH103, PTH105, PTH108, PTH112, PTH116, PTH118, PTH120
+# ruff: noqa: PTH103, PTH105, PTH106, PTH108, PTH112, PTH116, PTH118, PTH120
 
 import contextlib
 import ctypes
@@ -139,6 +139,19 @@ class LocalStore:
         """See `Store.delete`. Folders stay."""
         with os_errors(uri), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(parse(uri).key)  # as in head
+
+    def prune(self, folder: str) -> None:
+        """Remove a folder with all below it that holds no file, so that what is deleted leaves nothing behind.
+
+        One that is written into at that moment stays, or is made again by the writer. Temporary files of killed writers are
+        files; those older than STALE_S are removed.
+        """
+        path = parse(folder).key.rstrip("/")
+        with os_errors(folder):
+            for below, _, _ in os.walk(path, topdown=False):
+                self.clean(below)
+                with contextlib.suppress(OSError):
+                    os.rmdir(below)
 
     def clean(self, folder: str, *, older_than_s: float = STALE_S) -> int:
         """Remove what killed writers left in a folder (not below it), when it is older than `older_than_s`; how many.

@@ -68,7 +68,7 @@ def test_what_an_earlier_version_wrote_is_read(old):
     assert completed.state is JobState.COMPLETED
     assert completed.result == ResultRef("memory://out", 3, "text/csv", "s3://box/out")
     assert completed.spec.tags == {"team": "blue"}
-    assert completed.spec.notify == ({"url": "https://example.com"},)
+    assert completed.spec.notify == ({"webhook": "https://example.com"},)
     assert failed.state is JobState.FAILED
     assert failed.failure.cause is Cause.MODEL
     assert [entry.event for entry in old.history("failed")] == [HistoryEvent.ATTEMPT_FAILED]

@@ -12,6 +12,7 @@ from headrace.jobs.job import (
     JobFailure,
     NewJob,
     Released,
+    Settlement,
     ResultRef,
 )
 from headrace.jobs.ledgers.transitions import after_ms, change, lost, lost_delay_ms, requeued, settled
@@ -44,7 +45,7 @@ outcomes = st.sampled_from(
 
 @given(running, outcomes)
 def test_whatever_an_attempt_comes_to_is_a_step_of_the_table(job, outcome):
-    made = settled(job, outcome)
+    made = settled(job, Settlement(job.id, job.lease, outcome))
     assert made.then.state is after(job.state, made.event)
     assert made.then.lease == job.lease
     assert (made.due_in_ms is not None) == (made.then.state is JobState.PENDING)

@@ -6,8 +6,9 @@ import pytest
 
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.ledgers import beat as beats
+from headrace.jobs.ledgers import changes, reading, upkeep
 from headrace.jobs.ledgers import turn as turns
-from headrace.jobs.ledgers import upkeep
 from headrace.testing import ManualWallClock
 from jobs.ledgers_under_test import LEDGERS
 
@@ -89,6 +90,30 @@ def test_upkeep_goes_by_the_partial_indices(ledger, statement, index):
     assert index in plan
     assert "Seq Scan on headrace_job" not in plan
     assert "SCAN job" not in plan.replace(f"SCAN job USING INDEX {index}", "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (reading._MANY, {"given": '[{"wanted_id":"a"}]'}),
+        (reading._MANY_LOCKED, {"given": '[{"wanted_id":"a"},{"wanted_id":"b"}]'}),
+        (beats._BEAT, {"given": '[{"beat_id":"a","beat_lease":1}]', "lease_ms": 1}),
+        (changes._CHANGE, {"given": '[{"new_id":"a","old_lease":1,"old_state":"running"}]'}),
+    ],
+    ids=["read", "lock", "beat", "change"],
+)
+def test_jobs_that_are_named_are_found_by_their_ids(ledger, statement, values):
+    """However many others there are."""
+    fill(ledger)
+    if ledger._database.dialect.name == "sqlite":
+        plan = plan_of(ledger, statement, values)
+        assert "SCAN job" not in plan
+        assert "SCAN headrace_job" not in plan
+    else:
+        plan = plan_of(ledger, statement, values)
+        found = [line for line in plan.splitlines() if "headrace_job_pkey" in line]
+        assert found
+        assert plan.count("Index Cond: (id = ") >= len(found)
 
 
 def test_an_empty_turn_writes_nothing(ledger):

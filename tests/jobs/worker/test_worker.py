@@ -1,20 +1,22 @@
 """A worker over a ledger in memory: what it claims, how it settles, what it does when it is told to stop."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from headrace.core.errors import DataError, StorageError
+from headrace.core.errors import DataError, JobLedgerUnavailableError, StorageError
 from headrace.jobs.attempt import StopReason
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import NewJob
-from headrace.jobs.ledger import ClaimRequest, JobLedger
+from headrace.jobs.job import NewJob, Progress
+from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
 from headrace.jobs.state import JobState
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
-from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger
+from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger, check_service
+from jobs.worker.faulty import FaultyLedger, Gate, Times, cut
 from jobs.worker.scripted import PATIENCE_S, ScriptedKind
 
 
@@ -252,8 +254,6 @@ def test_a_settlement_whose_answer_was_lost_is_not_taken_for_refused(ledger):
         answer = turn(settlements, claim)
         if settlements and not lost.is_set():
             lost.set()
-            from headrace.core.errors import JobLedgerUnavailableError
-
             raise JobLedgerUnavailableError("the connection was cut")
         return answer
 
@@ -278,8 +278,6 @@ def test_jobs_of_a_claim_whose_answer_was_lost_are_worked_on(ledger):
         answer = turn(settlements, claim)
         if answer.claimed and not lost.is_set():
             lost.set()
-            from headrace.core.errors import JobLedgerUnavailableError
-
             raise JobLedgerUnavailableError("the connection was cut")
         return answer
 
@@ -290,8 +288,6 @@ def test_jobs_of_a_claim_whose_answer_was_lost_are_worked_on(ledger):
 
 
 def test_the_worker_tells_how_far_an_attempt_is(ledger):
-    from headrace.jobs.job import Progress
-
     kind = ScriptedKind()
     with working(ledger, kind, lease_s=0.2, beat_s=0.05):
         job_id = submit(ledger)
@@ -309,3 +305,393 @@ def test_stopping_before_starting_and_twice_does_nothing(ledger):
     worker.start()
     worker.stop()
     worker.stop()
+
+
+# What used to go wrong, and must not again
+
+
+@pytest.fixture
+def faulty(wall) -> Iterator[FaultyLedger]:
+    made = FaultyLedger(wall)
+    made.start()
+    yield made
+    made.stop()
+
+
+def in_thread(do: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=do)
+    thread.start()
+    return thread
+
+
+def of_worker() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("headrace-") and t.is_alive()]
+
+
+def test_it_is_a_service():
+    def make():
+        ledger = MemoryJobLedger(ManualWallClock())
+        ledger.start()
+        settings = WorkerSettings(name="w", concurrency=2, poll_s=0.05)
+        return Worker(ledger, {}, settings)
+
+    check_service(make)
+
+
+def test_jobs_of_a_claim_under_way_while_it_stops_are_given_back(faulty):
+    """Regression: nothing was in hand, so it ended; what the claim then brought was left to be counted as crashed."""
+    kind, gate = ScriptedKind(), Gate()
+    job_id = submit(faulty)
+    faulty.after = Times(1, lambda *_: gate.pass_())
+    worker = Worker(faulty, {"infer": kind}, WorkerSettings(name="w1", drain_grace_s=0.0), seed=1)
+    worker.start()
+    gate.wait_reached()
+    stopping = in_thread(worker.stop)
+    # It has told all that it had in hand, which was nothing, and waits for what the claim brings.
+    until_true(lambda: worker._giving_back)
+    gate.open()
+    stopping.join(PATIENCE_S)
+    job = faulty.get(job_id)
+    assert (job.state, job.attempt, job.crashes) == (JobState.PENDING, 0, 0)
+
+
+def until_true(holds: Callable[[], bool]) -> None:
+    for _ in range(round(PATIENCE_S / 0.001)):
+        if holds():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it never came to be")
+
+
+def test_a_drain_lets_jobs_of_a_claim_under_way_end(faulty):
+    kind, gate = ScriptedKind(at_once=True), Gate()
+    job_id = submit(faulty)
+    faulty.after = Times(1, lambda *_: gate.pass_())
+    worker = Worker(faulty, {"infer": kind}, WorkerSettings(name="w1"), seed=1)
+    worker.start()
+    gate.wait_reached()
+    stopping = in_thread(worker.stop)
+    until_true(lambda: worker._turns._closed)
+    gate.open()
+    stopping.join(PATIENCE_S)
+    assert faulty.get(job_id).state is JobState.COMPLETED
+
+
+def test_two_stops_return_when_the_worker_has_ended_and_not_before(faulty):
+    """Regression: the second let the first return at once, and what owned both stopped the ledger under the other."""
+    kind, gate = ScriptedKind(), Gate()
+    job_id = submit(faulty)
+    worker = Worker(faulty, {"infer": kind}, WorkerSettings(name="w1", drain_grace_s=3600.0), seed=1)
+    worker.start()
+    kind.next()
+    faulty.before = Times(1, lambda *_: gate.pass_(), lambda settlements, _claim: bool(settlements))
+    returned: list[list[str]] = []
+    stops = [in_thread(lambda: (worker.stop(), returned.append(of_worker())))]
+    until_true(lambda: worker._turns._closed)
+    stops.append(in_thread(lambda: (worker.stop(drain=False), returned.append(of_worker()))))
+    gate.wait_reached()
+    assert returned == []
+    gate.open()
+    for stop in stops:
+        stop.join(PATIENCE_S)
+    assert returned == [[], []]
+    assert faulty.get(job_id).attempt == 0
+
+
+def test_a_job_that_does_not_listen_is_given_back_and_its_slot_is_out_of_use_until_it_returns(faulty, caplog):
+    """Regression: nothing bounded how long it held its lease, and the process could not end either."""
+    caplog.set_level(logging.CRITICAL)
+    deaf, clock, held = Gate(), ManualClock(), threading.Event()
+    discarded: list[str] = []
+
+    class DeafKind:
+        def run(self, attempt):
+            deaf.pass_()
+            return ScriptedKind(at_once=True).run(attempt)
+
+        def discard(self, attempt):
+            discarded.append(attempt.job.id)
+            held.set()
+
+    settings = WorkerSettings(name="w1", concurrency=1, stop_s=30.0, lease_s=60.0, beat_s=15.0)
+    worker = Worker(faulty, {"infer": DeafKind()}, settings, clock=clock, seed=1)
+    worker.start()
+    first = submit(faulty)
+    deaf.wait_reached()
+    faulty.cancel(first)
+    until_true(lambda: faulty_stops(worker))
+    # Told now; so long it may take.
+    until_true(lambda: (clock.advance(1.0), faulty.get(first).state is JobState.CANCELLED)[1])
+    assert 30.0 <= clock.now() <= 90.0
+    assert worker.statistics().stuck == 1
+    waits = submit(faulty)
+    clock.advance(10.0)
+    assert faulty.get(waits).state is JobState.PENDING, "there is no slot"
+    deaf.open()
+    until_true(lambda: (clock.advance(1.0), faulty.get(waits).state is JobState.COMPLETED)[1])
+    assert held.wait(PATIENCE_S)
+    assert discarded == [first]
+    assert faulty.get(first).state is JobState.CANCELLED
+    worker.stop(drain=False)
+
+
+def faulty_stops(worker: Worker) -> bool:
+    worker._clock.advance(1.0)
+    return any(attempt.stopped is not None for attempt in worker._roster.held())
+
+
+def test_draining_gives_back_also_what_does_not_listen(faulty, caplog):
+    caplog.set_level(logging.CRITICAL)
+    deaf, clock = Gate(), ManualClock()
+
+    class DeafKind:
+        def run(self, attempt):
+            deaf.pass_()
+            raise DataError("nobody waits for this")
+
+        def discard(self, attempt):
+            pass
+
+    worker = Worker(faulty, {"infer": DeafKind()}, WorkerSettings(name="w1"), clock=clock, seed=1)
+    worker.start()
+    job_id = submit(faulty)
+    deaf.wait_reached()
+    stopping = in_thread(lambda: worker.stop(drain=False))
+    until_true(lambda: (clock.advance(1.0), not stopping.is_alive())[1])
+    job = faulty.get(job_id)
+    assert (job.state, job.attempt, job.crashes) == (JobState.PENDING, 0, 0)
+    deaf.open()
+
+
+def test_an_attempt_that_cannot_tell_how_far_it_is_gets_its_answer_all_the_same(ledger, caplog):
+    """Regression: its thread ended without a word, and the job ran for ever."""
+    caplog.set_level(logging.CRITICAL)
+    kind = ScriptedKind()
+    with working(ledger, kind):
+        job_id = submit(ledger)
+        running = kind.next()
+        running.attempt.report(lambda: 1 // 0)
+        running.finish()
+        assert until(ledger, job_id, ended).state is JobState.COMPLETED
+
+
+def test_an_error_that_cannot_be_judged_is_a_defect(ledger, caplog):
+    caplog.set_level(logging.CRITICAL)
+
+    class OddError(DataError):
+        def __str__(self):
+            raise ValueError("no words")
+
+    kind = ScriptedKind()
+    with working(ledger, kind):
+        job_id = submit(ledger)
+        kind.next().fail(OddError("x"))
+        job = until(ledger, job_id, lambda job: job.state is JobState.PENDING and job.failure is not None)
+    assert job.failure.cause is Cause.DEFECT
+
+
+def test_a_job_that_is_ours_again_under_a_later_lease_runs_once_more_and_the_earlier_is_lost(faulty, wall):
+    """Regression: the earlier attempt was forgotten, never stopped, and what it wrote never removed."""
+    kind = ScriptedKind()
+    with working(faulty, kind) as worker:
+        job_id = submit(faulty)
+        early = kind.next()
+        wall.advance(60_001)
+        faulty.maintain(10)
+        wall.advance(3_600_000)
+        faulty.maintain(10)
+        late = kind.next()
+        assert (late.id, late.attempt.job.lease) == (job_id, 2)
+        assert kind.discarded.get(timeout=PATIENCE_S) == f"{job_id}/1"
+        assert (early.attempt.stopped, late.attempt.stopped) == (StopReason.LOST, None)
+        late.finish()
+        assert until(faulty, job_id, ended).state is JobState.COMPLETED
+        until_true(lambda: worker.statistics().completed == 1)
+        assert worker.statistics().lost == 1
+    assert kind.discarded.empty()
+
+
+SUSPECTS = "suspects"
+BOTH = ("default", SUSPECTS)
+
+
+def suspects(ledger, wall, count=1) -> list[str]:
+    """Jobs that must be alone, in a queue of their own, which is paused."""
+    ids = [submit(ledger, attempts_max=9, queue=SUSPECTS) for _ in range(count)]
+    for _ in range(2):
+        while ledger.turn([], ClaimRequest("dead", (SUSPECTS,), 10, 1_000)).claimed:
+            pass
+        wall.advance(2_000)
+        ledger.maintain(100)
+        wall.advance(3_600_000)
+        ledger.maintain(100)
+    assert all(ledger.get(job_id).crashes == 2 for job_id in ids)
+    ledger.set_queue(QueueSettings(SUSPECTS, paused=True))
+    return ids
+
+
+def waiting_suspect(ledger, suspect: str) -> None:
+    """Let the worker claim it."""
+    ledger.set_queue(QueueSettings(SUSPECTS))
+    until(ledger, suspect, lambda job: job.state is JobState.RUNNING)
+
+
+def test_a_suspect_that_waits_is_given_back_at_once_when_the_worker_leaves(faulty, wall):
+    """Regression: it was told only when the others had ended, or its lease ran out: one more crash to its name."""
+    gate, began = Gate(), threading.Event()
+
+    class DeafKind(ScriptedKind):
+        def run(self, attempt):
+            began.set()
+            gate.pass_()
+            return super().run(attempt)
+
+    (suspect,) = suspects(faulty, wall)
+    with working(faulty, DeafKind(), queues=BOTH) as worker:
+        submit(faulty)
+        assert began.wait(PATIENCE_S)
+        waiting_suspect(faulty, suspect)
+        stopping = in_thread(lambda: worker.stop(drain=False))
+        job = until(faulty, suspect, lambda job: job.state is JobState.PENDING)
+        gate.open()
+        stopping.join(PATIENCE_S)
+    assert (job.crashes, job.attempt) == (2, 2)
+
+
+def test_a_suspect_that_waits_and_is_cancelled_waits_no_more(faulty, wall):
+    kind = ScriptedKind()
+    (suspect,) = suspects(faulty, wall)
+    with working(faulty, kind, queues=BOTH):
+        submit(faulty)
+        running = kind.next()
+        waiting_suspect(faulty, suspect)
+        faulty.cancel(suspect)
+        assert until(faulty, suspect, ended).state is JobState.CANCELLED
+        running.finish()
+
+
+def test_a_suspect_begins_when_the_last_of_the_others_ends_at_that_very_moment(faulty, wall):
+    """Regression: it was noted as waiting after the one it waited for had ended, and never began."""
+    kind = ScriptedKind()
+    (suspect,) = suspects(faulty, wall)
+    with working(faulty, kind, queues=BOTH) as worker:
+        submit(faulty)
+        kind.next()
+        (other,) = worker._roster.held()
+
+        class AtThatMoment(type(worker._roster)):
+            """The other is told to end between its being counted and what follows from the count."""
+
+            def __len__(self):
+                count = super().__len__()
+                if count == 2 and other.stopped is None:
+                    other.stop(StopReason.LOST)
+                    # It ends now, if it need not wait for whoever counts.
+                    lost.wait(0.2)
+                return count
+
+        lost, lose = threading.Event(), worker._let_go
+        worker._let_go = lambda attempt: (lose(attempt), lost.set())
+        worker._roster.__class__ = AtThatMoment
+        faulty.set_queue(QueueSettings(SUSPECTS))
+        assert kind.next().id == suspect
+
+
+def test_several_that_must_be_alone_run_one_after_the_other(faulty, wall):
+    kind = ScriptedKind()
+    ids = suspects(faulty, wall, 3)
+    faulty.set_queue(QueueSettings(SUSPECTS))
+    with working(faulty, kind, queues=BOTH):
+        seen = []
+        for _ in ids:
+            running = kind.next()
+            assert kind.none_began()
+            seen.append(running.id)
+            running.finish()
+            until(faulty, running.id, ended)
+    assert sorted(seen) == sorted(ids)
+
+
+def test_a_start_that_fails_leaves_nothing_and_stopping_is_safe(ledger, monkeypatch):
+    """Regression: threads that had not been started were joined, and the error of that hid the first."""
+    start, begun = threading.Thread.start, []
+
+    def refuse(thread):
+        if len(begun) == 7:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    worker = Worker(ledger, {}, WorkerSettings(name="w1", concurrency=2), seed=1)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        worker.start()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert not any(thread.is_alive() for thread in begun)
+    worker.stop()
+    worker.stop(drain=False)
+    worker.start()
+    assert of_worker() == []
+
+
+def test_a_ledger_that_is_away_at_the_start_is_said_and_leaves_nothing(ledger, monkeypatch):
+    monkeypatch.setattr(ledger, "wakeup", cut)
+    worker = Worker(ledger, {}, WorkerSettings(name="w1"), seed=1)
+    with pytest.raises(JobLedgerUnavailableError):
+        worker.start()
+    worker.stop()
+    assert of_worker() == []
+
+
+def test_a_listener_that_raises_is_asked_again(ledger, caplog):
+    """Regression: its thread ended without a word, and nothing was announced any more."""
+    caplog.set_level(logging.CRITICAL)
+
+    class Flaky:
+        def __init__(self):
+            self.asked, self._failed = threading.Semaphore(0), False
+
+        def wait(self, timeout_s):
+            if not self._failed:
+                self._failed = True
+                raise OSError("the broker has gone")
+            self.asked.release()
+            return threading.Event().wait(min(timeout_s, 0.01))
+
+        def wake(self):
+            pass
+
+        def close(self):
+            pass
+
+    flaky = Flaky()
+    worker = Worker(ledger, {}, WorkerSettings(name="w1", poll_s=0.01), wakeups=[flaky], seed=1)
+    worker.start()
+    assert flaky.asked.acquire(timeout=PATIENCE_S)
+    worker.stop()
+
+
+def test_what_is_done_beside_may_raise(ledger, caplog):
+    caplog.set_level(logging.CRITICAL)
+    told: list[str] = []
+
+    def ended_badly(attempt, _settlement):
+        told.append(attempt.job.id)
+        raise ZeroDivisionError
+
+    worker = Worker(
+        ledger, {"infer": ScriptedKind(at_once=True)}, WorkerSettings(name="w1"), ended=ended_badly, seed=1
+    )
+    worker.start()
+    ids = [submit(ledger) for _ in range(8)]
+    for job_id in ids:
+        assert until(ledger, job_id, ended).state is JobState.COMPLETED
+    worker.stop()
+    assert sorted(told) == sorted(ids)
+
+
+def test_a_kind_that_nobody_does_here_fails_with_the_reason(ledger):
+    with working(ledger, ScriptedKind()):
+        job = until(ledger, submit(ledger, kind="stream"), ended)
+    assert job.state is JobState.FAILED
+    assert "no jobs of kind 'stream'" in job.failure.message

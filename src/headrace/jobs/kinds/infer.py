@@ -55,6 +55,8 @@ class InferKind:
         store = self._stores.for_uri(folder)
         for info in store.list(folder):
             store.delete(info.uri)
+        if isinstance(store, LocalStore):
+            store.prune(folder)
 
     def _folder(self, attempt: Attempt) -> str:
         return self._places.attempt(attempt.job.id, attempt.job.lease)

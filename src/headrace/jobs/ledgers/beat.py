@@ -8,25 +8,26 @@ from headrace.jobs.cause import Cause
 from headrace.jobs.job import Job, JobFailure
 from headrace.jobs.ledger import Beat, BeatReply
 from headrace.jobs.ledgers.database import Statement, Transaction
-from headrace.jobs.ledgers.dialect import CLOCK
+from headrace.jobs.ledgers.dialect import CLOCK, known_by_id
 from headrace.jobs.ledgers.reading import read_jobs
 from headrace.jobs.ledgers.rows import clean, dump_failure, dump_mapping, dump_progress
 from headrace.jobs.state import JobState
 
 _BEATS: Final = {"beat_id": "text", "beat_lease": "bigint", "new_progress": "text", "new_cursor": "text"}
 
+# Ordered by something that no index has, or all jobs would be walked through for the sake of their order.
 _BEAT = Statement(
     lambda dialect: (
         f"""
 WITH {CLOCK}, {dialect.records(_BEATS)}, alive AS MATERIALIZED (
     SELECT job.id AS alive_id, new_progress, new_cursor
     FROM given JOIN headrace_job AS job ON job.id = beat_id AND job.lease = beat_lease
-    WHERE job.state = '{JobState.RUNNING.value}' ORDER BY job.id {dialect.lock}
+    WHERE {known_by_id("job", JobState.RUNNING)} ORDER BY beat_id || '' {dialect.lock}
 )
 UPDATE headrace_job SET lease_until_ms = now_ms + :lease_ms,
     progress = coalesce(new_progress, headrace_job.progress), cursor = coalesce(new_cursor, headrace_job.cursor)
 FROM alive, clock
-WHERE headrace_job.id = alive_id AND headrace_job.state = '{JobState.RUNNING.value}'
+WHERE headrace_job.id = alive_id AND {known_by_id("headrace_job", JobState.RUNNING)}
 RETURNING headrace_job.id, headrace_job.lease, headrace_job.cancel_requested,
     coalesce(headrace_job.deadline_at_ms <= headrace_now(), FALSE)
 """

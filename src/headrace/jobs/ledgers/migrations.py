@@ -174,7 +174,10 @@ STEPS: Final = (
     Step(
         number=1,
         min_reader=1,
-        sqlite=_ledger(text="TEXT", identity="INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT"),
+        sqlite=(
+            *_ledger(text="TEXT", identity="INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT"),
+            *_statements(_NOTIFICATIONS, text="TEXT"),
+        ),
         postgres=(
             _POSTGRES_NOW,
             # Ordered by bytes, as Python and SQLite order them.
@@ -183,13 +186,8 @@ STEPS: Final = (
                 identity="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
                 job_options=_POSTGRES_JOB_OPTIONS,
             ),
+            *_statements(_NOTIFICATIONS, text='TEXT COLLATE "C"'),
         ),
-    ),
-    Step(
-        number=2,
-        min_reader=1,
-        sqlite=_statements(_NOTIFICATIONS, text="TEXT"),
-        postgres=_statements(_NOTIFICATIONS, text='TEXT COLLATE "C"'),
     ),
 )
 

@@ -4,12 +4,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.ledger import JobLedger
+from headrace.jobs.ledgers.sql import SqlJobLedger
 
 _POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 
 
-def open_ledger(url: str) -> JobLedger:
+def open_ledger(url: str) -> SqlJobLedger:
     """The ledger at `url`, not started.
 
     That is ``sqlite:///jobs.db`` (``sqlite:////var/jobs.db`` for an absolute path), a plain path, or
@@ -31,7 +31,7 @@ def open_ledger(url: str) -> JobLedger:
     )
 
 
-def _sqlite(url: str, path: str) -> JobLedger:
+def _sqlite(url: str, path: str) -> SqlJobLedger:
     if not path or path.startswith(":memory:") or "?" in path or path.endswith("/"):
         raise ConfigError(f"{url!r}: a job ledger in SQLite needs a file, as in sqlite:///jobs.db")
     from headrace.jobs.ledgers.sqlite import SqliteJobLedger  # noqa: PLC0415 - only what is asked for is imported
@@ -39,7 +39,7 @@ def _sqlite(url: str, path: str) -> JobLedger:
     return SqliteJobLedger(path)
 
 
-def _postgres(url: str) -> JobLedger:
+def _postgres(url: str) -> SqlJobLedger:
     if not urlsplit(url).path.strip("/"):
         raise ConfigError(
             "a job ledger in PostgreSQL needs a database's name, as in postgresql://host/database"

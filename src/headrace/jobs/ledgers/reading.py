@@ -19,12 +19,13 @@ SELECT {JOB} FROM given JOIN headrace_job AS job ON job.id = wanted_id
 """
     )
 )
+# Ordered by something that no index has, or all jobs would be walked through for the sake of their order.
 _MANY_LOCKED = Statement(
     lambda dialect: (
         f"""
 WITH {dialect.records(_IDS)}
 SELECT {JOB} FROM given JOIN headrace_job AS job ON job.id = wanted_id
-ORDER BY job.id {dialect.lock}
+ORDER BY wanted_id || '' {dialect.lock}
 """
     )
 )

@@ -1,5 +1,6 @@
 """The job ledger in an SQLite file: durable, without a server, for all processes of one machine."""
 
+import random
 import sqlite3
 import threading
 import time
@@ -18,6 +19,7 @@ from headrace.jobs.ledgers.wakeups import Bell, Bells
 
 BUSY_S: Final = 15.0
 """The longest that one waits until other processes have written."""
+BUSY_STEP_S: Final = (0.0005, 0.003)
 READERS: Final = 4
 READER_WAIT_S: Final = 15.0
 LOOK_S: Final = 0.01
@@ -95,6 +97,7 @@ class SqliteJobLedger(SqlJobLedger):
         # One connection writes: within a process, turns are taken at the pool, without asking the file again and again.
         writing = self._engine(pool.QueuePool, pool_size=1, max_overflow=0, pool_timeout=BUSY_S)
         reading = self._engine(pool.QueuePool, pool_size=READERS, max_overflow=0, pool_timeout=READER_WAIT_S)
+        event.listen(writing, "connect", _never_wait)
         event.listen(writing, "begin", _begin_writing)
         event.listen(reading, "begin", _begin_reading)
         return Engines(writing, reading)
@@ -111,8 +114,23 @@ class SqliteJobLedger(SqlJobLedger):
         return connection
 
 
+def _never_wait(connection: sqlite3.Connection, _record: object) -> None:
+    connection.execute("PRAGMA busy_timeout = 0")
+
+
 def _begin_writing(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    """Wait for the file in short, uneven steps: SQLite's own grow to 100 ms, in which others take it many times."""
+    until_s = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except exc.OperationalError as error:
+            code = getattr(error.orig, "sqlite_errorcode", None)
+            if code != sqlite3.SQLITE_BUSY or time.monotonic() > until_s:
+                raise
+            time.sleep(random.uniform(*BUSY_STEP_S))  # noqa: S311 - no secret
+        else:
+            return
 
 
 def _begin_reading(connection: sa.Connection) -> None:

@@ -7,7 +7,7 @@ from headrace.jobs.job import CRASHES_TOGETHER_MAX, Job, Settlement
 from headrace.jobs.ledger import ClaimRequest, Turn
 from headrace.jobs.ledgers.changes import write_changes
 from headrace.jobs.ledgers.database import Statement, Transaction
-from headrace.jobs.ledgers.dialect import CLOCK, NOW_MS
+from headrace.jobs.ledgers.dialect import CLOCK, NOW_MS, known_by_id
 from headrace.jobs.ledgers.reading import read_jobs
 from headrace.jobs.ledgers.rows import NOT_OVER, RETURNED, clean, job_of
 from headrace.jobs.ledgers.transitions import Change, settled
@@ -28,8 +28,8 @@ _CANDIDATE: Final = f"""
 _AWAKE: Final = "job.state = 'pending' AND NOT job.asleep"
 _IN_ORDER: Final = "ORDER BY job.priority, job.due_at_ms, job.id LIMIT :room"
 # A few at most: upkeep gives them their places in the index of those that are awake. They are found by the index of those
-# that sleep, and then by their ids: that the state is written so oddly keeps planners from walking through all that wait.
-_SLEEPER: Final = f"""job.state || '' = 'pending' AND job.asleep AND job.id IN (
+# that sleep, and then by their ids.
+_SLEEPER: Final = f"""{known_by_id("job", JobState.PENDING)} AND job.asleep AND job.id IN (
         SELECT sleeper.id FROM headrace_job AS sleeper
         WHERE sleeper.queue = :queue AND sleeper.state = 'pending' AND sleeper.asleep AND sleeper.due_at_ms <= {NOW_MS}
         ORDER BY sleeper.due_at_ms LIMIT {SLEEPERS_MAX}
@@ -56,7 +56,7 @@ UPDATE headrace_job SET
     state = '{_RUNNING}', asleep = FALSE, attempt = headrace_job.attempt + 1, lease = headrace_job.lease + 1,
     worker = :worker, started_at_ms = now_ms, lease_until_ms = now_ms + :lease_ms, progress = NULL
 FROM numbered, clock
-WHERE headrace_job.id = candidate_id AND headrace_job.state = 'pending' AND place <= :room
+WHERE headrace_job.id = candidate_id AND {known_by_id("headrace_job", JobState.PENDING)} AND place <= :room
     AND (place < coalesce((SELECT min(place) FROM numbered WHERE alone), :room + 1) OR (place = 1 AND :taken = 0))
 RETURNING {RETURNED}
 """

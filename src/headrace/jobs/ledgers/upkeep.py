@@ -4,7 +4,7 @@ from headrace.jobs.job import Job
 from headrace.jobs.ledger import Upkeep
 from headrace.jobs.ledgers.changes import write_changes
 from headrace.jobs.ledgers.database import Statement, Transaction
-from headrace.jobs.ledgers.dialect import NOW_MS
+from headrace.jobs.ledgers.dialect import NOW_MS, known_by_id
 from headrace.jobs.ledgers.rows import JOB, job_of
 from headrace.jobs.ledgers.transitions import change, lost
 from headrace.jobs.state import JobEvent, JobState
@@ -48,7 +48,7 @@ WITH candidate AS MATERIALIZED (
     LIMIT :room {dialect.lock_free}
 )
 UPDATE headrace_job SET asleep = FALSE FROM candidate
-WHERE headrace_job.id = candidate_id AND headrace_job.state = 'pending'
+WHERE headrace_job.id = candidate_id AND {known_by_id("headrace_job", JobState.PENDING)}
 RETURNING headrace_job.queue
 """
     )

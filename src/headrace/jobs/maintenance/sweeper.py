@@ -4,10 +4,12 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.core.errors import ConfigError, StorageError
-from headrace.jobs.job import Job
+from headrace.core.errors import ConfigError, HeadraceError
+from headrace.jobs.job import Job, is_job_id
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.places import Places
+from headrace.jobs.state import JobState
+from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.jobs")
@@ -36,7 +38,11 @@ class Retention:
 
 
 class Sweeper:
-    """One `tick` is one round; any number of sweepers may be at it. Objects go first, then the rows that know them."""
+    """One `tick` is one round; any number of sweepers may be at it.
+
+    Rows go first, then the objects that only they knew: a job that is put back at that moment keeps its payload. What a
+    sweeper that dies between leaves behind is an orphan by then.
+    """
 
     def __init__(
         self,
@@ -56,15 +62,20 @@ class Sweeper:
     def tick(self) -> int:
         """How many jobs it removed."""
         before_ms = self._ledger.now_ms() - round(self._retention.jobs_s * 1000)
-        swept: list[str] = []
-        for job in self._ledger.ended_before(before_ms, limit=self.round_jobs):
+        old = self._ledger.ended_before(before_ms, limit=self.round_jobs)
+        if not old:
+            return 0
+        ids = [job.id for job in old]
+        forgotten = self._ledger.forget(ids)
+        kept = self._ledger.get_many(ids) if forgotten < len(ids) else {}
+        for job in old:
+            if job.id in kept:
+                continue
             try:
                 self.remove_objects(job)
-            except StorageError as error:
-                _log.warning("a job's objects could not be removed: %s", error, extra={"job": job.id})
-                continue
-            swept.append(job.id)
-        return self._ledger.forget(swept) if swept else 0
+            except HeadraceError as error:
+                _log.warning("a job's objects are left as orphans: %s", error, extra={"job": job.id})
+        return forgotten
 
     def remove_objects(self, job: Job) -> None:
         """Remove what our own store has of a job."""
@@ -72,11 +83,16 @@ class Sweeper:
         store = self._stores.for_uri(folder)
         for info in store.list(folder):
             store.delete(info.uri)
-        if job.spec.owned_input:
+        self._prune(job.id)
+        # Only where it is ours by its name too.
+        if job.spec.owned_input and job.spec.input_uri == self._places.input(job.id):
             store.delete(job.spec.input_uri)
 
     def orphans(self) -> int:
-        """One round over our own store: how many objects it removed that no job knows."""
+        """One round over our own store: how many objects it removed that no job knows.
+
+        Only what is named as we name it, and is older than `orphans_s` by the store's own telling: not what has no date.
+        """
         before_s = self._ledger.now_ms() / 1000 - self._retention.orphans_s
         removed = 0
         for folder in (self._places.inputs, self._places.all_attempts):
@@ -84,14 +100,21 @@ class Sweeper:
             old: dict[str, list[str]] = {}
             for info in store.list(folder):
                 job_id = self._places.job_id_of(info.uri)
-                if job_id is None or info.modified_s > before_s:
+                if job_id is None or not is_job_id(job_id) or not 0 < info.modified_s <= before_s:
                     continue
                 old.setdefault(job_id, []).append(info.uri)
-                if len(old) >= ORPHANS_ROUND:
+                if sum(map(len, old.values())) >= ORPHANS_ROUND:
                     removed += self._remove_unknown(old)
                     old = {}
             removed += self._remove_unknown(old)
+        self._clean_drafts()
         return removed
+
+    def _clean_drafts(self) -> None:
+        """What killed writers have left on a disk, a day old or older."""
+        store = self._stores.for_uri(self._places.drafts)
+        if isinstance(store, LocalStore):
+            store.clean(self._places.drafts)
 
     def _remove_unknown(self, uris: dict[str, list[str]]) -> int:
         known = self._ledger.get_many(list(uris)) if uris else {}
@@ -103,9 +126,19 @@ class Sweeper:
                     continue
                 self._stores.for_uri(uri).delete(uri)
                 removed += 1
+            if job is None:
+                self._prune(job_id)
         return removed
+
+    def _prune(self, job_id: str) -> None:
+        folder = self._places.attempts(job_id)
+        store = self._stores.for_uri(folder)
+        if isinstance(store, LocalStore):
+            store.prune(folder)
 
     def _superseded(self, job: Job, uri: str) -> bool:
         """Whether an object is of an attempt that does not count, of a job that has ended."""
         lease = self._places.lease_of(uri)
-        return job.state.ended and lease is not None and lease != job.lease
+        if lease is None or not job.state.ended:
+            return False
+        return lease != job.lease or job.state is not JobState.COMPLETED

@@ -1,11 +1,11 @@
-"""The thread that does chores: each at its own pace, jittered, since every worker has one."""
+"""The threads that do chores: each at its own pace, jittered, since every worker has them."""
 
-import heapq
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, JobLedgerUnavailableError
@@ -24,18 +24,14 @@ class Chore:
     """A round that did so much is taken for one that left something."""
 
 
-@dataclass(order=True, slots=True)
-class _Due:
-    at_s: float
-    order: int
-    chore: Chore = field(compare=False)
-
-
 class Upkeep:
     """Implements `headrace.core.Service`; use it once.
 
-    A round that fails is logged and tried again at its next time. After the ledger did not answer, all chores are held
-    off for `hold_off_s`: the living must get to say that they live before anybody takes their leases away.
+    Each chore has a thread of its own: a store that does not answer must not keep the leases of the dead from being taken
+    back. A round that fails is logged and tried again at its next time. After the ledger did not answer, all chores are
+    held off for `hold_off_s`: the living must get to say that they live before anybody takes their leases away.
+
+    `stop` waits `stop_s` for the rounds under way; one that takes longer ends with its next round, or with the process.
     """
 
     def __init__(
@@ -43,40 +39,56 @@ class Upkeep:
         chores: Sequence[Chore],
         *,
         hold_off_s: float,
+        stop_s: float = 10.0,
         clock: Clock | None = None,
         seed: int | None = None,
     ) -> None:
+        self._chores = tuple(chores)
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)  # noqa: S311 - jitter
         self._hold_off_s = hold_off_s
-        now_s = self._clock.now()
-        # The first round of each anywhere in its interval, so that many workers started at once do not all begin alike.
-        self._due = [
-            _Due(now_s + c.every_s * self._random.random(), order, c) for order, c in enumerate(chores)
-        ]
-        heapq.heapify(self._due)
+        self._stop_s = stop_s
+        self._held_until_s = float("-inf")
         self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._life = threading.Lock()
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin."""
-        if self._thread is None and self._due:
-            self._thread = threading.Thread(target=self._run, name="headrace-upkeep", daemon=True)
-            self._thread.start()
+        """Begin. Raises RuntimeError where no thread can be made; then `stop` ends those that were."""
+        with self._life:
+            if self._threads or self._wake.is_set():
+                return
+            for chore in self._chores:
+                thread = threading.Thread(
+                    target=self._run, args=(chore,), name=f"headrace-{chore.name}", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
 
     def stop(self, *, drain: bool = True) -> None:  # noqa: ARG002 - every Service has it
-        """End, after the round under way; `drain` means nothing here."""
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
+        """End, after the rounds under way; `drain` means nothing here."""
+        with self._life:
+            threads = self._threads
+            if threads:
+                self._wake.set()
+        until_s = time.monotonic() + self._stop_s
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        left = [thread.name for thread in threads if thread.is_alive()]
+        if left:
+            _log.warning("chores are left behind in the middle of their rounds: %s", ", ".join(left))
 
-    def _run(self) -> None:
+    def _run(self, chore: Chore) -> None:
+        # The first round anywhere in its interval, so that many workers started at once do not all begin alike.
+        wait_s = chore.every_s * self._random.random()
         while not self._wake.is_set():
-            wait_s = self._due[0].at_s - self._clock.now()
+            wait_s = max(wait_s, self._held_until_s - self._clock.now())
             if wait_s > 0 and self._clock.sleep(wait_s, self._wake):
                 return
-            due = heapq.heappop(self._due)
-            heapq.heappush(self._due, _Due(self._clock.now() + self._round(due.chore), due.order, due.chore))
+            if self._held_until_s > self._clock.now():
+                wait_s = 0.0
+                continue
+            wait_s = self._round(chore)
 
     def _round(self, chore: Chore) -> float:
         """Do one round; after how long the next is due."""
@@ -84,17 +96,12 @@ class Upkeep:
             done = chore.do()
         except JobLedgerUnavailableError as error:
             _log.warning("%s: the job ledger does not answer: %s", chore.name, error)
-            self._hold_off()
+            self._held_until_s = self._clock.now() + self._hold_off_s
         except HeadraceError as error:
             _log.warning("%s: %s", chore.name, error)
-        except Exception:  # noqa: BLE001 - the thread has others to do
+        except Exception:  # noqa: BLE001 - it is tried again
             _log.exception("%s failed", chore.name)
         else:
             if chore.full is not None and done >= chore.full:
                 return 0.0
         return chore.every_s * (0.75 + self._random.random() / 2)
-
-    def _hold_off(self) -> None:
-        until_s = self._clock.now() + self._hold_off_s
-        self._due = [_Due(max(d.at_s, until_s), d.order, d.chore) for d in self._due]
-        heapq.heapify(self._due)

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,13 @@ class Beats:
 
     A ledger that does not answer stops nothing: attempts go on, and what they come to counts if nobody else has taken
     the job meanwhile. But then no more is claimed (`late`).
+
+    Args:
+        ledger: Whom to tell.
+        settings: The lease, and how often.
+        roster: What is in hand.
+        give_up: Told, in the beats' thread, of an attempt that was told to stop `stop_s` ago and has not; once or more often.
+        clock: Waits.
     """
 
     def __init__(
@@ -37,11 +45,13 @@ class Beats:
         settings: WorkerSettings,
         roster: Roster,
         *,
+        give_up: Callable[[Attempt], None],
         clock: Clock,
     ) -> None:
         self._ledger = ledger
         self._settings = settings
         self._roster = roster
+        self._give_up = give_up
         self._clock = clock
         self._told: WeakKeyDictionary[Attempt, tuple[float, Progress]] = WeakKeyDictionary()
         self._wake = threading.Event()
@@ -67,6 +77,10 @@ class Beats:
             self._heard_s = self._clock.now()
         if limit_s is not None:
             self._wake.set()
+
+    def told(self) -> None:
+        """Attempts were told to stop: they have `stop_s` for it."""
+        self._wake.set()
 
     def look(self) -> None:
         """There is news: perhaps somebody has cancelled something."""
@@ -96,23 +110,27 @@ class Beats:
     def _round(self, now_s: float) -> None:
         for attempt in self._roster.overdue(now_s):
             attempt.stop(StopReason.TIME_LIMIT)
+        for attempt in self._roster.stuck(now_s, self._settings.stop_s):
+            self._give_up(attempt)
         if now_s >= self._beat_s:
             self._beat()
         elif self._look and now_s >= self._looked_s + _REQUESTS_S:
             self._look_for_cancels()
 
     def _patience_s(self) -> float:
+        now_s = self._clock.now()
         until_s = self._beat_s
-        limit_s = self._roster.next_limit_s()
-        if limit_s is not None:
-            until_s = min(until_s, limit_s)
+        look_s = self._roster.next_look_s(now_s, self._settings.stop_s)
+        if look_s is not None:
+            until_s = min(until_s, look_s)
         if self._look:
             until_s = min(until_s, self._looked_s + _REQUESTS_S)
-        return max(0.0, until_s - self._clock.now())
+        return max(0.0, until_s - now_s)
 
     def _beat(self) -> None:
         now_s = self._clock.now()
-        held = [h.attempt for h in self._roster.held()]
+        # What is lost is no more ours to prolong; and of each job only its last lease is left by that.
+        held = [attempt for attempt in self._roster.held() if attempt.stopped is not StopReason.LOST]
         self._beat_s = now_s + self._settings.beat_s
         if not held:
             return
@@ -124,12 +142,10 @@ class Beats:
             _log.warning("no sign of life could be given, it is tried again: %s", error)
             return
         self._heard_s = now_s
-        for job_id in reply.lost:
-            self._roster.stop(job_id, StopReason.LOST)
-        for job_id in reply.cancel:
-            self._roster.stop(job_id, StopReason.CANCELLED)
-        for job_id in reply.expired:
-            self._roster.stop(job_id, StopReason.EXPIRED)
+        # The reply is about the leases that were beaten for: a job may be in hand under a later one by now.
+        _stop(held, reply.lost, StopReason.LOST)
+        _stop(held, reply.cancel, StopReason.CANCELLED)
+        _stop(held, reply.expired, StopReason.EXPIRED)
 
     def _sign(self, attempt: Attempt) -> Beat:
         """A sign of life; every now and then it is told to those who asked for progress, if there is any."""
@@ -145,9 +161,15 @@ class Beats:
 
     def _look_for_cancels(self) -> None:
         self._look, self._looked_s = False, self._clock.now()
+        held = self._roster.held()  # Before it is asked, for the same reason.
         try:
             cancelled = self._ledger.cancel_requests(self._settings.name)
         except JobLedgerUnavailableError:
             return  # The next sign of life tells too.
-        for job_id in cancelled:
-            self._roster.stop(job_id, StopReason.CANCELLED)
+        _stop(held, cancelled, StopReason.CANCELLED)
+
+
+def _stop(attempts: Iterable[Attempt], job_ids: Container[str], reason: StopReason) -> None:
+    for attempt in attempts:
+        if attempt.job.id in job_ids:
+            attempt.stop(reason)

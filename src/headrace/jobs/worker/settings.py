@@ -4,9 +4,13 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass, field
+from typing import Final
 
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import QUEUE_DEFAULT
+
+CONCURRENCY_MAX: Final = 1000
+"""Each is a thread."""
 
 
 def new_worker_name() -> str:
@@ -31,16 +35,23 @@ class WorkerSettings:
     """How often the ledger is looked at although nothing was announced."""
     drain_grace_s: float = 30.0
     """How long jobs may go on once the worker was told to leave; then they go back to their queue."""
+    stop_s: float = 30.0
+    """How long an attempt that was told to stop may take for it; then it is settled without its say, as what it was stopped
+    for, and its slot is out of use until it returns: no thread can be killed."""
     maintain_s: float = 5.0
     """About how often leases of the dead are taken back, and expired jobs ended; jittered, since every worker does."""
 
     def __post_init__(self) -> None:
         """Refuse what leaves no room."""
-        if not self.queues or not all(self.queues):
-            raise ConfigError("a worker needs at least one queue, and a queue a name")
-        if self.concurrency < 1:
-            raise ConfigError(f"concurrency must be 1 or more, not {self.concurrency}")
-        for name in ("lease_s", "beat_s", "poll_s", "maintain_s"):
+        if isinstance(self.queues, str) or not self.queues or not all(self.queues):
+            raise ConfigError(
+                f"a worker needs a tuple of queues, at least one, each with a name, not {self.queues!r}"
+            )
+        if not self.name:
+            raise ConfigError("a worker needs a name that no other has")
+        if not 1 <= self.concurrency <= CONCURRENCY_MAX:
+            raise ConfigError(f"concurrency must be 1 to {CONCURRENCY_MAX}, not {self.concurrency}")
+        for name in ("lease_s", "beat_s", "poll_s", "stop_s", "maintain_s"):
             if not 0 < getattr(self, name) < 86_400:
                 raise ConfigError(f"{name} must be above 0 and below a day, not {getattr(self, name)}")
         if self.beat_s * 2 > self.lease_s:
@@ -48,8 +59,8 @@ class WorkerSettings:
                 f"beat_s ({self.beat_s:g}) must be at most half of lease_s ({self.lease_s:g}): "
                 "one late sign of life must not cost the lease"
             )
-        if self.drain_grace_s < 0:
-            raise ConfigError(f"drain_grace_s must be 0 or more, not {self.drain_grace_s}")
+        if not 0 <= self.drain_grace_s < 86_400:
+            raise ConfigError(f"drain_grace_s must be 0 or more and below a day, not {self.drain_grace_s}")
 
     @property
     def lease_ms(self) -> int:

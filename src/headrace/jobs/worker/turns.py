@@ -8,12 +8,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.core.clock import Clock
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.core.retry import RetryPolicy
-from headrace.jobs.job import Completed, Job, Settlement
+from headrace.jobs.cause import Cause
+from headrace.jobs.job import Completed, Failed, Job, JobFailure, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, Turn
 from headrace.jobs.state import JobState
 from headrace.jobs.worker.roster import Roster
@@ -24,6 +26,25 @@ _log = logging.getLogger("headrace.jobs")
 _AGAIN: Final = RetryPolicy(retry_s=float("inf"), first_delay_s=0.1, delay_max_s=5.0)
 _LAST_TRIES: Final = 3
 """How often a ledger that does not answer is asked once more by a worker that is leaving."""
+_SOON_S: Final = 0.05
+"""How soon the queues are looked at again where a job is due that could not be had: somebody else holds it."""
+_UNSECURED_RETRY_MS: Final = 10_000
+_REFUSALS_MAX: Final = 5
+"""How often the ledger may fail over one settlement, and not over others, until something plain is settled in its place."""
+
+_TRIES_MAX: Final = 100
+"""How often it may fail over one settlement where there is nothing else to be settled or claimed: minutes."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A settlement that the ledger failed over."""
+
+    tries: int = 0
+    refusals: int = 0
+    """Tries with an answered turn since the last one: then it is not the ledger."""
+    answered: int = -1
+    """How many turns had been answered at the last try."""
 
 
 class Turns:
@@ -34,8 +55,10 @@ class Turns:
         settings: Queues, room, lease.
         roster: What is in hand; room is what it leaves.
         begin: Told of every job claimed, in the turns' thread; adds it to the roster, and returns at once.
-        secure: Makes results durable before they are settled; gives back what is to be settled.
-        settled: Told what each settlement came to, in the turns' thread; takes it off the roster, and returns at once.
+        secure: Makes results durable before they are settled; gives back what is to be settled, one for one. Where it
+            raises, what had completed is settled as failed in its store, to be tried again.
+        settled: Told what each settlement came to, as it was settled, in the turns' thread; takes it off the roster, and
+            returns at once.
         may_claim: Whether there is no other reason to hold back, such as a late sign of life.
         clock: Waits.
         share: Draws the jitter of a wait, 0 to 1.
@@ -68,12 +91,19 @@ class Turns:
         self._waiting: deque[Settlement] = deque()
         self._news = True
         """Whether a claim may bring something."""
-        self._due_s: float | None = None
-        """When a job becomes due that was not when the queues were last looked at."""
+        self._look_s = clock.now()
+        """When the queues are looked at although nothing was announced."""
         self._closed = False
         self._ended = False
         self._failures = 0
         """How often in a row the ledger has not answered; then the last turn may have counted all the same."""
+        self._last_tries = 0
+        self._singly = 0
+        """For how many turns settlements go one by one, and claims apart: one of them may be what the ledger fails over."""
+        self._apart = False
+        self._answered = 0
+        """How many turns were answered."""
+        self._refused: dict[tuple[str, int], _Refused] = {}
 
     # Any thread
 
@@ -94,7 +124,7 @@ class Turns:
             self._wake.set()
 
     def close(self) -> None:
-        """Claim no more."""
+        """Claim no more. A claim that is under way is in the roster's expectations until all it brought is in hand."""
         self._closed = True
 
     def end(self) -> None:
@@ -108,14 +138,18 @@ class Turns:
         """Take turns until `end`. What a ledger that does not answer was not told then is left to its leases' end."""
         while True:
             self._wake.clear()
-            if self._ended and (not self._waiting or self._failures >= _LAST_TRIES):
+            if self._ended and (not self._waiting or self._last_tries >= _LAST_TRIES):
                 return
-            if self._turn():
-                continue
-            woken = self._clock.sleep(self._patience_s(), self._wake)
-            if not woken and not self._failures:
-                # What nobody announced is found all the same.
-                self._news = True
+            leaving = self._ended
+            try:
+                if self._turn():
+                    continue
+            except Exception:  # noqa: BLE001 - a worker without this thread can only be killed
+                _log.exception("a turn broke off half way, what became of it is looked up")
+                self._failures += 1
+            if leaving:
+                self._last_tries += 1
+            self._clock.sleep(self._patience_s(), self._wake)
 
     def _patience_s(self) -> float:
         """How long there is nothing to do, unless somebody wakes us."""
@@ -123,102 +157,173 @@ class Turns:
             delay_s = _AGAIN.delay_s(self._failures, float("inf"), self._share())
             assert delay_s is not None, "an endless budget"
             return delay_s
-        poll_s = self._settings.poll_s * (0.75 + self._share() / 4)
-        if self._due_s is None:
-            return poll_s
-        return min(poll_s, max(0.0, self._due_s - self._clock.now()))
+        return max(0.0, self._look_s - self._clock.now())
 
     def _turn(self) -> bool:
         """One exchange with the ledger; whether there was one, and it answered."""
-        with self._lock:
-            waiting = tuple(self._waiting)
-        claim = self._wanted(waiting)
-        if not waiting and claim is None:
-            return False
         try:
             if self._failures:
-                waiting = self._resolve(waiting)
-            turn = self._exchange(waiting, claim)
+                self._resolve()
+            waiting = self._next()
+            claim = self._expected_claim(waiting)
+            if not waiting and claim is None:
+                if self._apart and self._waiting:
+                    return True
+                # Where it had failed, it is known by now what of that has counted.
+                known, self._failures = self._failures > 0, 0
+                return known
+            settlements = self._secured(waiting)
+            turn = self._ledger.turn(settlements, claim)
         except JobLedgerUnavailableError as error:
             _log.warning("the job ledger does not answer, it is asked again: %s", error)
-            return self._failed(claim)
-        except Exception:  # noqa: BLE001 - a worker without this thread can only be killed
+            return self._failed()
+        except Exception:  # noqa: BLE001 - as above
             _log.exception("the job ledger failed, it is asked again")
-            return self._failed(claim)
-        self._failures = 0
-        self._take(waiting, turn.accepted)
-        self._claimed(turn, claim)
+            self._suspect()
+            return self._failed()
+        self._failures, self._singly = 0, max(0, self._singly - 1)
+        self._answered += 1
+        self._take(waiting, settlements, turn.accepted)
+        if claim is not None:
+            self._claimed(turn, claim)
         return True
 
-    def _failed(self, claim: ClaimRequest | None) -> bool:
+    def _next(self) -> tuple[Settlement, ...]:
+        """What to settle now."""
+        with self._lock:
+            waiting = tuple(self._waiting)
+        self._apart = bool(self._singly) and not self._apart
+        if self._apart:
+            return ()
+        return waiting[:1] if self._singly else waiting
+
+    def _failed(self) -> bool:
         self._failures += 1
-        self._news = self._news or claim is not None
+        self._news = True
         return False
+
+    def _suspect(self) -> None:
+        """The ledger failed, and not for being away: perhaps over one settlement, which must not keep the others waiting."""
+        with self._lock:
+            singly, self._singly = self._singly, max(self._singly, len(self._waiting) + 1)
+            if not singly or self._apart or not self._waiting:
+                return
+            first = self._waiting.popleft()
+            self._waiting.append(self._plainer(first))
+
+    def _plainer(self, settlement: Settlement) -> Settlement:
+        """It, or what is settled in its place once the ledger has failed over it, and not over others, often enough."""
+        key = (settlement.job_id, settlement.lease)
+        refused = self._refused.setdefault(key, _Refused())
+        refused.tries += 1
+        refused.refusals += self._answered > refused.answered
+        refused.answered = self._answered
+        if refused.refusals < _REFUSALS_MAX and refused.tries < _TRIES_MAX:
+            return settlement
+        _log.error(
+            "what an attempt came to cannot be recorded, it fails for that", extra={"job": settlement.job_id}
+        )
+        failure = JobFailure(Cause.DEFECT, "what the attempt came to could not be recorded")
+        return Settlement(settlement.job_id, settlement.lease, Failed(failure, _UNSECURED_RETRY_MS))
+
+    def _expected_claim(self, waiting: Sequence[Settlement]) -> ClaimRequest | None:
+        """What to claim. Said to the roster before it is known whether we may: whoever closes us looks there afterwards."""
+        claim = self._wanted(waiting)
+        if claim is None:
+            return None
+        self._roster.expect()
+        if self._closed:
+            self._roster.expect_nothing()
+            return None
+        # Before the ledger is asked: news that comes meanwhile stands.
+        self._news = False
+        return claim
 
     def _wanted(self, waiting: Sequence[Settlement]) -> ClaimRequest | None:
         """What to claim: as much as there will be room for when `waiting` is settled. None: nothing now."""
-        if self._due_s is not None and self._clock.now() >= self._due_s:
-            self._news, self._due_s = True, None
+        now_s = self._clock.now()
+        if now_s >= self._look_s:
+            self._news = True
+            self._look_s = now_s + self._poll_s()
         if self._closed or not self._news or not self._may_claim():
             return None
-        ending = {s.job_id for s in waiting}
-        staying = [h.attempt.job for h in self._roster.held() if h.attempt.job.id not in ending]
-        room = self._settings.concurrency - len(staying)
-        if room <= 0 or any(job.alone for job in staying):
+        if self._singly and waiting:
+            return None
+        taken, alone = self._roster.staying((s.job_id, s.lease) for s in waiting)
+        room = self._settings.concurrency - taken
+        if room <= 0 or alone:
             return None
         return ClaimRequest(self._settings.name, self._settings.queues, room, self._settings.lease_ms)
 
-    def _exchange(self, waiting: Sequence[Settlement], claim: ClaimRequest | None) -> Turn:
-        if not waiting and claim is None:
-            return Turn((), ())
-        secured = self._secure(waiting) if waiting else waiting
-        # Before the ledger is asked: news that comes meanwhile stands.
-        if claim is not None:
-            self._news = False
-        return self._ledger.turn(secured, claim)
+    def _poll_s(self) -> float:
+        return self._settings.poll_s * (0.75 + self._share() / 4)
 
-    def _resolve(self, waiting: Sequence[Settlement]) -> tuple[Settlement, ...]:
-        """The last turn raised, and may have counted all the same: find out, and give back what is still to be settled."""
+    def _secured(self, waiting: Sequence[Settlement]) -> Sequence[Settlement]:
+        """What is to be settled, one for one."""
+        if not waiting:
+            return waiting
+        try:
+            secured = self._secure(waiting)
+            if [(s.job_id, s.lease) for s in secured] == [(s.job_id, s.lease) for s in waiting]:
+                return secured
+            _log.error("what was secured is not what was to be settled")
+        except Exception:  # noqa: BLE001 - what is not durable has not completed, whatever the reason
+            _log.exception("results could not be made durable")
+        return [unsecured(s) for s in waiting]
+
+    def _resolve(self) -> None:
+        """The last turn raised, and may have counted all the same: find out, and take what is settled."""
+        with self._lock:
+            waiting = tuple(self._waiting)
         for job in self._ledger.running_of(self._settings.name):
-            held = self._roster.get(job.id)
-            if held is None or held.job.lease != job.lease:
+            if self._roster.get(job.id, job.lease) is None:
                 self._begin(job)
-        known = self._ledger.get_many([s.job_id for s in waiting])
-        open_: list[Settlement] = []
+        self._roster.expect_nothing()
+        known = self._ledger.get_many([s.job_id for s in waiting]) if waiting else {}
         for settlement in waiting:
             job = known.get(settlement.job_id)
-            if job is not None and job.state is JobState.RUNNING and job.lease == settlement.lease:
-                open_.append(settlement)
-            else:
-                self._take([settlement], [job is not None and _counted(job, settlement)])
-        return tuple(open_)
+            if job is None or job.state is not JobState.RUNNING or job.lease != settlement.lease:
+                counted = job is not None and _counted(job, settlement)
+                self._take([settlement], [settlement], [counted])
 
-    def _take(self, settlements: Sequence[Settlement], accepted: Sequence[bool]) -> None:
-        """The ledger has answered for these."""
-        done = set(map(id, settlements))
+    def _take(
+        self, waiting: Sequence[Settlement], settlements: Sequence[Settlement], accepted: Sequence[bool]
+    ) -> None:
+        """The ledger has answered for these; `waiting` is what they were before they were secured."""
+        done = {(s.job_id, s.lease) for s in waiting}
         with self._lock:
-            self._waiting = deque(s for s in self._waiting if id(s) not in done)
+            self._waiting = deque(s for s in self._waiting if (s.job_id, s.lease) not in done)
         for settlement, counted in zip(settlements, accepted, strict=True):
+            self._refused.pop((settlement.job_id, settlement.lease), None)
             self._settled(settlement, counted)
 
-    def _claimed(self, turn: Turn, claim: ClaimRequest | None) -> None:
-        if claim is None:
-            return
+    def _claimed(self, turn: Turn, claim: ClaimRequest) -> None:
         for job in turn.claimed:
             self._begin(job)
+        self._roster.expect_nothing()
         if len(turn.claimed) == claim.jobs_max or any(job.alone for job in turn.claimed):
             self._news = True
         elif turn.due_in_ms is not None:
-            self._due_s = self._clock.now() + turn.due_in_ms / 1000
+            due_s = self._clock.now() + max(turn.due_in_ms / 1000, _SOON_S)
+            self._look_s = min(self._look_s, due_s)
+
+
+def unsecured(settlement: Settlement) -> Settlement:
+    """What is settled in place of an attempt that completed, and whose result could not be made durable."""
+    if not isinstance(settlement.outcome, Completed):
+        return settlement
+    failure = JobFailure(Cause.STORAGE, "the result could not be stored", "StorageError")
+    return replace(settlement, outcome=Failed(failure, _UNSECURED_RETRY_MS))
 
 
 def _counted(job: Job, settlement: Settlement) -> bool:
     """Whether a settlement whose answer was lost has counted, by the job as it is now."""
+    if job.lease != settlement.lease:
+        return False
     if not isinstance(settlement.outcome, Completed):
-        return job.lease == settlement.lease
+        return True
     return (
-        job.lease == settlement.lease
-        and job.state is JobState.COMPLETED
+        job.state is JobState.COMPLETED
         and job.result is not None
         and job.result.uri == settlement.outcome.result.uri
     )

@@ -34,7 +34,11 @@ def verdict(attempt: Attempt, error: BaseException, *, share: float, hide: str =
             return _failed(attempt, JobFailure(Cause.TIMEOUT, why, "DeadlineError"), share, None)
         case None:
             pass
-    failure = JobFailure(cause_of(error), _message(error, hide), type(error).__name__)
+    cause = cause_of(error)
+    if cause is Cause.CANCELLED:
+        # A request of its was given up, but nobody has cancelled the job.
+        cause = Cause.DEFECT
+    failure = JobFailure(cause, _message(error, hide), type(error).__name__)
     return _failed(attempt, failure, share, getattr(error, "retry_after_s", None))
 
 

@@ -8,7 +8,9 @@ from starlette.exceptions import HTTPException
 
 from headrace.jobs.access import JobAccess
 from headrace.jobs.desk import JobDesk
+from headrace.jobs.triggering import Triggering
 from headrace.server.jobs.api import Api, ApiSettings, answer, problems
+from headrace.server.jobs.event_notice_routes import event_notice_routes
 from headrace.server.jobs.events import event_routes
 from headrace.server.jobs.frame import Frame, on_http_exception, on_validation_error
 from headrace.server.jobs.job_routes import SCHEMAS, job_routes
@@ -32,10 +34,12 @@ def jobs_app(
     settings: ApiSettings | None = None,
     workroom: Workroom | None = None,
     vendor: VendorSettings | None = None,
+    triggering: Triggering | None = None,
 ) -> FastAPI:
     """Put the API together, for one event loop. The desk is started before it is served, and stopped after.
 
-    `workroom` is closed by whoever gave it. With `vendor` there is the vendor's asynchronous door too.
+    `workroom` is closed by whoever gave it. With `vendor` there is the vendor's asynchronous door too, and with `triggering`
+    object events make jobs.
     """
     api = Api(desk, access, settings or ApiSettings(), workroom or Workroom())
     app = FastAPI(
@@ -51,7 +55,8 @@ def jobs_app(
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     # Before `/{job_id}`, of which they are parts.
-    for router in (event_routes(api), payload_routes(api), job_routes(api), queue_routes(api)):
+    notices = event_notice_routes(api, triggering)
+    for router in (event_routes(api), payload_routes(api), job_routes(api), queue_routes(api), notices):
         app.include_router(router)
     _health(app, api)
     if vendor is not None:

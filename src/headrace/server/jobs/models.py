@@ -195,6 +195,21 @@ class UploadedModel(BaseModel):
     size_bytes: int
 
 
+class EventOutcomeModel(BaseModel):
+    """What became of one object event."""
+
+    uri: str
+    job_id: str = Field(description="The job that it made, or had made before; empty where it makes none.")
+    created: bool
+    reason: str = Field(description="Why it makes none.")
+
+
+class EventOutcomesModel(BaseModel):
+    """What became of a notice, event by event."""
+
+    outcomes: list[EventOutcomeModel]
+
+
 class HealthModel(BaseModel):
     """A probe's answer."""
 
