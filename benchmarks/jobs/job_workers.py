@@ -58,23 +58,29 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._said: list[str] = []
-        self._ready = threading.Event()
-        self._word = ""
         self.pid = self._process.pid
-        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._said: list[str] = []
+        self._changed = threading.Condition()
+        self._silent = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def wait_for(self, word: str) -> str:
         """The first line with the word in it. BrokenRunError where it ends without having said it."""
-        self._word = word
-        self._thread.start()
-        if not self._ready.wait(READY_S) or not any(word in line for line in self._said):
-            raise BrokenRunError(f"{self._process.args} is not ready: {''.join(self._said[-5:])}")
-        return next(line for line in self._said if word in line)
+        with self._changed:
+            self._changed.wait_for(lambda: self._silent or self._line(word), READY_S)
+            if (line := self._line(word)) is None:
+                raise BrokenRunError(f"{self._process.args} is not ready: {''.join(self._said[-5:])}")
+            return line
+
+    def _line(self, word: str) -> str | None:
+        return next((line for line in self._said if word in line), None)
 
     def finish(self) -> None:
         """Wait until it ends by itself. BrokenRunError where it does not, or fails."""
-        if self._process.wait(READY_S):
+        code = self._process.wait(READY_S)
+        self._reader.join(LEFT_S)
+        if code:
             raise BrokenRunError(f"{self._process.args} ended badly: {''.join(self._said[-5:])}")
 
     def leave(self) -> None:
@@ -85,14 +91,18 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join(LEFT_S)
 
     def _read(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._said = [*self._said[-100:], line]
-            if self._word in line:
-                self._ready.set()
-        self._ready.set()
+        with self._process.stderr as lines:
+            for line in lines:
+                with self._changed:
+                    self._said = [*self._said[-100:], line]
+                    self._changed.notify_all()
+        with self._changed:
+            self._silent = True
+            self._changed.notify_all()
 
 
 def request(number: int) -> bytes:

@@ -1,15 +1,13 @@
 """Section submits: how many jobs a second are taken for good, by nobody's work but the ledger's."""
 
 import argparse
-import os
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from inputs import FOLDER, python
+from disk_limit import disk_per_s, rate
+from inputs import python
 from job_places import LEDGERS, Place, places
 from job_workers import Process, submit_one
 from promise import Promise, spread
@@ -21,8 +19,6 @@ from headrace.jobs.submitter import Submitter
 PER_S_MIN = 800
 SUBMITTERS = 8
 TOGETHER = 100
-PAGE = b"\0" * 4096
-DISK_PAGES = 1024
 API = Path(__file__).parent / "job_api.py"
 
 
@@ -79,25 +75,6 @@ def by_submitters(ledger: JobLedger, submit_s: float) -> float:
         submitter.stop()
 
 
-def rate(submit_s: float, threads: int, do: Callable[[], object]) -> float:
-    """How often a second `do` is done, by so many threads, for about so long."""
-    do()
-    counts = [0] * threads
-    began_s = time.perf_counter()
-
-    def repeat(place: int) -> None:
-        while time.perf_counter() - began_s < submit_s:
-            do()
-            counts[place] += 1
-
-    workers = [threading.Thread(target=repeat, args=(place,)) for place in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return sum(counts) / (time.perf_counter() - began_s)
-
-
 def over_http(place: Place, submit_s: float) -> float:
     """By the API in a process of its own, asked by another."""
     api = Process([sys.executable, str(API), place.ledger_url, f"{place.store}/"])
@@ -110,24 +87,3 @@ def over_http(place: Place, submit_s: float) -> float:
         newest = ledger.get(found["last"])
     assert newest.spec.model == "bench", "what was answered is in the ledger"
     return found["jobs_per_s"]
-
-
-def disk_per_s(submit_s: float) -> float:
-    """One page written over an old one, and waited for, again and again: what no durable commit is faster than."""
-    path = Path(FOLDER) / "disk-limit"
-    file = os.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        os.pwrite(file, PAGE * DISK_PAGES, 0)
-        os.fsync(file)
-        at = 0
-
-        def write() -> None:
-            nonlocal at
-            os.pwrite(file, PAGE, at % DISK_PAGES * len(PAGE))
-            os.fdatasync(file)
-            at += 1
-
-        return rate(min(submit_s, 1.0), 1, write)
-    finally:
-        os.close(file)
-        path.unlink()
