@@ -64,6 +64,31 @@ def test_a_request_is_answered_in_the_protocol(tmp_path, stores, places):
     assert result.size_bytes == len(stores.for_uri(result.uri).get(result.uri))
 
 
+@pytest.mark.parametrize(
+    "text", ["[[1, 2], [3, 4]]", '{"x": [[1, 2], [3, 4]]}', '{"x": [[1.0, 2], [3, 4e0]]}']
+)
+def test_plain_json_goes_to_the_inputs_of_the_model(tmp_path, stores, places, text):
+    uri = payload(tmp_path, "in", text)
+    result, _ = run(stores, places, NewJob(model="m", input_uri=uri, content_type="application/json"))
+    answer = json.loads(stores.for_uri(result.uri).get(result.uri))
+    assert answer["outputs"][0]["data"] == [6.0, 14.0]
+
+
+def test_plain_json_that_fits_no_input_says_what_the_model_takes(tmp_path, stores, places):
+    uri = payload(tmp_path, "in.json", "[[1, 2, 3]]")
+    with pytest.raises(DataError, match=r"has shape \[1, 3\], but the model takes \[-1, 2\]"):
+        run(stores, places, NewJob(model="m", input_uri=uri))
+
+
+def test_json_that_is_a_list_of_objects_or_wanted_in_another_form_is_records(tmp_path, stores, places):
+    uri = payload(tmp_path, "in.json", "[1, 2]")
+    result, _ = run(stores, places, NewJob(model="m", input_uri=uri, accept="text/csv"))
+    assert (stores.for_uri(result.uri).get(result.uri), result.content_type) == (b"6.0\n", "text/csv")
+    objects = payload(tmp_path, "objects.json", '[{"x": [1, 2]}]')
+    with pytest.raises(DataError, match="all 1 records failed"):
+        run(stores, places, NewJob(model="m", input_uri=objects))
+
+
 def test_a_binary_request_gets_a_binary_answer(tmp_path, stores, places):
     request = InferRequest((Tensor("x", np.array([[1.0, 2.0]])),))
     body = encode_request(request, binary=True)
