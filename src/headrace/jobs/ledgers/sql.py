@@ -29,6 +29,7 @@ from headrace.jobs.ledgers.reading import (
     read_cancels_of,
     read_job,
     read_jobs,
+    read_keyed,
     read_running_of,
     read_unpublished,
 )
@@ -152,6 +153,12 @@ class SqlJobLedger(ABC):
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         """See `JobLedger.get_many`."""
         return self._database.read(lambda transaction: read_jobs(transaction, job_ids))
+
+    def keyed(self, tenant: str, idempotency_key: str) -> Job | None:
+        """See `JobLedger.keyed`."""
+        if not idempotency_key:
+            return None
+        return self._database.read(lambda transaction: read_keyed(transaction, tenant, idempotency_key))
 
     def history(self, job_id: str) -> list[HistoryEntry]:
         """See `JobLedger.history`; of a very long one, the last 1000 lines."""
