@@ -112,7 +112,9 @@ def _failed(job: Job, outcome: Failed) -> Change:
 
 def lost_delay_ms(job: Job) -> int:
     """How long a job whose lease ran out waits for its next attempt: all of what the rule has, without jitter."""
-    return RULES[Cause.WORKER_LOST].delay_ms(max(job.attempt, 1))
+    rule = RULES[Cause.WORKER_LOST]
+    assert rule is not None, "lost workers are tried again"
+    return rule.delay_ms(max(job.attempt, 1))
 
 
 def lost(job: Job) -> Change:
