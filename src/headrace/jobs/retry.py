@@ -41,7 +41,7 @@ class RetryRule:
         return ceil((delay_s or 0.0) * 1000)
 
 
-_LOST: Final = RetryRule(counts=True, first_delay_s=1.0, delay_max_s=60.0)
+LOST: Final = RetryRule(counts=True, first_delay_s=1.0, delay_max_s=60.0)
 """Once the lease has run out, which has taken its time already."""
 _CRASHED: Final = RetryRule(counts=True, first_delay_s=5.0, delay_max_s=300.0)
 _FAILED: Final = RetryRule(counts=True, first_delay_s=10.0, delay_max_s=600.0)
@@ -51,7 +51,7 @@ RULES: Final[Mapping[Cause, RetryRule | None]] = {
     Cause.CANCELLED: None,
     Cause.EXPIRED: None,
     Cause.POISON: None,
-    Cause.WORKER_LOST: _LOST,
+    Cause.WORKER_LOST: LOST,
     Cause.CRASH: _CRASHED,
     Cause.OOM: _CRASHED,
     Cause.TIMEOUT: _FAILED,

@@ -15,7 +15,7 @@ from headrace.jobs.job import (
     Released,
     Settlement,
 )
-from headrace.jobs.retry import RULES
+from headrace.jobs.retry import LOST
 from headrace.jobs.state import JobEvent, after
 
 
@@ -112,9 +112,7 @@ def _failed(job: Job, outcome: Failed) -> Change:
 
 def lost_delay_ms(job: Job) -> int:
     """How long a job whose lease ran out waits for its next attempt: all of what the rule has, without jitter."""
-    rule = RULES[Cause.WORKER_LOST]
-    assert rule is not None, "lost workers are tried again"
-    return rule.delay_ms(max(job.attempt, 1))
+    return LOST.delay_ms(max(job.attempt, 1))
 
 
 def lost(job: Job) -> Change:
