@@ -5,8 +5,9 @@ pages speak of (see `_write_samples`). A block may use `await` and `async for` a
 out, write an HTML comment before it: ``<!-- skip: next "why" -->``. Parallel runs must keep a page together
 (``--dist loadfile``).
 
-Shell commands (console blocks) of docs/serving.md run too, line by line, and must succeed. ``headrace serve`` runs beside
-the page, on free ports that take the place of 8080 and 8081 in what follows, until the next one or the page's end.
+Shell commands (console blocks) of docs/serving.md and docs/jobs.md run too, line by line, and must succeed. ``headrace
+serve`` and ``headrace up`` run beside the page, on free ports that take the place of 8080, 8081 and 8090 in what follows,
+until the next one or the page's end.
 """
 
 import ast
@@ -94,17 +95,22 @@ def _leave_page(namespace: dict[str, Any]) -> None:
 
 def _run_block(example: Example) -> None:
     """Run one block; line numbers in tracebacks are those of the page."""
-    source = "\n" * (example.line + example.parsed.line_offset) + example.parsed
+    source = "\n" * (example.line + example.parsed.line_offset) + _moved(example.parsed, example.namespace)
     code = compile(source, example.path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     result = eval(code, example.namespace)  # noqa: S307 - our own documentation
     if inspect.iscoroutine(result):
         asyncio.run(result)
 
 
-PAGES_WITH_COMMANDS = ("serving.md",)
+PAGES_WITH_COMMANDS = ("serving.md", "jobs.md")
 WAIT_S = 60.0
-_LISTENS = re.compile(r"(rest|grpc)\s+(\w+://\S+)")
+_LISTENS = re.compile(r"(rest|grpc|metrics|jobs)\s+(\w+://\S+)")
 _SERVER, _PORTS = "__server__", "__ports__"
+_USUAL_PORTS = {"rest": "8080", "grpc": "8081", "metrics": "8082", "jobs": "8090"}
+_PORT_OPTIONS = {
+    "serve": {"--rest-port": "rest", "--grpc-port": "grpc", "--metrics-port": "metrics"},
+    "up": {"--port": "jobs", "--rest-port": "rest"},
+}
 
 
 def _run_commands(example: Example) -> None:
@@ -113,28 +119,42 @@ def _run_commands(example: Example) -> None:
         return
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for line in str(example.parsed).replace("\\\n", " ").splitlines():
-        command = _on_free_ports(line, example.namespace)
-        if command.startswith("headrace serve"):
-            _start_server(shlex.split(command, comments=True), example.namespace, environ)
+        command = _moved(line, example.namespace)
+        if command.startswith(("headrace serve", "headrace up")):
+            words = shlex.split(command.replace("$PWD", str(Path.cwd())), comments=True)
+            _start_server(words, example.namespace, environ)
         elif command.strip():
             done = subprocess.run(  # noqa: S602 - our own documentation
-                command, shell=True, env=environ, capture_output=True, text=True, check=False, timeout=WAIT_S
+                command,
+                shell=True,
+                env=environ | _asked_at(example.namespace),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=WAIT_S,
             )
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
-def _on_free_ports(command: str, namespace: dict[str, Any]) -> str:
-    rest, grpc = namespace.get(_PORTS, ("8080", "8081"))
-    moved = command.replace("localhost:8080", f"localhost:{rest}").replace(
-        "localhost:8081", f"localhost:{grpc}"
-    )
-    asks = re.match(r"headrace (infer|models)\b", moved)
-    return moved if asks is None or "--url" in moved else f"HEADRACE_URL=http://localhost:{rest} {moved}"
+def _moved(text: str, namespace: dict[str, Any]) -> str:
+    """What a page says, with the ports that its server has."""
+    for door, port in namespace.get(_PORTS, {}).items():
+        text = text.replace(f"localhost:{_USUAL_PORTS[door]}", f"localhost:{port}")
+    return text
+
+
+def _asked_at(namespace: dict[str, Any]) -> dict[str, str]:
+    """Where commands ask that are told no address."""
+    ports = namespace.get(_PORTS, {})
+    names = {"rest": "HEADRACE_URL", "jobs": "HEADRACE_SERVER"}
+    return {names[door]: f"http://localhost:{port}" for door, port in ports.items() if door in names}
 
 
 def _start_server(command: list[str], namespace: dict[str, Any], environ: dict[str, str]) -> None:
     _stop_server(namespace)
-    free = ["--rest-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    # A page's second server is where its first was: what asks that one asks this.
+    taken = namespace.get(_PORTS, {})
+    free = [w for option, door in _PORT_OPTIONS[command[1]].items() for w in (option, taken.get(door, "0"))]
     server = subprocess.Popen([*command, *free], env=environ, stderr=subprocess.PIPE, text=True)  # noqa: S603
     namespace[_SERVER] = server
     said: list[str] = []
@@ -145,7 +165,7 @@ def _start_server(command: list[str], namespace: dict[str, Any], environ: dict[s
         if found := _LISTENS.match(line):
             ports[found[1]] = found[2].rpartition(":")[2]
         if line.strip() == "ready":
-            namespace[_PORTS] = (ports["rest"], ports["grpc"])
+            namespace[_PORTS] = ports
             return
     raise AssertionError(f"{shlex.join(command)} ended: {''.join(said)}")
 

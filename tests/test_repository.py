@@ -47,7 +47,7 @@ _EXTRAS_APART = {"mlserver": "constraints-mlserver.txt"}
 _SEVERAL_DOORS = {
     "uvicorn": "its server, and its protocol, which is imported where it is extended",
     "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
-    "boto3": "credentials of the object store, and AWS's own queues and notices",
+    "boto3": "credentials of the object store, and AWS's own queues and notifications",
     "httpx": "the guarded client of addresses that others name, and the client of our own API",
 }
 

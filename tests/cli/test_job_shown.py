@@ -15,6 +15,8 @@ from headrace.jobs.job import Progress
         (Progress(1, 3, "objects"), "33% of 3 objects"),
         (Progress(0, 0, "rows"), "100% of 0 rows"),
         (Progress(5, 5), "100% of 5"),
+        (Progress(5, 5, "records", "2 records failed"), "100% of 5 records, 2 records failed"),
+        (Progress(5, None, "bytes", "odd\x1b[1m"), "5 bytes, odd�[1m"),
     ],
 )
 def test_progress_is_told_as_well_as_it_is_known(progress, text):

@@ -35,12 +35,21 @@ class _Declared(EchoModel):
         return x
 
 
+class _Exact(EchoModel):
+    """Of its inputs everything but the rows is fixed."""
+
+    inputs = (TensorSpec("x", "FP64", (-1, 3)), TensorSpec("n", "INT8", (-1,)))
+
+    def predict(self, x, n):
+        return x
+
+
 class _Any(Model):
     def predict(self, *args):
         return args[0]
 
 
-@pytest.mark.parametrize("model", [EchoModel(), _Declared(), _Any()])
+@pytest.mark.parametrize("model", [EchoModel(), _Declared(), _Exact(), _Any()])
 def test_what_is_known_of_a_model_comes_out_as_it_went_in(model):
     """Requests are checked here by what was read from the model's signature there."""
     inputs = ModelInputs.of(model, "m")

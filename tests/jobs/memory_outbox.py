@@ -10,7 +10,7 @@ from headrace.testing import ManualClock
 
 @dataclass
 class _Delivery:
-    notice: object
+    notification: object
     endpoint_id: str
     record: DeliveryRecord
     fence: int = 0
@@ -46,11 +46,13 @@ class MemoryOutbox:
         with self._lock:
             self._endpoints[target.endpoint_id] = EndpointRecord(target.endpoint_id, target, HEALTHY)
 
-    def put(self, notice, endpoint_id):
+    def put(self, notification, endpoint_id):
         with self._lock:
             delivery_id = f"dlv_{len(self._deliveries)}"
-            record = DeliveryRecord(delivery_id, endpoint_id, notice.event_id, "waiting", 0, self.now_ms())
-            self._deliveries[delivery_id] = _Delivery(notice, endpoint_id, record)
+            record = DeliveryRecord(
+                delivery_id, endpoint_id, notification.event_id, "waiting", 0, self.now_ms()
+            )
+            self._deliveries[delivery_id] = _Delivery(notification, endpoint_id, record)
             return delivery_id
 
     def wait_for_decisions(self, count, timeout_s=20.0):
@@ -90,7 +92,7 @@ class MemoryOutbox:
                             d.record.delivery_id,
                             d.fence,
                             d.record.attempts,
-                            d.notice,
+                            d.notification,
                             endpoint.target,
                             endpoint.health,
                         )

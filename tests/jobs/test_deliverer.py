@@ -10,7 +10,7 @@ from headrace.core.errors import ConfigError, HeadraceError
 from headrace.jobs import secrets
 from headrace.jobs.deliverer import Deliverer, DelivererSettings, _Run
 from headrace.jobs.delivery import Again, Dead, DeliveryPolicy, Done
-from headrace.jobs.notifier import Delivered, Notice, Retry, WebhookTarget
+from headrace.jobs.notifier import Delivered, Notification, Retry, WebhookTarget
 from headrace.jobs.notifiers.webhook import WebhookNotifier
 from headrace.jobs.outbound.addresses import network
 from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
@@ -40,10 +40,10 @@ class Scripted:
         self._now = {}
         self._changed = threading.Condition()
 
-    def send(self, notice, target):
+    def send(self, notification, target):
         name = target.endpoint_id
         with self._changed:
-            self.sent.append((name, notice.event_id))
+            self.sent.append((name, notification.event_id))
             self._now[name] = self._now.get(name, 0) + 1
             self.most[name] = max(self.most.get(name, 0), self._now[name])
             self.most_in_all = max(self.most_in_all, sum(self._now.values()))
@@ -91,7 +91,7 @@ def put(outbox, endpoint_id, number=0, url="https://hooks.example/"):
     if outbox.endpoint(endpoint_id) is None:
         outbox.add_endpoint(WebhookTarget(endpoint_id, url, (SECRET,)))
     return outbox.put(
-        Notice(f"evt_{endpoint_id}_{number}", "job.completed", "job-1", START_S * 1000), endpoint_id
+        Notification(f"evt_{endpoint_id}_{number}", "job.completed", "job-1", START_S * 1000), endpoint_id
     )
 
 
@@ -144,14 +144,14 @@ def test_a_receiver_that_is_down_then_broken_then_gone(outbox, run):
             at_s = []
 
             def attempt(number):
-                """Both the bad one's attempt and a notice to the good one, at this very time."""
+                """Both the bad one's attempt and a notification to the good one, at this very time."""
                 put(outbox, "good", number, url=good.url)
                 decisions = wait_for(outbox, deliverer, 2 * number)[-2:]
                 at_s.append(outbox.clock.now() - START_S)
                 by_endpoint = {claim.target.endpoint_id: (claim, decision) for claim, decision in decisions}
                 assert isinstance(by_endpoint["good"][1].outcome, Done)
                 claim, decision = by_endpoint["bad"]
-                assert (claim.attempt, claim.notice.event_id) == (number, "evt_bad_0")
+                assert (claim.attempt, claim.notification.event_id) == (number, "evt_bad_0")
                 return decision
 
             def pass_until(decision):
@@ -246,7 +246,7 @@ def test_two_deliverers_share_an_outbox(outbox, run):
 
 
 def test_an_answer_after_the_timeout_comes_twice_under_one_id(outbox, run):
-    """The receiver has the notice and says so too late: it gets it again, and can tell by the id."""
+    """The receiver has the notification and says so too late: it gets it again, and can tell by the id."""
     gave_up = threading.Event()
     with Receiver() as receiver:
 
@@ -357,7 +357,7 @@ def test_what_could_not_be_recorded_is_sent_again_under_its_id_when_the_lease_ha
     assert set(notifier.sent) == {("a", "evt_a_0")}
 
 
-def test_a_notice_that_ends_whoever_sends_it_is_given_up_without_being_sent_again(outbox, run):
+def test_a_notification_that_ends_whoever_sends_it_is_given_up_without_being_sent_again(outbox, run):
     """Each attempt before has ended with its lease, none with an answer."""
     delivery_id = put(outbox, "a")
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Notices are checked where they are made, and go to the notifier of their target's kind."""
+"""Notifications are checked where they are made, and go to the notifier of their target's kind."""
 
 import orjson
 import pytest
@@ -8,7 +8,7 @@ from headrace.jobs.notifier import (
     DATA_BYTES_MAX,
     Delivered,
     EmailTarget,
-    Notice,
+    Notification,
     Notifiers,
     Refused,
     WebhookTarget,
@@ -38,14 +38,14 @@ from headrace.jobs.notifier import (
 )
 def test_what_could_not_be_sent_is_refused_at_once(change):
     with pytest.raises(ConfigError):
-        Notice(**{"event_id": "evt_1", "type": "job.completed", "job_id": "j", "at_ms": 0, **change})
+        Notification(**{"event_id": "evt_1", "type": "job.completed", "job_id": "j", "at_ms": 0, **change})
 
 
 def test_data_is_bounded():
     fits = DATA_BYTES_MAX - len(orjson.dumps({"job_id": "j", "x": ""}))
-    assert len(Notice("e", "job.progress", "j", 0, {"x": "a" * fits}).data_json()) == DATA_BYTES_MAX
+    assert len(Notification("e", "job.progress", "j", 0, {"x": "a" * fits}).data_json()) == DATA_BYTES_MAX
     with pytest.raises(LimitError, match="refer to what is large by its address"):
-        Notice("e", "job.progress", "j", 0, {"x": "a" * (fits + 1)})
+        Notification("e", "job.progress", "j", 0, {"x": "a" * (fits + 1)})
 
 
 def test_targets_do_not_show_their_secrets():
@@ -54,12 +54,12 @@ def test_targets_do_not_show_their_secrets():
 
 def test_each_kind_has_its_notifier():
     class Taking:
-        def send(self, notice, target):
+        def send(self, notification, target):
             return Delivered(target.endpoint_id)
 
     notifiers = Notifiers({WebhookTarget: Taking()})
-    notice = Notice("e", "job.completed", "j", 0)
-    assert notifiers.send(notice, WebhookTarget("hook", "https://h/")) == Delivered("hook")
-    refused = notifiers.send(notice, EmailTarget("mail", ("a@b.example",)))
+    notification = Notification("e", "job.completed", "j", 0)
+    assert notifiers.send(notification, WebhookTarget("hook", "https://h/")) == Delivered("hook")
+    refused = notifiers.send(notification, EmailTarget("mail", ("a@b.example",)))
     assert isinstance(refused, Refused)
     assert "EmailTarget" in refused.why

@@ -1,6 +1,7 @@
 """What follows an attempt that failed: which causes end a job, which use up attempts, and how long the waits are."""
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,22 @@ def test_every_cause_has_a_rule_and_the_documentation_its_name():
     never, counted, rest = told[: len(NEVER)], told[len(NEVER) : -len(NOT_COUNTED)], told[-len(NOT_COUNTED) :]
     assert (set(never), set(counted), set(rest)) == (NEVER, COUNTED, NOT_COUNTED)
     assert len(told) == len(Cause)
+
+
+def test_the_page_about_jobs_has_every_rule_as_it_is():
+    page = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text()
+    rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \| (yes|no|-) \|$", page, re.MULTILINE)
+    assert {cause: (after, uses_up) for cause, after, uses_up in rows} == {
+        cause.value: _as_told(rule) for cause, rule in RULES.items()
+    }
+    assert len(rows) == len(Cause)
+
+
+def _as_told(rule):
+    if rule is None:
+        return "never", "-"
+    first, last = f"{rule.first_delay_s:g} s", f"{rule.delay_max_s:g} s"
+    return first if first == last else f"{first} to {last}", "yes" if rule.counts else "no"
 
 
 @given(causes, attempts, attempts, shares, asked)

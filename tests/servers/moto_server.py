@@ -3,26 +3,24 @@
 An imitation: it stands for what the API looks like (long polls, visibility, receive counts), not for how AWS fails.
 """
 
-import signal
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from servers.ports import free_port
+from servers.process import ServerProcess
 
-READY_S = 60.0
 
-
-class MotoServer:
+class MotoServer(ServerProcess):
     """One `moto_server`; stopping it loses all that it has."""
 
+    named = "moto"
+    ready_s = 60.0
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
@@ -50,32 +48,8 @@ class MotoServer:
             region_name="us-east-1",
         )
 
-    def start(self) -> None:
-        """Start, with nothing in it; returns when it answers."""
-        assert self._process is None, "the server runs already"
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        until = time.monotonic() + READY_S
-        while time.monotonic() < until and self._process.poll() is None:
-            if self._answers():
-                return
-            time.sleep(0.05)
-        self.stop()
-        raise RuntimeError(f"moto does not start:\n{(self.folder / 'log').read_text()[-4000:]}")
-
-    def stop(self) -> None:
-        """Kill it. Twice does nothing."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+    def _command(self):
+        return [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
 
     def _answers(self) -> bool:
         try:

@@ -7,11 +7,10 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 from servers.ports import free_ports
+from servers.process import ServerProcess
 
 READY_S = 90.0
 _USER = "rabbitmq"
@@ -27,56 +26,39 @@ def missing() -> str:
     return ""
 
 
-class RabbitServer:
+class RabbitServer(ServerProcess):
     """One node. `folder` must be reachable for the user that it runs as."""
 
+    named = "RabbitMQ"
+    ready_s = READY_S
+    look_s = 0.1
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.port, self._distribution_port = free_ports(2)
-        self._process: subprocess.Popen[bytes] | None = None
         self._rest = folder / "node"
 
     @property
     def url(self) -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/"
 
+    def _command(self):
+        return [*self._as_user(), _script("rabbitmq-server")]
+
+    def _cwd(self) -> Path:
+        return self._rest
+
+    def _process_environ(self):
+        return self._environ()
+
     def start(self) -> None:
         """Start, with what it had; returns when it has accepted a client."""
-        assert self._process is None, "the node runs already"
         self._make_folders()
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._as_user(), _script("rabbitmq-server")],
-                cwd=self._rest,
-                env=self._environ(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        until = time.monotonic() + READY_S
-        while time.monotonic() < until and self._process.poll() is None:
-            if self._answers():
-                return
-            time.sleep(0.1)
-        self.stop()
-        raise RuntimeError(f"RabbitMQ does not start:\n{(self.folder / 'log').read_text()[-4000:]}")
-
-    def stop(self) -> None:
-        """Kill it. Twice does nothing."""
-        self._signal(signal.SIGKILL)
+        super().start()
 
     def end(self) -> None:
         """Have it stop by itself, with all it has on disk: a queue that was just made is lost to a kill."""
-        self._signal(signal.SIGTERM)
-
-    def _signal(self, number: int) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        # The node is a grandchild, and in this group, which is its own.
-        os.killpg(process.pid, number)
-        process.wait(READY_S)
+        self._end(signal.SIGTERM)
 
     def forget(self) -> None:
         """While it is stopped: lose all that it has, queues included."""

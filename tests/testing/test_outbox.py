@@ -1,4 +1,4 @@
-"""The suite for outboxes passes a good one, and notices each promise that a bad one breaks."""
+"""The suite for outboxes passes a good one, and notifications each promise that a bad one breaks."""
 
 from dataclasses import replace
 

@@ -11,7 +11,7 @@ from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.notifier import (
     Answer,
     EmailTarget,
-    Notice,
+    Notification,
     Notifier,
     Notifiers,
     Refused,
@@ -53,13 +53,13 @@ class SnsWhenAsked:
         self._lock = threading.Lock()
         self._made: Notifier | None = None
 
-    def send(self, notice: Notice, target: Target) -> Answer:
+    def send(self, notification: Notification, target: Target) -> Answer:
         """See `Notifier.send`."""
         try:
             notifier = self._notifier()
         except HeadraceError as error:
             return Refused(str(error))
-        return notifier.send(notice, target)
+        return notifier.send(notification, target)
 
     def _notifier(self) -> Notifier:
         with self._lock:

@@ -1,6 +1,8 @@
 """A worker of jobs: models, kinds, and the parts that it stands on, joined."""
 
 import logging
+import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +36,12 @@ from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
 __all__ = ["JobsAt", "OpenedWorker", "ServedModels", "job_repository", "join_worker", "open_worker"]
+
+_SECRET: Final = re.compile(
+    r"^(AWS|AZURE|GOOGLE|GCP|PG|HEADRACE|SMTP)_?|SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE|_KEY$|_DSN$|_URL$",
+    re.IGNORECASE,
+)
+"""Names of variables that a worker needs, and its models do not: ``environ_pass`` in ``model.toml`` names those that one does."""
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -175,11 +183,18 @@ def job_repository(
 ) -> ModelRepository:
     """The models of a worker, of which `concurrency` jobs ask at once."""
     found, _ = open_repository(models, serving, model_options)
-    definitions: list[ModelDefinition] = [
-        replace(d, settings=replace(d.settings, isolation=d.settings.isolation or isolation))
-        for d in found.definitions()
-    ]
+    definitions = [_confined(d, isolation) for d in found.definitions()]
     return ModelRepository(definitions, in_flight_max=concurrency + 3)
+
+
+def _confined(definition: ModelDefinition, isolation: Isolation) -> ModelDefinition:
+    """Where its settings say nothing else: in a process of its own, which does not inherit what looks like a secret."""
+    settings = definition.settings
+    where = settings.isolation or isolation
+    passed = settings.environ_pass
+    if passed is None and where == "process":
+        passed = tuple(sorted(name for name in os.environ if not _SECRET.search(name)))
+    return replace(definition, settings=replace(settings, isolation=where, environ_pass=passed))
 
 
 @dataclass(frozen=True, slots=True)

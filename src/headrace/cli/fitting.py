@@ -20,6 +20,7 @@ from headrace.core.tensor import (
     text_array,
 )
 from headrace.protocols.oip_json import decode_request
+from headrace.protocols.plain_json import array_of_json, datatype_for, declared, fitted, takes
 from headrace.protocols.tensors import array_from_json
 
 DEFAULT_TEXT_INPUT: Final = "text_input"
@@ -49,12 +50,12 @@ def fit_request(
         name = _text_input(metadata)
         if name in tensors:
             raise DataError(f"input {name!r} is given twice: by --input and by --text")
-        tensors[name] = _fitted(name, text_array(texts), _spec(name, metadata))
+        tensors[name] = fitted(name, text_array(texts), declared(name, metadata))
     if not tensors:
-        raise DataError(f"there is no input: give --input or --text. {_takes(metadata)}")
+        raise DataError(f"there is no input: give --input or --text. {takes(metadata)}")
     missing = [s.name for s in metadata.inputs if s.name not in tensors]
     if missing and len(tensors) < len(metadata.inputs) and _all_needed(metadata):
-        raise DataError(f"input {', '.join(map(repr, missing))} is missing. {_takes(metadata)}")
+        raise DataError(f"input {', '.join(map(repr, missing))} is missing. {takes(metadata)}")
     made = tuple(Tensor(name, array) for name, array in tensors.items())
     return InferRequest(made, parameters=dict(parameters or {}))
 
@@ -72,17 +73,17 @@ def _arrays(given: Given, metadata: ModelMetadata) -> dict[str, Array]:
         if given.name is not None:
             raise DataError(f"input {given.name!r} must be values, not an object")
         named = cast("dict[str, Any]", value.value)
-        return {name: _of_json(name, data, _spec(name, metadata)) for name, data in named.items()}
+        return {name: array_of_json(name, data, declared(name, metadata)) for name, data in named.items()}
     if isinstance(value, Mapping):
         if given.name is not None:
             if len(value) != 1:
                 raise DataError(f"input {given.name!r}: the file has {len(value)} arrays ({_listed(value)})")
             value = {given.name: next(iter(value.values()))}
-        return {name: _of_array(name, array, _spec(name, metadata)) for name, array in value.items()}
+        return {name: _of_array(name, array, declared(name, metadata)) for name, array in value.items()}
     name = given.name or _only_input(metadata)
-    spec = _spec(name, metadata)
+    spec = declared(name, metadata)
     if isinstance(value, Json):
-        return {name: _of_json(name, value.value, spec)}
+        return {name: array_of_json(name, value.value, spec)}
     assert isinstance(value, np.ndarray)
     return {name: _of_array(name, value, spec)}
 
@@ -95,7 +96,7 @@ def _only_input(metadata: ModelMetadata) -> str:
         return metadata.inputs[0].name
     if not metadata.inputs:
         raise DataError("the server does not say what its model takes: name the input, as in --input NAME=…")
-    raise DataError(f"say for which input it is, as in --input NAME=…. {_takes(metadata)}")
+    raise DataError(f"say for which input it is, as in --input NAME=…. {takes(metadata)}")
 
 
 def _text_input(metadata: ModelMetadata) -> str:
@@ -108,23 +109,7 @@ def _text_input(metadata: ModelMetadata) -> str:
     if len(metadata.inputs) == 1 and metadata.inputs[0].shape in (None, (-1,)) and undeclared:
         # A Python model that declares nothing: it is told as numbers, and takes what comes.
         return metadata.inputs[0].name
-    raise DataError(f"the model has no one input for --text. {_takes(metadata)}")
-
-
-def _spec(name: str, metadata: ModelMetadata) -> TensorSpec | None:
-    for spec in metadata.inputs:
-        if spec.name == name:
-            return spec
-    if metadata.inputs:
-        raise DataError(f"the model has no input {name!r}. {_takes(metadata)}")
-    return None
-
-
-def _takes(metadata: ModelMetadata) -> str:
-    if not metadata.inputs:
-        return "The server does not say what its model takes"
-    told = (f"{s.name} {s.datatype}{'' if s.shape is None else f' {list(s.shape)}'}" for s in metadata.inputs)
-    return f"It takes {', '.join(told)}"
+    raise DataError(f"the model has no one input for --text. {takes(metadata)}")
 
 
 def _listed(names: Mapping[str, Any]) -> str:
@@ -134,51 +119,20 @@ def _listed(names: Mapping[str, Any]) -> str:
 # Values
 
 
-def _of_json(name: str, value: Any, spec: TensorSpec | None) -> Array:
-    values: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
-    shape, first = _nesting(values)
-    datatype = _datatype(spec, first)
-    return _fitted(name, array_from_json(name, datatype, shape, values), spec)
-
-
-def _nesting(values: list[Any]) -> tuple[tuple[int, ...], object]:
-    """The sizes of nested lists, and the first value in them; whether all are alike is checked by who makes the array."""
-    sizes: list[int] = []
-    found: Any = values
-    while isinstance(found, list):
-        inner = cast("list[Any]", found)
-        sizes.append(len(inner))
-        found = inner[0] if inner else 0.0
-    return tuple(sizes), found
-
-
-def _datatype(spec: TensorSpec | None, first: object) -> str:
-    """What the model declares; where it declares nothing, what the values are."""
-    # A Python model that declares nothing is told as FP32 [-1]: text must be able to reach it.
-    open_ = spec is None or (spec.shape in (None, (-1,)) and spec.datatype == "FP32")
-    if open_ and isinstance(first, str):
-        return "BYTES"
-    if open_ and isinstance(first, bool):
-        return "BOOL"
-    if spec is None:
-        return "FP32"
-    return "FP32" if spec.datatype == "BF16" else spec.datatype
-
-
 def _of_array(name: str, array: Array, spec: TensorSpec | None) -> Array:
     try:
         found = datatype_of(array.dtype)
     except TypeError as error:
         raise DataError(f"input {name!r}: {error}") from None
     if found == "BYTES":
-        wanted = _datatype(spec, "")
+        wanted = datatype_for(spec, "")
         made = text_array(array.ravel().tolist()).reshape(array.shape)
     else:
-        wanted = found if spec is None else _datatype(spec, 0.0)
+        wanted = found if spec is None else datatype_for(spec, 0.0)
         made = array
     if wanted != found:
         made = _converted(name, array, wanted)
-    return _fitted(name, made, spec)
+    return fitted(name, made, spec)
 
 
 def _converted(name: str, array: Array, datatype: str) -> Array:
@@ -195,24 +149,6 @@ def _converted(name: str, array: Array, datatype: str) -> Array:
     return made
 
 
-def _fitted(name: str, array: Array, spec: TensorSpec | None) -> Array:
-    """With the dimensions that the model declares: one row may be written without its brackets, and a column flat."""
-    if array.ndim == 0:
-        array = array.reshape(1)
-    shape = None if spec is None else spec.shape
-    # [-1] is told by servers that do not know the shape, too.
-    if shape is None or shape == (-1,):
-        return array
-    for fitting in (array, array[None], array[..., None]):
-        if _fits(fitting.shape, shape):
-            return fitting
-    raise DataError(f"input {name!r} has shape {list(array.shape)}, but the model takes {list(shape)}")
-
-
-def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    return len(shape) == len(wanted) and all(w in (-1, s) for s, w in zip(shape, wanted, strict=True))
-
-
 # Tables
 
 
@@ -222,11 +158,13 @@ def _of_table(name: str | None, table: Table, metadata: ModelMetadata) -> dict[s
     if name is None and names and set(names) <= set(header) and (len(names) > 1 or len(header) == 1):
         rows = table.rows[1:]
         return {
-            n: _of_cells(n, [row[header.index(n)] for row in rows], (len(rows),), _spec(n, metadata), table)
+            n: _of_cells(
+                n, [row[header.index(n)] for row in rows], (len(rows),), declared(n, metadata), table
+            )
             for n in names
         }
     name = name or _only_input(metadata)
-    spec = _spec(name, metadata)
+    spec = declared(name, metadata)
     is_text = spec is not None and spec.datatype == "BYTES"
     with_header = header == [name] if is_text else any(_number(cell) is None for cell in header)
     rows = table.rows[1:] if with_header else table.rows
@@ -240,9 +178,9 @@ def _of_cells(
 ) -> Array:
     if not prod(shape):
         raise DataError(f"{table.where} has no row below its header")
-    datatype = _datatype(spec, 0.0)
+    datatype = datatype_for(spec, 0.0)
     if datatype == "BYTES":
-        return _fitted(name, text_array(cells).reshape(shape), spec)
+        return fitted(name, text_array(cells).reshape(shape), spec)
     values: list[Any] = []
     width = prod(shape[1:])
     for at, cell in enumerate(cells):
@@ -252,7 +190,7 @@ def _of_cells(
                 f"{table.where}: {cell[:40]!r} is not a number (record {at // width + 1}, for {name!r})"
             )
         values.append(value)
-    return _fitted(name, array_from_json(name, datatype, shape, values), spec)
+    return fitted(name, array_from_json(name, datatype, shape, values), spec)
 
 
 def _number(cell: str) -> int | float | bool | None:

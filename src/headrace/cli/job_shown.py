@@ -80,10 +80,10 @@ def progress_text(progress: Progress | None) -> str:
 def _how_far(progress: Progress | None) -> str:
     if progress is None:
         return ""
-    if progress.total is None:
-        return f"{progress.done:,} {progress.unit}".strip()
     share = progress.done / progress.total if progress.total else 1.0
-    return f"{share:.0%} of {progress.total:,} {progress.unit}".strip()
+    done = f"{progress.done:,}" if progress.total is None else f"{share:.0%} of {progress.total:,}"
+    note = f", {printable(progress.note)}" if progress.note else ""
+    return f"{done} {progress.unit}".rstrip() + note
 
 
 def follow(jobs: Iterable[Job], *, json_lines: bool, quiet: bool = False) -> Job | None:

@@ -22,8 +22,11 @@ Examples:
   headrace transform s3://bucket/in/ s3://bucket/out/ --model churn.onnx --join input
   headrace serve churn.onnx words.py:Words
   headrace infer churn --input '[[42, 3.5, 0]]'
+  headrace up churn.onnx
   headrace submit rows.csv --model churn --wait
-  headrace infer --help
+  headrace jobs list --state failed
+  headrace queues scale default
+  headrace submit --help
 """
 
 

@@ -31,7 +31,12 @@ Examples:
 """
 
 
-@click.command("up", epilog=_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_UP"})
+@click.command(
+    "up",
+    epilog=_EPILOG,
+    short_help="Take jobs over HTTP, and do them.",
+    context_settings={"auto_envvar_prefix": "HEADRACE_UP"},
+)
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
 @JOBS_AT_OPTIONS
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")

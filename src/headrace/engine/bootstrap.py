@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from headrace.core.model import ModelRecipe
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.engine.inputs import ModelInputs
+from headrace.engine.inputs import ModelInputs, exact_inputs
 from headrace.engine.settings import ServeSettings
 
 CONTROL_BYTES: Final = mmap.PAGESIZE
@@ -51,9 +51,10 @@ def _settings(values: Mapping[str, Any]) -> ServeSettings:
 
 def loaded_values(metadata: ModelMetadata, inputs: ModelInputs) -> dict[str, Any]:
     """What is known of a model once it has loaded, as plain values."""
-    takes = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    takes = {field.name: getattr(inputs, field.name) for field in fields(inputs) if field.init}
     takes["specs"] = [asdict(spec) for spec in inputs.specs]
     takes["optional"] = sorted(inputs.optional)
+    del takes["exact"]  # follows from what is declared, and has no plain values
     return {"metadata": asdict(metadata), "inputs": takes}
 
 
@@ -63,6 +64,7 @@ def loaded_of(values: Mapping[str, Any]) -> tuple[ModelMetadata, ModelInputs]:
     says |= {"inputs": _specs(says["inputs"]), "outputs": _specs(says["outputs"])}
     takes: dict[str, Any] = dict(values["inputs"])
     takes |= {"specs": _specs(takes["specs"]), "optional": frozenset(takes["optional"])}
+    takes["exact"] = exact_inputs(takes["specs"]) if takes["declared"] else None
     return ModelMetadata(**says), ModelInputs(**takes)
 
 

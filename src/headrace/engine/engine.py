@@ -210,11 +210,14 @@ class Engine:
 
     # Callers in threads
 
-    def submit(self, request: InferRequest, *, alone: bool = False) -> Future[InferResponse]:
+    def submit(
+        self, request: InferRequest, *, alone: bool = False, strict: bool = False
+    ) -> Future[InferResponse]:
         """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError when not running.
 
         `alone` has it called by itself, also where requests of others are joined: for whoever composes batches, and is to get
-        the same predictions to the last bit whoever else asks.
+        the same predictions to the last bit whoever else asks. `strict` takes all or nothing, as `ask` does: one bad row
+        fails the request, with RefusedRowsError where the model refused it, and PredictError where it raised.
         """
         life, backend = self._running_life("it must be started before it is asked")
         future: Future[InferResponse] = Future()
@@ -225,8 +228,8 @@ class Engine:
             return future
         reply = FutureReply(future)
         key = merge_key(request) if self._merge else None
-        ticket = Ticket(request, rows, self._clock.now(), reply, key=key)
-        if alone:
+        ticket = Ticket(request, rows, self._clock.now(), reply, key=key, strict=strict)
+        if alone or (strict and backend.metadata.whole_requests):
             ticket.key = ticket
         if life.inline is None:
             life.channel.put(ticket, future)

@@ -71,7 +71,7 @@ class ModelInputs:
             any_name=(any_keyword or any_position) and not model.inputs,
             declared=bool(model.inputs),
             positional=not keywords_do or (any_position and not any_keyword and not names),
-            exact=_exact(model.inputs) if model.inputs else None,
+            exact=exact_inputs(model.inputs) if model.inputs else None,
         )
 
     def check(self, request: InferRequest) -> int:
@@ -153,7 +153,8 @@ class ModelInputs:
         return ModelInputError(self.model, why)
 
 
-def _exact(specs: Sequence[TensorSpec]) -> tuple[ExactInput, ...] | None:
+def exact_inputs(specs: Sequence[TensorSpec]) -> tuple[ExactInput, ...] | None:
+    """Declared inputs, where everything but the rows is fixed of all of them."""
     exact: list[ExactInput] = []
     for spec in specs:
         # Without a shape nothing is known of the axes; text and BF16 have no numpy type of their own.

@@ -102,7 +102,7 @@ class Deliverer:
                 claims = self._claimed(run)
                 failures = 0
                 wait_s = 0.0 if claims else self._wait_s(run)
-            except Exception:  # noqa: BLE001 - whatever broke below, notices must not end with it
+            except Exception:  # noqa: BLE001 - whatever broke below, notifications must not end with it
                 failures += 1
                 wait_s = self._backoff_s(failures)
                 _log.warning("the outbox cannot be asked, trying again in %.1f s", wait_s, exc_info=True)
@@ -161,10 +161,10 @@ class Deliverer:
 
     def _send(self, claim: Claim) -> Answer:
         if claim.attempt > len(self._policy.schedule_s):
-            # None of those before was recorded: it may be this notice that ends whoever sends it.
+            # None of those before was recorded: it may be this notification that ends whoever sends it.
             return Retry("no attempt before this one came to its end")
         try:
-            return self._notifier.send(claim.notice, claim.target)
+            return self._notifier.send(claim.notification, claim.target)
         except Exception:  # noqa: BLE001 - a defect of a notifier costs an attempt, and no thread
             _log.exception("%s: the notifier failed in an unexpected way", claim.delivery_id)
             return Retry("internal error")

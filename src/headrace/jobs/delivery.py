@@ -21,7 +21,7 @@ class DeliveryPolicy:
     """How often, how long.
 
     Args:
-        schedule_s: One entry an attempt: seconds after the one before; the first is for the notice itself.
+        schedule_s: One entry an attempt: seconds after the one before; the first is for the notification itself.
         jitter: Of each wait, this share at most is added.
         retry_after_s_max: The longest wait that a receiver may ask for.
         disable_after_s: An endpoint that has failed for so long, without one delivery in between, is disabled.
@@ -113,7 +113,7 @@ def decide(
     if isinstance(answer, Delivered):
         return Decision(Done(answer.how), HEALTHY)
     if isinstance(answer, Refused):
-        # It says nothing about the endpoint: the next notice may be fine.
+        # It says nothing about the endpoint: the next notification may be fine.
         return Decision(Dead(answer.why), health)
     failed = _failed(health, now_ms, policy)
     if isinstance(answer, Disabled):

@@ -16,8 +16,13 @@ from headrace.jobs.job import ResultRef
 class JobPredictor(Predictor, Protocol):
     """A predictor whose requests can be given up also when they are under way."""
 
-    def submit(self, request: InferRequest, *, alone: bool = False) -> "Future[InferResponse]":
-        """Ask; see `Predictor.submit`. Requests of many jobs share a call of the model, but not those that are `alone`."""
+    def submit(
+        self, request: InferRequest, *, alone: bool = False, strict: bool = False
+    ) -> "Future[InferResponse]":
+        """Ask; see `Predictor.submit`. Requests of many jobs share a call of the model, but not those that are `alone`.
+
+        A `strict` one takes all or nothing: RefusedRowsError for rows that the model refused, PredictError for what it raised.
+        """
         ...
 
     def abandon(self, future: "Future[InferResponse]") -> None:

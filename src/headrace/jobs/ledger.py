@@ -228,7 +228,8 @@ class JobLedger(Service, Protocol):
         """Take back leases that ran out, expire and wake jobs; at most `limit` of each. Any number of workers may.
 
         A lease that ran out: the job is cancelled where that was asked for, pending again (after a delay that grows with
-        its attempts) where attempts are left, else failed with the cause `worker_lost`. Its crashes grow.
+        its attempts) where attempts are left, else failed with the cause `worker_lost`, or `poison` where it was worked on by
+        itself. Its crashes grow.
         """
         ...
 

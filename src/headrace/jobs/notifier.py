@@ -1,7 +1,7 @@
 """Telling somebody what became of a job: the contract of everything that notifies, in values.
 
-A notice refers to things and never carries them: whoever wants an output fetches it by its address. It may arrive more
-than once, and out of order; `Notice.event_id` is the same each time, and that is what to tell repeats by.
+A notification refers to things and never carries them: whoever wants an output fetches it by its address. It may arrive more
+than once, and out of order; `Notification.event_id` is the same each time, and that is what to tell repeats by.
 """
 
 import re
@@ -13,9 +13,9 @@ import orjson
 
 from headrace.core.errors import ConfigError, LimitError
 
-NOTICE_BYTES_MAX: Final = 20_000
+NOTIFICATION_BYTES_MAX: Final = 20_000
 DATA_BYTES_MAX: Final = 19_000
-"""The rest of a notice is for what stands around its data."""
+"""The rest of a notification is for what stands around its data."""
 COMPLETED: Final = "job.completed"
 FAILED: Final = "job.failed"
 CANCELLED: Final = "job.cancelled"
@@ -29,7 +29,7 @@ _JOB_ID_CHARS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Notification:
     """An event of a job.
 
     `event_id` holds no dot, since what is signed is parted by dots. `at_ms` is when it happened, since the epoch.
@@ -62,7 +62,7 @@ class Notice:
         if size_bytes > DATA_BYTES_MAX:
             raise LimitError(
                 f"event {self.event_id} carries {size_bytes} bytes, and at most {DATA_BYTES_MAX} may go into a "
-                "notice: refer to what is large by its address"
+                "notification: refer to what is large by its address"
             )
 
     def data_json(self) -> bytes:
@@ -98,7 +98,7 @@ class Disabled:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This notice cannot be delivered to this target, however often it is tried; others may be."""
+    """This notification cannot be delivered to this target, however often it is tried; others may be."""
 
     why: str
 
@@ -145,22 +145,22 @@ Target = WebhookTarget | SnsTarget | EmailTarget
 
 
 class Notifier(Protocol):
-    """Delivers notices of one kind or of several. Safe from any thread; one call is one attempt, bounded in time."""
+    """Delivers notifications of one kind or of several. Safe from any thread; one call is one attempt, bounded in time."""
 
-    def send(self, notice: Notice, target: Target) -> Answer:
+    def send(self, notification: Notification, target: Target) -> Answer:
         """Try once. What goes wrong is a value: nothing is raised but for defects of ours."""
         ...
 
 
 class Notifiers:
-    """Sends each notice by the notifier of its target's kind; a kind without one is refused."""
+    """Sends each notification by the notifier of its target's kind; a kind without one is refused."""
 
     def __init__(self, by_kind: Mapping[type[Target], Notifier]) -> None:
         self._by_kind = dict(by_kind)
 
-    def send(self, notice: Notice, target: Target) -> Answer:
+    def send(self, notification: Notification, target: Target) -> Answer:
         """See `Notifier.send`."""
         notifier = self._by_kind.get(type(target))
         if notifier is None:
-            return Refused(f"{type(target).__name__}: notices of this kind are not set up here")
-        return notifier.send(notice, target)
+            return Refused(f"{type(target).__name__}: notifications of this kind are not set up here")
+        return notifier.send(notification, target)

@@ -1,6 +1,6 @@
-"""Notices on their way: the contract of what keeps them until they are delivered.
+"""Notifications on their way: the contract of what keeps them until they are delivered.
 
-What is in it survives a crash of whoever delivers. A delivery is one notice to one endpoint. It is claimed under a lease,
+What is in it survives a crash of whoever delivers. A delivery is one notification to one endpoint. It is claimed under a lease,
 and what becomes of it is recorded with the claim's fence: a deliverer that was away too long records nothing. Times are the
 outbox's own clock, in milliseconds since the epoch.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headrace.jobs.delivery import Decision, Health
-from headrace.jobs.notifier import Notice, Target
+from headrace.jobs.notifier import Notification, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Claim:
     delivery_id: str
     fence: int
     attempt: int
-    notice: Notice
+    notification: Notification
     target: Target
     health: Health
 

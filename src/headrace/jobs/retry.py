@@ -33,7 +33,7 @@ class RetryRule:
     first_delay_s: float
     delay_max_s: float
 
-    def delay_ms(self, attempt: int, share: float, retry_after_s: float | None) -> int:
+    def delay_ms(self, attempt: int, share: float = 1.0, retry_after_s: float | None = None) -> int:
         """Until the next attempt; see `RetryPolicy.delay_s`. An attempt that does not count does not make it grow."""
         policy = RetryPolicy(RETRY_AFTER_MAX_S, self.first_delay_s, self.delay_max_s)
         nth = attempt if self.counts else 1
@@ -41,6 +41,8 @@ class RetryRule:
         return ceil((delay_s or 0.0) * 1000)
 
 
+LOST: Final = RetryRule(counts=True, first_delay_s=1.0, delay_max_s=60.0)
+"""Once the lease has run out, which has taken its time already."""
 _CRASHED: Final = RetryRule(counts=True, first_delay_s=5.0, delay_max_s=300.0)
 _FAILED: Final = RetryRule(counts=True, first_delay_s=10.0, delay_max_s=600.0)
 
@@ -49,7 +51,7 @@ RULES: Final[Mapping[Cause, RetryRule | None]] = {
     Cause.CANCELLED: None,
     Cause.EXPIRED: None,
     Cause.POISON: None,
-    Cause.WORKER_LOST: _CRASHED,
+    Cause.WORKER_LOST: LOST,
     Cause.CRASH: _CRASHED,
     Cause.OOM: _CRASHED,
     Cause.TIMEOUT: _FAILED,

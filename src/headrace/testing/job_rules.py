@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
+    CRASHES_TOGETHER_MAX,
     Cancelled,
     Completed,
     Expired,
@@ -132,6 +133,9 @@ def lost(job: Job, at_ms: int, delay_ms: int) -> Job:
         f"the worker {job.worker} gave no sign of life while it worked on attempt {job.attempt}",
     )
     if job.attempt >= job.spec.attempts_max:
+        if job.crashes >= CRASHES_TOGETHER_MAX:
+            why = f"it cost {crashes} workers, the last one while nothing else was worked on there"
+            failure = JobFailure(Cause.POISON, why)
         return moved(job, JobEvent.FAIL, at_ms, failure=failure, crashes=crashes)
     return moved(job, JobEvent.LOSE, at_ms, failure=failure, crashes=crashes, due_at_ms=at_ms + delay_ms)
 

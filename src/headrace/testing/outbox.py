@@ -1,4 +1,4 @@
-"""What every outbox of notices must do, as checks that any can be put through.
+"""What every outbox of notifications must do, as checks that any can be put through.
 
 Each check takes a bench: an empty outbox on a clock that the check moves. It raises AssertionError saying which promise
 broke::
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from headrace.jobs.delivery import HEALTHY, Again, Dead, Decision, Done, Health
-from headrace.jobs.notifier import Notice, WebhookTarget
+from headrace.jobs.notifier import Notification, WebhookTarget
 from headrace.jobs.outbox import Claim, Outbox
 from headrace.testing.expect import equal, true
 
@@ -36,7 +36,7 @@ class OutboxBench(Protocol):
         """Make the endpoint known, enabled and in good health."""
         ...
 
-    def put(self, notice: Notice, endpoint_id: str) -> str:
+    def put(self, notification: Notification, endpoint_id: str) -> str:
         """Put a delivery in, due now; its id."""
         ...
 
@@ -60,7 +60,7 @@ def check_claiming_once(bench: OutboxBench) -> None:
     (claim,) = _claim(bench)
     equal(claim.delivery_id, delivery_id, "the claimed delivery")
     equal(claim.attempt, 1, "the first attempt's number")
-    equal(claim.notice, _notice("a", 0), "the notice")
+    equal(claim.notification, _notification("a", 0), "the notification")
     equal(claim.target, _target("a"), "the target")
     equal(claim.health, HEALTHY, "the health of a new endpoint")
     equal(_claim(bench), [], "claiming what is claimed")
@@ -113,8 +113,8 @@ def check_trying_again(bench: OutboxBench) -> None:
     for attempt in (1, 2, 3):
         (claim,) = _claim(bench)
         equal(
-            (claim.attempt, claim.notice.event_id),
-            (attempt, _notice("a", 0).event_id),
+            (claim.attempt, claim.notification.event_id),
+            (attempt, _notification("a", 0).event_id),
             "attempt and event id",
         )
         _record(bench, claim, Again(bench.outbox.now_ms() + 5000, "HTTP 500"))
@@ -194,7 +194,7 @@ def check_redelivering(bench: OutboxBench) -> None:
         true(bench.outbox.redeliver(delivery_id), "redelivering what has ended")
         (again,) = _claim(bench)
         equal((again.delivery_id, again.attempt), (delivery_id, 1), "the claim after redelivering")
-        equal(again.notice, before.notice, "the notice after redelivering")
+        equal(again.notification, before.notification, "the notification after redelivering")
         true(again.fence > before.fence, "the fence did not grow")
     true(not bench.outbox.redeliver("no such delivery"), "redelivering what is not there")
 
@@ -287,9 +287,11 @@ def _target(endpoint_id: str) -> WebhookTarget:
     return WebhookTarget(endpoint_id, f"https://{endpoint_id}.example/hook", ("whsec_" + "c2VjcmV0" * 4,))
 
 
-def _notice(endpoint_id: str, number: int) -> Notice:
+def _notification(endpoint_id: str, number: int) -> Notification:
     data = {"output_uri": f"s3://b/{number}", "nested": {"n": [1, 2.5, None, "ü"]}}
-    return Notice(f"evt_{endpoint_id}_{number}", "job.completed", f"job-{number}", 1_700_000_000_123, data)
+    return Notification(
+        f"evt_{endpoint_id}_{number}", "job.completed", f"job-{number}", 1_700_000_000_123, data
+    )
 
 
 def _deliveries(bench: OutboxBench, *endpoint_ids: str) -> list[str]:
@@ -298,7 +300,7 @@ def _deliveries(bench: OutboxBench, *endpoint_ids: str) -> list[str]:
     for number, endpoint_id in enumerate(endpoint_ids):
         if bench.outbox.endpoint(endpoint_id) is None:
             bench.add_endpoint(_target(endpoint_id))
-        ids.append(bench.put(_notice(endpoint_id, number), endpoint_id))
+        ids.append(bench.put(_notification(endpoint_id, number), endpoint_id))
         bench.advance(1)
     return ids
 

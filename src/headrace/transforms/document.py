@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
@@ -112,6 +112,23 @@ class Table:
         if characters_max is not None and len(value) > characters_max:
             raise self.wrong(key, f"has {len(value)} characters, and at most {characters_max} are allowed")
         return value
+
+    def parsed(self, key: str, parse: Callable[[str], T], *, characters_max: int | None = None) -> T | None:
+        """What `parse` makes of a text; what it says with ConfigError is told of this key."""
+        value = self.text(key, characters_max=characters_max)
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except ConfigError as error:
+            raise self.wrong(key, str(error)) from error
+
+    def checked(
+        self, key: str, check: Callable[[str], object], *, characters_max: int | None = None
+    ) -> str | None:
+        """A text as it stands, which `check` takes without ConfigError."""
+        self.parsed(key, check, characters_max=characters_max)
+        return self.text(key)
 
     def whole(self, key: str, least: int, most: int | None = None) -> int | None:
         """A whole number from `least` to `most`."""

@@ -269,8 +269,8 @@ class TransformLedger:
         for info in list(self.store.list(self._base)):
             if info.uri not in last:
                 self.store.delete(info.uri)
-        discard_all(self.store, self.uri(DRAFTS))
-        remove_unfinished(self.store, self._base)
+        for folder in (self.uri(DRAFTS), self._base):
+            remove_unfinished(self.store, folder)
         for uri in last:
             self.store.delete(uri)
 

@@ -87,8 +87,8 @@ def read_own_words(table: Table) -> OwnWords:
     """What a ``headrace`` table says. ConfigError for what is of a wrong type or cannot be."""
     return OwnWords(
         model=table.text("model"),
-        source=_place(table, "source"),
-        output=_place(table, "output"),
+        source=table.checked("source", parse),
+        output=table.checked("output", parse),
         job_name=table.text("job_name"),
         instances=table.whole("instances", 1),
         max_concurrent=table.whole("max_concurrent", 1),
@@ -96,7 +96,7 @@ def read_own_words(table: Table) -> OwnWords:
         retries=table.whole("retries", 0),
         strict=table.flag("strict"),
         data_type=_one_of(table, "data_type", get_args(DataType)),
-        content_type=_content_type(table),
+        content_type=table.checked("content_type", kind_of),
         split=_one_of(table, "split", SPLITS),
         compression=_one_of(table, "compression", COMPRESSIONS),
         members=table.texts("members"),
@@ -119,7 +119,7 @@ def read_own_words(table: Table) -> OwnWords:
         output_filter=table.text("output_filter"),
         slice_end=_one_of(table, "slice_end", get_args(SliceEnd)),
         join=_one_of(table, "join", get_args(Join)),
-        accept=_accept(table),
+        accept=table.parsed("accept", accept_of),
         assemble=_one_of(table, "assemble", get_args(Assemble)),
         output_header=table.flag("output_header"),
         on_error=_one_of(table, "on_error", get_args(OnError)),
@@ -154,42 +154,11 @@ def _max_failed(table: Table) -> tuple[int | None, float | None]:
         return None, None
     if not isinstance(value, str):
         return table.whole("max_failed", 0), None
-    try:
-        return parse_max_failed(value)
-    except ConfigError as error:
-        raise table.wrong("max_failed", str(error)) from error
+    return table.parsed("max_failed", parse_max_failed) or (None, None)
 
 
 def _one_of(table: Table, key: str, words: tuple[W, ...]) -> W | None:
     return table.word(key, dict(zip(words, words, strict=True)))
-
-
-def _place(table: Table, key: str) -> str | None:
-    place = table.text(key)
-    if place is not None:
-        try:
-            parse(place)
-        except ConfigError as error:
-            raise table.wrong(key, str(error)) from error
-    return place
-
-
-def _content_type(table: Table) -> str | None:
-    content_type = table.text("content_type")
-    if content_type is not None:
-        try:
-            kind_of(content_type)
-        except ConfigError as error:
-            raise table.wrong("content_type", str(error)) from error
-    return content_type
-
-
-def _accept(table: Table) -> Accept | None:
-    accept = table.text("accept")
-    try:
-        return None if accept is None else accept_of(accept)
-    except ConfigError as error:
-        raise table.wrong("accept", str(error)) from error
 
 
 def _delimiter(table: Table) -> str | None:

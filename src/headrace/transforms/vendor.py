@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from headrace.core.errors import ConfigError
 from headrace.formats.json_path import compile_path
 from headrace.storage.uri import parse
 from headrace.transforms.document import Table, shown
@@ -110,15 +109,15 @@ def read_job(document: Table) -> VendorJob:
         timeout_s=None if timeout_s is None else float(timeout_s),
         retries=client.whole("InvocationsMaxRetries", 0, 3),
         data_type=_data_type(source),
-        source=_place(source, "S3Uri"),
-        content_type=_content_type(given),
+        source=source.checked("S3Uri", parse),
+        content_type=given.checked("ContentType", kind_of),
         compression=given.word("CompressionType", {"None": "none", "Gzip": "gzip"}),
         split=given.word("SplitType", _SPLITS),
-        output=_place(output, "S3OutputPath"),
-        accept=_accept(output),
+        output=output.checked("S3OutputPath", parse),
+        accept=output.checked("Accept", accept_of),
         assemble=output.word("AssembleWith", _ASSEMBLES),
-        input_filter=_filter(processing, "InputFilter"),
-        output_filter=_filter(processing, "OutputFilter"),
+        input_filter=processing.checked("InputFilter", compile_path, characters_max=FILTER_CHARACTERS_MAX),
+        output_filter=processing.checked("OutputFilter", compile_path, characters_max=FILTER_CHARACTERS_MAX),
         join=processing.word("JoinSource", _JOINS),
         instances=resources.whole("InstanceCount", 1, 100),
         instance_type=resources.text("InstanceType"),
@@ -152,47 +151,6 @@ def _data_type(source: Table) -> DataType | None:
     if isinstance(name, str) and name in _REFUSED_TYPES:
         raise source.wrong("S3DataType", f"{name} {_REFUSED_TYPES[name]}")
     return source.word("S3DataType", _DATA_TYPES)
-
-
-def _place(table: Table, key: str) -> str | None:
-    """A URI or path that a store is there for."""
-    place = table.text(key)
-    if place is not None:
-        try:
-            parse(place)
-        except ConfigError as error:
-            raise table.wrong(key, str(error)) from error
-    return place
-
-
-def _content_type(given: Table) -> str | None:
-    content_type = given.text("ContentType")
-    if content_type is not None:
-        try:
-            kind_of(content_type)
-        except ConfigError as error:
-            raise given.wrong("ContentType", str(error)) from error
-    return content_type
-
-
-def _accept(output: Table) -> str | None:
-    accept = output.text("Accept")
-    if accept is not None:
-        try:
-            accept_of(accept)
-        except ConfigError as error:
-            raise output.wrong("Accept", str(error)) from error
-    return accept
-
-
-def _filter(processing: Table, key: str) -> str | None:
-    path = processing.text(key, characters_max=FILTER_CHARACTERS_MAX)
-    if path is not None:
-        try:
-            compile_path(path, slice_end="exclusive")
-        except ConfigError as error:
-            raise processing.wrong(key, str(error)) from error
-    return path
 
 
 def _passed_over(document: Table, output: Table, resources: Table) -> tuple[str, ...]:

@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 
 from headrace import Model
-from headrace.core.errors import DataError, EmptySourceError, LimitError, ModelInputError, ModelNotFoundError
+from headrace.core.errors import (
+    DataError,
+    EmptySourceError,
+    LimitError,
+    ModelError,
+    ModelInputError,
+    ModelNotFoundError,
+)
+from headrace.core.model import RowError
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.jobs.attempt import AttemptStoppedError, StopReason
+from headrace.jobs.cause import Cause, cause_of
 from headrace.jobs.job import NewJob
 from headrace.jobs.kinds import infer
 from headrace.jobs.kinds.infer import InferKind
@@ -55,6 +64,31 @@ def test_a_request_is_answered_in_the_protocol(tmp_path, stores, places):
     assert result.size_bytes == len(stores.for_uri(result.uri).get(result.uri))
 
 
+@pytest.mark.parametrize(
+    "text", ["[[1, 2], [3, 4]]", '{"x": [[1, 2], [3, 4]]}', '{"x": [[1.0, 2], [3, 4e0]]}']
+)
+def test_plain_json_goes_to_the_inputs_of_the_model(tmp_path, stores, places, text):
+    uri = payload(tmp_path, "in", text)
+    result, _ = run(stores, places, NewJob(model="m", input_uri=uri, content_type="application/json"))
+    answer = json.loads(stores.for_uri(result.uri).get(result.uri))
+    assert answer["outputs"][0]["data"] == [6.0, 14.0]
+
+
+def test_plain_json_that_fits_no_input_says_what_the_model_takes(tmp_path, stores, places):
+    uri = payload(tmp_path, "in.json", "[[1, 2, 3]]")
+    with pytest.raises(DataError, match=r"has shape \[1, 3\], but the model takes \[-1, 2\]"):
+        run(stores, places, NewJob(model="m", input_uri=uri))
+
+
+def test_json_that_is_a_list_of_objects_or_wanted_in_another_form_is_records(tmp_path, stores, places):
+    uri = payload(tmp_path, "in.json", "[1, 2]")
+    result, _ = run(stores, places, NewJob(model="m", input_uri=uri, accept="text/csv"))
+    assert (stores.for_uri(result.uri).get(result.uri), result.content_type) == (b"6.0\n", "text/csv")
+    objects = payload(tmp_path, "objects.json", '[{"x": [1, 2]}]')
+    with pytest.raises(DataError, match="all 1 records failed"):
+        run(stores, places, NewJob(model="m", input_uri=objects))
+
+
 def test_a_binary_request_gets_a_binary_answer(tmp_path, stores, places):
     request = InferRequest((Tensor("x", np.array([[1.0, 2.0]])),))
     body = encode_request(request, binary=True)
@@ -69,8 +103,33 @@ def test_a_binary_request_gets_a_binary_answer(tmp_path, stores, places):
 def test_rows_that_the_model_refuses_fail_the_request_and_name_the_row(tmp_path, stores, places):
     bad = {"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2, -3, 4]}]}
     uri = payload(tmp_path, "in.json", json.dumps(bad))
-    with pytest.raises(Exception, match=r"row 1 .*negative"):
+    with pytest.raises(Exception, match=r"row 1: negative"):
         run(stores, places, NewJob(model="m", input_uri=uri))
+
+
+class Raises(Model):
+    """Raises what its first value says: it is the model that failed, not the payload."""
+
+    inputs = (TensorSpec("x", "FP64", (-1, 2)),)
+
+    def predict(self, x):
+        if x[0, 0] == 1:
+            raise [ValueError("odd"), MemoryError("full"), SystemExit(3), RowError(0, "no")][int(x[0, 1])]
+        return x
+
+
+@pytest.mark.parametrize(("what", "cause"), [*enumerate((Cause.MODEL, Cause.OOM, Cause.MODEL, Cause.INPUT))])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_what_a_model_raises_is_its_own_fault_and_what_it_refuses_the_payloads(
+    tmp_path, stores, places, *, isolation, what, cause
+):
+    """So that only the first is tried again; whether the payload has one row, or more."""
+    for rows in (1, 2):
+        x = {"name": "x", "shape": [rows, 2], "datatype": "FP64", "data": [1, what] * rows}
+        uri = payload(tmp_path, "in.json", json.dumps({"inputs": [x]}))
+        with one_model(Raises, isolation=isolation) as models, pytest.raises(ModelError) as raised:
+            InferKind(models, stores, places).run(attempt_at(NewJob(model="m", input_uri=uri)))
+        assert cause_of(raised.value) is cause
 
 
 @pytest.mark.parametrize(

@@ -33,16 +33,16 @@ class SqlBench:
         self.outbox.register(target)
         self.outbox.enable(target.endpoint_id)
 
-    def put(self, notice, endpoint_id):
+    def put(self, notification, endpoint_id):
         """See `OutboxBench`."""
         self.puts += 1
         row = {
             "new_id": f"dlv-{self.puts:04}",
-            "job_id": notice.job_id,
+            "job_id": notification.job_id,
             "endpoint_id": endpoint_id,
-            "event_id": notice.event_id,
-            "type": notice.type,
-            "data": orjson.dumps(dict(notice.data)).decode(),
+            "event_id": notification.event_id,
+            "type": notification.type,
+            "data": orjson.dumps(dict(notification.data)).decode(),
             "state": "waiting",
         }
         database = self.bench.ledger._database
@@ -52,7 +52,7 @@ class SqlBench:
 
         database.write(
             lambda transaction: transaction.connection.execute(
-                sa.text(at), {"at": notice.at_ms, "id": row["new_id"]}
+                sa.text(at), {"at": notification.at_ms, "id": row["new_id"]}
             )
         )
         return row["new_id"]
@@ -74,13 +74,13 @@ def test_the_outbox_of_a_ledger_keeps_every_promise(bench, check):
 
 
 def told(bench):
-    """The notices that are due now, each recorded as delivered."""
+    """The notifications that are due now, each recorded as delivered."""
     from headrace.jobs.delivery import HEALTHY, Decision, Done
 
     found = []
     while claims := bench.ledger.outbox.claim(10, LEASE_MS):
         for claim in claims:
-            found.append(claim.notice)
+            found.append(claim.notification)
             assert bench.ledger.outbox.record(claim, Decision(Done("HTTP 200"), HEALTHY))
     return found
 
@@ -89,12 +89,12 @@ def test_an_end_is_told_with_what_it_came_to(bench):
     job = bench.running(notify=(HOOK,), correlation_id="c-1", tags={"team": "x"}, model="m")
     assert told(bench) == []
     assert bench.settle(job, Completed(ResultRef("memory://box/1", 9, "text/csv")))
-    (notice,) = told(bench)
-    assert (notice.type, notice.job_id) == ("job.completed", job.id)
-    assert notice.data["correlation_id"] == "c-1"
-    assert notice.data["tags"] == {"team": "x"}
-    assert notice.data["output_bytes"] == 9
-    assert notice.at_ms == bench.clock.now_ms()
+    (notification,) = told(bench)
+    assert (notification.type, notification.job_id) == ("job.completed", job.id)
+    assert notification.data["correlation_id"] == "c-1"
+    assert notification.data["tags"] == {"team": "x"}
+    assert notification.data["output_bytes"] == 9
+    assert notification.at_ms == bench.clock.now_ms()
     assert told(bench) == []
 
 
@@ -102,7 +102,7 @@ def test_a_refused_settlement_tells_nobody(bench):
     job = bench.running(notify=(HOOK,))
     assert bench.settle(job, Completed(ResultRef("memory://box/1")))
     assert not bench.settle(job, Failed(OOPS))
-    assert [notice.type for notice in told(bench)] == ["job.completed"]
+    assert [notification.type for notification in told(bench)] == ["job.completed"]
 
 
 def test_retries_are_not_told_and_the_last_failure_is(bench):
@@ -111,8 +111,8 @@ def test_retries_are_not_told_and_the_last_failure_is(bench):
     assert told(bench) == []
     again = bench.claim_one()
     assert bench.settle(again, Failed(JobFailure(OOPS.cause, "second")))
-    (notice,) = told(bench)
-    assert (notice.type, notice.data["reason"]) == ("job.failed", "second")
+    (notification,) = told(bench)
+    assert (notification.type, notification.data["reason"]) == ("job.failed", "second")
 
 
 @pytest.mark.parametrize("state", ["cancelled", "expired"])
@@ -120,7 +120,7 @@ def test_other_ends_are_told_too(bench, state):
     from headrace.jobs.state import JobState
 
     bench.ended(JobState(state), notify=(HOOK,))
-    assert [notice.type for notice in told(bench)] == [f"job.{state}"]
+    assert [notification.type for notification in told(bench)] == [f"job.{state}"]
 
 
 def test_a_lost_worker_is_told_once_however_many_look(bench):
@@ -128,7 +128,7 @@ def test_a_lost_worker_is_told_once_however_many_look(bench):
     bench.later(LEASE_MS + 1)
     for ledger in (bench.ledger, bench.another()):
         ledger.maintain(10)
-    assert [notice.type for notice in told(bench)] == ["job.failed"]
+    assert [notification.type for notification in told(bench)] == ["job.failed"]
     assert bench.now(job).state.ended
 
 
@@ -142,9 +142,9 @@ def test_only_what_was_asked_for_is_told(bench):
 def test_everybody_is_told_of_one_event_under_one_id(bench):
     job = bench.running(notify=(HOOK, {"email": "a@example.com"}, {"sns": {"success_topic": "arn:t"}}))
     bench.settle(job, Completed(ResultRef("memory://box/1")))
-    notices = told(bench)
-    assert len(notices) == 3
-    assert len({notice.event_id for notice in notices}) == 1
+    notifications = told(bench)
+    assert len(notifications) == 3
+    assert len({notification.event_id for notification in notifications}) == 1
 
 
 def test_an_end_is_told_when_it_is_where_it_was_asked_for(bench):
@@ -153,8 +153,8 @@ def test_an_end_is_told_when_it_is_where_it_was_asked_for(bench):
     assert told(bench) == []
     assert bench.ledger.outbox.next_due_at_ms() is None
     assert bench.ledger.published(job.id, job.lease, "memory://out/K.out")
-    (notice,) = told(bench)
-    assert notice.data["output_uri"] == "memory://out/K.out"
+    (notification,) = told(bench)
+    assert notification.data["output_uri"] == "memory://out/K.out"
     assert bench.ledger.published(job.id, job.lease, "memory://out/K.out")
     assert told(bench) == []
 
@@ -163,8 +163,8 @@ def test_an_end_that_can_never_be_there_is_told_all_the_same(bench):
     job = bench.running(notify=(HOOK,), output_uri="memory://gone/")
     bench.settle(job, Failed(OOPS))
     assert bench.ledger.published(job.id, job.lease, "")
-    (notice,) = told(bench)
-    assert "failure_uri" not in notice.data
+    (notification,) = told(bench)
+    assert "failure_uri" not in notification.data
 
 
 def test_a_job_that_is_put_back_tells_of_its_next_end_too_under_another_id(bench):
@@ -185,9 +185,13 @@ def test_progress_is_told_to_those_who_asked_when_the_worker_says_so(bench):
     for tell in (False, True):
         beats = [Beat(job.id, job.lease, progress, None, tell) for job in (asks, other)]
         bench.ledger.beat("w", beats, LEASE_MS)
-    (notice,) = told(bench)
-    assert (notice.type, notice.job_id) == ("job.progress", asks.id)
-    assert (notice.data["done"], notice.data["total"], notice.data["unit"]) == (3, 10, "records")
+    (notification,) = told(bench)
+    assert (notification.type, notification.job_id) == ("job.progress", asks.id)
+    assert (notification.data["done"], notification.data["total"], notification.data["unit"]) == (
+        3,
+        10,
+        "records",
+    )
 
 
 def test_endpoints_that_the_operator_has_set_up_are_told_by_their_names(bench):
@@ -201,12 +205,12 @@ def test_endpoints_that_the_operator_has_set_up_are_told_by_their_names(bench):
     assert claim.target == target
 
 
-def test_what_does_not_fit_into_a_notice_is_left_out(bench):
+def test_what_does_not_fit_into_a_notification_is_left_out(bench):
     job = bench.running(notify=(HOOK,), tags={f"t{i}": "x" * 1000 for i in range(30)})
     bench.settle(job, Completed(ResultRef("memory://box/1")))
-    (notice,) = told(bench)
-    assert "tags" not in notice.data
-    assert notice.data["state"] == "completed"
+    (notification,) = told(bench)
+    assert "tags" not in notification.data
+    assert notification.data["state"] == "completed"
 
 
 def test_a_subscription_that_cannot_be_read_keeps_no_job_from_ending(bench):

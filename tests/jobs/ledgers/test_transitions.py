@@ -61,7 +61,8 @@ def test_a_lost_lease_counts_a_crash_and_ends_at_last(job):
     if job.cancel_requested:
         assert made.then.state is JobState.CANCELLED
     elif job.attempt >= job.spec.attempts_max:
-        assert (made.then.state, made.then.failure.cause) == (JobState.FAILED, Cause.WORKER_LOST)
+        cause = Cause.POISON if job.alone else Cause.WORKER_LOST
+        assert (made.then.state, made.then.failure.cause) == (JobState.FAILED, cause)
     else:
         assert (made.then.state, made.due_in_ms) == (JobState.PENDING, lost_delay_ms(job))
 

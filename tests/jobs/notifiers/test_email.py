@@ -8,11 +8,11 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.notifier import Delivered, EmailTarget, Notice, Refused, Retry, WebhookTarget
+from headrace.jobs.notifier import Delivered, EmailTarget, Notification, Refused, Retry, WebhookTarget
 from headrace.jobs.notifiers.email import EmailNotifier, SmtpSettings, address, encode
 from servers.receiver import free_port
 
-NOTICE = Notice(
+NOTIFICATION = Notification(
     "evt_1",
     "job.failed",
     "job-1",
@@ -87,8 +87,10 @@ def plain(port, **more):
     )
 
 
-def test_a_notice_is_a_short_text_with_references(serve, inbox):
-    answer = EmailNotifier(plain(serve())).send(NOTICE, EmailTarget("m", ("ops@b.example", "me@c.example")))
+def test_a_notification_is_a_short_text_with_references(serve, inbox):
+    answer = EmailNotifier(plain(serve())).send(
+        NOTIFICATION, EmailTarget("m", ("ops@b.example", "me@c.example"))
+    )
     assert answer == Delivered("mailed to 2 of 2")
     ((sender, recipients, content),) = inbox.mails
     assert (sender, recipients) == ("headrace@a.example", ["ops@b.example", "me@c.example"])
@@ -104,7 +106,7 @@ def test_a_notice_is_a_short_text_with_references(serve, inbox):
 
 
 def test_what_a_model_said_cannot_look_like_a_line_of_ours():
-    text = encode(NOTICE, "a@b.example", ("c@d.example",)).get_content()
+    text = encode(NOTIFICATION, "a@b.example", ("c@d.example",)).get_content()
     assert "reason: row 3 job: another .\n" in text
     assert text.count("\njob: ") + text.startswith("job: ") == 1
 
@@ -118,17 +120,17 @@ def test_starttls_with_a_user(serve, inbox, tls, trust):
 
     port = serve(tls_context=tls, require_starttls=True, authenticator=authenticate, auth_required=True)
     settings = plain(port, security="starttls", user="me", password="hunter2")
-    assert EmailNotifier(settings, trust=trust).send(NOTICE, TO) == Delivered("mailed to 1 of 1")
+    assert EmailNotifier(settings, trust=trust).send(NOTIFICATION, TO) == Delivered("mailed to 1 of 1")
     assert [(login, password, secure) for _, login, password, secure in seen] == [(b"me", b"hunter2", True)]
     wrong = plain(port, security="starttls", user="me", password="hunter3")
-    answer = EmailNotifier(wrong, trust=trust).send(NOTICE, TO)
+    answer = EmailNotifier(wrong, trust=trust).send(NOTIFICATION, TO)
     assert isinstance(answer, Retry)
     assert "hunter3" not in answer.why + repr(wrong)
 
 
 def test_tls_from_the_first_byte(serve, inbox, tls, trust):
     port = serve(ssl_context=tls)
-    answer = EmailNotifier(plain(port, security="tls"), trust=trust).send(NOTICE, TO)
+    answer = EmailNotifier(plain(port, security="tls"), trust=trust).send(NOTIFICATION, TO)
     assert answer == Delivered("mailed to 1 of 1")
 
 
@@ -136,7 +138,7 @@ def test_nothing_goes_out_in_the_clear_where_tls_is_asked_for(serve, inbox, trus
     """A server that offers no STARTTLS (or somebody between who hides it) gets no mail and no password."""
     port = serve()
     answer = EmailNotifier(plain(port, security="starttls", user="me", password="x"), trust=trust).send(
-        NOTICE, TO
+        NOTIFICATION, TO
     )
     assert isinstance(answer, Retry)
     assert inbox.mails == []
@@ -145,32 +147,34 @@ def test_nothing_goes_out_in_the_clear_where_tls_is_asked_for(serve, inbox, trus
 @pytest.mark.parametrize("security", ["starttls", "tls"])
 def test_a_certificate_that_is_not_trusted_gets_nothing(serve, inbox, tls, security):
     port = serve(tls_context=tls) if security == "starttls" else serve(ssl_context=tls)
-    assert isinstance(EmailNotifier(plain(port, security=security)).send(NOTICE, TO), Retry)
+    assert isinstance(EmailNotifier(plain(port, security=security)).send(NOTIFICATION, TO), Retry)
     assert inbox.mails == []
 
 
 @pytest.mark.parametrize(("reply", "kind"), [("550 no such box", Refused), ("450 later", Retry)])
 def test_a_mailbox_that_is_not_taken(serve, inbox, reply, kind):
     inbox.recipient_replies["ops@b.example"] = reply
-    answer = EmailNotifier(plain(serve())).send(NOTICE, TO)
+    answer = EmailNotifier(plain(serve())).send(NOTIFICATION, TO)
     assert isinstance(answer, kind)
     assert "no such box" not in answer.why
 
 
 def test_one_mailbox_of_two_is_a_delivery(serve, inbox):
     inbox.recipient_replies["gone@b.example"] = "550 no such box"
-    answer = EmailNotifier(plain(serve())).send(NOTICE, EmailTarget("m", ("ops@b.example", "gone@b.example")))
+    answer = EmailNotifier(plain(serve())).send(
+        NOTIFICATION, EmailTarget("m", ("ops@b.example", "gone@b.example"))
+    )
     assert answer == Delivered("mailed to 1 of 2")
 
 
 @pytest.mark.parametrize(("reply", "kind"), [("554 spam", Refused), ("451 later", Retry)])
 def test_a_message_that_is_not_taken(serve, inbox, reply, kind):
     inbox.data_reply = reply
-    assert isinstance(EmailNotifier(plain(serve())).send(NOTICE, TO), kind)
+    assert isinstance(EmailNotifier(plain(serve())).send(NOTIFICATION, TO), kind)
 
 
 def test_a_server_that_is_away_is_tried_again():
-    assert isinstance(EmailNotifier(plain(free_port())).send(NOTICE, TO), Retry)
+    assert isinstance(EmailNotifier(plain(free_port())).send(NOTIFICATION, TO), Retry)
 
 
 @pytest.mark.parametrize(
@@ -197,14 +201,14 @@ def test_a_server_that_is_away_is_tried_again():
 def test_what_is_no_plain_mailbox_is_refused(text):
     with pytest.raises(ConfigError):
         address(text)
-    assert isinstance(EmailNotifier(plain(1)).send(NOTICE, EmailTarget("m", (text,))), Refused)
+    assert isinstance(EmailNotifier(plain(1)).send(NOTIFICATION, EmailTarget("m", (text,))), Refused)
 
 
 def test_targets_that_cannot_be_are_refused():
     notifier = EmailNotifier(plain(1))
-    assert isinstance(notifier.send(NOTICE, EmailTarget("m", ())), Refused)
-    assert isinstance(notifier.send(NOTICE, EmailTarget("m", ("a@b.example",) * 21)), Refused)
-    assert isinstance(notifier.send(NOTICE, WebhookTarget("h", "https://h/")), Refused)
+    assert isinstance(notifier.send(NOTIFICATION, EmailTarget("m", ())), Refused)
+    assert isinstance(notifier.send(NOTIFICATION, EmailTarget("m", ("a@b.example",) * 21)), Refused)
+    assert isinstance(notifier.send(NOTIFICATION, WebhookTarget("h", "https://h/")), Refused)
 
 
 @pytest.mark.parametrize("wrong", [{"user": "me"}, {"security": "ssl"}, {"sender": "a\r\nb@c.example"}])

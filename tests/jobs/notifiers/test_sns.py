@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.errors import NotFoundError
 from headrace.jobs.aws import aws_client
-from headrace.jobs.notifier import Delivered, Notice, Refused, Retry, SnsTarget, WebhookTarget
+from headrace.jobs.notifier import Delivered, Notification, Refused, Retry, SnsTarget, WebhookTarget
 from headrace.jobs.notifiers.sns import RESPONSE_BYTES_MAX, SnsNotifier, encode
 from servers.aws import AwsServer
 from servers.receiver import Receiver, Reply, free_port
@@ -23,8 +23,8 @@ DATA = {
     "submitted_at_ms": 1_700_000_000_000,
     "reason": "row 3 has no label",
 }
-COMPLETED = Notice("evt_1", "job.completed", "job-1", 1_700_000_060_123, DATA)
-FAILED = Notice("evt_2", "job.failed", "job-1", 1_700_000_060_123, DATA)
+COMPLETED = Notification("evt_1", "job.completed", "job-1", 1_700_000_060_123, DATA)
+FAILED = Notification("evt_2", "job.failed", "job-1", 1_700_000_060_123, DATA)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_failure_is_told_with_its_reason(listener, notifier):
 
 @pytest.mark.parametrize("type", ["job.expired", "job.cancelled"])
 def test_other_ends_are_failures_that_name_themselves(type):
-    message = encode(Notice("e", type, "job-1", 0), "r")
+    message = encode(Notification("e", type, "job-1", 0), "r")
     assert (message["invocationStatus"], message["failureReason"]) == ("Failed", type)
     assert message["inferenceId"] == "job-1"
 
@@ -146,7 +146,7 @@ def test_a_response_that_cannot_be_read_is_left_out(listener, sns):
 def test_without_a_topic_there_is_nothing_to_send(notifier):
     target = SnsTarget("t", success_topic="arn:x")
     assert "nothing to send" in notifier.send(FAILED, target).how
-    assert "nothing to send" in notifier.send(Notice("e", "job.progress", "j", 0), target).how
+    assert "nothing to send" in notifier.send(Notification("e", "job.progress", "j", 0), target).how
 
 
 def test_a_topic_that_is_not_there_is_tried_again(notifier):

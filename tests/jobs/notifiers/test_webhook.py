@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from headrace.core.errors import ConfigError
 from headrace.jobs.notifier import (
     DATA_BYTES_MAX,
-    NOTICE_BYTES_MAX,
+    NOTIFICATION_BYTES_MAX,
     Delivered,
     Disabled,
     EmailTarget,
-    Notice,
+    Notification,
     Refused,
     Retry,
     WebhookTarget,
@@ -34,7 +34,9 @@ from headrace.jobs.secrets import make_secret
 from servers.receiver import Receiver, Reply, free_port
 
 SECRET = make_secret()
-NOTICE = Notice("evt_1", "job.completed", "job-1", 1_700_000_000_123, {"output_uri": "s3://b/out", "n": "ü"})
+NOTIFICATION = Notification(
+    "evt_1", "job.completed", "job-1", 1_700_000_000_123, {"output_uri": "s3://b/out", "n": "ü"}
+)
 QUICK = OutboundTimeouts(connect_s=0.5, read_s=0.3, total_s=0.6)
 
 
@@ -56,7 +58,7 @@ def target(receiver, **more):
 
 
 def test_a_standard_webhook_is_what_the_standard_s_library_takes(receiver, notifier):
-    assert notifier.send(NOTICE, target(receiver)) == Delivered("HTTP 200")
+    assert notifier.send(NOTIFICATION, target(receiver)) == Delivered("HTTP 200")
     (request,) = receiver.requests
     body = standardwebhooks.Webhook(SECRET).verify(request.body, request.headers)
     assert body == {
@@ -74,7 +76,7 @@ def test_the_id_stays_and_the_time_is_the_attempt_s(receiver):
     with OutboundClient(policy) as client:
         notifier = WebhookNotifier(client, wall_s=lambda: next(now_s))
         for _ in range(2):
-            notifier.send(NOTICE, target(receiver))
+            notifier.send(NOTIFICATION, target(receiver))
     first, second = (r.headers for r in receiver.requests)
     assert first["webhook-id"] == second["webhook-id"] == "evt_1"
     assert (first["webhook-timestamp"], second["webhook-timestamp"]) == ("1700000000", "1700000305")
@@ -83,7 +85,7 @@ def test_the_id_stays_and_the_time_is_the_attempt_s(receiver):
 
 def test_while_a_secret_is_changed_both_verify(receiver, notifier):
     old = make_secret()
-    notifier.send(NOTICE, target(receiver, secrets=(SECRET, old)))
+    notifier.send(NOTIFICATION, target(receiver, secrets=(SECRET, old)))
     (request,) = receiver.requests
     for secret in (SECRET, old):
         assert standardwebhooks.Webhook(secret).verify(request.body, request.headers)
@@ -92,7 +94,7 @@ def test_while_a_secret_is_changed_both_verify(receiver, notifier):
 
 
 def test_a_structured_cloud_event(receiver, notifier):
-    notifier.send(NOTICE, target(receiver, format="cloudevents-structured"))
+    notifier.send(NOTIFICATION, target(receiver, format="cloudevents-structured"))
     (request,) = receiver.requests
     assert request.headers["content-type"] == "application/cloudevents+json; charset=UTF-8"
     assert standardwebhooks.Webhook(SECRET).verify(request.body, request.headers) == {
@@ -108,7 +110,7 @@ def test_a_structured_cloud_event(receiver, notifier):
 
 
 def test_a_binary_cloud_event(receiver, notifier):
-    odd = Notice("evt_1", "job.completed", 'jöb "1" 100%', 1_700_000_000_123, {"n": 1})
+    odd = Notification("evt_1", "job.completed", 'jöb "1" 100%', 1_700_000_000_123, {"n": 1})
     notifier.send(odd, target(receiver, format="cloudevents-binary"))
     (request,) = receiver.requests
     attributes = {n: unquote(v) for n, v in request.headers.items() if n.startswith("ce-")}
@@ -129,11 +131,11 @@ def test_a_binary_cloud_event(receiver, notifier):
 
 
 def test_cloud_events_need_no_secret_and_standard_webhooks_do(receiver, notifier):
-    assert isinstance(notifier.send(NOTICE, target(receiver, secrets=())), Refused)
+    assert isinstance(notifier.send(NOTIFICATION, target(receiver, secrets=())), Refused)
     assert receiver.requests == []
-    assert notifier.send(NOTICE, target(receiver, secrets=(), format="cloudevents-binary")) == Delivered(
-        "HTTP 200"
-    )
+    assert notifier.send(
+        NOTIFICATION, target(receiver, secrets=(), format="cloudevents-binary")
+    ) == Delivered("HTTP 200")
     assert "webhook-signature" not in receiver.requests[0].headers
 
 
@@ -141,27 +143,27 @@ def test_cloud_events_need_no_secret_and_standard_webhooks_do(receiver, notifier
     "change", [{"secrets": ("hunter2",)}, {"secrets": (SECRET,) * 5}, {"format": "soap"}]
 )
 def test_a_target_that_cannot_be_is_refused_without_its_secrets(receiver, notifier, change):
-    answer = notifier.send(NOTICE, target(receiver, **change))
+    answer = notifier.send(NOTIFICATION, target(receiver, **change))
     assert isinstance(answer, Refused)
     assert "hunter2" not in answer.why
     assert receiver.requests == []
 
 
 @given(st.text(min_size=1, max_size=50).filter(str.isprintable), st.sampled_from(sorted(FORMATS)))
-def test_every_notice_can_be_sent_in_every_format(job_id, format):
+def test_every_notification_can_be_sent_in_every_format(job_id, format):
     try:
-        notice = Notice("evt_1", "job.completed", job_id, 0, {"reason": job_id})
+        notification = Notification("evt_1", "job.completed", job_id, 0, {"reason": job_id})
     except ConfigError:
         return  # lone surrogates
-    body, headers = encode(notice, format, "/s")
+    body, headers = encode(notification, format, "/s")
     assert orjson.loads(body)
     assert all(v.isascii() and v.isprintable() for v in headers.values())
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
-def test_the_largest_notice_is_less_than_the_standard_s_bound(format):
-    notice = Notice("e" * 128, "t" * 64, "j" * 256, 0, {"x": "a" * (DATA_BYTES_MAX - 300)})
-    assert len(encode(notice, format, "/headrace/jobs")[0]) < NOTICE_BYTES_MAX
+def test_the_largest_notification_is_less_than_the_standard_s_bound(format):
+    notification = Notification("e" * 128, "t" * 64, "j" * 256, 0, {"x": "a" * (DATA_BYTES_MAX - 300)})
+    assert len(encode(notification, format, "/headrace/jobs")[0]) < NOTIFICATION_BYTES_MAX
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
@@ -172,7 +174,7 @@ def test_2xx_is_delivered(status):
 @pytest.mark.parametrize("status", [301, 302, 304, 307, 308, 400, 401, 403, 404, 405, 413, 422, 500, 501])
 def test_everything_else_is_tried_again(receiver, notifier, status):
     receiver.reply = Reply(status, {"Location": f"{receiver.url}/other"})
-    answer = notifier.send(NOTICE, target(receiver))
+    answer = notifier.send(NOTIFICATION, target(receiver))
     assert isinstance(answer, Retry)
     assert (f"HTTP {status}" in answer.why, answer.after_s, answer.throttled) == (True, None, False)
     assert len(receiver.requests) == 1
@@ -180,20 +182,20 @@ def test_everything_else_is_tried_again(receiver, notifier, status):
 
 def test_410_disables(receiver, notifier):
     receiver.reply = Reply(410)
-    assert isinstance(notifier.send(NOTICE, target(receiver)), Disabled)
+    assert isinstance(notifier.send(NOTIFICATION, target(receiver)), Disabled)
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_a_receiver_with_too_much_to_do_is_left_alone_as_long_as_it_says(receiver, notifier, status):
     receiver.replies = [Reply(status, {"Retry-After": "120"}), Reply(status)]
-    answer = notifier.send(NOTICE, target(receiver))
+    answer = notifier.send(NOTIFICATION, target(receiver))
     assert (answer.after_s, answer.throttled) == (120, True)
-    assert notifier.send(NOTICE, target(receiver)).after_s is None
+    assert notifier.send(NOTIFICATION, target(receiver)).after_s is None
 
 
 def test_retry_after_may_be_a_date(receiver, notifier):
     receiver.reply = Reply(503, {"Retry-After": formatdate(time.time() + 100, usegmt=True)})
-    assert 95 < notifier.send(NOTICE, target(receiver)).after_s <= 100
+    assert 95 < notifier.send(NOTIFICATION, target(receiver)).after_s <= 100
 
 
 # The bad receivers.
@@ -203,14 +205,14 @@ def test_retry_after_may_be_a_date(receiver, notifier):
 def test_a_receiver_that_does_not_answer_is_tried_again(receiver, notifier, reply):
     receiver.reply = reply
     began_s = time.monotonic()
-    assert isinstance(notifier.send(NOTICE, target(receiver)), Retry)
+    assert isinstance(notifier.send(NOTIFICATION, target(receiver)), Retry)
     assert time.monotonic() - began_s < 2
 
 
 @pytest.mark.parametrize("reply", [Reply(drip_s=0.05), Reply(endless=True, body=bytes(1 << 16))])
-def test_a_receiver_whose_body_does_not_end_has_the_notice(receiver, notifier, reply):
+def test_a_receiver_whose_body_does_not_end_has_the_notification(receiver, notifier, reply):
     receiver.reply = reply
-    assert notifier.send(NOTICE, target(receiver)) == Delivered("HTTP 200")
+    assert notifier.send(NOTIFICATION, target(receiver)) == Delivered("HTTP 200")
 
 
 def test_a_receiver_that_is_down_is_tried_again(notifier, receiver):
@@ -218,7 +220,7 @@ def test_a_receiver_that_is_down_is_tried_again(notifier, receiver):
         OutboundPolicy(True, frozenset({port := free_port()}), (network("127.0.0.1"),))
     ) as client:
         down = WebhookTarget("hook", f"http://127.0.0.1:{port}/", (SECRET,))
-        assert isinstance(WebhookNotifier(client).send(NOTICE, down), Retry)
+        assert isinstance(WebhookNotifier(client).send(NOTIFICATION, down), Retry)
 
 
 def test_a_receiver_with_an_expired_certificate_is_tried_again_until_it_has_a_new_one():
@@ -231,28 +233,28 @@ def test_a_receiver_with_an_expired_certificate_is_tried_again_until_it_has_a_ne
         policy = OutboundPolicy(ports=frozenset({receiver.port}), networks=(network("127.0.0.1"),))
         with OutboundClient(policy, trust=trust, resolve=lambda host, port: ["127.0.0.1"]) as client:
             hook = WebhookTarget("hook", f"https://hooks.example:{receiver.port}/", (SECRET,))
-            answer = WebhookNotifier(client).send(NOTICE, hook)
+            answer = WebhookNotifier(client).send(NOTIFICATION, hook)
             assert isinstance(answer, Retry)
             assert "certificate" in answer.why
             ca.issue_cert("hooks.example").configure_cert(tls)
-            assert WebhookNotifier(client).send(NOTICE, hook) == Delivered("HTTP 200")
+            assert WebhookNotifier(client).send(NOTIFICATION, hook) == Delivered("HTTP 200")
 
 
 @pytest.mark.parametrize(
     "url", ["http://169.254.169.254/latest", "https://10.0.0.1/", "gopher://x/", "file:///etc/passwd"]
 )
 def test_what_may_not_be_reached_is_refused(notifier, url):
-    assert isinstance(notifier.send(NOTICE, WebhookTarget("hook", url, (SECRET,))), Refused)
+    assert isinstance(notifier.send(NOTIFICATION, WebhookTarget("hook", url, (SECRET,))), Refused)
 
 
 def test_what_a_receiver_says_goes_to_the_log_alone(receiver, notifier, caplog):
     receiver.reply = Reply(500, body=b"the inner secret" * 100)
     with caplog.at_level(logging.INFO, "headrace.jobs"):
-        answer = notifier.send(NOTICE, target(receiver))
+        answer = notifier.send(NOTIFICATION, target(receiver))
     assert "inner secret" not in answer.why
     assert "the inner secret" in caplog.text
     assert SECRET not in caplog.text
 
 
 def test_a_target_of_another_kind_is_refused(notifier):
-    assert isinstance(notifier.send(NOTICE, EmailTarget("mail", ("a@b.example",))), Refused)
+    assert isinstance(notifier.send(NOTIFICATION, EmailTarget("mail", ("a@b.example",))), Refused)

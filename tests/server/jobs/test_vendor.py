@@ -63,7 +63,8 @@ def test_an_invocation_is_a_job_and_its_places_are_told(served):
         "churn", "s3://in/day.csv", "text/csv", "application/json",
     )  # fmt: skip
     assert (spec.time_to_live_s, spec.time_limit_s) == (60, 3600)
-    assert spec.options == {"custom_attributes": "a=b, c"}
+    assert spec.tags == {"custom_attributes": "a=b, c"}
+    assert not spec.options
     assert answer["OutputLocation"].startswith("s3://out/async/id-1~")
     assert answer["OutputLocation"].removesuffix(".out") == answer["FailureLocation"].removesuffix(".error")
 

@@ -1,14 +1,16 @@
 """The `infer` kind: one payload in, one result out.
 
 A payload that is a request of the Open Inference Protocol goes to the model as it stands, together with those of other
-jobs. Anything else (CSV, JSON Lines, images, audio, video, archives…) is read as a stream, record by record, so that its
+jobs; so does JSON that is no request, as values for the model's inputs. Anything else (CSV, JSON Lines, images, audio, video, archives…) is read as a stream, record by record, so that its
 size does not matter, and every record gets its prediction, or its place among the failed ones.
 """
 
-from typing import Final
+from typing import Any, Final
 
-from headrace.core.errors import DataError, EmptySourceError, LimitError, RefusedRowsError
-from headrace.core.tensor import InferResponse
+import orjson
+
+from headrace.core.errors import DataError, EmptySourceError, LimitError
+from headrace.core.tensor import InferResponse, ModelMetadata
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import NewJob, Progress, ResultRef
 from headrace.jobs.kind import AttemptPredictor, JobPredictor, Models
@@ -16,6 +18,7 @@ from headrace.jobs.kinds.transform import follow
 from headrace.jobs.kinds.words import transform_settings
 from headrace.jobs.places import Places
 from headrace.protocols.oip_json import WireRequest, decode_request, encode_response, header_length
+from headrace.protocols.plain_json import request_of_json
 from headrace.storage.contract import Store
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
@@ -44,9 +47,9 @@ class InferKind:
         if not spec.input_uri:
             raise EmptySourceError("the job", "it has no input")
         predictor = self._models.predictor(spec.model)
-        body = self._request_body(spec)
-        if body is not None:
-            return self._request(attempt, predictor, body)
+        wire = self._wire_request(spec, predictor)
+        if wire is not None:
+            return self._request(attempt, predictor, wire)
         return self._records(attempt, predictor)
 
     def discard(self, attempt: Attempt) -> None:
@@ -63,34 +66,28 @@ class InferKind:
 
     # Requests
 
-    def _request_body(self, spec: NewJob) -> bytes | None:
-        """The payload, where it is a request of the protocol; None where it is records."""
+    def _wire_request(self, spec: NewJob, predictor: JobPredictor) -> WireRequest | None:
+        """The payload as a request, where it is one of the protocol, or plain JSON for the model's inputs; None for records."""
         media_type, parameters = _media_type(spec.content_type)
-        if media_type not in {"", JSON, OCTETS} or (
-            media_type == OCTETS and HEADER_PARAMETER not in parameters
-        ):
+        if media_type == OCTETS and HEADER_PARAMETER in parameters:
+            return decode_request(self._body(spec), header_length(parameters[HEADER_PARAMETER]))
+        is_json = media_type == JSON or (not media_type and spec.input_uri.lower().endswith(".json"))
+        # Options are about records; a request says itself what is wanted.
+        if not is_json or spec.options:
             return None
-        if not media_type and not spec.input_uri.lower().endswith(".json"):
+        body = self._body(spec)
+        if b'"inputs"' in body:
+            return decode_request(body, None)
+        if _media_type(spec.accept)[0] not in {"", JSON, "*/*"}:
             return None
-        if spec.options:
-            # Options are about records; a request says itself what is wanted.
-            return None
-        store = self._stores.for_uri(spec.input_uri)
-        body = _bounded(store, spec.input_uri)
-        if media_type != OCTETS and b'"inputs"' not in body:
-            return None
-        return body
+        return _plain_request(body, predictor.metadata)
 
-    def _request(self, attempt: Attempt, predictor: JobPredictor, body: bytes) -> ResultRef:
-        spec = attempt.job.spec
-        _, parameters = _media_type(spec.content_type)
-        wire = decode_request(body, header_length(parameters.get(HEADER_PARAMETER)))
-        future = predictor.submit(wire.request)
-        response = attempt.answer(future, predictor.abandon)
-        if response.failures:
-            first = response.failures[0]
-            why = f"{len(response.failures)} rows were refused, row {first.row} the first: {first.why}"
-            raise RefusedRowsError(response.model_name, why)
+    def _body(self, spec: NewJob) -> bytes:
+        return _bounded(self._stores.for_uri(spec.input_uri), spec.input_uri)
+
+    def _request(self, attempt: Attempt, predictor: JobPredictor, wire: WireRequest) -> ResultRef:
+        # Whose fault it is decides whether it is tried again: what a model refuses stays refused, what it raises need not.
+        response = attempt.answer(predictor.submit(wire.request, strict=True), predictor.abandon)
         return self._write(attempt, response, wire, predictor)
 
     def _write(
@@ -131,10 +128,11 @@ class InferKind:
             raise DataError(
                 f"all {report.rows_failed} records failed: {next(iter(report.failures), 'see the failed records')}"
             )
+        broken = transform.progress.first_broken
+        if broken is not None:
+            raise DataError(f"the payload could not be read to its end: {broken.why} ({broken.position})")
         if report.objects_broken or report.status == "failed":
-            raise DataError(
-                "the payload could not be read to its end, or its records failed and that was not to be borne"
-            )
+            raise DataError("records of the payload failed, and its options ask for all or nothing")
         assert transform.plan is not None, "it was executed"
         if len(transform.plan.objects) != 1:
             raise DataError(
@@ -154,6 +152,17 @@ def _failed_note(rows_failed: int) -> str:
 def content_type_of(spec: NewJob) -> str:
     """What a result of records is told to be: as was asked, or as the payload."""
     return spec.accept or spec.content_type
+
+
+def _plain_request(body: bytes, metadata: ModelMetadata) -> WireRequest | None:
+    """Values for the inputs, as in ``[[1, 2]]`` or ``{"x": [[1, 2]]}``; None for a list of objects, which are records."""
+    try:
+        value: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return None
+    return WireRequest(request_of_json(value, metadata), binary_default=False, binary_by_name={})
 
 
 def _media_type(content_type: str) -> tuple[str, dict[str, str]]:

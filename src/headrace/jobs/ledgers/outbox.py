@@ -19,7 +19,7 @@ from headrace.jobs.ledgers.database import Database, Statement, Transaction
 from headrace.jobs.ledgers.dialect import NOW_MS
 from headrace.jobs.ledgers.outbox_rows import claim_of, delivery_of, dump_target, endpoint_of
 from headrace.jobs.ledgers.rows import clean
-from headrace.jobs.notifier import Notice, Target
+from headrace.jobs.notifier import Notification, Target
 from headrace.jobs.outbox import Claim, DeliveryRecord, EndpointRecord
 from headrace.jobs.subscription import (
     PROGRESS,
@@ -260,7 +260,7 @@ def _subscriptions(job: Job) -> tuple[Subscription, ...]:
 def _fitting(event_id: str, kind: str, job: Job, data: dict[str, Any]) -> dict[str, Any]:
     """What is told, without what would make it too long: it refers to the job, where all of it can be read."""
     try:
-        Notice(event_id, kind, job.id, 0, data)
+        Notification(event_id, kind, job.id, 0, data)
     except LimitError:
         return {key: value for key, value in data.items() if key in _SHORT}
     return data

@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from headrace.jobs.delivery import Health
-from headrace.jobs.notifier import EmailTarget, Notice, SnsTarget, Target, WebhookTarget
+from headrace.jobs.notifier import EmailTarget, Notification, SnsTarget, Target, WebhookTarget
 from headrace.jobs.outbox import Claim, DeliveryRecord, EndpointRecord
 
 _KINDS: Final[dict[str, type[Target]]] = {"webhook": WebhookTarget, "sns": SnsTarget, "email": EmailTarget}
@@ -35,8 +35,8 @@ def target_of(text: str) -> Target:
 def claim_of(row: Sequence[Any]) -> Claim:
     """A claim, of a notification that is claimed and its endpoint."""
     delivery_id, fence, attempt, event_id, kind, job_id, at_ms, data, _, target, *health = row
-    notice = Notice(event_id, kind, job_id, at_ms, orjson.loads(data))
-    return Claim(delivery_id, fence, attempt, notice, target_of(target), Health(*health))
+    notification = Notification(event_id, kind, job_id, at_ms, orjson.loads(data))
+    return Claim(delivery_id, fence, attempt, notification, target_of(target), Health(*health))
 
 
 def delivery_of(row: Sequence[Any]) -> DeliveryRecord:

@@ -1,7 +1,7 @@
 """What becomes of a job by what happens to it. Pure: rows are read and locked before, and written after."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
@@ -15,9 +15,8 @@ from headrace.jobs.job import (
     Released,
     Settlement,
 )
+from headrace.jobs.retry import LOST
 from headrace.jobs.state import JobEvent, after
-
-LOST_DELAY_MAX_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,8 @@ def _failed(job: Job, outcome: Failed) -> Change:
 
 
 def lost_delay_ms(job: Job) -> int:
-    """How long a job whose lease ran out waits for its next attempt: 1 s, then twice that, up to 60 s."""
-    return min(1000 * 2 ** min(max(job.attempt - 1, 0), 10), LOST_DELAY_MAX_MS)
+    """How long a job whose lease ran out waits for its next attempt: all of what the rule has, without jitter."""
+    return LOST.delay_ms(max(job.attempt, 1))
 
 
 def lost(job: Job) -> Change:
@@ -128,10 +127,18 @@ def lost(job: Job) -> Change:
     )
     note = Note(HistoryEvent.LEASE_LOST, failure.cause.value)
     if job.attempt >= job.spec.attempts_max:
+        if job.alone:
+            failure = poison(crashes)
         return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
     return change(
         job, JobEvent.LOSE, due_in_ms=lost_delay_ms(job), note=note, failure=failure, crashes=crashes
     )
+
+
+def poison(crashes: int) -> JobFailure:
+    """Why a job failed that was worked on by itself in the end, and cost its worker all the same."""
+    why = f"it cost {crashes} workers, the last one while nothing else was worked on there"
+    return JobFailure(Cause.POISON, why)
 
 
 def requeued(job: Job, by: str) -> Change:

@@ -1,4 +1,4 @@
-"""Notices as e-mail, over SMTP: a few lines of text, with references and no output."""
+"""Notifications as e-mail, over SMTP: a few lines of text, with references and no output."""
 
 import re
 import smtplib
@@ -10,7 +10,7 @@ from email.policy import SMTP
 from typing import Final, Literal
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.notifier import Answer, Delivered, EmailTarget, Notice, Refused, Retry, Target
+from headrace.jobs.notifier import Answer, Delivered, EmailTarget, Notification, Refused, Retry, Target
 
 RECIPIENTS_MAX: Final = 20
 ADDRESS_CHARS_MAX: Final = 254
@@ -49,7 +49,7 @@ class SmtpSettings:
 
 
 class EmailNotifier:
-    """Sends a message a notice, over a connection of its own.
+    """Sends a message a notification, over a connection of its own.
 
     Args:
         settings: The mail server.
@@ -60,12 +60,12 @@ class EmailNotifier:
         self._settings = settings
         self._trust = trust or ssl.create_default_context()
 
-    def send(self, notice: Notice, target: Target) -> Answer:
+    def send(self, notification: Notification, target: Target) -> Answer:
         """See `Notifier.send`. A message that one of several mailboxes takes is delivered: it is not sent again."""
         if not isinstance(target, EmailTarget):
             return Refused("not a target of e-mail")
         try:
-            message = encode(notice, self._settings.sender, target.to)
+            message = encode(notification, self._settings.sender, target.to)
         except ConfigError as error:
             return Refused(str(error))
         try:
@@ -103,20 +103,20 @@ class EmailNotifier:
         return server
 
 
-def encode(notice: Notice, sender: str, to: tuple[str, ...]) -> EmailMessage:
+def encode(notification: Notification, sender: str, to: tuple[str, ...]) -> EmailMessage:
     """The message. Raises ConfigError for a mailbox that is no plain address, and for none or too many."""
     if not 0 < len(to) <= RECIPIENTS_MAX:
         raise ConfigError(f"{len(to)} mailboxes; 1 to {RECIPIENTS_MAX} are taken")
     message = EmailMessage(policy=SMTP)
     message["From"] = address(sender)
     message["To"] = ", ".join(map(address, to))
-    message["Subject"] = f"{notice.type}: {notice.job_id}"
-    message["Date"] = datetime.fromtimestamp(notice.at_ms / 1000, UTC)
+    message["Subject"] = f"{notification.type}: {notification.job_id}"
+    message["Date"] = datetime.fromtimestamp(notification.at_ms / 1000, UTC)
     # The same each time, so that a message that comes twice shows once.
-    message["Message-ID"] = f"<{notice.event_id}@{sender.rpartition('@')[2]}>"
+    message["Message-ID"] = f"<{notification.event_id}@{sender.rpartition('@')[2]}>"
     message["Auto-Submitted"] = "auto-generated"
-    message["X-Headrace-Event"] = notice.event_id
-    message.set_content(_text(notice))
+    message["X-Headrace-Event"] = notification.event_id
+    message.set_content(_text(notification))
     return message
 
 
@@ -129,9 +129,9 @@ def address(text: str) -> str:
     return text
 
 
-def _text(notice: Notice) -> str:
-    lines = [f"job: {notice.job_id}", f"event: {notice.type}"]
-    lines += [f"{name}: {_line(notice.data[name])}" for name in _TOLD if notice.data.get(name)]
+def _text(notification: Notification) -> str:
+    lines = [f"job: {notification.job_id}", f"event: {notification.type}"]
+    lines += [f"{name}: {_line(notification.data[name])}" for name in _TOLD if notification.data.get(name)]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Notices to Amazon SNS in the words of SageMaker's asynchronous inference, so that what listens there listens here.
+"""Notifications to Amazon SNS in the words of SageMaker's asynchronous inference, so that what listens there listens here.
 
 A topic for successes and one for the rest. Consumers tell repeats by ``inferenceId``. The vendor does not document where
 an included response stands; here it is ``responseBody``.
@@ -21,7 +21,7 @@ from headrace.jobs.notifier import (
     FAILED,
     Answer,
     Delivered,
-    Notice,
+    Notification,
     Refused,
     Retry,
     SnsTarget,
@@ -41,7 +41,7 @@ _log = logging.getLogger("headrace.jobs.notifiers.sns")
 
 
 class SnsNotifier:
-    """Publishes notices to topics.
+    """Publishes notifications to topics.
 
     Args:
         client: From `aws.aws_client("sns", …)`; stays the caller's to close.
@@ -54,52 +54,52 @@ class SnsNotifier:
         self._region = region
         self._read_response = read_response
 
-    def send(self, notice: Notice, target: Target) -> Answer:
+    def send(self, notification: Notification, target: Target) -> Answer:
         """See `Notifier.send`."""
         if not isinstance(target, SnsTarget):
             return Refused("not a target of SNS")
-        kind = _TOPICS.get(notice.type, "")
+        kind = _TOPICS.get(notification.type, "")
         topic = {SUCCESS: target.success_topic, ERROR: target.error_topic}.get(kind, "")
         if not topic:
-            return Delivered(f"nothing to send: no topic is set for {notice.type}")
-        response = self._response(notice, kind) if kind in target.include_response else None
-        message = orjson.dumps(encode(notice, self._region, response)).decode()
+            return Delivered(f"nothing to send: no topic is set for {notification.type}")
+        response = self._response(notification, kind) if kind in target.include_response else None
+        message = orjson.dumps(encode(notification, self._region, response)).decode()
         try:
             with aws_faults():
-                told = self._client.publish(TopicArn=topic, Message=message, **_ordering(topic, notice))
+                told = self._client.publish(TopicArn=topic, Message=message, **_ordering(topic, notification))
         except AwsFault as fault:
             if fault.code in _WRONG_REQUEST:
                 return Refused(str(fault))
             return Retry(str(fault), throttled=fault.throttled)
         return Delivered(f"SNS message {told['MessageId']}")
 
-    def _response(self, notice: Notice, kind: str) -> bytes | None:
-        uri = notice.data.get("output_uri" if kind == SUCCESS else "failure_uri")
+    def _response(self, notification: Notification, kind: str) -> bytes | None:
+        uri = notification.data.get("output_uri" if kind == SUCCESS else "failure_uri")
         if not uri or self._read_response is None:
             return None
         try:
             return self._read_response(str(uri), RESPONSE_BYTES_MAX)
         except HeadraceError as error:
             # The reference is in the message: better that without the bytes than nothing.
-            _log.warning("%s: the response is left out of the SNS message: %s", notice.event_id, error)
+            _log.warning("%s: the response is left out of the SNS message: %s", notification.event_id, error)
             return None
 
 
-def encode(notice: Notice, region: str, response: bytes | None = None) -> dict[str, Any]:
+def encode(notification: Notification, region: str, response: bytes | None = None) -> dict[str, Any]:
     """The vendor's message about a job that has ended, as JSON values."""
-    data = notice.data
-    completed = notice.type == COMPLETED
+    data = notification.data
+    completed = notification.type == COMPLETED
     message: dict[str, Any] = {
         "awsRegion": region,
-        "eventTime": _time(notice.at_ms),
-        "receivedTime": _time(int(data.get("submitted_at_ms", notice.at_ms))),
+        "eventTime": _time(notification.at_ms),
+        "receivedTime": _time(int(data.get("submitted_at_ms", notification.at_ms))),
         "invocationStatus": "Completed" if completed else "Failed",
         "requestParameters": {
             "contentType": data.get("content_type", ""),
             "endpointName": data.get("model", ""),
             "inputLocation": data.get("input_uri", ""),
         },
-        "inferenceId": data.get("inference_id") or notice.job_id,
+        "inferenceId": data.get("inference_id") or notification.job_id,
         "eventVersion": "1.0",
         "eventSource": "aws:sagemaker",
         "eventName": "InferenceResult",
@@ -110,17 +110,17 @@ def encode(notice: Notice, region: str, response: bytes | None = None) -> dict[s
             "outputLocation": data.get("output_uri", ""),
         }
     else:
-        message["failureReason"] = str(data.get("reason") or notice.type)
+        message["failureReason"] = str(data.get("reason") or notification.type)
     if response is not None and len(response) <= RESPONSE_BYTES_MAX:
         message["responseBody"] = {"encoding": "base64", "content": base64.b64encode(response).decode()}
     return message
 
 
-def _ordering(topic: str, notice: Notice) -> dict[str, str]:
+def _ordering(topic: str, notification: Notification) -> dict[str, str]:
     """What a first-in-first-out topic asks for."""
     if not topic.endswith(".fifo"):
         return {}
-    return {"MessageGroupId": notice.event_id, "MessageDeduplicationId": notice.event_id}
+    return {"MessageGroupId": notification.event_id, "MessageDeduplicationId": notification.event_id}
 
 
 def _time(at_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""Notices as POST requests: Standard Webhooks, or CloudEvents in either of its HTTP forms with the same signatures."""
+"""Notifications as POST requests: Standard Webhooks, or CloudEvents in either of its HTTP forms with the same signatures."""
 
 import logging
 import time
@@ -12,7 +12,16 @@ import orjson
 
 from headrace.core.errors import ConfigError, RefusedAddressError
 from headrace.core.retry import retry_after_s
-from headrace.jobs.notifier import Answer, Delivered, Disabled, Notice, Refused, Retry, Target, WebhookTarget
+from headrace.jobs.notifier import (
+    Answer,
+    Delivered,
+    Disabled,
+    Notification,
+    Refused,
+    Retry,
+    Target,
+    WebhookTarget,
+)
 from headrace.jobs.outbound.client import OutboundAnswer, OutboundClient, OutboundFault
 from headrace.jobs.secrets import key_of, signed_headers
 
@@ -32,9 +41,9 @@ _log = logging.getLogger("headrace.jobs.notifiers.webhook")
 
 
 class WebhookNotifier:
-    """Posts notices through a guarded client, whose total timeout is an attempt's.
+    """Posts notifications through a guarded client, whose total timeout is an attempt's.
 
-    A receiver says that it has a notice by a status of 2xx, whatever it sends then; everything else is tried again, redirects
+    A receiver says that it has a notification by a status of 2xx, whatever it sends then; everything else is tried again, redirects
     too, which are not followed. 410 disables the endpoint.
 
     Args:
@@ -55,16 +64,16 @@ class WebhookNotifier:
         self._source = source
         self._wall_s = wall_s
 
-    def send(self, notice: Notice, target: Target) -> Answer:
+    def send(self, notification: Notification, target: Target) -> Answer:
         """See `Notifier.send`."""
         if not isinstance(target, WebhookTarget):
             return Refused("not a webhook")
         try:
             keys = _keys(target)
-            body, headers = encode(notice, target.format, self._source)
+            body, headers = encode(notification, target.format, self._source)
         except ConfigError as error:
             return Refused(str(error))
-        headers |= signed_headers(keys, notice.event_id, int(self._wall_s()), body) if keys else {}
+        headers |= signed_headers(keys, notification.event_id, int(self._wall_s()), body) if keys else {}
         try:
             answer = self._client.send("POST", target.url, headers=headers, body=body)
         except RefusedAddressError as error:
@@ -78,29 +87,29 @@ class WebhookNotifier:
         return judge(answer, self._wall_s())
 
 
-def encode(notice: Notice, format: str, source: str) -> tuple[bytes, dict[str, str]]:
-    """A notice's body and the headers that belong to the format; ConfigError for an unknown format."""
+def encode(notification: Notification, format: str, source: str) -> tuple[bytes, dict[str, str]]:
+    """A notification's body and the headers that belong to the format; ConfigError for an unknown format."""
     if format == STANDARD:
         told = {
-            "type": notice.type,
-            "timestamp": _time(notice.at_ms),
-            "data": orjson.Fragment(notice.data_json()),
+            "type": notification.type,
+            "timestamp": _time(notification.at_ms),
+            "data": orjson.Fragment(notification.data_json()),
         }
         return orjson.dumps(told), {"Content-Type": "application/json"}
     attributes = {
         "specversion": "1.0",
-        "id": notice.event_id,
+        "id": notification.event_id,
         "source": source,
-        "type": notice.type,
-        "subject": notice.job_id,
-        "time": _time(notice.at_ms),
+        "type": notification.type,
+        "subject": notification.job_id,
+        "time": _time(notification.at_ms),
     }
     if format == BINARY:
         headers = {f"ce-{name}": quote(value, safe=_HEADER_SAFE) for name, value in attributes.items()}
-        return notice.data_json(), {"Content-Type": "application/json", **headers}
+        return notification.data_json(), {"Content-Type": "application/json", **headers}
     if format == STRUCTURED:
         event: dict[str, Any] = {**attributes, "datacontenttype": "application/json"}
-        event["data"] = orjson.Fragment(notice.data_json())
+        event["data"] = orjson.Fragment(notification.data_json())
         return orjson.dumps(event), {"Content-Type": "application/cloudevents+json; charset=UTF-8"}
     raise ConfigError(f"{format!r} is no format of webhooks; known are {', '.join(sorted(FORMATS))}")
 
@@ -110,7 +119,7 @@ def judge(answer: OutboundAnswer, wall_s: float) -> Answer:
     if _has_it(answer):
         return Delivered(f"HTTP {answer.status}")
     if answer.status == HTTPStatus.GONE:
-        return Disabled("HTTP 410: the receiver wants no more notices")
+        return Disabled("HTTP 410: the receiver wants no more notifications")
     why = f"HTTP {answer.status}"
     if HTTPStatus.MULTIPLE_CHOICES <= answer.status < HTTPStatus.BAD_REQUEST:
         why += ": redirects are not followed; name the address itself"

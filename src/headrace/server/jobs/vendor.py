@@ -96,7 +96,8 @@ def read_invocation(
         accept=given.text("accept", _PRINTABLE, 1024),
         output_uri=_output(settings.output_uri, extension),
         key=filename or made_id,
-        options={"custom_attributes": attributes} if attributes else {},
+        # No model is given them: they are told with the job, and to whoever is told of it.
+        tags={"custom_attributes": attributes} if attributes else {},
         time_to_live_s=given.number("requestttlseconds", 60, 21_600, 21_600),
         time_limit_s=given.number("invocationtimeoutseconds", 1, 3_600, 900),
         correlation_id=made_id,

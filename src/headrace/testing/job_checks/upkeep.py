@@ -51,7 +51,7 @@ def check_delay_after_lost_leases_grows(bench: LedgerBench) -> None:
 
 
 def check_last_lost_lease(bench: LedgerBench) -> None:
-    """A job that loses its worker with every attempt has an end, failed with the cause `worker_lost`."""
+    """A job that loses its worker with every attempt has an end: `worker_lost`, or `poison` where it was alone at last."""
     job = bench.submit(attempts_max=3)
     for attempt in (1, 2, 3):
         bench.until_due(job)
@@ -62,7 +62,13 @@ def check_last_lost_lease(bench: LedgerBench) -> None:
         equal(bench.ledger.maintain(100), wanted, f"what one round did after attempt {attempt} of 3")
     after = bench.now(job)
     equal((after.state, after.ended_at_ms), (JobState.FAILED, now_ms), "the state, and when it ended")
-    equal(after.failure and after.failure.cause, Cause.WORKER_LOST, "why it failed")
+    equal(after.failure and after.failure.cause, Cause.POISON, "why it failed")
+    once = bench.submit(attempts_max=1)
+    bench.claim_one()
+    bench.later(LEASE_MS + 1)
+    bench.ledger.maintain(100)
+    failure = bench.now(once).failure
+    equal(failure and failure.cause, Cause.WORKER_LOST, "why a job failed that had one attempt")
     true(bool(after.failure and after.failure.message), "the failure says nothing")
     equal((after.attempt, after.crashes), (3, 3), "attempts and crashes")
     equal(bench.events(job), [HistoryEvent.LEASE_LOST] * 3, "its history")

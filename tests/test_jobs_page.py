@@ -1,0 +1,73 @@
+"""docs/jobs.md beside its snippets: its file is read as it stands, and what is scaled by counts what the API counts."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headrace.config.jobs_file import read_jobs_file
+from headrace.jobs.desk import Scale
+from headrace.jobs.job import NewJob
+from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.ledgers.database import Statement
+from headrace.testing import ManualWallClock
+from jobs.ledgers_under_test import LEDGERS
+
+PAGE = (Path(__file__).parent.parent / "docs" / "jobs.md").read_text()
+SQL = [name for name in LEDGERS if name != "memory"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def trigger(kind: str) -> dict[str, str]:
+    """The metadata of the one KEDA trigger of a type."""
+    scaled, alone = map(yaml.safe_load, blocks("yaml"))
+    (found,) = [t for t in (*scaled["spec"]["triggers"], *alone) if t["type"] == kind]
+    return found["metadata"]
+
+
+def test_the_file_is_read_as_it_stands(tmp_path):
+    (text,) = blocks("toml")
+    path = tmp_path / "jobs.toml"
+    path.write_text(text)
+    read = read_jobs_file(path, store_uri="s3://headrace/")
+    assert not read.access.open
+    assert [queue.name for queue in read.queues] == ["default", "night"]
+    assert [target.endpoint_id for target in read.endpoints] == ["billing"]
+    assert None not in (read.triggers, read.smtp, read.vendor)
+    without_keys = re.sub(r"\[keys\.web\].*?(?=# \[anyone\])", "", text, flags=re.DOTALL)
+    path.write_text(re.sub("^# ", "", without_keys, flags=re.MULTILINE))
+    assert read_jobs_file(path, store_uri="s3://headrace/").access.open
+
+
+@pytest.mark.parametrize("name", SQL)
+def test_the_query_counts_what_is_due_and_runs(name, request):
+    """So that both ways of scaling agree: 1 that runs and 2 that wait, not 1 that is for later, nor that of another queue."""
+    clock = ManualWallClock()
+    ledger = LEDGERS[name](clock, request.getfixturevalue)()
+    ledger.start()
+    try:
+        later = NewJob(delay_ms=60_000)
+        ledger.submit([NewJob(), NewJob(), NewJob(), later, NewJob(queue="other")])
+        ledger.turn([], ClaimRequest("w", ("default",), 1, 60_000))
+        assert _counted(ledger) == ledger.counts("default").backlog == 3
+        clock.advance(60_000)
+        assert _counted(ledger) == ledger.counts("default").backlog == 4
+    finally:
+        ledger.stop()
+
+
+def _counted(ledger) -> int:
+    query = Statement(lambda _: trigger("postgresql")["query"])
+    return ledger._database.read(lambda transaction: transaction.run(query))[0][0]
+
+
+def test_what_the_other_scaler_reads_is_what_the_api_tells():
+    asked = trigger("metrics-api")
+    assert asked["valueLocation"] in {field.name for field in fields(Scale)}
+    assert asked["url"].endswith("/v1/queues/default/scale")
+    assert trigger("postgresql")["targetQueryValue"] == asked["targetValue"]
