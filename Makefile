@@ -39,7 +39,7 @@ TEXTGENRNN := textgenrnn-2.0.0
 TEXTGENRNN_TO := .venv/share/textgenrnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check bench bench-jobs bench-serve bench-transform peers docs-test clean
+.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check bench bench-serve bench-transform bench-jobs peers docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
