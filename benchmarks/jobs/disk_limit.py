@@ -18,7 +18,8 @@ def rate(submit_s: float, threads: int, do: Callable[[], object]) -> float:
     began_s = time.perf_counter()
 
     def repeat(place: int) -> None:
-        while time.perf_counter() - began_s < submit_s:
+        # Once at least, however late a thread begins.
+        while not counts[place] or time.perf_counter() - began_s < submit_s:
             do()
             counts[place] += 1
 
