@@ -20,12 +20,18 @@ MLSERVER_SETUP := .venv-mlserver/setup.stamp
 CLIENTS := kserve open_inference tritonclient
 CLIENT_SETUPS := $(CLIENTS:%=.venv-clients/%/setup.stamp)
 
-# Nor can what headrace is compared with stand beside it: an environment for each peer of benchmarks/transform.
-PEERS := beam daft polars ray
+# Nor can what headrace is compared with stand beside it: an environment for each peer of benchmarks/transform and of
+# benchmarks/jobs.
+SCORERS := beam daft polars ray
+QUEUES := celery pgqueuer procrastinate
+PEERS := $(SCORERS) $(QUEUES)
 PEER_beam := apache-beam onnx
 PEER_daft := daft
 PEER_polars := polars
 PEER_ray := 'ray[data]'
+PEER_celery := 'celery[redis]'
+PEER_pgqueuer := 'pgqueuer[asyncpg]'
+PEER_procrastinate := procrastinate psycopg-binary
 PEER_SETUPS := $(PEERS:%=.venv-peers/%/setup.stamp)
 
 # Trained weights that only an old source package has: two files of it are unpacked, and nothing of it is installed.
@@ -33,7 +39,7 @@ TEXTGENRNN := textgenrnn-2.0.0
 TEXTGENRNN_TO := .venv/share/textgenrnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check bench bench-serve bench-transform peers docs-test clean
+.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs peers docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -77,6 +83,9 @@ test-clients: $(SETUP) $(MLSERVER_SETUP) ## Ask a real server by the clients of 
 
 check: lint test test-mlserver test-clients ## Do what CI does
 
+faults: $(SETUP) ## Let loose on jobs what may go wrong, and count what it costs (ARGS='--full --json 1 5')
+	@$(BIN)/python tests/faults $(ARGS)
+
 bench: $(SETUP) ## Measure against the limit of this machine
 	$(BIN)/python benchmarks $(ARGS)
 
@@ -86,7 +95,10 @@ bench-serve: $(SETUP) ## Measure headrace serve beside the smallest servers (nee
 bench-transform: $(SETUP) ## Measure batch transform beside the limit and the peers that `make peers` installed
 	$(BIN)/python benchmarks/transform $(ARGS)
 
-peers: $(PEER_SETUPS) ## Install what batch transform is compared with, each in an environment of its own
+bench-jobs: $(SETUP) ## Measure jobs beside the disk's limit and the peers that `make peers` installed
+	$(BIN)/python benchmarks/jobs $(ARGS)
+
+peers: $(PEER_SETUPS) ## Install what batch transform and jobs are compared with, each in an environment of its own
 
 docs-test: $(SETUP) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
@@ -129,12 +141,12 @@ $(MLSERVER_SETUP): pyproject.toml constraints-mlserver.txt | $(MLSERVER_BIN)/pyt
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --no-deps --no-compile --requirement $<
 	@touch $@
 
-# The measuring needs numpy and psutil, the model onnxruntime.
+# Where rows are scored the measuring needs numpy and psutil, the model onnxruntime.
 .venv-peers/%/setup.stamp: constraints-peers.txt
 	@echo 'Installing the peer $* into $(@D) (about a minute, once)'
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --constraint $< \
-		$(PEER_$*) numpy onnxruntime psutil
+		$(PEER_$*) $(if $(filter $*,$(SCORERS)),numpy onnxruntime psutil)
 	@touch $@
 
 .venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import competition
 import numpy as np
 from inputs import FOLDER, MODEL, environment
 from inputs import HERE as BENCHMARKS
@@ -13,7 +14,7 @@ from ours import BrokenRunError, Run, last_line, pinned, report_in, run_of
 from process_tree import watch
 
 PEERS_HERE = Path(__file__).parent / "peers"
-ENVIRONMENTS = Path(".venv-peers")
+ENVIRONMENTS = competition.ENVIRONMENTS
 LIMIT_OUT = FOLDER / "limit.csv"
 PEER_OUT = FOLDER / "peer"
 
@@ -39,16 +40,7 @@ PEERS = (
 
 def interpreters(given: Sequence[str]) -> dict[str, Path]:
     """Where each peer's Python is: as given (NAME=PYTHON), else in `.venv-peers/NAME`. Raises ValueError."""
-    names = [peer.name for peer in PEERS]
-    found = {name: ENVIRONMENTS / name / "bin" / "python" for name in names}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if name not in found or not equals:
-            raise ValueError(f"--peer is NAME=PYTHON with a name of {', '.join(names)}, not {text}")
-        if not Path(path).exists():
-            raise ValueError(f"--peer {name}: there is no {path}")
-        found[name] = Path(path)
-    return {name: path for name, path in found.items() if path.exists()}
+    return competition.interpreters([peer.name for peer in PEERS], given, ENVIRONMENTS)
 
 
 def limit_run(source: Path, rows: int, core: int | None = None) -> Run:

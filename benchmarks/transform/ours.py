@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from competition import BrokenRunError
 from inputs import FOLDER, MODEL, environment
 from process_tree import Watched, watch
 
@@ -35,10 +36,6 @@ class Run:
     def whole_cpu_us_per_row(self) -> float:
         """Of the whole process tree, from its start to its end."""
         return self.whole.cpu_s / self.rows * 1e6
-
-
-class BrokenRunError(Exception):
-    """A competitor did not do its job."""
 
 
 @functools.cache

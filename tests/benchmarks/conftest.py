@@ -5,4 +5,4 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Behind everything else, so that their plain names (`measure`, `rows`) hide nothing.
-sys.path += [str(BENCHMARKS), str(BENCHMARKS / "transform"), str(BENCHMARKS / "serving")]
+sys.path += [str(BENCHMARKS), *(str(BENCHMARKS / name) for name in ("transform", "serving", "jobs"))]

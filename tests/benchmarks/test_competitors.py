@@ -4,6 +4,7 @@ import re
 import sys
 
 import competitors
+import job_peers
 import pytest
 from ours import BrokenRunError
 
@@ -68,8 +69,10 @@ def test_a_peer_that_is_unknown_or_not_there_is_refused(given):
 
 def test_every_peer_has_its_script_and_its_environment():
     makefile = (competitors.BENCHMARKS.parent / "Makefile").read_text()
-    for peer in competitors.PEERS:
-        assert (competitors.PEERS_HERE / peer.script).is_file()
+    found = [(competitors.PEERS_HERE, peer) for peer in competitors.PEERS]
+    found += [(job_peers.PEERS_HERE, peer) for peer in job_peers.PEERS]
+    for folder, peer in found:
+        assert (folder / peer.script).is_file()
         assert f"PEER_{peer.name} := " in makefile
 
 
@@ -81,6 +84,6 @@ def test_what_the_environments_hold_is_pinned_exactly():
     names = [pin.partition("==")[0] for pin in pins]
     assert names == sorted(set(names))
     wanted = re.findall(r"^PEER_[a-z]+ := (.+)$", (root / "Makefile").read_text(), re.MULTILINE)
-    assert len(wanted) == len(competitors.PEERS)
+    assert len(wanted) == len(competitors.PEERS) + len(job_peers.PEERS)
     packages = {re.sub(r"'|\[.*\]", "", name) for line in wanted for name in line.split()}
     assert packages | {"numpy", "onnxruntime", "psutil"} <= set(names)

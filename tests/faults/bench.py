@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import psutil
+import pytest
 
 from faults.steps import PostgresSteps, SqliteSteps, Step
 from faults.tally import Tally, Wreck, duplicate_executions, duplicate_results, recovery_s
@@ -26,6 +28,7 @@ from headrace.jobs.ledgers.open import open_ledger
 from headrace.jobs.places import Places
 from headrace.jobs.state import JobState
 from headrace.storage.resolve import Stores
+from servers.ports import free_port
 
 HERE = Path(__file__).parent
 PATIENCE_S = 90.0
@@ -45,6 +48,14 @@ QUICK = {
 def full() -> bool:
     """Whether the larger counts were asked for."""
     return bool(os.environ.get("HEADRACE_FAULTS_FULL"))
+
+
+def one_ledger() -> pytest.MarkDecorator:
+    """For tests in which the ledgers hardly differ: over PostgreSQL alone, and over both when the larger counts are asked for."""
+    postgres = pytest.param("postgres", marks=pytest.mark.postgres)
+    return pytest.mark.parametrize(
+        "ledger_url", ["sqlite", postgres] if full() else [postgres], indirect=True
+    )
 
 
 def until(holds: Callable[[], Any], within_s: float = PATIENCE_S, what: str = "it") -> None:
@@ -134,6 +145,31 @@ class WorkerProcess:
 
 
 @dataclass
+class ApiProcess:
+    """The API of jobs in a process of its own."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        try:
+            return httpx.get(f"{self.url}/v1/queues", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        """Kill -9. Twice does nothing."""
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
 class Bench:
     """One ledger, one store, workers. Use it in a `with`; what runs then is killed at its end."""
 
@@ -143,6 +179,7 @@ class Bench:
     environ: Mapping[str, str] = field(default_factory=dict)
     record: Callable[[Tally], None] = lambda _: None
     workers: list[WorkerProcess] = field(default_factory=list)
+    apis: list["ApiProcess"] = field(default_factory=list)
     ids: dict[int, str] = field(default_factory=dict)
     """Jobs by the numbers that their payloads carry."""
     wrecks: list[Wreck] = field(default_factory=list)
@@ -165,6 +202,8 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.destroy()
+        for api in self.apis:
+            api.kill()
         self.ledger.stop()
         self.stores.close()
 
@@ -179,6 +218,8 @@ class Bench:
         store_uri: str = "",
         queues: Sequence[str] = ("default",),
         shift_s: float = 0.0,
+        dispatcher: str = "",
+        config: Path | None = None,
         prefix: Sequence[str] = (),
         log: Path | None = None,
         environ: Mapping[str, str] | None = None,
@@ -195,6 +236,8 @@ class Bench:
             "serving": {"cancel_grace_s": 0.5, **(serving or {})},
             "queues": list(queues),
             "shift_s": shift_s,
+            "dispatcher": dispatcher,
+            "config": str(config or ""),
         }
         at = log or self.folder / f"{name}.log"
         source = str(HERE.parent.parent / "src")
@@ -217,6 +260,37 @@ class Bench:
         self.workers.append(worker)
         return worker
 
+    def api(
+        self, *, ledger_url: str = "", dispatcher: str = "", config: Path | None = None, port: int = 0
+    ) -> "ApiProcess":
+        """Start the API alone, as `headrace up` without models is; returns when it answers."""
+        at = self.folder / "api.log"
+        api_port = port or free_port()
+        command = [
+            sys.executable, "-m", "headrace", "up", "--ledger", ledger_url or self.ledger_url, "--store", self.store_uri,
+            "--port", str(api_port), "--no-serve", "--log-format", "json",
+        ]  # fmt: skip
+        command += ["--dispatcher", dispatcher] if dispatcher else []
+        command += ["--config", str(config)] if config else []
+        with at.open("a") as told:
+            process = subprocess.Popen(
+                command,
+                stdout=told,
+                stderr=told,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(HERE.parent.parent / "src"), **self.environ},
+            )
+        api = ApiProcess(api_port, process, at)
+        self.apis.append(api)
+        until(api.answers, what=f"the API: {at.read_text()}")
+        return api
+
+    def posted(self, job: Mapping[str, Any], number: int | None = None) -> int:
+        """Note a job that the API has answered with; its number."""
+        at = len(self.ids) if number is None else number
+        self.ids[at] = job["id"]
+        return at
+
     def fleet(self, count: int, **options: Any) -> list[WorkerProcess]:
         """So many that work."""
         started = [self.worker(**options) for _ in range(count)]
@@ -234,12 +308,18 @@ class Bench:
             self.ids[number] = told.job.id
         return numbers
 
+    @staticmethod
+    def body(number: int, *, work_ms: float = 0, deed: str = "work") -> bytes:
+        """The payload of a job."""
+        row = [number, work_ms, deed_number(deed)]
+        return json.dumps(
+            {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP64", "data": row}]}
+        ).encode()
+
     def new_job(self, number: int, *, work_ms: float = 0, deed: str = "work", **spec: Any) -> NewJob:
         """A job that is not queued, with its payload where it says."""
-        row = [number, work_ms, deed_number(deed)]
-        body = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP64", "data": row}]}
         uri = f"{self.store_uri}inputs/number-{number}"
-        self.stores.for_uri(uri).put(uri, json.dumps(body).encode())
+        self.stores.for_uri(uri).put(uri, self.body(number, work_ms=work_ms, deed=deed))
         defaults = NewJob(MODEL, input_uri=uri, content_type="application/json", attempts_max=20)
         return replace(defaults, **spec)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import httpx
 import psycopg
 import pytest
 
@@ -16,6 +17,7 @@ def test_fault_06_connections_all_taken_by_300_idle_sessions(postgres_bench, pos
     """Fault 6: jobs wait; nobody deadlocks or gives up, and all is done once there is room."""
     name = postgres_bench.ledger_url.rpartition("/")[2]
     workers = postgres_bench.fleet(2)
+    api = postgres_bench.api()
     first = postgres_bench.submit(8, work_ms=50)
     postgres_bench.wait_ended(first)
     later = postgres_bench.submit(20, work_ms=50, delay_ms=1500)
@@ -33,25 +35,37 @@ def test_fault_06_connections_all_taken_by_300_idle_sessions(postgres_bench, pos
                     return
 
         take()
-        # The workers' own sessions go, and others are first to take what is free then.
-        with (
-            contextlib.suppress(psycopg.OperationalError),
-            contextlib.closing(_spare(idle, postgres)) as session,
-        ):
+        # The sessions of headrace go, again and again, until others were first to take what is free then.
+        session = _spare(idle, postgres)
+        idle.callback(session.close)
+
+        def refused_everywhere() -> bool:
             session.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
                 (name,),
             )
             take()
+            return _get(api, postgres_bench.ids[0]).status_code == 503
+
+        until(refused_everywhere, what="a refusal")
         assert taken > 50
         assert refused
         until(
-            lambda: any("does not answer" in worker.said("warning") for worker in workers), what="a refusal"
+            lambda: any("does not answer" in worker.said("warning") for worker in workers), what="a warning"
         )
+        told = _get(api, postgres_bench.ids[0])
+        assert told.status_code == 503, told.text
+        assert int(told.headers["Retry-After"]) >= 1
+        assert name not in told.text, "where the database is, is nobody's business"
         postgres_bench.wreck()
     postgres_bench.wait_ended(later)
+    until(api.answers)
     assert all(worker.running for worker in workers)
     postgres_bench.tally()
+
+
+def _get(api, job_id: str) -> httpx.Response:
+    return httpx.get(f"{api.url}/v1/jobs/{job_id}", timeout=60)
 
 
 def _spare(idle, postgres):

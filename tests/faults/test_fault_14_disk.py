@@ -115,7 +115,7 @@ def test_fault_14_disk_gives_files_no_more_than_a_limit(sqlite_bench):
             all(job.state.ended for job in bench.jobs(numbers).values()) or "does not answer" in worker.said()
         )
     )
-    worker.end()
+    worker.kill()
     bench.worker().wait_ready()
     bench.wait_ended()
     assert bench.steps_at.integrity() == "ok"

@@ -69,7 +69,7 @@ def test_fault_16_poison_that_kills_the_worker_itself(sqlite_bench):
     others = bench.submit(HARMLESS, work_ms=5)
     bench.wait_ended()
     job = bench.job(poison)
-    assert (job.failure.cause, job.attempt, job.crashes) == (Cause.WORKER_LOST, 3, 3)
+    assert (job.failure.cause, job.attempt, job.crashes) == (Cause.POISON, 3, 3)
     assert [e.event for e in bench.ledger.history(job.id)] == [HistoryEvent.LEASE_LOST] * 3
     assert {bench.job(number).attempt for number in others} == {1}
     bench.tally({poison: JobState.FAILED})

@@ -55,15 +55,32 @@ def test_fault_22_start_of_20_reapers_at_once(bench: Bench):
     assert sum(done) == DEAD
 
 
+class _FirstSleep:
+    """A clock that stands still, takes down for how long the first sleep is, and ends whoever sleeps."""
+
+    def __init__(self) -> None:
+        self.asked_s: list[float] = []
+
+    def now(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float, wake: threading.Event) -> bool:
+        self.asked_s.append(seconds)
+        return True
+
+
 def test_fault_22_start_of_20_workers_spreads_their_first_rounds():
     """Fault 22: those who start together do not look together."""
     firsts: list[float] = []
     for seed in range(WORKERS):
-        chores = [Chore("reaper", 5.0, lambda: 0)]
-        upkeep = Upkeep(chores, hold_off_s=60.0, seed=seed)
-        firsts.append(upkeep._due[0].at_s)
-    spread = sorted(first - min(firsts) for first in firsts)
-    assert spread[-1] > 2.0
+        clock = _FirstSleep()
+        upkeep = Upkeep([Chore("reaper", 5.0, lambda: 0)], hold_off_s=60.0, clock=clock, seed=seed)
+        upkeep.start()
+        upkeep.stop()
+        firsts += clock.asked_s
+    assert len(firsts) == WORKERS
+    spread = sorted(firsts)
+    assert spread[-1] - spread[0] > 2.0
     assert max(b - a for a, b in itertools.pairwise(spread)) < 2.0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace import Model, TensorSpec
 
-FOLDER = "HEADRACE_FAULTS_FOLDER"
+FOLDER = "FAULTS_FOLDER"
 """The variable that names the folder where `EXECUTIONS` is."""
 EXECUTIONS = "executions"
 """A line for each time that a row was asked for: the job's number, the process, and how often before."""

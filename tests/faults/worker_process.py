@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -29,19 +30,24 @@ def main(given: dict[str, Any]) -> None:
     """Work until SIGTERM; says "ready" on standard output."""
     if given.get("shift_s"):
         shift_clock(given["shift_s"])
-    from headrace.app.working import JobsAt, open_worker
+    from headrace.app.job_parts import JobsAt
+    from headrace.app.working import open_worker
     from headrace.cli.logs import configure_server_logs
+    from headrace.config.jobs_file import read_jobs_file
     from headrace.engine.settings import ServeSettings
     from headrace.jobs.worker.settings import WorkerSettings
 
     configure_server_logs("json", 0)
     hog_when_told()
+    at = JobsAt(given["ledger"], given["store"], given["dispatcher"])
+    file = Path(given["config"]) if given["config"] else None
     worker = open_worker(
         [given["model"]],
-        JobsAt(given["ledger"], given["store"]),
+        at,
         settings=WorkerSettings(**{**given["settings"], "queues": tuple(given["queues"])}),
         serving=ServeSettings(**given["serving"]),
         isolation=given["isolation"],
+        file=read_jobs_file(file, store_uri=at.store_uri) if file else None,
     )
     worker.run(lambda: print("ready", flush=True))
 

@@ -5,7 +5,14 @@ import logging
 import pytest
 
 from headrace.core import errors
-from headrace.server.errors import MESSAGE_CHARS_MAX, GrpcCode, grpc_status, status_of, trailing_metadata
+from headrace.server.errors import (
+    LEDGER_AWAY,
+    MESSAGE_CHARS_MAX,
+    GrpcCode,
+    grpc_status,
+    status_of,
+    trailing_metadata,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +40,18 @@ def test_a_defect_is_logged_and_says_nothing(error, caplog):
     with caplog.at_level(logging.ERROR):
         assert grpc_status(error) == (GrpcCode.INTERNAL, "internal error")
     assert caplog.records[0].exc_info[1] is error
+
+
+def test_a_ledger_that_is_away_does_not_say_where_it_is_but_to_the_log(caplog):
+    away = errors.JobLedgerUnavailableError(
+        "the job ledger at postgresql://jobs@db.internal/jobs does not answer"
+    )
+    with caplog.at_level(logging.WARNING):
+        status = status_of(away)
+    assert (status.http, status.retry_after_s) == (503, 2)
+    assert "the job ledger does not answer" in status.why
+    assert "db.internal" not in status.why
+    assert "db.internal" in caplog.text
 
 
 def test_a_long_message_is_cut():
@@ -108,12 +127,12 @@ EXPECTED = {
 
 @pytest.mark.parametrize("kind", list(every()), ids=lambda k: k.__name__)
 def test_every_error_has_its_status_and_its_text(kind):
-    """That of the nearest kind above it; what no client can cause is 500."""
+    """That of the nearest kind above it; what no client can cause is 500. A ledger's text is for the log."""
     error = made(kind)
     status = status_of(error)
     expected = next((EXPECTED[k] for k in kind.__mro__ if k in EXPECTED), (500, GrpcCode.INTERNAL))
     assert (status.http, status.grpc) == expected
-    assert status.why == str(error)
+    assert status.why == (LEDGER_AWAY if kind is errors.JobLedgerUnavailableError else str(error))
 
 
 def test_when_to_ask_again_is_whole_seconds_upwards():

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +51,15 @@ class JobsAt:
         base = Path(path).absolute()
         return cls(f"sqlite:///{base / LEDGER_NAME}", f"{base / 'objects'}/")
 
+    @property
+    def own_places(self) -> tuple[str, ...]:
+        """What nobody may name as an input or output, whatever else they may: everybody's payloads, results and jobs are there."""
+        scheme, _, path = self.ledger_url.partition(":///")
+        if scheme != "sqlite":
+            return (self.store_uri,)
+        file = str(Path(path).absolute())
+        return (self.store_uri, *(file + ending for ending in ("", "-wal", "-shm", "-journal")))
+
     def make_folders(self) -> None:
         """Make the folders that local places need."""
         scheme, _, path = self.ledger_url.partition(":///")
@@ -96,8 +105,9 @@ class JobParts:
             stack.callback(self.stores.close)
             self.ledger.start()
             stack.callback(self.ledger.stop)
-            for settings in self.file.queues:
-                self.ledger.set_queue(settings)
+            for name, said in self.file.queues.items():
+                # Whoever has paused it by hand did not mean: until something is started again.
+                self.ledger.set_queue(replace(self.ledger.queue(name), **said))
             for target in self.file.endpoints:
                 self.ledger.outbox.register(target)
             parts = [self.dispatcher] if self.dispatcher is not None else []
@@ -119,8 +129,13 @@ def open_parts(
     maintain_s: float,
     hold_off_s: float,
     retention: Retention | None = None,
+    deliver: bool = True,
 ) -> JobParts:
-    """Put the parts together; nothing is connected yet. Raises ConfigError for what cannot be."""
+    """Put the parts together; nothing is connected yet. Raises ConfigError for what cannot be.
+
+    With `deliver` those who are to be told of jobs are told by this process: only one that knows what the file says (mail server,
+    networks that may be reached) can, and another would refuse for good what it cannot send.
+    """
     used = file or JobsFile()
     at.make_folders()
     ledger = open_ledger(at.ledger_url)
@@ -132,8 +147,10 @@ def open_parts(
     upkeep = Upkeep(
         _chores(ledger, publication, sweeper, dispatcher, maintain_s=maintain_s), hold_off_s=hold_off_s
     )
-    deliverer = open_deliverer(ledger.outbox, client, stores, smtp=used.smtp)
-    return JobParts(used, ledger, stores, places, publication, client, dispatcher, (upkeep, deliverer))
+    services: list[Service] = [upkeep]
+    if deliver:
+        services.append(open_deliverer(ledger.outbox, client, stores, smtp=used.smtp))
+    return JobParts(used, ledger, stores, places, publication, client, dispatcher, tuple(services))
 
 
 def _chores(

@@ -169,13 +169,13 @@ def _check_of(file: JobsFile) -> Callable[[Mapping[str, Any]], None]:
 
 def _file(options: JobsOptions, at: JobsAt) -> JobsFile:
     if options.config is None:
-        whoever = anyone(inputs=options.allow_inputs, outputs=options.allow_outputs)
+        whoever = anyone(inputs=options.allow_inputs, outputs=options.allow_outputs, reserved=at.own_places)
         return JobsFile(access=JobAccess(anyone=whoever))
     if options.allow_inputs or options.allow_outputs:
         raise ConfigError(
             "what may be named is said in the file of --config: leave --allow-input and --allow-output out"
         )
-    return read_jobs_file(options.config, store_uri=at.store_uri)
+    return read_jobs_file(options.config, store_uri=at.store_uri, reserved=at.own_places)
 
 
 def _events(queue_url: str, triggering: Triggering | None) -> Service:

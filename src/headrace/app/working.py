@@ -14,7 +14,7 @@ from typing import Any, Final
 from headrace.app.job_parts import JobParts, JobsAt, open_parts
 from headrace.app.serving import ServedModel, open_repository
 from headrace.config.jobs_file import JobsFile
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, ModelNotFoundError
 from headrace.core.model import Isolation
 from headrace.engine.engine import Engine
 from headrace.engine.repository import ModelDefinition, ModelRepository
@@ -45,6 +45,8 @@ _SECRET: Final = re.compile(
 
 _log = logging.getLogger("headrace.jobs")
 
+_SHOWN_MODELS: Final = 20
+
 
 class ServedModels:
     """Implements `headrace.jobs.kind.Models` over a repository."""
@@ -55,7 +57,14 @@ class ServedModels:
     def predictor(self, model: str) -> Engine:
         """See `Models.predictor`."""
         name, _, version = model.partition("@")
-        return self._repository.engine(name, version)
+        try:
+            return self._repository.engine(name, version)
+        except ModelNotFoundError as error:
+            known = sorted({entry.name for entry in self._repository.index()})
+            if name in known:
+                raise
+            shown = ", ".join(known[:_SHOWN_MODELS]) + (", …" if len(known) > _SHOWN_MODELS else "")
+            raise ModelNotFoundError(name, f"this worker has no such model (it has {shown})") from error
 
     def identity(self, model: str) -> str:
         """See `Models.identity`."""
@@ -134,7 +143,14 @@ def open_worker(
     repository = job_repository(
         models, serving or ServeSettings(), model_options, isolation, concurrency=used.concurrency
     )
-    parts = open_parts(at, file, maintain_s=used.maintain_s, hold_off_s=used.lease_s, retention=retention)
+    parts = open_parts(
+        at,
+        file,
+        maintain_s=used.maintain_s,
+        hold_off_s=used.lease_s,
+        retention=retention,
+        deliver=file is not None,
+    )
     return OpenedWorker(join_worker(parts, repository, used), repository, parts)
 
 

@@ -54,7 +54,7 @@ Examples:
     "allow_inputs",
     multiple=True,
     metavar="PREFIX",
-    help="Without keys: a bucket's prefix, or a folder, that jobs may read.",
+    help="Without keys: a bucket's prefix, a folder, or https://HOST/PREFIX that jobs may read.",
 )
 @click.option(
     "--allow-output",
@@ -128,8 +128,8 @@ def _options(given: dict[str, Any]) -> Any:
         host=given["host"],
         port=given["port"],
         config=given["config"],
-        allow_inputs=tuple(given["allow_inputs"]),
-        allow_outputs=tuple(given["allow_outputs"]),
+        allow_inputs=tuple(map(_place, given["allow_inputs"])),
+        allow_outputs=tuple(map(_place, given["allow_outputs"])),
         tls=tls,
         insecure=given["insecure"],
         events_queue_url=given["events_queue"],
@@ -137,6 +137,11 @@ def _options(given: dict[str, Any]) -> Any:
         worker=worker_settings(given),
         retention=retention(given),
     )
+
+
+def _place(said: str) -> str:
+    """A folder as people type it, by its absolute path; anything else as it stands."""
+    return said if "://" in said else str(Path(said).absolute())
 
 
 def _say_ready(addresses: Any) -> None:

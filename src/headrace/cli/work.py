@@ -64,7 +64,9 @@ def work_command(models: tuple[str, ...], **given: Any) -> None:
             model_options=key_values(given["model_options"], "--option") or None,
             isolation=given["isolation"],
             retention=retention(given),
-            file=None if config is None else read_jobs_file(config, store_uri=at.store_uri),
+            file=None
+            if config is None
+            else read_jobs_file(config, store_uri=at.store_uri, reserved=at.own_places),
         )
         worker.run(lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
     except HeadraceError as error:

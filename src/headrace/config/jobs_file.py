@@ -9,9 +9,9 @@
     outputs = ["s3://bucket/out"]
 
     [anyone]                          # without keys: places that whoever asks may name
-    inputs = ["s3://bucket/in"]
+    inputs = ["s3://bucket/in", "https://data.example.com/daily"]
 
-    [queues.default]
+    [queues.default]                  # set at every start; what is not said stays as it was set by hand
     pending_max = 10000
 
     [[triggers]]
@@ -42,6 +42,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 from headrace.core.errors import ConfigError
@@ -57,6 +58,7 @@ from headrace.jobs.trigger import Triggers, read_triggers
 from headrace.server.jobs.vendor import VendorSettings
 
 _TABLES: Final = ("keys", "anyone", "queues", "triggers", "endpoints", "smtp", "outbound", "vendor")
+_PORT_MAX: Final = 65535
 _T = TypeVar("_T")
 
 
@@ -65,7 +67,8 @@ class JobsFile:
     """What the file says; what it does not say is as by default."""
 
     access: JobAccess = field(default_factory=JobAccess)
-    queues: tuple[QueueSettings, ...] = ()
+    queues: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    """What is said of each queue: fields of `QueueSettings`."""
     triggers: Triggers | None = None
     endpoints: tuple[Target, ...] = ()
     smtp: SmtpSettings | None = None
@@ -73,8 +76,8 @@ class JobsFile:
     vendor: VendorSettings | None = None
 
 
-def read_jobs_file(path: Path, *, store_uri: str) -> JobsFile:
-    """Read it. `store_uri` is headrace's own store, which no key may name.
+def read_jobs_file(path: Path, *, store_uri: str, reserved: Iterable[str] = ()) -> JobsFile:
+    """Read it. `store_uri` is headrace's own store, and `reserved` what else nobody may name.
 
     Raises ConfigError with the file, the table and the key for whatever cannot be.
     """
@@ -88,22 +91,20 @@ def read_jobs_file(path: Path, *, store_uri: str) -> JobsFile:
     if unknown:
         raise ConfigError(f"{path}: there is no {unknown[0]!r} (there are {', '.join(_TABLES)})")
     try:
-        return _jobs_file(document, str(path), store_uri)
+        return _jobs_file(document, str(path), store_uri, (store_uri, *reserved))
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
 
-def _jobs_file(document: Mapping[str, Any], where: str, store_uri: str) -> JobsFile:
+def _jobs_file(
+    document: Mapping[str, Any], where: str, store_uri: str, reserved: tuple[str, ...]
+) -> JobsFile:
     outbound = _outbound(_table(document, "outbound"))
     vendor = _made(VendorSettings, _table(document, "vendor"), "vendor") if "vendor" in document else None
     outputs = [store_uri] if store_uri.startswith("s3://") else []
     return JobsFile(
-        access=_access(document, where, store_uri),
-        queues=tuple(
-            _made(QueueSettings, {**_table(tables, name), "name": name}, f"queues.{name}")
-            for tables in [_table(document, "queues")]
-            for name in tables
-        ),
+        access=_access(document, where, reserved, outbound),
+        queues={name: _queue(tables, name) for tables in [_table(document, "queues")] for name in tables},
         triggers=_triggers(document, outputs) if "triggers" in document else None,
         endpoints=_endpoints(_table(document, "endpoints"), outbound),
         smtp=_made(SmtpSettings, _table(document, "smtp"), "smtp") if "smtp" in document else None,
@@ -112,31 +113,45 @@ def _jobs_file(document: Mapping[str, Any], where: str, store_uri: str) -> JobsF
     )
 
 
-def _access(document: Mapping[str, Any], where: str, store_uri: str) -> JobAccess:
+def _queue(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table, where = _table(tables, name), f"queues.{name}"
+    if "name" in table:
+        raise ConfigError(f"{where}: there is no 'name': it stands in the table's own")
+    settings = _made(QueueSettings, {**table, "name": name}, where)
+    if settings.pending_max is not None and settings.pending_max < 0:
+        raise ConfigError(f"{where}.pending_max must be 0 or more, not {settings.pending_max}")
+    return table
+
+
+def _access(
+    document: Mapping[str, Any], where: str, reserved: tuple[str, ...], outbound: OutboundPolicy
+) -> JobAccess:
     if "keys" in document:
         if "anyone" in document:
             raise ConfigError("anyone: where there are keys, nobody is anyone: leave one of the two out")
-        return JobAccess(read_job_keys(document["keys"], where, reserved=[store_uri]))
-    return JobAccess(anyone=anyone(**_places(_table(document, "anyone"))))
+        return JobAccess(read_job_keys(document["keys"], where, reserved=reserved, policy=outbound))
+    places = _places(_table(document, "anyone"))
+    return JobAccess(anyone=anyone(**places, reserved=reserved, policy=outbound))
 
 
-def anyone(*, inputs: Iterable[str] = (), outputs: Iterable[str] = ()) -> JobKey:
-    """Whoever asks, where no keys are asked for: what they may name. ConfigError for what cannot be named."""
+def anyone(
+    *,
+    inputs: Iterable[str] = (),
+    outputs: Iterable[str] = (),
+    reserved: Iterable[str] = (),
+    policy: OutboundPolicy | None = None,
+) -> JobKey:
+    """Whoever asks, where no keys are asked for: what they may name, but for what is `reserved`.
+
+    ConfigError for what cannot be named.
+    """
+    own = tuple(reserved)
     return JobKey(
         name=ANYONE.name,
         tenant=ANYONE.tenant,
         scopes=ANYONE.scopes,
-        inputs=_allowed(inputs),
-        outputs=_allowed(outputs),
-    )
-
-
-def _allowed(places: Iterable[str]) -> Allowed:
-    """Prefixes of buckets, and folders of this machine, by their absolute paths."""
-    named = tuple(places)
-    return Allowed.of(
-        [place for place in named if not place.startswith("/")],
-        local_roots=[place for place in named if place.startswith("/")],
+        inputs=Allowed.read(inputs, reserved=own, policy=policy or OutboundPolicy()),
+        outputs=Allowed.read(outputs, reserved=own),
     )
 
 
@@ -175,8 +190,10 @@ def _outbound(table: Mapping[str, Any]) -> OutboundPolicy:
         raise ConfigError(f"outbound: there is no {unknown[0]!r} (there are networks, plain_http, ports)")
     ports = table.get("ports", list(PORTS))
     networks = table.get("networks", [])
-    if not isinstance(ports, list) or not all(isinstance(p, int) for p in cast("list[Any]", ports)):
-        raise ConfigError("outbound.ports must be a list of numbers")
+    if not isinstance(ports, list) or not all(
+        type(p) is int and 0 < p <= _PORT_MAX for p in cast("list[Any]", ports)
+    ):
+        raise ConfigError(f"outbound.ports must be a list of numbers from 1 to {_PORT_MAX}")
     if not isinstance(networks, list) or not all(isinstance(n, str) for n in cast("list[Any]", networks)):
         raise ConfigError("outbound.networks must be a list of subnets, such as 10.0.0.0/8")
     plain = table.get("plain_http", False)

@@ -51,7 +51,7 @@ def _settings(values: Mapping[str, Any]) -> ServeSettings:
 
 def loaded_values(metadata: ModelMetadata, inputs: ModelInputs) -> dict[str, Any]:
     """What is known of a model once it has loaded, as plain values."""
-    takes = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    takes = {field.name: getattr(inputs, field.name) for field in fields(inputs) if field.init}
     takes["specs"] = [asdict(spec) for spec in inputs.specs]
     takes["optional"] = sorted(inputs.optional)
     del takes["exact"]  # follows from what is declared, and has no plain values

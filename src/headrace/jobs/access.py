@@ -13,7 +13,8 @@ A file of keys is TOML; ``headrace keys new NAME`` makes a key and its lines::
     pending_max = 10000                 # jobs of its tenant that may wait when it submits another
     inline_bytes_max = 1048576          # the largest payload that comes with a request
 
-A path in ``inputs`` or ``outputs`` opens that folder of the server to this key. The keys themselves are kept nowhere.
+A path in ``inputs`` or ``outputs`` opens that folder of the server to this key. ``https://HOST/PREFIX`` in ``inputs`` lets it name
+those web addresses, ``https://`` alone every one that may be reached from here. The keys themselves are kept nowhere.
 """
 
 import re
@@ -25,8 +26,8 @@ from typing import Any, Final, cast
 
 from headrace.core.api_key import KeyRing, digest_text, parse_digest
 from headrace.core.errors import ConfigError, ForbiddenError, LimitError, QueueFullError
+from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.jobs.places import NOTHING, Allowed
-from headrace.storage.uri import parse
 
 PENDING_MAX_DEFAULT: Final = 10_000
 INLINE_BYTES_MAX_DEFAULT: Final = 1 << 20
@@ -43,13 +44,15 @@ class Scope(StrEnum):
     """What a key is good for. OPERATE includes READ, ADMIN includes all."""
 
     SUBMIT = "submit"
-    """Submit jobs, and cancel its own tenant's."""
+    """Submit jobs; cancel, try again and delete its own tenant's."""
     READ = "read"
     """States and results of its own tenant's jobs."""
     OPERATE = "operate"
     """Everybody's jobs: look, cancel, requeue; pause and drain queues."""
     ADMIN = "admin"
-    """Remove jobs, and whatever else cannot be undone."""
+    """Everybody's jobs, also to delete them, and whatever else cannot be undone."""
+    EVENTS = "events"
+    """Tell of objects, which makes jobs as the triggers say: for the store that posts its notices. It names no job."""
 
 
 _INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = {
@@ -57,6 +60,7 @@ _INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = {
     Scope.READ: frozenset({Scope.READ}),
     Scope.OPERATE: frozenset({Scope.OPERATE, Scope.READ}),
     Scope.ADMIN: frozenset(Scope),
+    Scope.EVENTS: frozenset({Scope.EVENTS}),
 }
 
 
@@ -85,10 +89,16 @@ class JobKey:
         """The one tenant whose jobs it sees; None for everybody's. What `JobLedger`'s verbs take as `tenant`."""
         return None if self.may(Scope.OPERATE) else self.tenant
 
-    def require(self, scope: Scope) -> None:
-        """ForbiddenError unless it has the scope."""
-        if not self.may(scope):
-            raise ForbiddenError(f"{self._called()} lacks the scope {scope.value}, which this needs")
+    @property
+    def removes(self) -> str | None:
+        """The one tenant whose jobs it may delete; None for everybody's."""
+        return None if self.may(Scope.ADMIN) else self.tenant
+
+    def require(self, *scopes: Scope) -> None:
+        """ForbiddenError unless it has one of these scopes."""
+        if not any(map(self.may, scopes)):
+            needed = " or ".join(scope.value for scope in scopes)
+            raise ForbiddenError(f"{self._called()} lacks the scope {needed}, which this needs")
 
     def require_queue(self, queue: str) -> None:
         """ForbiddenError for a queue that it may not submit to, whether or not there is one of that name."""
@@ -134,10 +144,10 @@ class JobAccess:
         self.open = not keys
         """Whether no key is asked for."""
 
-    def check(self, authorization: str | None, scope: Scope) -> JobKey:
-        """Whoever asks, by the ``Authorization`` header. UnauthenticatedError, or ForbiddenError for want of the scope."""
+    def check(self, authorization: str | None, *scopes: Scope) -> JobKey:
+        """Whoever asks, by the ``Authorization`` header. UnauthenticatedError, or ForbiddenError for want of all the scopes."""
         key = self._anyone if self.open else self._keys.find(authorization)
-        key.require(scope)
+        key.require(*scopes)
         return key
 
 
@@ -156,14 +166,19 @@ def parse_job_keys(text: str, where: str, *, reserved: Iterable[str] = ()) -> di
     return read_job_keys(tables, where, reserved=reserved)
 
 
-def read_job_keys(tables: Any, where: str, *, reserved: Iterable[str] = ()) -> dict[bytes, JobKey]:
-    """Keys by their digests, of the tables below ``keys`` of a TOML document. Raises as `parse_job_keys`."""
+def read_job_keys(
+    tables: Any, where: str, *, reserved: Iterable[str] = (), policy: OutboundPolicy | None = None
+) -> dict[bytes, JobKey]:
+    """Keys by their digests, of the tables below ``keys`` of a TOML document. Raises as `parse_job_keys`.
+
+    `policy` says which web addresses can be inputs at all.
+    """
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(f"{where}: there is no key in it; make one with: headrace keys new NAME")
     own = tuple(reserved)
     found: dict[bytes, JobKey] = {}
     for name, table in cast("dict[str, Any]", tables).items():
-        reader = _Table(where, name, table, own)
+        reader = _Table(where, name, table, own, policy or OutboundPolicy())
         key = reader.key()
         for digest in reader.digests():
             if digest in found:
@@ -187,10 +202,13 @@ def key_lines(name: str, digest: bytes, *, tenant: str = "", scopes: Sequence[Sc
 class _Table:
     """One ``[keys.NAME]``, read setting by setting."""
 
-    def __init__(self, where: str, name: str, table: object, reserved: tuple[str, ...]) -> None:
+    def __init__(
+        self, where: str, name: str, table: object, reserved: tuple[str, ...], policy: OutboundPolicy
+    ) -> None:
         self._place = f"{where}: [keys.{name}]"
         self._name = name
         self._reserved = reserved
+        self._policy = policy
         if not isinstance(table, dict):
             raise ConfigError(f"{self._place} must be a table")
         self._table = cast("dict[str, Any]", table)
@@ -249,10 +267,9 @@ class _Table:
 
     def _places(self, setting: str) -> Allowed:
         texts = self._texts(setting, self._table.get(setting, []))
+        policy = self._policy if setting == "inputs" else None
         try:
-            files = [uri for uri in texts if parse(uri).scheme == "file"]
-            buckets = [uri for uri in texts if uri not in files]
-            return Allowed.of(buckets, local_roots=files, reserved=self._reserved)
+            return Allowed.read(texts, reserved=self._reserved, policy=policy)
         except ConfigError as error:
             raise self.wrong(setting, str(error)) from error
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final
 
-from headrace.core.errors import DataError, JobStateError, LimitError
+from headrace.core.errors import DataError, IdempotencyError, JobStateError, LimitError, QueueFullError
 from headrace.jobs.access import JobKey, Scope
 from headrace.jobs.documents import oldest_seconds
 from headrace.jobs.following import FOLLOWERS_MAX, Follower, Waiting, Wanted
@@ -31,6 +31,8 @@ _log = logging.getLogger("headrace.jobs")
 
 PAGE_MAX: Final = 500
 CLEANUPS_MAX: Final = 1_000
+DECIDE: Final = (Scope.SUBMIT, Scope.OPERATE)
+"""Who may cancel a job or have it tried again: its tenant, and whoever operates all of this."""
 
 
 CheckNotify = Callable[[Mapping[str, Any]], None]
@@ -168,7 +170,14 @@ class JobDesk:
         check_words(submission.job)
         self._check_notified(submission.job)
         job = allowed(caller, submission.job, output_is_ours=output_is_ours)
-        self._admit(caller)
+        try:
+            self._admit(caller)
+        except QueueFullError:
+            # What is there already needs no room: whoever asks again, since an answer was lost, gets it.
+            known = self._known(job, submission.upload)
+            if known is None:
+                raise
+            return known
         stored = ""
         try:
             if submission.upload:
@@ -186,6 +195,21 @@ class JobDesk:
                 self._clean(stored)
             raise
         answer.add_done_callback(lambda done: self._submitted(caller, done, stored))
+        return answer
+
+    def _known(self, job: NewJob, upload: str) -> "Future[Submitted] | None":
+        """The answer to a submission that is in the ledger already, None where it is not."""
+        if upload:
+            found = self._ledger.get_many([upload]).get(upload)
+        else:
+            found = self._ledger.keyed(job.tenant, job.idempotency_key)
+        if found is None or found.spec.tenant != job.tenant:
+            return None
+        answer: Future[Submitted] = Future()
+        if found.spec.body_digest != job.body_digest:
+            answer.set_exception(IdempotencyError(upload or job.idempotency_key, found.id))
+        else:
+            answer.set_result(Submitted(found, created=False))
         return answer
 
     def _check_notified(self, job: NewJob) -> None:
@@ -272,12 +296,12 @@ class JobDesk:
 
     def cancel(self, caller: JobKey, job_id: str) -> Job:
         """See `JobLedger.cancel`."""
-        caller.require(Scope.SUBMIT)
+        caller.require(*DECIDE)
         return self._ledger.cancel(job_id, tenant=caller.sees, by=caller.name)
 
     def retry(self, caller: JobKey, job_id: str) -> Job:
         """Put a job back that ended without a result. JobStateError for one that has one, or has not ended."""
-        caller.require(Scope.SUBMIT)
+        caller.require(*DECIDE)
         job = self._ledger.get(job_id, tenant=caller.sees)
         if job.state is JobState.COMPLETED:
             raise JobStateError(
@@ -286,9 +310,12 @@ class JobDesk:
         return self._ledger.requeue(job_id, tenant=caller.sees, by=caller.name)
 
     def delete(self, caller: JobKey, job_id: str) -> Job:
-        """Remove an ended job, with what was stored for it alone. What was published where it was asked for stays."""
-        caller.require(Scope.ADMIN)
-        job = self._ledger.delete(job_id, tenant=caller.sees)
+        """Remove an ended job, with what was stored for it alone. What was published where it was asked for stays.
+
+        JobNotFoundError where it is another tenant's, unless the caller may all.
+        """
+        caller.require(Scope.SUBMIT)
+        job = self._ledger.delete(job_id, tenant=caller.removes)
         self._payloads.forget_job(job)
         return job
 

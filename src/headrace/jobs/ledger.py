@@ -243,6 +243,10 @@ class JobLedger(Service, Protocol):
         """Those of them that exist, by id."""
         ...
 
+    def keyed(self, tenant: str, idempotency_key: str) -> Job | None:
+        """The tenant's job that this key stands for; None for an unknown key, and for ""."""
+        ...
+
     def history(self, job_id: str) -> list[HistoryEntry]:
         """What went wrong with it and what was done to it, oldest first."""
         ...

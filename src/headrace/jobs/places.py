@@ -8,10 +8,11 @@ spellings of one accented letter are two keys, as stores have it, and nothing is
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from headrace.core.errors import ConfigError, ForbiddenError
+from headrace.jobs.outbound.urls import OutboundPolicy, parse_url
 from headrace.storage.uri import CLOUD_SCHEMES, KEY_BYTES_MAX, join, object_location, parse, require_text
 
 URI_CHARS_MAX: Final = 2048
@@ -28,6 +29,8 @@ _USER: Final = re.compile(r"//[^/]*@")
 _QUERY: Final = re.compile(r"\?.*", re.DOTALL)
 _HIDDEN_SLASH: Final = re.compile("%(2f|5c|00)", re.IGNORECASE)
 _HIDDEN_DOT: Final = re.compile("%2e", re.IGNORECASE)
+_WEB: Final = re.compile("https?://", re.IGNORECASE)
+_PARAMETER: Final = re.compile("(;|%3b).*", re.IGNORECASE)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]*")
 _LEASE: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 _HASH_CHARS: Final = 32
@@ -72,6 +75,32 @@ def normal_file(uri: str) -> str:
     return location.key
 
 
+def normal_address(uri: str, policy: OutboundPolicy) -> str:
+    """The one spelling of a web address that a caller may name as an input; see `outbound.urls.parse_url`.
+
+    Its path has none of the segments that `normal` refuses, so that what stands below a prefix is meant there by every server.
+    A query, such as a signature, stays. Raises RefusedAddressError, a ConfigError.
+    """
+    url = parse_url(uri, policy)
+    path = url.target.partition("?")[0].removeprefix("/")
+    if path:
+        # Some servers take `..;x` for `..`.
+        _check_key(
+            uri, "/".join(_PARAMETER.sub("", s) if s.startswith((".", "%")) else s for s in path.split("/"))
+        )
+    return url.origin + url.target
+
+
+def is_address(uri: str) -> bool:
+    """Whether it is a web address."""
+    return bool(_WEB.match(uri))
+
+
+def told(uri: str) -> str:
+    """A place as others may read it: without a web address's query, which may be what opens it."""
+    return uri.partition("?")[0] if is_address(uri) else uri
+
+
 @dataclass(frozen=True, slots=True)
 class Allowed:
     """Places that may be named: those, and what is below them. Nothing at all by default."""
@@ -82,6 +111,30 @@ class Allowed:
     """Folders of the server's own, in the spelling of `normal_file`: only who runs the server can open them."""
     reserved: tuple[str, ...] = ()
     """Places of headrace's own, where everybody's payloads and results are: not named, whatever the prefixes say."""
+    addresses: tuple[str, ...] = ()
+    """Web addresses in the spelling of `normal_address`, for inputs alone; ``https://`` is all that `policy` lets be reached."""
+    policy: OutboundPolicy = field(default_factory=OutboundPolicy)
+
+    @classmethod
+    def read(
+        cls, places: Iterable[str], *, reserved: Iterable[str] = (), policy: OutboundPolicy | None = None
+    ) -> "Allowed":
+        """An allow-list of all sorts of places: prefixes of buckets, folders by their absolute paths, web addresses.
+
+        Raises ConfigError for what no caller could name; also for web addresses without a `policy`, as where outputs are meant.
+        """
+        named = tuple(places)
+        web = [uri for uri in named if is_address(uri)]
+        files = [uri for uri in named if uri not in web and _is_file(uri)]
+        buckets = [uri for uri in named if uri not in web and uri not in files]
+        if web and policy is None:
+            raise ConfigError(
+                f"{_shown(web[0])}: nothing is written to web addresses; name a bucket's prefix"
+            )
+        made = cls.of(buckets, local_roots=files, reserved=reserved)
+        if policy is None:
+            return made
+        return replace(made, addresses=tuple(_address_prefix(uri, policy) for uri in web), policy=policy)
 
     @classmethod
     def of(
@@ -97,6 +150,8 @@ class Allowed:
         Raises ConfigError for what nobody may name (see `normal`), ForbiddenError for what is outside of this list.
         Links inside a local root are not looked at: whoever may write there could make one that leads out.
         """
+        if self.addresses and is_address(uri):
+            return self._require_address(uri, what)
         if self.local_roots and _is_file(uri):
             place, roots = normal_file(uri), self.local_roots
         else:
@@ -105,6 +160,26 @@ class Allowed:
         if own or not any(below(place, root) for root in roots):
             raise ForbiddenError(f"the {what} {_shown(place)} is outside of what this key may name")
         return place
+
+    def _require_address(self, uri: str, what: str) -> str:
+        address = normal_address(uri, self.policy)
+        place = told(address)
+        if not any(place.startswith(p) if p in _SCHEMES else below(place, p) for p in self.addresses):
+            raise ForbiddenError(f"the {what} {_shown(place)} is outside of what this key may name")
+        return address
+
+
+_SCHEMES: Final = ("https://", "http://")
+
+
+def _address_prefix(uri: str, policy: OutboundPolicy) -> str:
+    if uri.lower() not in _SCHEMES:
+        if "?" in uri:
+            raise ConfigError(f"{_shown(uri)}: a prefix of addresses has no query")
+        return normal_address(uri, policy)
+    if uri.lower() == "http://" and not policy.plain_http:
+        raise ConfigError("http://: plain http is not allowed here; say https://, or allow it in [outbound]")
+    return uri.lower()
 
 
 NOTHING: Final = Allowed()

@@ -13,7 +13,7 @@ import orjson
 from headrace.core.errors import AccessDeniedError, NotFoundError
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobLedger
-from headrace.jobs.places import Places
+from headrace.jobs.places import Places, told
 from headrace.jobs.state import JobState
 from headrace.storage.resolve import Stores
 
@@ -126,7 +126,7 @@ def error_document(job: Job) -> dict[str, Any]:
         "error": failure.error if failure else "",
         "message": failure.message if failure else f"the job was {job.state.value}",
         "attempts": job.attempt,
-        "input_uri": "" if job.spec.owned_input else job.spec.input_uri,
+        "input_uri": "" if job.spec.owned_input else told(job.spec.input_uri),
         "correlation_id": job.spec.correlation_id,
         "ended_at_ms": job.ended_at_ms,
     }

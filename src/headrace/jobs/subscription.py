@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import ConfigError
+from headrace.jobs import places
 from headrace.jobs.job import Job, Progress
 from headrace.jobs.notifier import EmailTarget, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notifiers.email import address
@@ -183,7 +184,7 @@ def _told(job: Job) -> dict[str, Any]:
         "attempt": job.attempt,
         "correlation_id": spec.correlation_id,
         "tags": dict(spec.tags) or None,
-        "input_uri": "" if spec.owned_input else spec.input_uri,
+        "input_uri": "" if spec.owned_input else places.told(spec.input_uri),
         "content_type": spec.content_type,
         "inference_id": spec.key,
         "submitted_at_ms": job.created_at_ms,

@@ -8,6 +8,7 @@ triggers say; and triggers that could only fire on outputs, or on their own, are
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from headrace.storage.uri import prefix_location
 TRIGGERS_MAX: Final = 1000
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _REQUIRED = ("name", "prefix", "output")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class Triggers:
     def decide(self, event: ObjectEvent) -> Decision:
         """The trigger that an event fires, or why none does."""
         uri = event.uri
+        if wrong := _unfit(event.key):
+            return Decision(None, f"{uri!a}: {wrong}")
         for output in self._outputs:
             if uri.startswith(output):
                 return Decision(None, f"{uri} lies below {output}, where jobs write")
@@ -178,6 +182,18 @@ def _require_apart(earlier: Trigger, later: Trigger) -> None:
             f"trigger {later.name!r} can never fire: {earlier.name!r} stands before it, and matches all that it does; "
             "change prefix or suffix, or put the narrower one first"
         )
+
+
+def _unfit(key: str) -> str:
+    """Why no job is made of an object of this name, "" where one is.
+
+    Anybody may choose an object's name, and the job's output is named after it: it must not lead out of there.
+    """
+    if not key or key.endswith("/"):
+        return "this is a folder's marker, no object"
+    if {"", ".", ".."} & set(key.split("/")) or _CONTROL.search(key):
+        return "its key has an empty, '.' or '..' segment, or a control character"
+    return ""
 
 
 def _folder(uri: str) -> str:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, cast
 
-from headrace.core.errors import ConfigError, IdempotencyError
+from headrace.core.errors import ConfigError, IdempotencyError, JobLedgerUnavailableError
 from headrace.jobs.job import KINDS, Kind, NewJob
 from headrace.jobs.ledger import Submitted
 from headrace.jobs.trigger import Trigger, Triggers, idempotency_key
@@ -97,4 +97,8 @@ def _outcome(event: ObjectEvent, reason: str, answer: "Future[Submitted] | None"
     except IdempotencyError as error:
         # Another trigger, since changed, has made a job of this very event.
         return EventOutcome(event.uri, error.job_id, created=False)
+    except TimeoutError:
+        raise JobLedgerUnavailableError(
+            f"the ledger has not answered within {WAIT_S:g} s: tell of these objects again"
+        ) from None
     return EventOutcome(event.uri, submitted.job.id, submitted.created)

@@ -43,6 +43,7 @@ _log = logging.getLogger("headrace.server")
 MESSAGE_CHARS_MAX: Final = 4000
 """Of what a caller is told: over gRPC it travels in a header, and clients limit those to 8 KiB."""
 INTERNAL: Final = "internal error"
+LEDGER_AWAY: Final = "the job ledger does not answer: ask again; what has an idempotency key is queued once, however often it is sent"
 INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
 CLIENT_GONE: Final = 499
@@ -127,6 +128,8 @@ def is_fault(status: int | str) -> bool:
 def status_of(error: BaseException) -> Status:
     """The status of an error. What nobody expected is logged here."""
     status = quiet_status_of(error)
+    if status.why is LEDGER_AWAY:
+        _log.warning("%s", error)
     if status.why is INTERNAL:
         _log.error("a request failed in an unexpected way", exc_info=error)
     return status
@@ -137,7 +140,9 @@ def quiet_status_of(error: BaseException) -> Status:
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
         return Status(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
-    return Status(*found, str(error)[:MESSAGE_CHARS_MAX], _retry_after_s(error))
+    # Where a database is, and what it said, is for the log.
+    away = isinstance(error, e.JobLedgerUnavailableError)
+    return Status(*found, LEDGER_AWAY if away else str(error)[:MESSAGE_CHARS_MAX], _retry_after_s(error))
 
 
 def _retry_after_s(error: BaseException) -> int | None:

@@ -4,7 +4,7 @@ Every write goes to a temporary file beside its target, is flushed to the disk, 
 step. A file that was replaced while it is being read is read to its end as it was.
 """
 # Paths stay the strings that were written: Path would drop "./", "//" and a slash at the end.
-# ruff: noqa: PTH103, PTH105, PTH106, PTH108, PTH112, PTH116, PTH118, PTH120
+# ruff: noqa: PTH103, PTH105, PTH106, PTH108, PTH109, PTH112, PTH114, PTH116, PTH118, PTH120
 
 import contextlib
 import ctypes
@@ -50,7 +50,7 @@ class LocalStore:
                 yield from _drain(file, start)
                 return
             known, at = _etag(found), start
-            while chunk := os.pread(file, min(CHUNK_BYTES, max(0, found.st_size - at)), at):
+            while at < found.st_size and (chunk := os.pread(file, min(CHUNK_BYTES, found.st_size - at), at)):
                 _same(uri, os.fstat(file), known)
                 yield chunk
                 at += len(chunk)
@@ -193,7 +193,10 @@ def _target(uri: str) -> str:
     path = parse(uri).key
     if not path or path.endswith("/"):
         raise ConfigError(f"{uri}: names a folder; a file's name must follow it")
-    return os.path.realpath(path)  # Path.resolve does the same, in twice the words
+    # Links among the folders above are followed by the system; asking for each of them costs as much as the writing.
+    if os.path.islink(path):
+        return os.path.realpath(path)
+    return path if path.startswith("/") else os.path.join(os.getcwd(), path)
 
 
 @contextmanager
@@ -251,6 +254,7 @@ class _Temporary:
             raise IsADirectoryError(path)
         name = f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
         self.path = os.path.join(folder, name)
+        self._published = False
         # Most times the folders are there, and asking costs as much as making a file.
         try:
             self._file = self._open()
@@ -277,6 +281,7 @@ class _Temporary:
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.replace(self.path, path)
+        self._published = True
         if flush:
             flush_folder(path)
 
@@ -286,6 +291,8 @@ class _Temporary:
             return
         os.close(self._file)
         self._file = -1
+        if self._published:
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 

@@ -339,6 +339,11 @@ class MemoryJobLedger:
         with self._open() as table:
             return {job_id: table.jobs[job_id] for job_id in job_ids if job_id in table.jobs}
 
+    def keyed(self, tenant: str, idempotency_key: str) -> Job | None:
+        """See `JobLedger.keyed`."""
+        with self._open() as table:
+            return table.jobs.get(table.keys.get((tenant, idempotency_key), ""))
+
     def history(self, job_id: str) -> list[HistoryEntry]:
         """See `JobLedger.history`; empty for a job that there is not."""
         with self._open() as table:

@@ -3,6 +3,7 @@
 import pytest
 
 from headrace.core import errors
+from headrace.server.errors import LEDGER_AWAY
 from headrace.server.jobs.frame import problem
 from server.jobs.test_job_routes import UNKNOWN
 
@@ -56,7 +57,7 @@ def test_a_nul_reaches_no_database(http):
         (errors.IdempotencyError("k", "j"), 422, {"key": "k", "job_id": "j"}),
         (errors.QueueFullError("full", retry_after_s=1.2), 429, {"retry_after_s": 1.2}),
         (errors.QueueClosedError("closed"), 503, {}),
-        (errors.JobLedgerUnavailableError("away"), 503, {}),
+        (errors.JobLedgerUnavailableError(LEDGER_AWAY), 503, {}),
     ],
 )
 def test_facts_of_an_error_are_told_too(error, status, facts):

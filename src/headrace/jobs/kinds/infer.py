@@ -134,6 +134,10 @@ class InferKind:
         if report.objects_broken or report.status == "failed":
             raise DataError("records of the payload failed, and its options ask for all or nothing")
         assert transform.plan is not None, "it was executed"
+        if len(transform.plan.objects) != 1:
+            raise DataError(
+                f"the input names {len(transform.plan.objects)} objects: a job of kind infer has one; submit a transform"
+            )
         uri = transform.destination + transform.plan.objects[0].output
         total = report.records_in
         attempt.report(lambda: Progress(total, total, "records", _failed_note(report.rows_failed)))

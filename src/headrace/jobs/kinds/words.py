@@ -25,7 +25,7 @@ def transform_settings(spec: NewJob) -> TransformSettings:
     """
     options = dict(spec.options)
     if any(field in options for field in FIELDS):
-        return spec_of(options, _WHERE).settings
+        return _without_manifest(spec_of(options, _WHERE).settings)
     elsewhere = sorted(_SAID_ELSEWHERE & options.keys())
     if elsewhere:
         raise ConfigError(f"{_WHERE}: {elsewhere[0]!r} is said beside the options, not in them")
@@ -34,7 +34,7 @@ def transform_settings(spec: NewJob) -> TransformSettings:
         **({"accept": spec.accept} if spec.accept else {}),
         **options,
     }
-    return spec_of({OWN_TABLE: own}, _WHERE).settings
+    return _without_manifest(spec_of({OWN_TABLE: own}, _WHERE).settings)
 
 
 def check_words(spec: NewJob) -> None:
@@ -63,6 +63,15 @@ def stream_settings(spec: NewJob) -> StreamSettings:
         **bounds,
     )
     return StreamSettings(settings.read, settings.mapping, settings.flow, written)
+
+
+def _without_manifest(settings: TransformSettings) -> TransformSettings:
+    """What a manifest names was never looked at by whoever decides what a key may read: it could be anything."""
+    if settings.data_type == "manifest":
+        raise ConfigError(
+            f"{_WHERE}: a job's input is an object or a prefix, never a manifest: submit a job for each, or name their prefix"
+        )
+    return settings
 
 
 def _whole(options: Mapping[str, Any], key: str) -> int:

@@ -45,6 +45,11 @@ WHERE job.worker = :worker AND job.state = '{JobState.RUNNING.value}' AND job.ca
 """
     )
 )
+_KEYED = Statement(
+    lambda _: (
+        f"SELECT {JOB} FROM headrace_job AS job WHERE job.tenant = :tenant AND job.idempotency_key = :key"
+    )
+)
 _UNPUBLISHED = Statement(
     lambda _: (
         f"""
@@ -68,6 +73,12 @@ def read_cancels_of(transaction: Transaction, worker: str) -> frozenset[str]:
 def read_unpublished(transaction: Transaction, before_ms: int, limit: int) -> list[Job]:
     """See `JobLedger.unpublished`."""
     return list(map(job_of, transaction.run(_UNPUBLISHED, before_ms=before_ms, most=limit)))
+
+
+def read_keyed(transaction: Transaction, tenant: str, idempotency_key: str) -> Job | None:
+    """See `JobLedger.keyed`."""
+    rows = transaction.run(_KEYED, tenant=tenant, key=idempotency_key)
+    return job_of(rows[0]) if rows else None
 
 
 def read_jobs(transaction: Transaction, job_ids: Sequence[str], *, lock: bool = False) -> dict[str, Job]:

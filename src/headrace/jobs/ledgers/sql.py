@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from headrace.jobs.job import HistoryEntry, Job, NewJob, Settlement, new_job_id
 from headrace.jobs.ledger import (
@@ -29,6 +29,7 @@ from headrace.jobs.ledgers.reading import (
     read_cancels_of,
     read_job,
     read_jobs,
+    read_keyed,
     read_running_of,
     read_unpublished,
 )
@@ -38,6 +39,8 @@ from headrace.jobs.ledgers.turn import turn
 from headrace.jobs.ledgers.upkeep import maintain
 
 _NOW = Statement(lambda _: "SELECT headrace_now()")
+_TEXTS: Final = ("queue", "model", "tenant", "body_digest", "correlation_id", "idempotency_key")
+"""Fields of NewJob that are columns of text as they are given."""
 
 
 def wall_ms() -> int:
@@ -153,6 +156,12 @@ class SqlJobLedger(ABC):
         """See `JobLedger.get_many`."""
         return self._database.read(lambda transaction: read_jobs(transaction, job_ids))
 
+    def keyed(self, tenant: str, idempotency_key: str) -> Job | None:
+        """See `JobLedger.keyed`."""
+        if not idempotency_key:
+            return None
+        return self._database.read(lambda transaction: read_keyed(transaction, tenant, idempotency_key))
+
     def history(self, job_id: str) -> list[HistoryEntry]:
         """See `JobLedger.history`; of a very long one, the last 1000 lines."""
         return self._database.read(lambda transaction: looking.history(transaction, job_id))
@@ -230,13 +239,14 @@ class SqlJobLedger(ABC):
 
 def _taken(new: NewJob, job_id: str) -> NewJob:
     """The job as every database takes it."""
-    return replace(
-        new,
-        id=clean(job_id),
-        queue=clean(new.queue),
-        model=clean(new.model),
-        tenant=clean(new.tenant),
-        body_digest=clean(new.body_digest),
-        correlation_id=clean(new.correlation_id),
-        idempotency_key=clean(new.idempotency_key),
-    )
+    values: dict[str, str] = {}
+    for name in _TEXTS:
+        text: str = getattr(new, name)
+        cleaned = clean(text)
+        if cleaned is not text:
+            values[name] = cleaned
+    cleaned_id = clean(job_id)
+    if cleaned_id != new.id:
+        values["id"] = cleaned_id
+    # Copying a value of so many fields costs more than looking at these: most jobs come with an id, and nothing to change.
+    return replace(new, **values) if values else new  # pyright: ignore[reportArgumentType]

@@ -65,9 +65,9 @@ class Api:
         self._access = access
         self._patience = Patience(settings.body_s_max)
 
-    def caller(self, request: Request, scope: Scope) -> JobKey:
-        """Who asks. UnauthenticatedError, ForbiddenError."""
-        return self._access.check(request.headers.get("authorization"), scope)
+    def caller(self, request: Request, *scopes: Scope) -> JobKey:
+        """Who asks, with one of these scopes at least. UnauthenticatedError, ForbiddenError."""
+        return self._access.check(request.headers.get("authorization"), *scopes)
 
     async def body(self, request: Request, bytes_max: int) -> bytes:
         """The whole body, decompressed, bounded in bytes and time."""

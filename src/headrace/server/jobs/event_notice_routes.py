@@ -27,7 +27,7 @@ def event_notice_routes(api: Api, triggering: Triggering) -> APIRouter:
 
         AWS, MinIO and Ceph, bare or wrapped by SNS, SQS or EventBridge. Told twice, or in disorder, it makes no job twice.
         """
-        api.caller(request, Scope.SUBMIT)
+        api.caller(request, Scope.EVENTS)
         body = await api.body(request, NOTICE_BYTES_MAX)
         if _wants_confirmation(body):
             # Its address is not asked: anybody could have named it.

@@ -24,6 +24,18 @@ def check_getting(bench: LedgerBench) -> None:
     equal(bench.ledger.get_many([]), {}, "none")
 
 
+def check_keyed(bench: LedgerBench) -> None:
+    """A job by its tenant's key, for as long as it is there."""
+    one = bench.submit(tenant="a", idempotency_key="k")
+    bench.submit(tenant="a")
+    equal(bench.ledger.keyed("a", "k"), one, "a job by its key")
+    for tenant, key in (("b", "k"), ("", "k"), ("a", "other"), ("a", "")):
+        equal(bench.ledger.keyed(tenant, key), None, f"the job of tenant {tenant!r} and key {key!r}")
+    bench.ledger.cancel(one.id)
+    bench.ledger.delete(one.id)
+    equal(bench.ledger.keyed("a", "k"), None, "a job by its key, deleted")
+
+
 def check_tenants(bench: LedgerBench) -> None:
     """To another tenant a job is not there, whatever is asked; nobody's tenant (None) sees all."""
     job = bench.submit(tenant="a")
@@ -240,6 +252,7 @@ def check_nothing_is_lost(bench: LedgerBench) -> None:
 
 LOOKING_CHECKS = (
     check_getting,
+    check_keyed,
     check_tenants,
     check_finding,
     check_pages,

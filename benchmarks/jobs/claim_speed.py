@@ -1,0 +1,48 @@
+"""How long claims of one job take: `python claim_speed.py LEDGER_URL --claims 300`. Prints JSON.
+
+Before each a job is submitted, so that there is always one; after each it is settled. Neither is timed.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parent))
+
+from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
+from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.ledgers.open import open_ledger
+from headrace.pipeline.usage import peak_memory_mb
+
+CLAIM = ClaimRequest("bench", ("default",), 1, 60_000)
+WARM = 20
+
+
+def main() -> None:
+    from job_percentiles import percentile
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ledger_url")
+    parser.add_argument("--claims", type=int, default=300)
+    asked = parser.parse_args()
+    ledger = open_ledger(asked.ledger_url)
+    ledger.start()
+    claims_ms: list[float] = []
+    for number in range(WARM + asked.claims):
+        ledger.submit([NewJob(model="bench", input_uri="s3://bucket/payload.json")])
+        began_s = time.perf_counter()
+        turn = ledger.turn((), CLAIM)
+        ended_s = time.perf_counter()
+        (job,) = turn.claimed
+        ledger.turn([Settlement(job.id, job.lease, Completed(ResultRef("s3://bucket/result.out", 120)))])
+        if number >= WARM:
+            claims_ms.append((ended_s - began_s) * 1000)
+    ledger.stop()
+    p50, p99 = (percentile(claims_ms, percent) for percent in (50, 99))
+    print(json.dumps({"p50_ms": p50, "p99_ms": p99, "peak_rss_mb": peak_memory_mb()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Section large: what a claim costs where a million jobs have ended and many wait."""
+
+import argparse
+import sqlite3
+from statistics import median
+
+from inputs import console, python
+from job_places import LEDGERS, SQLITE, Place, places
+from promise import Promise, spread
+
+RATIO_MAX = 3
+
+_COLUMNS = (
+    "id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, spec, attempt, lease, worker, "
+    "created_at_ms, due_at_ms, asleep, started_at_ms, ended_at_ms, result"
+)
+_SPEC = '{"input_uri":"s3://bucket/inputs/payload.json","content_type":"application/json"}'
+_RESULT = '{"uri":"s3://bucket/attempts/result.out","size_bytes":120,"content_type":"application/json"}'
+_FIRST_MS = 1_700_000_000_000
+_SQLITE_ID = "printf('{tag}%07x-0000-7000-8000-%012x', n / 65536, n)"
+_POSTGRES_ID = "'{tag}' || lpad(to_hex(n / 65536), 7, '0') || '-0000-7000-8000-' || lpad(to_hex(n), 12, '0')"
+
+
+def rows(names: str, ended: bool) -> str:
+    """The INSERT of jobs that have ended, or wait; `names` is how their ids are written, `n` runs through them."""
+    job_id = names.format(tag="0" if ended else "1")
+    told = f"'default', 'bench', 'infer', '', 5, 3, '', '', '{_SPEC}'"
+    at = f"{_FIRST_MS} + n"
+    if ended:
+        rest = f"1, 1, 'worker', {at}, {at}, FALSE, {at} + 20, {at} + 30, '{_RESULT}'"
+        return (
+            f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'completed', {told}, {rest} FROM numbers"
+        )
+    rest = f"0, 0, '', {at}, {at}, FALSE, NULL, NULL, NULL"
+    return f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'pending', {told}, {rest} FROM numbers"
+
+
+def fill(place: Place, ended: int, pending: int) -> None:
+    """Put so many jobs into a ledger, behind its back."""
+    with place.ledger():
+        pass  # which makes the tables
+    if place.kind == SQLITE:
+        with sqlite3.connect(place.ledger_url.removeprefix("sqlite:///")) as file:
+            for count, over in ((ended, True), (pending, False)):
+                file.execute(_recursive(count, rows(_SQLITE_ID, over)))
+            file.commit()
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return
+    import psycopg
+
+    with psycopg.connect(place.ledger_url.replace("+psycopg", ""), autocommit=True) as connection:
+        for count, over in ((ended, True), (pending, False)):
+            numbers = f"FROM generate_series(1, {count}::bigint) AS numbers(n)"
+            connection.execute(rows(_POSTGRES_ID, over).replace("FROM numbers", numbers))
+        # As the server's own upkeep leaves it, sooner or later; what is measured must not wait for that.
+        connection.execute("VACUUM (ANALYZE) headrace_job")
+        connection.execute("CHECKPOINT")
+
+
+def _recursive(count: int, insert: str) -> str:
+    numbers = f"WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})"
+    return insert.replace(" SELECT ", f" {numbers} SELECT ", 1)
+
+
+def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
+    """Claims of one job each, with a million ended jobs and 100,000 that wait, and with none; bulk-loaded by SQL."""
+    promises, figures = [], {}
+    with places() as new:
+        for kind in LEDGERS:
+            empty, large = new(kind), new(kind)
+            console.print(f"[dim]filling {kind}: {asked.ended:,} ended jobs, {asked.pending:,} that wait[/]")
+            fill(large, asked.ended, asked.pending)
+            found: dict[str, list[dict]] = {"empty": [], "large": []}
+            for _ in range(asked.pairs):
+                for name, place in (("empty", empty), ("large", large)):
+                    found[name].append(
+                        python("jobs/claim_speed.py", place.ledger_url, "--claims", asked.claims)
+                    )
+            promises += of_kind(kind, found)
+            figures[kind] = found
+    return promises, figures
+
+
+def of_kind(kind: str, found: dict[str, list[dict]]) -> list[Promise]:
+    promises = []
+    for name, bound in (("p99_ms", RATIO_MAX), ("p50_ms", None)):
+        empty, large = ([one[name] for one in found[which]] for which in ("empty", "large"))
+        ratios = [a / b for a, b in zip(large, empty, strict=True)]
+        measured = f"{median(large):.2f} against {median(empty):.2f} ms"
+        what = f"{kind}: a claim's {name.removesuffix('_ms')}, large table against empty"
+        promises.append(Promise("large", what, measured, median(ratios), bound, False, spread(ratios)))
+    empty, large = ([one["peak_rss_mb"] for one in found[which]] for which in ("empty", "large"))
+    measured = f"{median(large):.0f} against {median(empty):.0f} MB"
+    more = [a - b for a, b in zip(large, empty, strict=True)]
+    what = f"{kind}: MB more of the process that claims"
+    promises.append(Promise("large", what, measured, median(more), None, False, spread(more)))
+    return promises
