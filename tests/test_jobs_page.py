@@ -36,7 +36,7 @@ def test_the_file_is_read_as_it_stands(tmp_path):
     path.write_text(text)
     read = read_jobs_file(path, store_uri="s3://headrace/")
     assert not read.access.open
-    assert [queue.name for queue in read.queues] == ["default", "night"]
+    assert list(read.queues) == ["default", "night"]
     assert [target.endpoint_id for target in read.endpoints] == ["billing"]
     assert None not in (read.triggers, read.smtp, read.vendor)
     without_keys = re.sub(r"\[keys\.web\].*?(?=# \[anyone\])", "", text, flags=re.DOTALL)

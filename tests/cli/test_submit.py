@@ -39,7 +39,7 @@ def worked(served, work):
 def test_a_file_is_a_job_and_its_id_is_said(served, tmp_path):
     (tmp_path / "rows.csv").write_bytes(b"1,2\n")
     done = typed(
-        served, "submit", tmp_path / "rows.csv", "-m", "churn", "-q", "night", "--tag", "day=1=2", "-O", "rows=5",
+        served, "submit", tmp_path / "rows.csv", "-m", "churn", "-q", "night", "--tag", "day=1=2", "-O", "batch_rows=5",
         "--priority", "0", "--delay-s", "1.5", "--time-limit-s", "60", "--correlation-id", "c",
     )  # fmt: skip
     assert (done.code, done.err) == (0, "")
@@ -52,7 +52,7 @@ def test_a_file_is_a_job_and_its_id_is_said(served, tmp_path):
         "text/csv",
         {"day": "1=2"},
     )
-    assert (spec.options, spec.priority, spec.delay_ms, spec.time_limit_s) == ({"rows": 5}, 0, 1500, 60)
+    assert (spec.options, spec.priority, spec.delay_ms, spec.time_limit_s) == ({"batch_rows": 5}, 0, 1500, 60)
     assert served.stores.for_uri(spec.input_uri).get(spec.input_uri) == b"1,2\n"
 
 

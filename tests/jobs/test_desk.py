@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from headrace.core.errors import (
+    ConfigError,
     DataError,
     ForbiddenError,
     JobLedgerUnavailableError,
@@ -115,6 +116,13 @@ def test_a_place_of_the_doors_own_is_not_the_callers_to_name():
         allowed(key, job)
     assert allowed(key, job, output_is_ours=True).output_uri == "s3://door/out"
     assert allowed(key, NewJob(model="m", tenant="other")).tenant == "a"
+
+
+def test_options_are_checked_before_anything_is_stored(desk, stores):
+    wrong = Submission(NewJob(model="m", options={"joyn": "input"}), b"x")
+    with pytest.raises(ConfigError, match="did you mean 'join'"):
+        desk.submit(ANY_PLACE, wrong)
+    assert stored(stores) == []
 
 
 def test_whom_to_notify_is_checked_before_anything_is_stored(ledger, stores):

@@ -20,6 +20,7 @@ from headrace.jobs.following import FOLLOWERS_MAX, Follower, Waiting, Wanted
 from headrace.jobs.intake import Submission
 from headrace.jobs.intake_fields import IntakeLimits
 from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, NewJob, new_job_id
+from headrace.jobs.kinds.words import check_words
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings, Submitted
 from headrace.jobs.payloads import BoundedWriter, Payloads, ResultStream, Upload
 from headrace.jobs.state import JobState
@@ -166,6 +167,7 @@ class JobDesk:
         caller.require(Scope.SUBMIT)
         if submission.payload is not None:
             caller.require_inline(len(submission.payload))
+        check_words(submission.job)
         self._check_notified(submission.job)
         job = allowed(caller, submission.job, output_is_ours=output_is_ours)
         try:

@@ -39,16 +39,15 @@ class Publication:
         has looked after writing, so that what stands there in the end is its last end. Of a job that was put back before,
         what its earlier end left there is removed.
 
-        Those who are to be told of the end are told then. What cannot be put there, ever (no such bucket, no access, the result
-        is gone), is given up with a line in the log.
+        Those who are to be told of the end are told then. A result that is gone is given up, with a line in the log.
 
-        Raises ConfigError for a place that cannot be, other storage errors, and JobLedgerUnavailableError; then it can be done again.
+        Raises ConfigError for a place that cannot be, storage errors, and JobLedgerUnavailableError; then it can be done again.
         """
         uri = ""
         for _ in range(_TIMES_MAX):
             if not job.wants_publishing:
                 return ""
-            uri = self._put(job)
+            uri = self._result(job) if job.state is JobState.COMPLETED else self._error(job)
             if self._ledger.published(job.id, job.lease, uri):
                 return uri
             _log.warning("a job was put back while its end was published", extra={"job": job.id, "uri": uri})
@@ -58,12 +57,10 @@ class Publication:
             job = now
         return uri
 
-    def _put(self, job: Job) -> str:
-        try:
-            return self._result(job) if job.state is JobState.COMPLETED else self._error(job)
-        except (NotFoundError, AccessDeniedError) as error:
-            _log.error("a job's end cannot be put where it was asked for: %s", error, extra={"job": job.id})
-            return ""
+    def give_up(self, job: Job) -> None:
+        """It will never be where it was asked for; those who are to be told of the end are told all the same."""
+        _log.error("a job's end is not put where it was asked for", extra={"job": job.id})
+        self._ledger.published(job.id, job.lease, "")
 
     def _result(self, job: Job) -> str:
         assert job.result is not None, "completed jobs have one"

@@ -5,6 +5,7 @@ import pytest
 
 from headrace.core import errors
 from headrace.jobs.client.answers import Answer, error_of
+from headrace.server.errors import LEDGER_AWAY
 from headrace.server.jobs.frame import problem
 
 
@@ -23,7 +24,7 @@ from headrace.server.jobs.frame import problem
         errors.QueueFullError("full", retry_after_s=1.5),
         errors.OverloadedError("busy", retry_after_s=2.5),
         errors.QueueClosedError("closed"),
-        errors.JobLedgerUnavailableError("away"),
+        errors.JobLedgerUnavailableError(LEDGER_AWAY),
         errors.StoppedError("down"),
         errors.UnavailableError("the store", "failed"),
         errors.UnsupportedError("no"),

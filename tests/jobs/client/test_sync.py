@@ -89,7 +89,7 @@ def client(served, kind):
 )
 def test_a_payload_arrives_as_it_was_given(served, client, given, content_type, payload):
     job = client.submit(
-        "m", given, queue="q", tags={"a": "b c"}, options={"x": {"y": 1}}, priority=2, delay_s=0.5
+        "m", given, queue="q", tags={"a": "b c"}, options={"columns": [1, 2]}, priority=2, delay_s=0.5
     )
     assert job == client.get(job.id)
     spec = job.spec
@@ -97,7 +97,7 @@ def test_a_payload_arrives_as_it_was_given(served, client, given, content_type, 
         "m",
         "q",
         {"a": "b c"},
-        {"x": {"y": 1}},
+        {"columns": [1, 2]},
         2,
     )
     assert spec.content_type == content_type

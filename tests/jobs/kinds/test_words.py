@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import NewJob
-from headrace.jobs.kinds.words import stream_settings, transform_settings
+from headrace.jobs.kinds.words import check_words, stream_settings, transform_settings
 
 
 def test_the_jobs_own_words_are_taken_unless_the_options_say_them_too():
@@ -69,3 +69,35 @@ def test_a_stream_writes_what_it_can():
 def test_a_manifest_is_refused_since_it_could_name_anything(make, options):
     with pytest.raises(ConfigError, match="never a manifest"):
         make(NewJob(options=options))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (NewJob(options={"joyn": "input"}), "^options: .*no field 'joyn'; did you mean 'join'"),
+        (NewJob(kind="transform", output_uri="s3://b/o/", options={"join": 3}), "^options: .*join"),
+        (
+            NewJob(kind="stream", output_uri="s3://b/o/", options={"part_rows_max": "many"}),
+            "^options: part_rows_max",
+        ),
+        (NewJob(kind="transform"), "^output_uri: a transform needs one"),
+        (NewJob(kind="stream"), "^output_uri: a stream needs one"),
+    ],
+)
+def test_what_a_job_would_fail_by_is_refused_before_it_is_queued(spec, said):
+    with pytest.raises(ConfigError, match=said):
+        check_words(spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        NewJob(content_type="image/x-unknown"),
+        NewJob(options={"join": "input", "header": "names"}),
+        NewJob(kind="stream", output_uri="s3://b/o/", options={"part_rows_max": 5}),
+        NewJob(kind="transform", output_uri="s3://b/o/"),
+    ],
+    ids=lambda spec: spec.kind,
+)
+def test_what_its_kind_may_do_is_queued(spec):
+    check_words(spec)

@@ -12,7 +12,7 @@ from headrace.transforms.spec import OWN_TABLE, spec_of
 from headrace.transforms.vendor import FIELDS
 
 _PARTS: Final = ("part_bytes_max", "part_rows_max")
-_WHERE: Final = "the job's options"
+_WHERE: Final = "options"
 _SAID_ELSEWHERE: Final = frozenset({"source", "output", "model", "job_name", "instances", "max_concurrent"})
 """Words of a spec file that a job says beside its options."""
 
@@ -35,6 +35,16 @@ def transform_settings(spec: NewJob) -> TransformSettings:
         **options,
     }
     return _without_manifest(spec_of({OWN_TABLE: own}, _WHERE).settings)
+
+
+def check_words(spec: NewJob) -> None:
+    """Refuse a job whose words its kind could only fail by: ConfigError, as its worker would raise it."""
+    if spec.kind != "infer" and not spec.output_uri:
+        raise ConfigError(f"output_uri: a {spec.kind} needs one: a folder or prefix for what it writes")
+    if spec.kind == "stream":
+        stream_settings(spec)
+    elif spec.kind == "transform" or spec.options:
+        transform_settings(spec)
 
 
 def stream_settings(spec: NewJob) -> StreamSettings:

@@ -18,6 +18,8 @@ PATIENCE_MS: Final = 10_000
 """How long the worker that ended a job has to publish it itself."""
 FAILING_MAX: Final = 10_000
 """How many jobs that cannot be published are remembered, and gone past."""
+GIVE_UP_MS: Final = 86_400_000
+"""How long after its end it is tried: whoever is to be told of it is told then."""
 _AGAIN_S: Final = 30.0
 _AGAIN_MAX_S: Final = 3600.0
 
@@ -31,8 +33,8 @@ class _Failing:
 class Publisher:
     """One `tick` publishes what is left; any number of publishers may be at it, since each writes the same.
 
-    A job that cannot be published is tried again after a delay that doubles, up to an hour, until it is removed; meanwhile
-    those behind it are published. Use it in one thread.
+    A job that cannot be published is tried again after a delay that doubles, up to an hour, for a day; meanwhile those behind
+    it are published. Use it in one thread.
     """
 
     def __init__(
@@ -53,20 +55,21 @@ class Publisher:
 
     def tick(self) -> int:
         """How many jobs' ends it published."""
-        before_ms = self._ledger.now_ms() - self._patience_ms
+        now_ms = self._ledger.now_ms()
+        before_ms = now_ms - self._patience_ms
         limit = self.round_jobs + len(self._failing)
         jobs = self._ledger.unpublished(ended_before_ms=before_ms, limit=limit)
         # What is there no more has been removed, put back, or published by somebody else.
         left = {job.id for job in jobs}
         self._failing = {job_id: f for job_id, f in self._failing.items() if job_id in left}
         away: set[str] = set()
-        return sum(self._publish(job, away) for job in jobs if self._is_due(job))
+        return sum(self._publish(job, away, now_ms) for job in jobs if self._is_due(job))
 
     def _is_due(self, job: Job) -> bool:
         failing = self._failing.get(job.id)
         return failing is None or failing.again_s <= self._clock.now()
 
-    def _publish(self, job: Job, away: set[str]) -> bool:
+    def _publish(self, job: Job, away: set[str], now_ms: int) -> bool:
         """Whether it was; `away` are the places of this round that did not take what came before."""
         place = _place(job)
         if place in away:
@@ -80,6 +83,8 @@ class Publisher:
         except HeadraceError as error:
             away.add(place)
             _log.warning("a job's end could not be published: %s", error, extra={"job": job.id})
+            if (job.ended_at_ms or 0) < now_ms - GIVE_UP_MS:
+                self._publication.give_up(job)
         except Exception:  # noqa: BLE001 - the others are published all the same
             _log.exception("a job's end could not be published", extra={"job": job.id})
         self._failed(job.id)
