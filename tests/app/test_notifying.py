@@ -1,10 +1,12 @@
 """Who tells of jobs: SNS only where somebody is to be told by it, and without a region nobody is."""
 
 from headrace.app.notifying import SnsWhenAsked
-from headrace.jobs.notifier import Delivered, Notice, Refused, SnsTarget
+from headrace.jobs.notifier import Delivered, Notification, Refused, SnsTarget
 from headrace.storage.resolve import Stores
 
-TOLD = Notice("evt_1", "job.completed", "job-1", 0, {"state": "completed", "output_uri": "memory://b/k"})
+TOLD = Notification(
+    "evt_1", "job.completed", "job-1", 0, {"state": "completed", "output_uri": "memory://b/k"}
+)
 
 
 def test_without_credentials_or_a_region_it_is_refused_with_the_reason():

@@ -37,7 +37,7 @@ def test_a_claim_has_its_notice_its_target_and_its_endpoints_health():
     )
     claim = claim_of(row)
     assert (claim.delivery_id, claim.fence, claim.attempt) == ("d", 3, 2)
-    assert (claim.notice.event_id, claim.notice.data) == ("evt_1", {"state": "completed"})
+    assert (claim.notification.event_id, claim.notification.data) == ("evt_1", {"state": "completed"})
     assert claim.target == TARGETS[0]
     assert claim.health.failures == 1
 
