@@ -111,3 +111,28 @@ def test_a_ledger_that_is_away_ends_the_round(bench):
     with pytest.raises(JobLedgerUnavailableError):
         publisher.tick()
     assert press.asked == ["s3://a/1"]
+
+
+def test_after_a_day_it_is_given_up_so_that_the_end_is_told(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    ended(bench, "s3://a/1")
+    clock = ManualClock()
+    press, publisher = made(bench, clock=clock)
+    press.errors = {"s3://a/1": UnavailableError("s3://a", "away")}
+    given_up = []
+
+    def give_up(job):
+        given_up.append(job.id)
+        bench.ledger.published(job.id, job.lease, "")
+
+    press.give_up = give_up
+    bench.later(11.0)
+    publisher.tick()
+    assert given_up == []
+    bench.later(86_400.0)
+    clock.advance(86_400.0)
+    publisher.tick()
+    assert len(given_up) == 1
+    clock.advance(86_400.0)
+    publisher.tick()
+    assert len(press.asked) == 2
