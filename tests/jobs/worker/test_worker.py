@@ -324,8 +324,20 @@ def in_thread(do: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+@pytest.fixture(autouse=True)
+def others() -> Iterator[None]:
+    """Threads of other tests of this process, some of which end later than their tests."""
+    _OTHERS[:] = threading.enumerate()
+    yield
+    _OTHERS.clear()
+
+
+_OTHERS: list[threading.Thread] = []
+
+
 def of_worker() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("headrace-") and t.is_alive()]
+    mine = (t for t in threading.enumerate() if t not in _OTHERS)
+    return [t.name for t in mine if t.name.startswith("headrace-") and t.is_alive()]
 
 
 def test_it_is_a_service():
