@@ -6,7 +6,7 @@ import sqlite3
 import httpx
 import pytest
 
-from headrace.core.errors import JobNotFoundError, JobStateError, QueueFullError
+from headrace.core.errors import ConfigError, JobNotFoundError, JobStateError, QueueFullError
 from headrace.jobs.client import Client
 from headrace.jobs.client.faces import ClientSettings
 from headrace.jobs.state import JobState
@@ -134,10 +134,8 @@ def test_what_a_payload_says_opens_no_file_of_the_server(up, client, tmp_path):
             }
         },
     ):
-        job = client.submit("model", str(secret), content_type="text/csv", options=options, attempts_max=1)
-        assert client.wait(job.id, WAIT_S).state is JobState.FAILED
-        with pytest.raises(JobStateError):
-            client.result(job.id)
+        with pytest.raises(ConfigError, match="never a manifest"):
+            client.submit("model", str(secret), content_type="text/csv", options=options)
 
 
 def test_a_long_poll_ends_with_the_job(client, held):
