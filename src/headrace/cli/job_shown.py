@@ -73,11 +73,6 @@ def say_job(job: Job, history: Iterable[HistoryEntry]) -> None:
 
 def progress_text(progress: Progress | None) -> str:
     """How far it is, in a few words."""
-    told = _how_far(progress)
-    return f"{told}, {progress.note}" if progress is not None and progress.note else told
-
-
-def _how_far(progress: Progress | None) -> str:
     if progress is None:
         return ""
     share = progress.done / progress.total if progress.total else 1.0
