@@ -1,6 +1,6 @@
 """What a kind of job is: the contract of `infer`, `transform` and `stream`, and what they are handed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
@@ -9,7 +9,7 @@ from typing import Protocol
 from headrace.core.errors import CancelledRequestError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.jobs.attempt import Attempt
+from headrace.jobs.attempt import Attempt, StopReason
 from headrace.jobs.job import ResultRef
 
 
@@ -76,6 +76,17 @@ class AttemptPredictor:
     _asked: set["Future[InferResponse]"] = field(default_factory=set["Future[InferResponse]"])
     _lock: Lock = field(default_factory=Lock)
     _over: bool = False
+
+    def end_with(self, attempt: Attempt, drain: Callable[[], None]) -> None:
+        """When the attempt is told to stop: `drain` whatever asks, and give up what is asked, unless that may still count."""
+
+        def end() -> None:
+            drain()
+            # Of a worker that leaves, what the model is doing is for whoever goes on; else nobody wants it.
+            if attempt.stopped is not StopReason.DRAIN:
+                self.give_up()
+
+        attempt.on_stop(end)
 
     def give_up(self) -> None:
         """Abandon all that is asked, and refuse what would be."""

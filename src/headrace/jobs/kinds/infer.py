@@ -14,7 +14,7 @@ from headrace.core.tensor import InferResponse, ModelMetadata
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import NewJob, Progress, ResultRef
 from headrace.jobs.kind import AttemptPredictor, JobPredictor, Models
-from headrace.jobs.kinds.transform import follow
+from headrace.jobs.kinds.transform import failed_note, follow
 from headrace.jobs.kinds.words import transform_settings
 from headrace.jobs.places import Places
 from headrace.protocols.oip_json import WireRequest, decode_request, encode_response, header_length
@@ -140,13 +140,9 @@ class InferKind:
             )
         uri = transform.destination + transform.plan.objects[0].output
         total = report.records_in
-        attempt.report(lambda: Progress(total, total, "records", _failed_note(report.rows_failed)))
+        attempt.report(lambda: Progress(total, total, "records", failed_note(report.rows_failed)))
         store = self._stores.for_uri(uri)
         return ResultRef(uri, store.head(uri).size_bytes, content_type_of(spec))
-
-
-def _failed_note(rows_failed: int) -> str:
-    return f"{rows_failed} records failed" if rows_failed else ""
 
 
 def content_type_of(spec: NewJob) -> str:

@@ -3,9 +3,10 @@
 import orjson
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.attempt import Attempt, StopReason
+from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import Progress, ResultRef
 from headrace.jobs.kind import AttemptPredictor, Models
+from headrace.jobs.kinds.transform import REPORT_TYPE, failed_note
 from headrace.jobs.kinds.words import stream_settings
 from headrace.pipeline.run import Run
 from headrace.storage.resolve import Stores
@@ -35,20 +36,14 @@ class StreamKind:
             if_exists="resume",
         )
 
-        def end() -> None:
-            run.drain()
-            # What the model is doing may still count for whoever goes on; else nobody wants it.
-            if attempt.stopped is not StopReason.DRAIN:
-                predictor.give_up()
-
         attempt.report(lambda: _how_far(run))
-        attempt.on_stop(end)
+        predictor.end_with(attempt, run.drain)
         report = run.execute()
         attempt.check()
         uri = run.destination + REPORT_NAME
         text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
         self._stores.for_uri(uri).put(uri, text)
-        return ResultRef(uri, len(text), "application/json")
+        return ResultRef(uri, len(text), REPORT_TYPE)
 
     def discard(self, attempt: Attempt) -> None:
         """Nothing: what was written is what the next attempt goes on from."""
@@ -56,6 +51,5 @@ class StreamKind:
 
 def _how_far(run: Run) -> Progress:
     progress = run.progress
-    note = f"{progress.rows_failed} records failed" if progress.rows_failed else ""
     done = progress.bytes_read + progress.bytes_before
-    return Progress(done, progress.bytes_total or None, "bytes", note)
+    return Progress(done, progress.bytes_total or None, "bytes", failed_note(progress.rows_failed))

@@ -3,7 +3,7 @@
 from typing import Final
 
 from headrace.core.errors import ConfigError, DataError
-from headrace.jobs.attempt import Attempt, StopReason
+from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import Progress, ResultRef
 from headrace.jobs.kind import AttemptPredictor, Models
 from headrace.jobs.kinds.words import transform_settings
@@ -53,21 +53,20 @@ def follow(attempt: Attempt, transform: Transform, predictor: AttemptPredictor) 
 
     def how_far() -> Progress:
         progress, plan = transform.progress, transform.plan
-        note = f"{progress.rows_failed} records failed" if progress.rows_failed else ""
+        note = failed_note(progress.rows_failed)
         if plan is None:
             return Progress(unit="bytes", note=note)
         return Progress(
             min(progress.bytes_read + progress.bytes_before, plan.nbytes), plan.nbytes, "bytes", note
         )
 
-    def end() -> None:
-        transform.drain()
-        # What the model is doing may still count for whoever goes on; else nobody wants it.
-        if attempt.stopped is not StopReason.DRAIN:
-            predictor.give_up()
-
     attempt.report(how_far)
-    attempt.on_stop(end)
+    predictor.end_with(attempt, transform.drain)
+
+
+def failed_note(rows_failed: int) -> str:
+    """What a progress notes of failed records."""
+    return f"{rows_failed} records failed" if rows_failed else ""
 
 
 def _refuse_without_output(report: TransformReport) -> None:
