@@ -15,6 +15,7 @@ import orjson
 from headrace.core.errors import DataError, LimitError
 from headrace.jobs.intake_fields import FIELDS, SHAPES, IntakeLimits, check_nesting, shown
 from headrace.jobs.job import NewJob
+from headrace.transforms.media_types import bare_type
 
 JSON: Final = "application/json"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
@@ -170,7 +171,7 @@ def _inline(value: Any, content_type: Any) -> tuple[str, bytes]:
     """JSON as it came, or a text of another type."""
     if not isinstance(content_type, str):
         raise DataError(f"content_type: must be a media type, not {shown(content_type)}")
-    bare = content_type.partition(";")[0].strip().lower()
+    bare = bare_type(content_type)
     if bare == JSON or bare.endswith("+json"):
         return content_type, orjson.dumps(value)
     if not isinstance(value, str):

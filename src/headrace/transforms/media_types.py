@@ -71,7 +71,7 @@ def kind_of(content_type: str) -> Kind:
 
     A MIME type that is not known is "whole": bytes that only the model understands. ConfigError for what is neither.
     """
-    name = _bare(content_type)
+    name = bare_type(content_type)
     if name in get_args(Kind):
         return cast("Kind", name)
     if (kind := _KINDS.get(name)) is not None:
@@ -90,7 +90,7 @@ def accept_of(accept: str) -> Accept:
 
     ConfigError for what cannot be written.
     """
-    name = _bare(accept)
+    name = bare_type(accept)
     if name in get_args(Accept):
         return cast("Accept", name)
     if (found := _ACCEPTS.get(name)) is not None:
@@ -153,7 +153,8 @@ def _of_lines(kind: Kind | None, content_type: str | None) -> str:
     return _LINES[kind]
 
 
-def _bare(content_type: str) -> str:
+def bare_type(content_type: str) -> str:
+    """A content type without its parameters, in small letters."""
     return content_type.partition(";")[0].strip().lower()
 
 

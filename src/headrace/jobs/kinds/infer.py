@@ -22,6 +22,7 @@ from headrace.protocols.plain_json import request_of_json
 from headrace.storage.contract import Store
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
+from headrace.transforms.media_types import bare_type
 from headrace.transforms.run import Transform
 from headrace.transforms.runner import InProcessRunner
 
@@ -163,9 +164,9 @@ def _plain_request(body: bytes, metadata: ModelMetadata) -> WireRequest | None:
 
 def _media_type(content_type: str) -> tuple[str, dict[str, str]]:
     """A content type's name, in small letters, and its parameters."""
-    name, *rest = content_type.split(";")
+    _, *rest = content_type.split(";")
     pairs = (part.partition("=") for part in rest)
-    return name.strip().lower(), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}
+    return bare_type(content_type), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}
 
 
 def _bounded(store: Store, uri: str) -> bytes:

@@ -14,6 +14,7 @@ from headrace.jobs.state import JobState
 from headrace.server.jobs.api import DOCUMENT_BYTES, WAIT_S_MAX, Api, answer, job_answer, job_id_of, problems
 from headrace.server.jobs.models import HistoryModel, JobModel, PageModel, SubmissionModel
 from headrace.server.jobs.submitted import submitted
+from headrace.transforms.media_types import bare_type
 
 Wait = Annotated[
     float, Query(ge=0, le=WAIT_S_MAX, description="Answer when the job has ended, or after so many seconds.")
@@ -157,7 +158,7 @@ def _read(request: Request, body: bytes, limits: Any) -> Submission:
         return read_raw(body, query, envelope, limits)
     if query:
         raise DataError(f"{query[0][0]}: a query is for payloads, which need their model in it too")
-    bare = envelope.content_type.partition(";")[0].strip().lower()
+    bare = bare_type(envelope.content_type)
     if bare and bare != JSON:
         raise DataError(
             f"content type {ascii(bare)[:80]}: a submission is {JSON}; for a payload by itself, name its model in the query"
