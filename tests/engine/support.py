@@ -1,12 +1,14 @@
 """Requests for engine tests, and engines that are always stopped."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import psutil
 
 from headrace.core import InferRequest, InferResponse, Model, Tensor
 from headrace.engine import Engine
@@ -30,6 +32,20 @@ def request(x: Any = None, **settings: Any) -> InferRequest:
 def ticket(asked: InferRequest, **settings: Any) -> Ticket:
     """A ticket whose answer goes to a future."""
     return Ticket(asked, asked.rows, 0.0, FutureReply(Future()), **settings)
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """No process, file, or thread of what runs inside outlives it."""
+    me = psutil.Process()
+    # Servers of other tests may go on beside, and start and end processes of their own meanwhile.
+    others = {p.pid for p in me.children()}
+    fds, threads = me.num_fds(), threading.active_count()
+    yield
+    mine = [p for p in me.children() if p.pid not in others]
+    assert [p.cmdline()[:3] for own in mine for p in (own, *own.children(recursive=True))] == []
+    assert me.num_fds() <= fds
+    assert threading.active_count() <= threads
 
 
 @contextmanager

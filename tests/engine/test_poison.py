@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from engine import process_models as models
-from engine.support import WAIT_S, request, rows
+from engine.support import WAIT_S, nothing_left, request, rows
 from headrace.core.errors import (
     CancelledRequestError,
     ConfigError,
@@ -53,13 +53,8 @@ def poisonous(harm, folder, *, clock=None, in_flight_max=64, **serve):
 @pytest.fixture(autouse=True)
 def _nothing_left():
     """No process, control group, file, or thread outlives its engine."""
-    me = psutil.Process()
-    others = {p.pid for p in me.children(recursive=True)}
-    fds, threads = me.num_fds(), threading.active_count()
-    yield
-    assert [p.cmdline()[:3] for p in me.children(recursive=True) if p.pid not in others] == []
-    assert me.num_fds() <= fds
-    assert threading.active_count() <= threads
+    with nothing_left():
+        yield
     for own in own_groups().values():
         assert list(own.folder.glob(f"headrace-{os.getpid()}-*")) == []
 

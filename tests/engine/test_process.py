@@ -4,18 +4,16 @@ import asyncio
 import functools
 import os
 import signal
-import threading
 from contextlib import contextmanager, suppress
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from engine import process_models as models
-from engine.support import WAIT_S, request, rows
+from engine.support import WAIT_S, nothing_left, request, rows
 from headrace.core import InferRequest, Tensor, current_call
 from headrace.core.errors import (
     CancelledRequestError,
@@ -87,14 +85,8 @@ def until_here(holds):
 @pytest.fixture(autouse=True)
 def _nothing_left():
     """No process, file, or thread outlives its engine."""
-    me = psutil.Process()
-    # Servers of other tests may go on beside.
-    others = {p.pid for p in me.children(recursive=True)}
-    fds, threads = me.num_fds(), threading.active_count()
-    yield
-    assert [p.cmdline()[:3] for p in me.children(recursive=True) if p.pid not in others] == []
-    assert me.num_fds() <= fds
-    assert threading.active_count() <= threads
+    with nothing_left():
+        yield
 
 
 # Answers
