@@ -20,6 +20,7 @@ from headrace.jobs.places import Places
 from headrace.protocols.oip_json import WireRequest, decode_request, encode_response, header_length
 from headrace.protocols.plain_json import request_of_json
 from headrace.storage.contract import Store
+from headrace.storage.folder import remove_folder
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 from headrace.transforms.media_types import bare_type
@@ -56,11 +57,7 @@ class InferKind:
     def discard(self, attempt: Attempt) -> None:
         """Remove what is in the attempt's folder."""
         folder = self._folder(attempt)
-        store = self._stores.for_uri(folder)
-        for info in store.list(folder):
-            store.delete(info.uri)
-        if isinstance(store, LocalStore):
-            store.prune(folder)
+        remove_folder(self._stores.for_uri(folder), folder)
 
     def _folder(self, attempt: Attempt) -> str:
         return self._places.attempt(attempt.job.id, attempt.job.lease)

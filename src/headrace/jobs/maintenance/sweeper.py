@@ -9,6 +9,7 @@ from headrace.jobs.job import Job, is_job_id
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.places import Places
 from headrace.jobs.state import JobState
+from headrace.storage.folder import prune_folder, remove_folder
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
@@ -81,9 +82,7 @@ class Sweeper:
         """Remove what our own store has of a job."""
         folder = self._places.attempts(job.id)
         store = self._stores.for_uri(folder)
-        for info in store.list(folder):
-            store.delete(info.uri)
-        self._prune(job.id)
+        remove_folder(store, folder)
         # Only where it is ours by its name too.
         if job.spec.owned_input and job.spec.input_uri == self._places.input(job.id):
             store.delete(job.spec.input_uri)
@@ -127,14 +126,9 @@ class Sweeper:
                 self._stores.for_uri(uri).delete(uri)
                 removed += 1
             if job is None:
-                self._prune(job_id)
+                folder = self._places.attempts(job_id)
+                prune_folder(self._stores.for_uri(folder), folder)
         return removed
-
-    def _prune(self, job_id: str) -> None:
-        folder = self._places.attempts(job_id)
-        store = self._stores.for_uri(folder)
-        if isinstance(store, LocalStore):
-            store.prune(folder)
 
     def _superseded(self, job: Job, uri: str) -> bool:
         """Whether an object is of an attempt that does not count, of a job that has ended."""
