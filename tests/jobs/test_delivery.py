@@ -14,7 +14,6 @@ from headrace.jobs.delivery import (
     Done,
     Health,
     decide,
-    first_at_ms,
 )
 from headrace.jobs.notifier import Delivered, Disabled, Refused, Retry
 
@@ -30,7 +29,6 @@ def decided(attempt=1, answer=FAILED, health=HEALTHY, now_ms=NOW_MS, *, share=0.
 
 def test_the_schedule_is_the_standard_s():
     waits_s = [(decided(n).outcome.at_ms - NOW_MS) / 1000 for n in range(1, 10)]
-    assert first_at_ms(POLICY, NOW_MS, 1.0) == NOW_MS
     assert waits_s == [5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400]
     last = decided(10)
     assert isinstance(last.outcome, Dead)

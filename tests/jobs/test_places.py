@@ -15,16 +15,12 @@ from headrace.jobs.places import (
     URI_CHARS_MAX,
     Allowed,
     Places,
-    attempt_prefix,
-    attempt_uri,
     below,
     error_uri,
     file_name,
-    input_uri,
     normal,
     normal_file,
     result_uri,
-    results_prefix,
     told,
 )
 from headrace.storage.uri import KEY_BYTES_MAX, object_location
@@ -79,6 +75,8 @@ REFUSED = [
     "s3://-bucket/k",
     "s3://b%75cket/k",
     "s3://bu cket/k",
+    "s3:// bucket/k",
+    "s3://BUCKET/k",
     "s3://bücket/k",
     "s3://bucket\\k",
     "s3://bucket/a\\..\\k",
@@ -244,21 +242,20 @@ def test_a_root_is_an_absolute_path(uri):
 
 
 def test_where_things_of_a_job_are():
-    assert input_uri("s3://b/jobs", JOB) == f"s3://b/jobs/inputs/{JOB}"
-    assert attempt_prefix("/var/jobs/", JOB, 3) == f"/var/jobs/attempts/{JOB}/3/"
-    assert attempt_uri("s3://b/jobs", JOB, 12, "result") == f"s3://b/jobs/attempts/{JOB}/12/result"
-    assert results_prefix("s3://b/jobs") == "s3://b/jobs/results/"
+    assert Places("s3://b/jobs").input(JOB) == f"s3://b/jobs/inputs/{JOB}"
+    assert Places("/var/jobs/").attempt(JOB, 3) == f"/var/jobs/attempts/{JOB}/3/"
+    assert Places("s3://b/jobs").attempt(JOB, 12) == f"s3://b/jobs/attempts/{JOB}/12/"
     assert result_uri("s3://b/out/", "row-1") == "s3://b/out/row-1.out"
     assert error_uri("s3://b/out", "row-1") == "s3://b/out/row-1.error"
-    assert result_uri(results_prefix("/var/jobs"), JOB) == f"/var/jobs/results/{JOB}.out"
+    assert result_uri("/var/jobs/results/", JOB) == f"/var/jobs/results/{JOB}.out"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x.out", "a\0", "x" * 200, "a b"])
 def test_no_id_leads_elsewhere(name):
     with pytest.raises(ConfigError):
-        input_uri("s3://b/jobs", name)
+        Places("s3://b/jobs").input(name)
     with pytest.raises(ConfigError):
-        attempt_uri("s3://b/jobs", JOB, 1, name)
+        Places("s3://b/jobs").attempt(name, 1)
 
 
 def test_a_result_that_no_store_could_hold_is_told_before_the_work():
@@ -365,9 +362,8 @@ def test_another_store_is_not_ours_though_its_name_begins_like_ours():
 
 
 def test_ends_go_where_they_were_asked_for():
-    places = Places("s3://ours/")
-    assert places.result("s3://theirs/out", "KEY") == "s3://theirs/out/KEY.out"
-    assert places.error("s3://theirs/out/", "KEY") == "s3://theirs/out/KEY.error"
+    assert result_uri("s3://theirs/out", "KEY") == "s3://theirs/out/KEY.out"
+    assert error_uri("s3://theirs/out/", "KEY") == "s3://theirs/out/KEY.error"
 
 
 @pytest.mark.parametrize("job_id", ["../x", "", "a/b", ".."])

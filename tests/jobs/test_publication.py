@@ -29,7 +29,7 @@ class Press:
         self.wall = ManualWallClock()
         self.ledger = MemoryJobLedger(self.wall)
         self.ledger.start()
-        self.publication = Publication(self.ledger, stores, self.places)
+        self.publication = Publication(self.ledger, stores)
 
     def job(self, **spec):
         given = {"model": "m", "output_uri": self.out, "key": "KEY", "input_uri": "s3://theirs/in", **spec}

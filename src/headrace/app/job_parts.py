@@ -141,7 +141,7 @@ def open_parts(
     ledger = open_ledger(at.ledger_url)
     client = OutboundClient(used.outbound)
     stores, places = JobStores(client), Places(at.store_uri)
-    publication = Publication(ledger, stores, places)
+    publication = Publication(ledger, stores)
     dispatcher = open_dispatcher(at.dispatcher_url) if at.dispatcher_url else None
     sweeper = Sweeper(ledger, stores, places, retention or Retention())
     upkeep = Upkeep(

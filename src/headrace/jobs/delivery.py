@@ -92,11 +92,6 @@ class Decision:
     disable_why: str = ""
 
 
-def first_at_ms(policy: DeliveryPolicy, now_ms: int, share: float) -> int:
-    """When the first attempt of a new delivery is due; `share` as in `decide`."""
-    return now_ms + _wait_ms(policy, 0, share)
-
-
 def decide(
     attempt: int, answer: Answer, health: Health, now_ms: int, *, share: float, policy: DeliveryPolicy
 ) -> Decision:

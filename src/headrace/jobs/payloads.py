@@ -22,8 +22,8 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.jobs import places
 from headrace.jobs.job import Job, new_job_id
+from headrace.jobs.places import Places, below
 from headrace.jobs.state import JobState
 from headrace.storage import ObjectInfo, Signing, Stores, Writer
 
@@ -102,7 +102,7 @@ class Payloads:
 
     def __init__(self, stores: Stores, store_uri: str, *, upload_bytes_max: int, sign: bool) -> None:
         self._stores = stores
-        self._store_uri = store_uri
+        self._places = Places(store_uri)
         self._upload_bytes_max = upload_bytes_max
         self._sign = sign
 
@@ -117,7 +117,7 @@ class Payloads:
 
     def input_uri(self, job_id: str) -> str:
         """Where a job's own payload is."""
-        return places.input_uri(self._store_uri, job_id)
+        return self._places.input(job_id)
 
     def forget(self, uri: str) -> None:
         """Remove what `keep` stored, or leave it to whoever sweeps."""
@@ -128,7 +128,7 @@ class Payloads:
 
     def is_ours(self, uri: str) -> bool:
         """Whether an object is below `store_uri`."""
-        return places.below(uri, self._store_uri)
+        return below(uri, self._places.store_uri)
 
     def begin_upload(self, tenant: str, now_ms: int, expires_s: float) -> Upload:
         """A place for a large payload, and the address that takes it, where the store can give one."""

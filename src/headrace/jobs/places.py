@@ -195,21 +195,6 @@ def below(place: str, prefix: str) -> bool:
     return place == prefix or place.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
-def input_uri(store_uri: str, job_id: str) -> str:
-    """Where a payload is kept that came with the submission."""
-    return join(store_uri, f"inputs/{_segment(job_id)}")
-
-
-def attempt_prefix(store_uri: str, job_id: str, lease: int) -> str:
-    """What one attempt writes is below this, and nobody else writes there: a lease's number never comes twice."""
-    return join(store_uri, f"attempts/{_segment(job_id)}/{lease}/")
-
-
-def attempt_uri(store_uri: str, job_id: str, lease: int, name: str) -> str:
-    """An object of one attempt."""
-    return join(attempt_prefix(store_uri, job_id, lease), _segment(name))
-
-
 def result_uri(output_uri: str, key: str) -> str:
     """``KEY.out`` below the output prefix. See `file_name`. ConfigError where that is too long for a store."""
     return _object(join(output_uri, file_name(key) + RESULT_SUFFIX))
@@ -218,11 +203,6 @@ def result_uri(output_uri: str, key: str) -> str:
 def error_uri(output_uri: str, key: str) -> str:
     """``KEY.error`` below the output prefix. See `file_name`. ConfigError where that is too long for a store."""
     return _object(join(output_uri, file_name(key) + ERROR_SUFFIX))
-
-
-def results_prefix(store_uri: str) -> str:
-    """The output prefix of jobs that name none."""
-    return join(store_uri, "results/")
 
 
 def file_name(key: str) -> str:
@@ -299,7 +279,7 @@ def _shown(uri: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where headrace keeps what is a job's, below one store of its own; and where a job's end goes that asked for a place."""
+    """Where headrace keeps what is a job's, below one store of its own."""
 
     store_uri: str
     """A prefix, bucket or folder that is ours alone."""
@@ -320,24 +300,16 @@ class Places:
         return join(self.store_uri, "drafts/")
 
     def input(self, job_id: str) -> str:
-        """See `input_uri`."""
-        return input_uri(self.store_uri, job_id)
+        """Where a payload is kept that came with the submission."""
+        return self.inputs + _segment(job_id)
 
     def attempts(self, job_id: str) -> str:
         """Below it is what all attempts at a job wrote."""
-        return join(self.store_uri, f"attempts/{_segment(job_id)}/")
+        return f"{self.all_attempts}{_segment(job_id)}/"
 
     def attempt(self, job_id: str, lease: int) -> str:
-        """See `attempt_prefix`."""
-        return attempt_prefix(self.store_uri, job_id, lease)
-
-    def result(self, output_uri: str, key: str) -> str:
-        """See `result_uri`."""
-        return result_uri(output_uri, key)
-
-    def error(self, output_uri: str, key: str) -> str:
-        """See `error_uri`."""
-        return error_uri(output_uri, key)
+        """What one attempt writes is below this, and nobody else writes there: a lease's number never comes twice."""
+        return f"{self.attempts(job_id)}{lease}/"
 
     def job_id_of(self, uri: str) -> str | None:
         """Whose an object of ours is; None where its name is not one that we give."""

@@ -13,7 +13,7 @@ import orjson
 from headrace.core.errors import AccessDeniedError, NotFoundError
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobLedger
-from headrace.jobs.places import Places, told
+from headrace.jobs.places import error_uri, result_uri, told
 from headrace.jobs.state import JobState
 from headrace.storage.resolve import Stores
 
@@ -27,10 +27,9 @@ _TIMES_MAX: Final = 10
 class Publication:
     """Publishes ended jobs; from any thread."""
 
-    def __init__(self, ledger: JobLedger, stores: Stores, places: Places) -> None:
+    def __init__(self, ledger: JobLedger, stores: Stores) -> None:
         self._ledger = ledger
         self._stores = stores
-        self._places = places
 
     def publish(self, job: Job) -> str:
         """Put the end of a job where it was asked for, and say so in the ledger; the object's URI, "" where there is none.
@@ -64,7 +63,7 @@ class Publication:
 
     def _result(self, job: Job) -> str:
         assert job.result is not None, "completed jobs have one"
-        uri = self._places.result(job.spec.output_uri, job.spec.key or job.id)
+        uri = result_uri(job.spec.output_uri, job.spec.key or job.id)
         if not self._exists(job.result.uri):
             _log.error("a job's result is gone", extra={"job": job.id, "uri": job.result.uri})
             return ""
@@ -75,15 +74,15 @@ class Publication:
         elif _began_anew(job):
             self._remove(uri + FAILED_SUFFIX)
         if _began_anew(job):
-            self._remove(self._places.error(job.spec.output_uri, job.spec.key or job.id))
+            self._remove(error_uri(job.spec.output_uri, job.spec.key or job.id))
         self._copy(job.result.uri, uri)
         return uri
 
     def _error(self, job: Job) -> str:
         key = job.spec.key or job.id
-        uri = self._places.error(job.spec.output_uri, key)
+        uri = error_uri(job.spec.output_uri, key)
         if _began_anew(job) and job.spec.kind == "infer":
-            result = self._places.result(job.spec.output_uri, key)
+            result = result_uri(job.spec.output_uri, key)
             self._remove(result)
             self._remove(result + FAILED_SUFFIX)
         self._stores.for_uri(uri).put(uri, orjson.dumps(error_document(job), option=orjson.OPT_INDENT_2))

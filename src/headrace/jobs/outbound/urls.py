@@ -1,4 +1,4 @@
-"""What somebody outside may name: addresses of webhooks and inputs, and objects in a store. Pure.
+"""Addresses that somebody outside may name, of webhooks and inputs; for objects in a store see `jobs.places`. Pure.
 
 An address is taken apart by a grammar narrower than the standard's, so that no two readers can disagree on its host:
 what another parser could understand in another way is refused, not repaired. Names are not resolved here, and what they
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Final
 
-from headrace.core.errors import ConfigError, RefusedAddressError
+from headrace.core.errors import RefusedAddressError
 from headrace.jobs.outbound.addresses import Network, refusal
-from headrace.storage.uri import CLOUD_SCHEMES, Location, object_location
 
 PORTS: Final = frozenset({80, 443, 8443})
 URL_CHARS_MAX: Final = 2048
@@ -31,8 +30,6 @@ _PATH: Final = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
 _QUERY: Final = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?|{}\[\]-]|%[0-9A-Fa-f]{2})*")
 _PORT_MAX: Final = 65535
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-
-_BUCKET: Final = re.compile(r"[a-z0-9$][a-z0-9._-]{1,221}[a-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,28 +94,6 @@ def parse_url(text: str, policy: OutboundPolicy) -> Url:
     if not _PATH.fullmatch(path) or not _QUERY.fullmatch(query[1:]):
         raise _refused(text, "its path or query holds a character that must be percent-encoded")
     return Url(scheme, host, port, path + query, literal)
-
-
-def object_named(text: str, schemes: frozenset[str] = CLOUD_SCHEMES) -> Location:
-    """An object in a store that somebody outside has named; RefusedAddressError says what is wrong with it.
-
-    Narrower than `storage.uri.object_location`: only `schemes` (never ``file``), buckets in lower case, and no name
-    that begins or ends with a space, since it would look like another one. Whether the caller may use that bucket and
-    prefix is not decided here.
-    """
-    scheme = text.partition("://")[0].lower() if "://" in text else ""
-    if scheme not in schemes:
-        known = ", ".join(f"{s}://" for s in sorted(schemes))
-        raise _refused(text, f"only {known} are taken here")
-    try:
-        location = object_location(text)
-    except ConfigError as error:
-        raise RefusedAddressError(str(error)) from error
-    if scheme in CLOUD_SCHEMES and not _BUCKET.fullmatch(location.bucket):
-        raise _refused(text, "a bucket's name has 3 characters or more: a-z, 0-9, dots, hyphens, underscores")
-    if any(segment != segment.strip() for segment in location.key.split("/")):
-        raise _refused(text, "a part of the key begins or ends with white space")
-    return location
 
 
 def _check_characters(text: str) -> None:
