@@ -48,6 +48,10 @@ class RabbitBroker:
     Raises ConfigError when the URL is none.
     """
 
+    queues_per_link = 64
+    take_s_max = TAKE_S_MAX
+    """See `Broker`."""
+
     def __init__(
         self,
         url: str,
@@ -83,16 +87,6 @@ class RabbitBroker:
     def name(self) -> str:
         """See `Broker`."""
         return f"rabbitmq at {self._parameters.host}:{self._parameters.port}"
-
-    @property
-    def queues_per_link(self) -> int:
-        """See `Broker`."""
-        return 64
-
-    @property
-    def take_s_max(self) -> float:
-        """See `Broker`."""
-        return TAKE_S_MAX
 
     def require_queue(self, queue: str) -> None:
         """See `Broker`."""

@@ -41,6 +41,10 @@ class RedisBroker:
         timeout_s: How long the server may take to answer, and to be connected to.
     """
 
+    queues_per_link = 64
+    take_s_max = TAKE_S_MAX
+    """See `Broker`."""
+
     def __init__(
         self,
         connection: Mapping[str, Any],
@@ -58,16 +62,6 @@ class RedisBroker:
     def name(self) -> str:
         """See `Broker`."""
         return f"redis at {self._connection['host']}:{self._connection['port']}"
-
-    @property
-    def queues_per_link(self) -> int:
-        """See `Broker`."""
-        return 64
-
-    @property
-    def take_s_max(self) -> float:
-        """See `Broker`."""
-        return TAKE_S_MAX
 
     def require_queue(self, queue: str) -> None:
         """See `Broker`."""

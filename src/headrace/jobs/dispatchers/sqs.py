@@ -37,6 +37,10 @@ class SqsBroker:
     Raises ConfigError when a client cannot be made of these.
     """
 
+    queues_per_link = 1
+    take_s_max = TAKE_S_MAX
+    """See `Broker`."""
+
     def __init__(
         self, *, prefix: str = PREFIX, environ: Mapping[str, str] | None = None, region: str | None = None
     ) -> None:
@@ -54,16 +58,6 @@ class SqsBroker:
     def name(self) -> str:
         """See `Broker`."""
         return f"sqs at {self._at}"
-
-    @property
-    def queues_per_link(self) -> int:
-        """See `Broker`."""
-        return 1
-
-    @property
-    def take_s_max(self) -> float:
-        """See `Broker`."""
-        return TAKE_S_MAX
 
     def require_queue(self, queue: str) -> None:
         """See `Broker`."""
