@@ -276,3 +276,14 @@ def check_usage(context: click.Context) -> None:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and not given[needed]:
             option, wanted = (f"--{n.replace('_', '-')}" for n in (name, needed))
             raise click.UsageError(f"{option} has no meaning without {wanted}")
+
+
+def log_format_option(default: str) -> Callable[[Command], Command]:
+    """How a server's logs are written."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(["json", "text"]),
+        default=default,
+        show_default=True,
+        help="How logs are written to standard error.",
+    )

@@ -9,6 +9,7 @@ import click
 from headrace.cli.ending import say_error
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
+from headrace.cli.options import log_format_option
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.engine.settings import ServeSettings
 
@@ -117,13 +118,7 @@ Examples:
     show_default=True,
     help="Then: how long to finish what is under way.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["json", "text"]),
-    default="json",
-    show_default=True,
-    help="How logs are written to standard error.",
-)
+@log_format_option("json")
 @click.option("--access-log", is_flag=True, help="Log every request when it is over, with its id.")
 @click.option("-v", "--verbose", count=True, help="Log more.")
 def serve_command(models: tuple[str, ...], **given: Any) -> None:

@@ -18,6 +18,7 @@ from headrace.cli.job_options import (
 )
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
+from headrace.cli.options import log_format_option
 from headrace.core.errors import ConfigError, HeadraceError
 
 _EPILOG = """\b
@@ -76,13 +77,7 @@ Examples:
 )
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
-@click.option(
-    "--log-format",
-    type=click.Choice(["json", "text"]),
-    default="text",
-    show_default=True,
-    help="How logs are written to standard error.",
-)
+@log_format_option("text")
 @click.option("-v", "--verbose", count=True, help="Log more.")
 def up_command(models: tuple[str, ...], **given: Any) -> None:
     """Take jobs over HTTP and do them, with the ledger and the results in a folder.

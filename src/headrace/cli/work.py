@@ -17,6 +17,7 @@ from headrace.cli.job_options import (
 )
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
+from headrace.cli.options import log_format_option
 from headrace.core.errors import HeadraceError
 
 _EPILOG = """\b
@@ -35,13 +36,7 @@ Examples:
 @JOBS_AT_OPTIONS
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
-@click.option(
-    "--log-format",
-    type=click.Choice(["json", "text"]),
-    default="json",
-    show_default=True,
-    help="How logs are written to standard error.",
-)
+@log_format_option("json")
 @click.option("-v", "--verbose", count=True, help="Log more.")
 def work_command(models: tuple[str, ...], **given: Any) -> None:
     """Do the jobs that are submitted for MODEL...
