@@ -1,7 +1,6 @@
 """Which sections there are, what can be asked of them, and what they found."""
 
 import argparse
-from collections.abc import Callable
 
 import idle_worker
 import large_table
@@ -9,12 +8,10 @@ import merged
 import short_jobs
 import starting
 import submits
-from competition import BrokenRunError
 from inputs import FOLDER, console
 from job_peers import interpreters
-from promise import Promise, close
+from sections import BROKEN, Section, asked_of, run_sections
 
-Section = Callable[[argparse.Namespace], tuple[list[Promise], dict]]
 SECTIONS: dict[str, Section] = {
     "starting": starting.section,
     "submits": submits.section,
@@ -54,26 +51,9 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(description: str | None) -> int:
-    parser = parser_of(description)
-    asked = parser.parse_args()
-    if unknown := set(asked.sections) - set(SECTIONS):
-        parser.error(f"no section {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
-    try:
-        interpreters(asked.peer)
-    except ValueError as error:
-        parser.error(str(error))
+    asked = asked_of(parser_of(description), SECTIONS, interpreters)
     console.stderr = asked.json
-    promises: list[Promise] = []
-    figures = {}
-    for name in asked.sections or SECTIONS:
-        console.print(f"[dim]{name}: {SECTIONS[name].__doc__}[/]")
-        try:
-            found, figures[name] = SECTIONS[name](asked)
-        except BrokenRunError as error:
-            console.print(f"[bold red]{name}: {error}[/]")
-            return 2
-        promises += found
-    code = close(console, promises, asked.pairs, RESULTS, figures=figures)
-    if asked.json:
+    code = run_sections(SECTIONS, asked, RESULTS)
+    if asked.json and code != BROKEN:
         print(RESULTS.read_text())
     return code

@@ -1,19 +1,16 @@
 """Which sections there are, what can be asked of them, and what they found."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import memory
 import objects
-import ours
 import rows
 import splitting
 from competitors import interpreters
-from inputs import FOLDER, console
-from promise import Promise, close
+from inputs import FOLDER
+from sections import Section, asked_of, run_sections
 
-Section = Callable[[argparse.Namespace], tuple[list[Promise], dict]]
 SECTIONS: dict[str, Section] = {
     "rows": rows.section,
     "objects": objects.section,
@@ -46,22 +43,5 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(description: str | None) -> int:
-    parser = parser_of(description)
-    asked = parser.parse_args()
-    if unknown := set(asked.sections) - set(SECTIONS):
-        parser.error(f"no section {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
-    try:
-        interpreters(asked.peer)
-    except ValueError as error:
-        parser.error(str(error))
-    promises: list[Promise] = []
-    figures = {}
-    for name in asked.sections or SECTIONS:
-        console.print(f"[dim]{name}: {SECTIONS[name].__doc__}[/]")
-        try:
-            found, figures[name] = SECTIONS[name](asked)
-        except ours.BrokenRunError as error:
-            console.print(f"[bold red]{name}: {error}[/]")
-            return 2
-        promises += found
-    return close(console, promises, asked.pairs, RESULTS, figures=figures)
+    asked = asked_of(parser_of(description), SECTIONS, interpreters)
+    return run_sections(SECTIONS, asked, RESULTS)
