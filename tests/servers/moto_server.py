@@ -4,12 +4,10 @@ An imitation: it stands for what the API looks like (long polls, visibility, rec
 """
 
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from servers.ports import free_port
-from servers.process import ServerProcess
+from servers.process import ServerProcess, answers_http
 
 
 class MotoServer(ServerProcess):
@@ -52,11 +50,4 @@ class MotoServer(ServerProcess):
         return [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
 
     def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code < 500
-        except OSError:
-            return False
-        return True
+        return answers_http(f"{self.endpoint}/moto-api/")

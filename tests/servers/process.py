@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -73,3 +75,15 @@ class ServerProcess:
             # It leads a session, and with it a group, of its own.
             os.killpg(process.pid, number)
             process.wait(self.ready_s)
+
+
+def answers_http(url: str) -> bool:
+    """Whether somebody answers there, with anything but a fault of his own."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code < 500
+    except OSError:
+        return False
+    return True

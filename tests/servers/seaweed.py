@@ -7,12 +7,10 @@ import shutil
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from servers.ports import free_ports
-from servers.process import ServerProcess
+from servers.process import ServerProcess, answers_http
 
 ACCESS_KEY, SECRET_KEY = "headrace-test", "headrace-test-secret"
 DENIED_ACCESS_KEY, DENIED_SECRET_KEY = "headrace-denied", "headrace-denied-secret"
@@ -127,14 +125,7 @@ class S3Server(ServerProcess):
         return super()._wait_until_ready() and self._writes(until)
 
     def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(self.endpoint, timeout=5).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code < 500
-        except OSError:
-            return False
-        return True
+        return answers_http(self.endpoint)
 
     def _writes(self, until: float) -> bool:
         from botocore.exceptions import BotoCoreError, ClientError
