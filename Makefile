@@ -37,9 +37,12 @@ PEER_SETUPS := $(PEERS:%=.venv-peers/%/setup.stamp)
 # Trained weights that only an old source package has: two files of it are unpacked, and nothing of it is installed.
 TEXTGENRNN := textgenrnn-2.0.0
 TEXTGENRNN_TO := .venv/share/textgenrnn
+# Somebody who reads, ten seconds: likewise of a package of which nothing else is wanted.
+MOONSHINE := useful_moonshine_onnx-20251121
+SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples fmt lint quick test test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs peers docs-test clean
+.PHONY: help setup demo examples sequences fmt lint quick test test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences peers docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -54,6 +57,9 @@ demo: $(DEMO_SETUP) demo/expected.npz ## Score a tar.gz of real CSV files with a
 
 examples: $(SETUP) examples/serving/breast-cancer/model.onnx ## Serve four real models, until Ctrl-C; examples/serving/README.md asks them
 	$(BIN)/headrace serve examples/serving/
+
+sequences: $(SETUP) examples/sequences/characters/weights.npz ## Serve three models with state between requests, until Ctrl-C; examples/sequences/README.md asks them
+	$(BIN)/headrace serve examples/sequences/
 
 fmt: $(SETUP) ## Format, and fix what can be fixed
 	$(BIN)/ruff format .
@@ -98,13 +104,16 @@ bench-transform: $(SETUP) ## Measure batch transform beside the limit and the pe
 bench-jobs: $(SETUP) ## Measure jobs beside the disk's limit and the peers that `make peers` installed
 	$(BIN)/python benchmarks/jobs $(ARGS)
 
+bench-sequences: $(SETUP) ## Measure sequences beside what their model's full calls allow
+	$(BIN)/python benchmarks/sequences $(ARGS)
+
 peers: $(PEER_SETUPS) ## Install what batch transform and jobs are compared with, each in an environment of its own
 
 docs-test: $(SETUP) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
 
 clean: ## Remove all that was made here, except .venv
-	rm -rf build dist demo bench-results examples/serving/breast-cancer/model.onnx .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf build dist demo bench-results examples/serving/breast-cancer/model.onnx examples/sequences/characters/weights.npz .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -122,6 +131,11 @@ $(SETUP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) download --no-deps --no-build-isolation --dest $(TEXTGENRNN_TO) $(subst -,==,$(TEXTGENRNN))
 	@tar -xzf $(TEXTGENRNN_TO)/$(TEXTGENRNN).tar.gz -C $(TEXTGENRNN_TO) --strip-components=2 \
 		$(TEXTGENRNN)/textgenrnn/textgenrnn_weights.hdf5 $(TEXTGENRNN)/textgenrnn/textgenrnn_vocab.json
+	@mkdir -p $(SPEECH_TO)
+	@$(PIP) download --no-deps --only-binary :all: --dest $(SPEECH_TO) $(subst -,==,$(MOONSHINE))
+	@$(BIN)/python -m zipfile -e $(SPEECH_TO)/$(MOONSHINE)-py3-none-any.whl $(SPEECH_TO)
+	@mv $(SPEECH_TO)/moonshine_onnx/assets/beckett.wav $(SPEECH_TO)
+	@rm -r $(SPEECH_TO)/moonshine_onnx $(SPEECH_TO)/$(MOONSHINE).dist-info
 	@if [ -z "$$CI" ] && [ -e .git ] && [ -z "$$(git config core.hooksPath)" ]; then $(BIN)/pre-commit install; fi
 	@touch $@
 
@@ -160,3 +174,6 @@ demo/expected.npz: examples/demo/make_demo_data.py | $(DEMO_SETUP)
 
 examples/serving/breast-cancer/model.onnx: demo/expected.npz
 	@cp demo/model.onnx $@
+
+examples/sequences/characters/weights.npz: examples/sequences/characters/get_weights.py | $(SETUP)
+	@$(BIN)/python $< --sdist $(TEXTGENRNN_TO)/$(TEXTGENRNN).tar.gz

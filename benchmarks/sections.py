@@ -17,17 +17,35 @@ Section = Callable[[argparse.Namespace], tuple[list[Promise], dict]]
 def asked_of(
     parser: argparse.ArgumentParser,
     sections: Mapping[str, Section],
-    interpreters: Callable[[Sequence[str]], object],
+    interpreters: Callable[[Sequence[str]], object] | None = None,
 ) -> argparse.Namespace:
     """What the command line asks, with sections and peers that there are; else it ends with what is wrong."""
     asked = parser.parse_args()
     if unknown := set(asked.sections) - set(sections):
         parser.error(f"no section {', '.join(unknown)}: choose from {', '.join(sections)}")
     try:
-        interpreters(asked.peer)
+        if interpreters is not None:
+            interpreters(asked.peer)
     except ValueError as error:
         parser.error(str(error))
     return asked
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="write the figures to standard output, and all else to standard error",
+    )
+
+
+def run_and_print(sections: Mapping[str, Section], asked: argparse.Namespace, results: Path) -> int:
+    """What `run_sections` does, for a command that has `--json`."""
+    console.stderr = asked.json
+    code = run_sections(sections, asked, results)
+    if asked.json and code != BROKEN:
+        print(results.read_text())
+    return code
 
 
 def run_sections(sections: Mapping[str, Section], asked: argparse.Namespace, results: Path) -> int:

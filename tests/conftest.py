@@ -1,5 +1,6 @@
 """Fixtures that more than one room's tests use."""
 
+import logging
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,17 @@ def pytest_configure() -> None:
     """What a shell starts in the background ignores Ctrl-C, and so does all that it starts; tests press it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """Whatever a test configured, as commands that run in its process do: the next one's logs go where they always go."""
+    loggers = [logging.getLogger(name) for name in ("", "headrace", "headrace.access")]
+    before = [(one.handlers, one.level, one.propagate) for one in loggers]
+    yield
+    logging.captureWarnings(capture=False)
+    for one, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        one.handlers, one.level, one.propagate = handlers, level, propagate
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ _MACHINE_PATH = re.compile(rf"(?<![\w./:$}}-])/(?:{'|'.join(_MACHINE_FOLDERS)})/
 _EXTRAS_WITHOUT_DOOR = {
     "all": "names other extras",
     "demo": "for examples/demo only",
-    "examples": "for examples/serving only",
+    "examples": "for examples/serving and examples/sequences only",
     "dev": "tools and tests only",
     "http2": "a parser that uvicorn looks up by its name",
 }
@@ -48,6 +48,7 @@ _SEVERAL_DOORS = {
     "uvicorn": "its server, and its protocol, which is imported where it is extended",
     "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
     "boto3": "credentials of the object store, and AWS's own queues and notifications",
+    "redis": "a dispatcher of jobs, and a store of checkpoints: either is used without the other",
     "httpx": "the guarded client of addresses that others name, and the client of our own API",
 }
 
@@ -110,6 +111,7 @@ _UNMIRRORED: dict[str, str] = {
     "testing/job_checks/upkeep.py": "tests/testing/test_job_ledger.py, the same",
     "testing/job_checks/knowing.py": "tests/testing/test_job_ledger.py, the same",
     "testing/job_checks/waiting.py": "tests/testing/test_job_ledger.py, the same",
+    "checkpoints/store.py": "a Protocol and values; headrace.testing checks implementations",
     "storage/contract.py": "Protocols; headrace.testing checks implementations",
     "storage/memory.py": "tests/conformance/test_stores.py runs the whole suite over it",
 }

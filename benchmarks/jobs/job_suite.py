@@ -8,9 +8,9 @@ import merged
 import short_jobs
 import starting
 import submits
-from inputs import FOLDER, console
+from inputs import FOLDER
 from job_peers import interpreters
-from sections import BROKEN, Section, asked_of, run_sections
+from sections import Section, add_json, asked_of, run_and_print
 
 SECTIONS: dict[str, Section] = {
     "starting": starting.section,
@@ -30,11 +30,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     add("--pairs", type=int, default=3, help="rounds of each comparison (default 3)")
-    add(
-        "--json",
-        action="store_true",
-        help="write the figures to standard output, and all else to standard error",
-    )
+    add_json(parser)
     add("--starts", type=int, default=150, help="starting: jobs of a round (default 150)")
     add("--submit-s", type=float, default=2.0, help="submits: how long by each way (default 2)")
     add("--jobs", type=int, default=2000, help="short: jobs of a round, for everybody (default 2000)")
@@ -52,8 +48,4 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 def run(description: str | None) -> int:
     asked = asked_of(parser_of(description), SECTIONS, interpreters)
-    console.stderr = asked.json
-    code = run_sections(SECTIONS, asked, RESULTS)
-    if asked.json and code != BROKEN:
-        print(RESULTS.read_text())
-    return code
+    return run_and_print(SECTIONS, asked, RESULTS)

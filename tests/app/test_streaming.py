@@ -10,10 +10,13 @@ import pytest
 
 import headrace
 from headrace.app.streaming import OpenedRun, PredictorOptions, execute, open_predictor, open_run, open_watch
-from headrace.core.errors import ConfigError, ModelLoadError, NotFoundError, OutputExistsError
+from headrace.core.errors import ConfigError, LimitError, ModelLoadError, NotFoundError, OutputExistsError
 from headrace.core.model import Model
+from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
-from headrace.pipeline.settings import FlowSettings, MappingOptions, StreamSettings
+from headrace.pipeline.report import Report
+from headrace.pipeline.run import Run
+from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.resolve import Stores
 from pipeline.support import ScriptedPredictor
 
@@ -254,3 +257,181 @@ def test_options_go_to_the_model_that_is_named(tmp_path):
     for model, endpoint in ((Double, None), (None, "http://127.0.0.1:9/v2/models/m")):
         with pytest.raises(ConfigError, match="model_options are for a model that is named"):
             open_predictor(model, endpoint, options)
+
+
+# Sequences
+
+
+def stepping(calls: list[list[tuple[str, bool, bool]]], ended: list[tuple[str, str]]) -> type[Model]:
+    class Sum(Model):
+        max_batch_rows = 8
+        inputs = (TensorSpec("x", "FP32", (-1, 1)),)
+        sequences = SequenceLimits(live_max=3, idle_ms=0.001, requests_max=1, evict_idle_ms=0.001)
+
+        def warm_up(self):
+            """No call before the first record's."""
+
+        def step(self, states, x):
+            calls.append([(state.id, state.start, state.end) for state in states])
+            total = states.stack("total", (1,)) + x
+            states.keep("total", total)
+            return total[:, 0]
+
+        def sequence_ended(self, state, why):
+            ended.append((state.id, str(why)))
+
+    return Sum
+
+
+def sequences_of(
+    stores: Stores, data: bytes, *, rows: int | None = None, live_max: int | None = None, **mapping
+):
+    """What a real engine answers, the calls of its model, and the sequences' ends."""
+    stores.for_uri("memory://b/").put("memory://b/steps.csv", data)
+    calls: list[list[tuple[str, bool, bool]]] = []
+    ended: list[tuple[str, str]] = []
+    settings = StreamSettings(
+        mapping=MappingOptions(**mapping), flow=FlowSettings(batch_rows_max=rows, sequences_live_max=live_max)
+    )
+    model = stepping(calls, ended)
+    with headrace.stream("memory://b/steps.csv", model=model, settings=settings, stores=stores) as outcomes:
+        found = [float(o.outputs["output"]) if o.ok else o.why for o in outcomes]
+    return found, calls, ended
+
+
+def test_steps_of_different_sequences_of_a_batch_share_a_call(stores):
+    data = b"a,1\nb,2\nc,3\na,4\nb,5\na,6\n"
+    found, calls, ended = sequences_of(stores, data, sequence=0)
+    assert found == [1, 2, 3, 5, 7, 11]
+    assert [[id for id, _, _ in call] for call in calls] == [["a", "b", "c"], ["a", "b"], ["a"]]
+    assert sorted(ended) == [("a", "stopped"), ("b", "stopped"), ("c", "stopped")]
+
+
+def test_no_state_of_a_run_goes_by_time_or_for_want_of_room_in_the_model(stores):
+    # The model lets none live for longer than a microsecond, and one request wait.
+    found, _, ended = sequences_of(stores, b"a,1\nb,2\nc,3\na,4\nb,5\na,6\n", rows=1, sequence=0)
+    assert found == [1, 2, 3, 5, 7, 11]
+    assert {why for _, why in ended} == {"stopped"}
+
+
+def test_a_sequence_may_end_and_begin_again_in_one_batch(stores):
+    data = b"a,0,1\na,1,2\na,0,3\nb,1,4\na,1,5\nb,0,6\na,0,7\n"
+    for rows in (None, 1, 2, 3):
+        found, calls, ended = sequences_of(stores, data, rows=rows, sequence=0, sequence_end=1)
+        assert found == [1, 3, 3, 4, 8, 6, 7]
+        assert sum(len(call) for call in calls) == 7
+        assert sorted(ended) == [
+            ("a", "ended"), ("a", "ended"), ("a", "stopped"), ("b", "ended"), ("b", "stopped"),
+        ]  # fmt: skip
+
+
+def test_the_models_own_limit_of_sequences_ends_a_run_but_another_may_be_given(stores):
+    data = b"a,1\nb,2\nc,3\nd,4\n"
+    with pytest.raises(LimitError, match="the 3 that may be unfinished"):
+        sequences_of(stores, data, sequence=0)
+    assert sequences_of(stores, data, sequence=0, live_max=4)[0] == [1, 2, 3, 4]
+
+
+def test_an_object_is_a_sequence_and_the_model_is_told_of_its_end(stores):
+    found, _, ended = sequences_of(stores, b"1\n2\nx\n3\n", rows=2, sequence="@object")
+    assert found[:2] + found[3:] == [1, 3, 6]
+    assert ended == [("memory://b/steps.csv", "ended")]
+
+
+def test_without_a_sequence_every_record_is_one_by_itself_however_batches_are_cut(stores):
+    for rows in (None, 1, 3):
+        found, calls, _ = sequences_of(stores, b"1\n2\n3\n4\n", rows=rows)
+        assert found == [1, 2, 3, 4]
+        assert {row for call in calls for row in call} == {("", True, False)}
+
+
+def test_a_batch_may_have_more_rows_than_a_served_request(stores):
+    data = b"".join(b"%d\n" % (i % 100) for i in range(66_000))
+    found, _, _ = sequences_of(stores, data, rows=66_000)
+    assert found == [i % 100 for i in range(66_000)]
+
+
+def test_an_endpoint_has_no_sequences(stores):
+    settings = StreamSettings(mapping=MappingOptions(sequence="user"))
+    with pytest.raises(ConfigError, match=r"--sequence user needs the model itself .*steps be done twice"):
+        headrace.stream("memory://b/in/", endpoint="http://h/v2/models/m", settings=settings, stores=stores)
+    with pytest.raises(ConfigError, match="needs the model itself"):
+        open_run(
+            "memory://b/in/", endpoint="http://h/v2/models/m", output="memory://b/out", settings=settings
+        )
+
+
+def test_a_model_without_a_step_has_no_sequences(stores):
+    settings = StreamSettings(mapping=MappingOptions(sequence=0, columns=(0, 1)))
+    with pytest.raises(ConfigError, match="model Double has no step"):
+        headrace.run_sync(
+            "memory://b/in/", model=Double, output="memory://b/out", settings=settings, stores=stores
+        )
+    assert not list(stores.for_uri("memory://b/out/").list("memory://b/out/"))
+
+
+@pytest.mark.parametrize(
+    ("mapping", "stops"),
+    [
+        ({"sequence": 0, "sequence_end": 1}, (5, 17, 30, 45)),
+        ({"sequence": "@object", "columns": (2,)}, (9, 90, 150, 190)),
+    ],
+)
+def test_a_resumed_run_has_the_same_steps_beside_each_other(stores, mapping, stops):
+    """Who shares a call is in what this model answers, and in its states."""
+    stopping: list[tuple[Run, int]] = []
+
+    class Crowd(Model):
+        max_batch_rows = 6
+        inputs = (TensorSpec("x", "INT64", (-1, 1)),)
+
+        def load(self):
+            self.calls = 0
+
+        def warm_up(self):
+            """No call before the first record's."""
+
+        def step(self, states, x):
+            self.calls += 1
+            for run, at in stopping:
+                if self.calls == at:
+                    run.drain()
+            crowd = states.stack("crowd", (), np.int64) * 3 + len(states)
+            states.keep("crowd", crowd % 10_000)
+            return crowd
+
+    rng = np.random.default_rng(7)
+    for name in "abc":
+        lines = [f"u{rng.integers(9)},{int(rng.random() < 0.15)},{rng.integers(99)}" for _ in range(70)]
+        stores.for_uri("memory://b/").put(f"memory://b/many/{name}.csv", "\n".join(lines).encode())
+    settings = StreamSettings(
+        mapping=MappingOptions(**mapping),
+        flow=FlowSettings(batch_rows_max=16),
+        output=OutputSettings(part_bytes_max=50, checkpoint_s=0),
+    )
+
+    def go_on(output: str, at: int | None) -> Report:
+        opened = open_run(
+            "memory://b/many/",
+            model=Crowd,
+            output=output,
+            settings=settings,
+            if_exists="resume",
+            stores=stores,
+        )
+        with opened as run:
+            stopping[:] = [] if at is None else [(run, at)]
+            return run.execute()
+
+    go_on("memory://b/whole/", None)
+    expected = predictions(stores, "memory://b/whole/")
+    replayed = 0
+    for at in stops:
+        output = f"memory://b/stopped-{at}/"
+        statuses = [go_on(output, at).status, go_on(output, at).status]
+        assert statuses[0] == "drained"
+        report = go_on(output, None)
+        replayed += report.records_replayed
+        assert report.status == "complete"
+        assert predictions(stores, output) == expected
+    assert replayed > 0

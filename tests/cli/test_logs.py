@@ -9,14 +9,6 @@ import pytest
 from headrace.cli.logs import JsonFormatter, TextFormatter, configure_logs, configure_server_logs
 
 
-@pytest.fixture(autouse=True)
-def logs_as_they_were():
-    logger = logging.getLogger("headrace")
-    before = (logger.handlers, logger.level, logger.propagate)
-    yield
-    logger.handlers, logger.level, logger.propagate = before
-
-
 def record(message: str, *args, **more) -> dict:
     made = logging.getLogger("headrace.x").makeRecord(
         "headrace.x", logging.WARNING, "f", 1, message, args, more.pop("exc_info", None), extra=more
@@ -98,17 +90,6 @@ def test_a_trace_follows_its_line_of_text():
     assert said.endswith("ValueError: no")
 
 
-@pytest.fixture
-def whole_process():
-    """What a server's configuration changes beyond headrace's own logger."""
-    root, access = logging.getLogger(), logging.getLogger("headrace.access")
-    before = (root.handlers, root.level, access.level)
-    yield
-    root.handlers, root.level, access.level = before
-    logging.captureWarnings(False)
-
-
-@pytest.mark.usefixtures("whole_process")
 @pytest.mark.parametrize(
     ("log_format", "verbosity", "access", "said"),
     [

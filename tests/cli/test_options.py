@@ -5,11 +5,13 @@ from click.testing import CliRunner
 from headrace.cli.options import (
     FLOW_OPTIONS,
     OUTPUT_OPTIONS,
+    SEQUENCE_OPTIONS,
     SOURCE_OPTIONS,
     if_exists,
     parse_bytes,
     parse_columns,
     parse_delimiter,
+    parse_sequence,
     parse_size_px,
     predictor_options,
     stream_settings,
@@ -98,6 +100,7 @@ def given_by(*args: str) -> dict:
 
     @click.command()
     @SOURCE_OPTIONS
+    @SEQUENCE_OPTIONS
     @FLOW_OPTIONS
     @OUTPUT_OPTIONS
     def command(**given):
@@ -159,3 +162,17 @@ def test_every_option_reaches_its_setting():
 def test_a_text_column_is_a_name_or_a_number():
     assert stream_settings(given_by("--text-column", "note")).mapping.text_column == "note"
     assert stream_settings(given_by("--text-column", "3")).mapping.text_column == 3
+
+
+def test_sequences_are_told_by_a_column_its_number_or_a_place():
+    told = stream_settings(given_by("--sequence", "2", "--sequence-end", "last", "--sequences-live-max", "9"))
+    assert (told.mapping.sequence, told.mapping.sequence_end) == (2, "last")
+    assert told.flow.sequences_live_max == 9
+    assert stream_settings(given_by("--sequence", "@member")).mapping.by_place
+    assert stream_settings(given_by()).mapping.sequence is None
+
+
+@pytest.mark.parametrize("text", ["", "@objects", "@"])
+def test_what_is_no_sequence_is_refused(text):
+    with pytest.raises(click.BadParameter, match="@object or @member"):
+        parse_sequence(CONTEXT, PARAMETER, text)

@@ -117,3 +117,39 @@ def test_grpc_can_be_carried_by_the_other_carrier(model):
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, rest
+
+
+STEPS = """\
+from headrace import Model
+
+
+class Count(Model):
+    def step(self, states, x):
+        for state in states:
+            state["count"] = state.get("count", 0) + 1
+        return x
+"""
+
+
+def test_limits_of_sequences_are_set_for_all_models(tmp_path):
+    path = tmp_path / "count.py"
+    path.write_text(STEPS)
+    process = launched(path, "--sequence-limit", "live_max=7", "--checkpoints", tmp_path / "kept.sqlite")
+    try:
+        where = addresses(process)
+        with urllib.request.urlopen(f"{where['rest']}/v2/models/count/sequences", timeout=WAIT_S) as told:
+            assert json.load(told)["live_max"] == 7
+        assert (tmp_path / "kept.sqlite").exists()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [("foo=1", "no limit foo"), ("live_max=0", "1 or more"), ("idle_ms", "KEY=VALUE")],
+)
+def test_a_limit_that_there_is_not_is_told(model, limit, why):
+    done = CliRunner().invoke(main, ["serve", str(model), "--sequence-limit", limit])
+    assert done.exit_code != 0
+    assert why in done.output

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.client.retry import HttpAnswer, Verdict, explain, judge
+from headrace.protocols.oip_json import encode_error
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,23 @@ def test_a_refusal_says_what_to_do(status, advice):
     said = explain(HttpAnswer(status, headers={"location": "http://there"}), "the server's words")
     assert said.startswith(f"HTTP {status}: the server's words")
     assert advice in said
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "verdict"),
+    [
+        (409, "sequence_lost", Verdict.REFUSED),
+        (410, "sequence_gone", Verdict.REFUSED),
+        (429, "sequence_full", Verdict.RETRY),
+        (503, "too_many_sequences", Verdict.RETRY),
+        (410, "other", Verdict.REFUSED_WHOLE),
+    ],
+)
+def test_what_is_wrong_with_a_sequence_is_asked_again_only_where_it_may_pass(status, kind, verdict):
+    answer = HttpAnswer(status, encode_error("sequence 's': it ended", kind))
+    assert judge(answer) is verdict
+
+
+def test_a_sequence_that_has_ended_is_no_wrong_url():
+    answer = HttpAnswer(410, encode_error("sequence 's': it ended", "sequence_gone"))
+    assert explain(answer, "it ended") == "HTTP 410: it ended"

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 
+import grpc
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from client.server_support import (
     url_of,
     words_of,
 )
+from headrace.client.oip_grpc import GrpcServer
 from headrace.client.server import ModelAddress
 from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError
 from headrace.core.statistics import ModelState
@@ -197,3 +199,15 @@ def test_keys_open_what_their_roles_allow(tmp_path):
             environ = {"HEADRACE_API_KEY": ADMIN_KEY}
             (entry,) = asked(url, lambda server: server.index(), environ=environ)
             assert entry.name == "free"
+
+
+def test_a_sequence_that_has_lost_its_state_is_not_asked_again():
+    def told(code, *metadata):
+        error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), "why")
+        return type(GrpcServer("there:1")._refusal(error))
+
+    aborted = grpc.StatusCode.ABORTED
+    assert told(aborted, ("headrace-error-kind", "sequence_lost")) is EndpointRefusedError
+    assert told(aborted) is EndpointUnavailableError
+    full = grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert told(full, ("headrace-error-kind", "sequence_full")) is EndpointUnavailableError

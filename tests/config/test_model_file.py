@@ -139,7 +139,16 @@ def test_any_text_is_a_model_or_an_error(tmp_path_factory, text):
 
 
 def test_every_setting_can_be_said():
-    assert set(_SERVE_TYPES) == {f.name for f in fields(ServeSettings)}
+    assert {*_SERVE_TYPES, "sequences"} == {f.name for f in fields(ServeSettings)}
+
+
+def test_limits_of_sequences_have_a_table_of_their_own(tmp_path):
+    text = 'model = "m.py:M"\n[sequences]\nlive_max = 7\nidle_ms = 30_000.5\ninterleave = true\n'
+    found = read_definition(written(tmp_path / "a", text))
+    assert found.settings.sequences == {"live_max": 7, "idle_ms": 30_000.5, "interleave": True}
+    for wrong in ("live_max = 0", "live = 3", 'idle_ms = "1 s"', "interleave = 1"):
+        with pytest.raises(ConfigError, match=r"model.toml: \[sequences\]"):
+            read_definition(written(tmp_path / "b", f'model = "m.py:M"\n[sequences]\n{wrong}\n'))
 
 
 # Folders

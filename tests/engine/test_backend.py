@@ -6,12 +6,21 @@ import threading
 import numpy as np
 import pytest
 
+from engine.step_models import Declared
 from headrace.core import InferRequest, Model, Tensor, TensorSpec
 from headrace.core.call import current_call
 from headrace.core.clock import SystemClock
-from headrace.core.errors import CancelledRequestError, ModelLoadError, PredictError, StoppedError
+from headrace.core.errors import (
+    CancelledRequestError,
+    ConfigError,
+    ModelLoadError,
+    PredictError,
+    StoppedError,
+)
+from headrace.core.sequence import SequenceEnd
 from headrace.engine.backend import LocalBackend
 from headrace.engine.settings import ServeSettings
+from headrace.engine.stepper import Ending, StepOrder
 from headrace.engine.streams import StreamCall
 from headrace.testing import EchoModel
 
@@ -371,3 +380,112 @@ def test_requests_of_a_caller_who_has_gone_are_not_read_on():
     model.go_on.set()
     backend.close()
     assert model.read == 1
+
+
+# Steps; what holds wherever they are done is in test_backend_steps.py
+
+
+def _order(number, steps=0):
+    return StepOrder(
+        number, f"s{number}", steps, again=False, end=False, parameters={}, restore=None, save=False
+    )
+
+
+def _stepped(backend, parts, *orders):
+    return backend.step(parts, orders, current_call()).outputs
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_stream", "predict_request"])
+def test_a_model_with_a_step_answers_by_nothing_else(method):
+    """Which one would be asked, nobody could tell."""
+    model = type("Both", (Declared,), {method: lambda self, x: x})()
+    with pytest.raises(ModelLoadError, match=f"it has both step and {method}: a model with a step"):
+        _backend(model)
+
+
+def test_a_model_with_a_step_does_not_run_inline():
+    """There its requests would not wait for each other."""
+    with pytest.raises(ConfigError, match="a model with a step cannot run inline"):
+        LocalBackend(Declared, "m", inline=True)
+
+
+def test_steps_are_warmed_up_with_zeros_in_a_sequence_that_ends():
+    """So that a model frees what it took for it; also an asynchronous one."""
+    model = Declared()
+    backend = _backend(model)
+    assert model.calls == [("float32", (1, 2), "int64", (1,))]
+    assert model.held == set()
+    backend.close()
+
+
+def test_a_warm_up_that_fails_ends_its_sequence_too():
+    async def step(self, states, x, n):
+        self.held.add(states[0].id)
+        raise ValueError
+
+    model = type("NoZeros", (Declared,), {"step": step})()
+    backend = _backend(model)
+    assert (model.held, backend.metadata.predicts, backend.metadata.streams) == (set(), True, True)
+    backend.close()
+
+
+def test_a_step_takes_its_inputs_as_declared_by_name_or_position():
+    """Converted where nothing is lost, and joined."""
+    model = Declared()
+    backend = _backend(model)
+    part = {"x": np.ones((1, 2), np.float32), "n": np.array([3], np.int32)}
+    outputs = _stepped(backend, (part, part), _order(1), _order(2))
+    assert outputs["y"].tolist() == [[3, 3], [3, 3]]
+    assert model.calls[-1] == ("float32", (2, 2), "int64", (2,))
+    assert model.held == {"s1", "s2"}
+    backend.end_sequences([Ending(1, "s1", 1, SequenceEnd.ENDED)])
+    assert model.held == {"s2"}
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    "step", [lambda self: 0, lambda self, states: 0, lambda self, *, x: 0, lambda self, *, x, y: 0]
+)
+def test_a_step_that_takes_no_states_or_no_inputs_does_not_load(step):
+    with pytest.raises(ModelLoadError, match=r"as in step\(self, states, x\)"):
+        _backend(type("Odd", (Model,), {"step": step})())
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda self, states, x: x + 1,
+        lambda self, *args: args[1] + 1,
+        lambda self, states, /, **tensors: tensors["x"] + 1,
+        lambda self, states, *, x: x + 1,
+        lambda self, states, x, /: x + 1,
+    ],
+)
+def test_a_step_may_take_its_inputs_any_way(step):
+    backend = _backend(type("Any", (Model,), {"step": step})())
+    assert _stepped(backend, ({"x": np.ones((1, 1))},), _order(1))["output"].tolist() == [[2]]
+
+
+def test_what_a_step_is_given_is_its_own_to_write_into():
+    """What fails is tried again with the same rows."""
+
+    class Writes(Model):
+        def step(self, states, x):
+            x += 1
+            return x
+
+    x = np.zeros((2, 1))
+    assert _stepped(_backend(Writes()), ({"x": x},), _order(1), _order(2))["output"].tolist() == [[1], [1]]
+    assert x.tolist() == [[0], [0]]
+
+
+def test_a_step_can_ask_about_its_call():
+    seen = []
+
+    class Asks(Model):
+        def step(self, states, x):
+            seen.append(current_call().cancelled)
+            return x
+
+    _backend(Asks()).step(({"x": np.zeros((1, 1))},), [_order(1)], _Gone())
+    assert (seen, current_call().cancelled) == ([True], False)

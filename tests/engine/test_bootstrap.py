@@ -1,9 +1,12 @@
 """What is told while a process starts comes out as it went in, through JSON."""
 
+from math import inf
+
 import orjson
 import pytest
 
 from headrace.core import Model, ModelMetadata, ModelRecipe, TensorSpec
+from headrace.core.sequence import SequenceLimits
 from headrace.engine.bootstrap import Bootstrap, loaded_of, loaded_values
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.settings import ServeSettings
@@ -21,7 +24,13 @@ def test_a_bootstrap_comes_out_as_it_went_in(names):
         name="m",
         version=None,
         fingerprint="f",
-        settings=ServeSettings(isolation="process", max_batch_rows=7, call_timeout_s=2.5, environ_pass=names),
+        settings=ServeSettings(
+            isolation="process",
+            max_batch_rows=7,
+            call_timeout_s=2.5,
+            environ_pass=names,
+            sequences={"idle_ms": inf, "time_ms_max": None, "live_max": 3},
+        ),
         log_level=20,
         parent_pid=1,
     )
@@ -56,4 +65,6 @@ def test_what_is_known_of_a_model_comes_out_as_it_went_in(model):
     metadata = ModelMetadata(
         "m", None, inputs=inputs.specs, outputs=(TensorSpec("o", "INT8", (-1,)),), streams=True
     )
-    assert loaded_of(_through_json(loaded_values(metadata, inputs))) == (metadata, inputs)
+    limits = SequenceLimits(5, inf, 7.5, evict_idle_ms=None, interleave=True)
+    found = loaded_of(_through_json(loaded_values(metadata, inputs, limits)))
+    assert found == (metadata, inputs, limits)

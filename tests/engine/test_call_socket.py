@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from headrace.engine.call_socket import CallSocket
+from headrace.engine.call_socket import CallSocket, pack
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_a_message_arrives_with_its_file(ends):
     here, there = ends
     fd = os.memfd_create("x")
     os.write(fd, b"abc")
-    here.send({"a": [1, None]}, fd)
+    here.send_packed(pack({"a": [1, None]}), fd)
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
     message, found = there.receive()
@@ -31,6 +31,12 @@ def test_a_message_arrives_with_its_file(ends):
     assert not os.get_inheritable(found)
     assert os.pread(found, 3, 0) == b"abc"
     os.close(found)
+
+
+@pytest.mark.parametrize("value", [object(), b"x", {1: 2}, 1 << 64, "\ud800"])
+def test_what_is_no_plain_value_is_known_before_anything_is_sent(value):
+    with pytest.raises(TypeError):
+        pack({"a": value})
 
 
 @pytest.mark.parametrize("size", [0, 16 * 1024 - 6, 16 * 1024, 3_000_000])

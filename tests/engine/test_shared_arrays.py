@@ -53,6 +53,17 @@ def test_parts_are_joined_as_numpy_joins_them():
         write_arrays(arena, ({"x": np.zeros((1, 2))}, {"x": np.zeros((1, 3))}))
 
 
+def test_what_lies_beside_is_not_joined():
+    """It follows the joined arrays, also under the same name."""
+    arena = Arena()
+    headers = write_arrays(
+        arena, ({"x": np.ones(2)}, {"x": np.zeros(1)}), {"x": np.arange(3, dtype=np.uint8)}
+    )
+    memory = _seen(arena)
+    assert read_arrays(memory, headers[:1], copy=True)["x"].tolist() == [1, 1, 0]
+    assert read_arrays(memory, headers[1:], copy=True)["x"].tolist() == [0, 1, 2]
+
+
 def test_text_stays_text_and_bytes_bytes():
     values = np.array([["a", b"b"], ["ü", b""]], object)
     arena = Arena()

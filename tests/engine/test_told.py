@@ -12,6 +12,8 @@ from headrace.core.errors import (
     ModelContractError,
     ModelInputError,
     PredictError,
+    SequenceGoneError,
+    SequenceLostError,
 )
 from headrace.core.model import RowError
 from headrace.engine.reason import WHY_CHARS_MAX, ToldError, reason
@@ -32,6 +34,8 @@ def _there(error):
         InstanceLostError("m", "why", cause="oom", signal="SIGKILL"),
         InstanceLostError("m", "why", cause="exit", exit_code=3),
         MissingExtraError("onnx", "an ONNX model"),
+        SequenceLostError("s", "why"),
+        SequenceGoneError("s", "why"),
         CancelledRequestError("gone"),
         LimitError("too much"),
         MemoryError("full"),

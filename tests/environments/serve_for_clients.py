@@ -45,6 +45,7 @@ def write_models(folder: Path) -> None:
         ("held", "Held"),
         ("fails", "Fails"),
         ("spare", "Sum"),
+        ("running", "RunningSum"),
     ):
         _write(folder / name, f'model = "models.py:{kind}"\n')
 

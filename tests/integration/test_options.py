@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,88 @@ def next_report(process: subprocess.Popen[str]) -> dict:
         if said["event"] == "report":
             return said
     raise AssertionError(process.stderr.read())
+
+
+# Sequences
+
+SUM = """
+import numpy as np
+from headrace import Model, TensorSpec
+
+class Sum(Model):
+    inputs = (TensorSpec("x", "FP32", (-1, 1)),)
+
+    def step(self, states, x):
+        total = states.stack("total", (1,)) + x
+        states.keep("total", total)
+        return total[:, 0]
+"""
+VISITS = "user,spent,left\na,1,\nb,2,\na,3,true\nb,4,0\na,5,\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("--sequence", "user", "--columns", "spent", "--sequences-live-max", "2"), [1, 2, 4, 6, 9]),
+        (("--sequence", "user", "--sequence-end", "left"), [1, 2, 4, 6, 5]),
+        (("--sequence", "0", "--sequence-end", "2"), [1, 2, 4, 6, 5]),
+        (("--sequence", "@object", "--columns", "spent"), [1, 3, 6, 10, 15]),
+        (("--columns", "spent"), [1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_models_state_is_its_sequences(options, wanted):
+    Path("sum.py").write_text(SUM)
+    done = score(put("a.csv", VISITS), "--header", "names", *options, model="sum.py")
+    assert [float(v) for v in predictions(OUT).split()[1:]] == wanted
+    assert done.report["records_replayed"] == 0
+
+
+def test_members_of_an_archive_are_sequences():
+    Path("sum.py").write_text(SUM)
+    with tarfile.open("days.tar", "w") as archive:
+        for day, text in (("mon", "1\n2\n"), ("tue", "3\n"), ("wed", "4\n5\n")):
+            archive.add(put(f"{day}.csv", text))
+    score("days.tar", "--sequence", "@member", model="sum.py")
+    assert [float(v) for v in predictions(OUT).split()] == [1, 3, 3, 4, 9]
+
+
+def test_fields_of_json_lines_name_sequences():
+    Path("sum.py").write_text(SUM)
+    lines = ['{"who":{"id":7},"x":[1]}', '{"who":{"id":"b"},"x":[2]}', '{"who":{"id":7},"x":[3],"bye":true}']
+    score(
+        put("a.jsonl", "\n".join([*lines, lines[0]])),
+        "--sequence",
+        "who.id",
+        "--sequence-end",
+        "bye",
+        model="sum.py",
+    )
+    assert [float(v) for v in predictions(OUT).split()] == [1, 2, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--model", "sum.py", "--sequence-end", "x"), "--sequence-end has no meaning without --sequence"),
+        (("--model", "sum.py", "--sequences-live-max", "3"), "--sequences-live-max has no meaning without"),
+        (
+            ("--endpoint", "http://h/v2/models/m", "--sequence", "0"),
+            "--sequence has no meaning without --model",
+        ),
+        (("--model", "sum.py", "--sequence", "@objects"), "neither a column"),
+        (("--model", "sum.py", "--sequence", "@object", "--sequence-end", "1"), "contradict each other"),
+    ],
+)
+def test_sequences_that_cannot_be_are_wrong_usage(options, why):
+    done = headrace("stream", put("a.csv", "1\n"), "--output", OUT, *options)
+    assert done.code == 2
+    assert why in " ".join(done.err.split())
+    assert not OUT.exists()
+
+
+def test_a_model_without_a_step_has_no_sequences():
+    done = headrace(
+        "stream", put("a.csv", "1,2\n"), "--model", "double.py", "--sequence", "0", "--output", OUT, "--quiet"
+    )
+    assert done.code == 1
+    assert "model double has no step" in done.error

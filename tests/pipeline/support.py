@@ -58,3 +58,64 @@ class ScriptedPredictor:
     def release(self, index: int) -> None:
         request, future = self.held[index]
         future.set_result(self.answer(request))
+
+
+class SummingPredictor(ScriptedPredictor):
+    """Keeps a running sum of each sequence, as an engine does: what it is asked about a sequence that it does not have fails."""
+
+    def __init__(
+        self, *, columns: int = 1, rows_max: int = 4, live_max: int | None = None, hold: bool = False
+    ):
+        super().__init__(columns=columns, rows_max=rows_max, hold=hold)
+        self.metadata = ModelMetadata(
+            "sum",
+            inputs=(TensorSpec("x", "FP32", (-1, columns)),),
+            max_batch_rows=rows_max,
+            steps=True,
+            sequences_live_max=live_max,
+        )
+        self.sums: dict[str, float] = {}
+        self.live_most = 0
+        self.ended: list[tuple[str, str]] = []
+
+    @property
+    def asked(self) -> list[InferRequest]:
+        """The requests that had rows."""
+        return [r for r in self.requests if r.inputs]
+
+    def answer(self, request: InferRequest) -> InferResponse:
+        if not request.inputs:
+            id = request.parameters["sequence_id"]
+            assert request.parameters["sequence_end"] is True
+            if self.sums.pop(id, None) is None:
+                raise AssertionError(f"{id} does not live")
+            self.ended.append((id, "told"))
+            return InferResponse((), "sum")
+        values = request["x"][:, -1].tolist()
+        ids = request["sequence_id"].tolist()
+        alone = [False] * len(ids)
+        starts, ends = (
+            request[name].tolist() if any(t.name == name for t in request.inputs) else alone
+            for name in ("sequence_start", "sequence_end")
+        )
+        out, failures = [], []
+        for row, (id, start, end, value) in enumerate(zip(ids, starts, ends, values, strict=True)):
+            if not id:
+                out.append(value)
+                continue
+            if start:
+                if id in self.sums:
+                    self.ended.append((id, "restarted"))
+                self.sums[id] = 0.0
+            self.live_most = max(self.live_most, len(self.sums))
+            if id not in self.sums:
+                failures.append(RowFailure(row, f"sequence {id} is gone"))
+            elif value in self.refuse_values:
+                failures.append(RowFailure(row, "refused"))
+            else:
+                self.sums[id] += value
+                out.append(self.sums[id])
+            if end and self.sums.pop(id, None) is not None:
+                self.ended.append((id, "with its row"))
+        outputs = (Tensor("y", np.array(out, np.float32)),) if out else ()
+        return InferResponse(outputs, "sum", failures=tuple(failures))

@@ -5,12 +5,13 @@ from hypothesis import strategies as st
 
 from headrace.batching.dynamic import CloseReason
 from headrace.core.block import Block, Failure, FailureKind, Position
-from headrace.core.errors import ModelInputError
+from headrace.core.errors import LimitError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.read import ReadOptions
 from headrace.pipeline.feed import Feed
-from headrace.pipeline.items import ReadBlock
+from headrace.pipeline.items import Cursor, ReadBlock, Replay
 from headrace.pipeline.mapping import Mapper
+from headrace.pipeline.sequences import Sequencer
 from headrace.pipeline.settings import FlowSettings, MappingOptions
 
 METADATA = ModelMetadata("m", inputs=(TensorSpec("x", "FP32", (-1, 1)),), max_batch_rows=4)
@@ -128,3 +129,28 @@ def test_images_of_several_sizes_make_no_batch_and_the_error_says_what_to_do():
     assert feed.add(images(5), 0.0) == []
     with pytest.raises(ModelInputError, match=r"differ in shape, \[5, 2, 3\] and \[6, 2, 3\].*--image-size"):
         feed.add(images(6), 0.0)
+
+
+def test_what_is_wrong_with_a_batch_is_raised_once_those_before_it_were_given():
+    metadata = ModelMetadata("m", inputs=METADATA.inputs, max_batch_rows=1, steps=True, sequences_live_max=1)
+    mapping = MappingOptions(sequence=0)
+    settings = FlowSettings()
+    feed = Feed(
+        Mapper(metadata, mapping, ReadOptions()), metadata, settings, Sequencer(metadata, mapping, settings)
+    )
+    (good,) = feed.add(read_block(0, [b"a,1", b"b,2"]), 0.0)
+    assert numbers(good) == [1]
+    for call in (feed.flush, feed.poll, lambda now: feed.add(read_block(2, [b"a,1"]), now)):
+        with pytest.raises(LimitError):
+            call(0.0)
+
+
+def test_a_batch_says_where_it_begins_for_a_replay():
+    mapping = MappingOptions(sequence=0)
+    metadata = ModelMetadata("m", inputs=METADATA.inputs, max_batch_rows=2, steps=True)
+    sequencer = Sequencer(metadata, mapping, FlowSettings())
+    start = Cursor(0, Position("memory://b/a.csv", record=7))
+    feed = Feed(Mapper(metadata, mapping, ReadOptions()), metadata, FlowSettings(), sequencer, start=start)
+    one, two = feed.add(read_block(7, [b"a,1", b"b,2", b"a,3", b"a,4"]), 0.0)
+    assert (one.replay, two.replay) == (Replay(start, 2), Replay(start, 4))
+    assert two.request["sequence_start"].tolist() == [False, False]

@@ -2,20 +2,30 @@ import gzip
 import io
 import tarfile
 import threading
+from concurrent.futures import Future
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from headrace.core.errors import AccessDeniedError, ModelContractError, ModelInputError
+from headrace.core.block import Position
+from headrace.core.errors import (
+    AccessDeniedError,
+    ConfigError,
+    ModelContractError,
+    ModelInputError,
+    PredictError,
+    SequenceGoneError,
+)
 from headrace.pipeline.flow import Flow, open_flow
-from headrace.pipeline.items import Cursor
+from headrace.pipeline.items import Cursor, ScoredBatch
 from headrace.pipeline.plan import select_objects
 from headrace.pipeline.reader import Reader
-from headrace.pipeline.settings import FlowSettings, StreamSettings
+from headrace.pipeline.sequences import Sequencer
+from headrace.pipeline.settings import FlowSettings, MappingOptions, StreamSettings
 from headrace.pipeline.window import Window
 from headrace.storage.resolve import Stores
-from pipeline.support import ScriptedPredictor
+from pipeline.support import ScriptedPredictor, SummingPredictor
 
 
 def rows(count: int, start: int = 0) -> bytes:
@@ -268,3 +278,117 @@ def test_failed_records_take_room_under_way_too(monkeypatch):
     list(flow_over(ScriptedPredictor(rows_max=4), settings, a=b"x,1\n" * 8))
     assert len(weights) == 2
     assert min(weights) > 4 * 500
+
+
+# Sequences
+
+USERS = b"a,1\nb,2\na,3\nb,4\nc,5\na,6\nc,7\nb,8\na,9\n"
+BY_USER = StreamSettings(mapping=MappingOptions(sequence=0))
+
+
+def test_a_model_with_a_step_is_asked_one_batch_at_a_time():
+    predictor = SummingPredictor(rows_max=2, hold=True)
+    flow = flow_over(predictor, BY_USER, a=USERS)
+    got: list[float] = []
+    reader = threading.Thread(target=lambda: got.extend(values(flow)))
+    reader.start()
+    for index in range(5):
+        predictor.wait_for_held(index + 1)
+        assert len(predictor.held) == index + 1
+        predictor.release(index)
+    reader.join(10)
+    assert got == [1, 2, 4, 6, 5, 10, 12, 14, 19]
+
+
+def test_a_model_with_a_step_and_no_sequences_is_asked_so_too():
+    predictor = SummingPredictor(rows_max=2, columns=2, hold=True)
+    flow = flow_over(predictor, a=rows(6))
+    reader = threading.Thread(target=lambda: list(flow))
+    reader.start()
+    for index in range(3):
+        predictor.wait_for_held(index + 1)
+        assert len(predictor.held) == index + 1
+        assert predictor.held[index][0]["sequence_id"].tolist() == ["", ""]
+        predictor.release(index)
+    reader.join(10)
+    assert not reader.is_alive()
+
+
+def test_after_a_request_that_failed_nothing_more_is_asked():
+    class FailsAt(SummingPredictor):
+        def answer(self, request):
+            if len(self.requests) == 3:
+                raise PredictError("sum", "it failed")
+            return super().answer(request)
+
+        def submit(self, request):
+            self.requests.append(request)
+            future = Future()
+            try:
+                future.set_result(self.answer(request))
+            except PredictError as error:
+                future.set_exception(error)
+            return future
+
+    predictor = FailsAt(rows_max=2)
+    flow = flow_over(predictor, BY_USER, a=USERS)
+    got: list[ScoredBatch] = []
+    with pytest.raises(PredictError):
+        got.extend(flow)
+    assert (len(got), len(predictor.requests)) == (2, 3)
+
+
+def test_objects_that_are_sequences_end_each_with_the_next_one_and_the_last_with_the_source():
+    predictor = SummingPredictor(rows_max=4)
+    settings = StreamSettings(mapping=MappingOptions(sequence="@object"))
+    got = values(flow_over(predictor, settings, a=b"1\n2\n3\n", b=b"4\n", c=b"5\n6\n"))
+    assert got == [1, 3, 6, 4, 5, 11]
+    a, b, c = (f"memory://b/{name}.csv" for name in "abc")
+    assert predictor.ended == [(a, "with its row"), (b, "told"), (c, "told")]
+    assert predictor.sums == {}
+
+
+def test_a_replay_ends_no_sequence_that_goes_on_behind_it():
+    predictor = SummingPredictor(rows_max=2)
+    settings = StreamSettings(mapping=MappingOptions(sequence="@object"))
+    stores = Stores()
+    stores.for_uri("memory://b/").put("memory://b/a.csv", b"1\n2\n3\n4\n")
+    plan = select_objects("memory://b/", stores)
+    cursor = Cursor(0, Position("memory://b/a.csv", record=2))
+    sequencer = Sequencer(predictor.metadata, settings.mapping, settings.flow)
+    list(open_flow(plan, stores, predictor, settings, stop=cursor, sequencer=sequencer))
+    assert predictor.ended == []
+    rest = open_flow(plan, stores, predictor, settings, start=cursor, sequencer=sequencer)
+    assert values(rest) == [6, 10]
+    assert predictor.ended == [("memory://b/a.csv", "told")]
+
+
+def test_a_sequence_that_the_model_has_ended_by_itself_needs_no_end():
+    class Ended(SummingPredictor):
+        def submit(self, request):
+            if request.inputs:
+                return super().submit(request)
+            future = Future()
+            future.set_exception(SequenceGoneError(request.parameters["sequence_id"], "it has ended"))
+            return future
+
+    settings = StreamSettings(mapping=MappingOptions(sequence="@object"))
+    assert values(flow_over(Ended(), settings, a=b"1\n2\n", b=b"3\n")) == [1, 3, 3]
+
+
+def test_a_model_without_a_step_has_no_sequences():
+    with pytest.raises(ConfigError, match="has no step"):
+        flow_over(ScriptedPredictor(), BY_USER, a=USERS)
+
+
+def test_a_flow_that_is_closed_while_an_answer_is_waited_for_ends_with_it():
+    predictor = SummingPredictor(rows_max=2, hold=True)
+    flow = flow_over(predictor, BY_USER, a=USERS)
+    reader = threading.Thread(target=lambda: list(flow))
+    reader.start()
+    predictor.wait_for_held(1)
+    flow.cancel()
+    predictor.release(0)
+    flow.close()
+    reader.join(10)
+    assert not reader.is_alive()

@@ -1,10 +1,14 @@
 import gzip
+import io
+import tarfile
 
 import pytest
 
+from headrace.core.block import Position
 from headrace.core.errors import EmptySourceError
+from headrace.formats.contract import Decoded
 from headrace.formats.read import ReadOptions
-from headrace.pipeline.items import Cursor
+from headrace.pipeline.items import Cursor, FedBlock, ReadBlock
 from headrace.pipeline.plan import select_objects
 from headrace.pipeline.reader import Reader
 from headrace.pipeline.settings import FlowSettings
@@ -14,7 +18,7 @@ CUT = gzip.compress(b"".join(b"%d,1\n" % i for i in range(3000)))[:-900]
 
 
 def reader_over(
-    objects: dict[str, bytes], start: Cursor | None = None, *, appended=False, change=None
+    objects: dict[str, bytes], start: Cursor | None = None, *, stop=None, appended=False, change=None
 ) -> Reader:
     stores = Stores()
     store = stores.for_uri("memory://b/")
@@ -23,7 +27,9 @@ def reader_over(
     plan = select_objects("memory://b/", stores)
     for name, data in (change or {}).items():
         store.put(f"memory://b/{name}", data) if data is not None else store.delete(f"memory://b/{name}")
-    return Reader(stores, plan, ReadOptions(), FlowSettings(), start or Cursor(), appended=appended)
+    return Reader(
+        stores, plan, ReadOptions(), FlowSettings(), start or Cursor(), stop=stop, appended=appended
+    )
 
 
 def read(reader: Reader) -> list[tuple[int, int, list[str]]]:
@@ -90,3 +96,55 @@ def test_an_object_whose_name_tells_nothing_costs_itself():
     (first, second) = read(reader_over({"a": b"1\n", "b.csv": b"1\n"}))
     assert "memory://b/a: its name does not tell what is in it; say so with --format" in first[2][0]
     assert second == (1, 1, [])
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as made:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            made.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+MEMBERS = archive({"x.csv": b"4\n5\n6\n", "broken.csv.gz": CUT[:700], "none.csv": b"", "y.csv": b"7\n8\n"})
+MANY = {
+    "a.csv": b"1\n2\n3\n",
+    "b.tar": MEMBERS,
+    "c.tar.gz": gzip.compress(MEMBERS),
+    "d.csv": b"",
+    "e.csv.gz": CUT[:900],
+    "f.csv": b"9\n10\n",
+}
+
+
+def entries(reader: Reader) -> list[tuple[ReadBlock, int, str]]:
+    """Every record and failure, with its block and how many entries of that go before it."""
+    found = []
+    for read in reader.blocks():
+        block = read.block
+        found += [(read, i, block.record(i).decode()) for i in range(len(block))]
+        found += [(read, len(block) + i, f.why) for i, f in enumerate(block.failures)]
+    reader.close()
+    return found
+
+
+def test_what_is_read_up_to_a_cursor_and_from_it_on_is_all_there_is():
+    whole = entries(reader_over(MANY))
+    said = [(read.index, text) for read, _, text in whole]
+    assert len(said) > 100
+    assert sum("the rest of" in text for _, text in said) == 3
+    for at, (read, before, _) in enumerate(whole):
+        stop = FedBlock(read, Decoded({})).cursor_after(before + 1)
+        upto = [(r.index, text) for r, _, text in entries(reader_over(MANY, stop=stop))]
+        assert upto == said[: at + 1]
+        if at % 37 == 0:
+            rest = [(r.index, text) for r, _, text in entries(reader_over(MANY, stop))]
+            assert upto + rest == said
+
+
+def test_nothing_is_read_up_to_the_start():
+    assert entries(reader_over(MANY, stop=Cursor())) == []
+    start = Cursor(0, Position("memory://b/a.csv", record=2))
+    assert entries(reader_over(MANY, start, stop=start)) == []

@@ -7,6 +7,7 @@ from headrace.core.errors import (
     EmptySourceError,
     HeadraceError,
     LedgerError,
+    LimitError,
     ModelContractError,
     OutputExistsError,
     ResumeRefusedError,
@@ -19,7 +20,7 @@ from headrace.storage.contract import ObjectInfo
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
-from pipeline.support import ScriptedPredictor
+from pipeline.support import ScriptedPredictor, SummingPredictor
 
 OUT = "memory://out/run/"
 
@@ -527,3 +528,256 @@ def test_nothing_behind_a_part_that_could_not_be_published_is_kept(stores, faili
     assert not list(store.list(f"{OUT}_headrace/part-0000{failing}.checkpoint"))
     assert run_over(failing_stores, used=used, if_exists="resume").execute().rows_out == 60
     assert output(failing_stores) == output(stores)
+
+
+# Sequences
+
+
+def sequence_rows(count: int, *, users: int = 5, bad_every: int = 11, ends_every: int = 7) -> bytes:
+    """Users take turns, unevenly; here and there a record is bad, or the last of its user's sequence."""
+    lines = []
+    for i in range(count):
+        user = f"u{(i * i + i // 3) % users}"
+        lines.append(f"{user},{int(i % ends_every == 3)},{'bad' if i % bad_every == 5 else i}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def added_up(*objects: bytes, by_object: bool = False) -> list[float]:
+    """What the records of `sequence_rows` come to, one after the other."""
+    sums: dict[str, float] = {}
+    found = []
+    for data in objects:
+        for line in data.decode().splitlines():
+            user, end, value = line.split(",")
+            if by_object:
+                user, end = "object", "0"
+            if value != "bad":
+                sums[user] = sums.get(user, 0.0) + float(value)
+                found.append(sums[user])
+            if end == "1":
+                sums.pop(user, None)
+        if by_object:
+            sums.clear()
+    return found
+
+
+BY_USER = MappingOptions(sequence=0, sequence_end=1)
+BY_USER_FOR_EVER = MappingOptions(sequence=0, columns=(2,))
+BY_OBJECT = MappingOptions(sequence="@object", columns=(2,))
+
+
+def sequence_settings(mapping: MappingOptions = BY_USER, *, live_max=None, **output) -> StreamSettings:
+    flow = FlowSettings(sequences_live_max=live_max)
+    return StreamSettings(
+        mapping=mapping, flow=flow, output=OutputSettings(**{"part_bytes_max": 60, **output})
+    )
+
+
+class BreaksSummingAt(SummingPredictor):
+    """Loses its states at its n-th request, as a process does that is killed."""
+
+    def __init__(self, at: int):
+        super().__init__()
+        self.at = at
+
+    def submit(self, request):
+        if len(self.asked) == self.at:
+            raise BrokenError
+        return super().submit(request)
+
+
+def answered(stores: Stores) -> list[float]:
+    return [float(v) for k, part in output(stores).items() if k.endswith(".csv") for v in part.split()]
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+@pytest.mark.parametrize("mapping", [BY_USER, BY_USER_FOR_EVER, BY_OBJECT])
+@pytest.mark.parametrize("at", [2, 5, 9, 13, 17])
+def test_a_broken_run_of_sequences_resumes_to_the_undisturbed_bytes(stores, at, mapping, checkpoint_s):
+    objects = [sequence_rows(n) for n in (33, 3, 40)]
+    for name, data in zip("abc", objects, strict=True):
+        put(stores, f"{name}.csv", data)
+    used = sequence_settings(mapping, checkpoint_s=checkpoint_s)
+    whole = run_over(stores, used=used, predictor=SummingPredictor()).execute()
+    expected = output(stores)
+    if mapping is not BY_USER_FOR_EVER:
+        assert answered(stores) == added_up(*objects, by_object=mapping is BY_OBJECT)
+    assert (whole.records_in, whole.records_replayed) == (76, 0)
+
+    with pytest.raises(BrokenError):
+        run_over(stores, used=used, predictor=BreaksSummingAt(at), if_exists="overwrite").execute()
+    # Another process, which has none of the states; and it breaks once more.
+    with pytest.raises(BrokenError):
+        run_over(stores, used=used, predictor=BreaksSummingAt(1), if_exists="resume").execute()
+    predictor = SummingPredictor()
+    report = run_over(stores, used=used, predictor=predictor, if_exists="resume").execute()
+    assert output(stores) == expected
+    assert (report.records_in, report.rows_out, report.rows_failed) == (76, whole.rows_out, whole.rows_failed)
+    assert report.rows_failed == 7
+    asked = sum(r.rows for r in predictor.asked)
+    assert asked <= report.rows_out + report.records_replayed
+
+
+def test_a_resumed_run_of_objects_replays_no_more_than_the_unfinished_one(stores):
+    for name in "ab":
+        put(stores, f"{name}.csv", rows(40))
+    used = sequence_settings(
+        MappingOptions(sequence="@object", columns=(0,)), checkpoint_s=0.0, part_bytes_max=1000
+    )
+    with pytest.raises(BrokenError):
+        run_over(stores, used=used, predictor=BreaksSummingAt(12)).execute()
+    predictor = SummingPredictor()
+    report = run_over(stores, used=used, predictor=predictor, if_exists="resume").execute()
+    assert report.records_replayed in range(1, 9)
+    assert {i for r in predictor.asked for i in r["sequence_id"]} == {"memory://in/b.csv"}
+
+
+def test_with_ends_told_a_resumed_run_replays_from_the_oldest_unfinished_sequence(stores):
+    lines = [f"u{i // 10},{int(i % 10 == 9)},{i}" for i in range(200)]
+    put(stores, "a.csv", "\n".join(lines).encode())
+    used = sequence_settings(checkpoint_s=0.0)
+    run_over(stores, used=used, predictor=SummingPredictor()).execute()
+    expected = output(stores)
+    with pytest.raises(BrokenError):
+        run_over(stores, used=used, predictor=BreaksSummingAt(40), if_exists="overwrite").execute()
+    report = run_over(stores, used=used, predictor=SummingPredictor(), if_exists="resume").execute()
+    assert output(stores) == expected
+    assert report.records_replayed <= 12
+
+
+def test_a_source_that_changed_below_the_states_is_not_resumed(stores):
+    put(stores, "a.csv", sequence_rows(20))
+    put(stores, "b.csv", sequence_rows(40))
+    used = sequence_settings(BY_USER_FOR_EVER, checkpoint_s=0.0)
+    with pytest.raises(BrokenError):
+        run_over(stores, used=used, predictor=BreaksSummingAt(9)).execute()
+    before = output(stores)
+    put(stores, "a.csv", sequence_rows(19))
+    with pytest.raises(
+        ResumeRefusedError, match=r"states of its sequences cannot be made again.*--overwrite"
+    ):
+        run_over(stores, used=used, predictor=SummingPredictor(), if_exists="resume").execute()
+    assert output(stores) == before
+
+
+def test_too_many_unfinished_sequences_end_a_run_that_goes_on_with_more_room(stores):
+    data = b"".join(b"u%d,0,%d\n" % (i // 2, i) for i in range(60))
+    put(stores, "a.csv", data)
+    used = sequence_settings(live_max=20, checkpoint_s=0.0)
+    predictor = SummingPredictor()
+    with pytest.raises(LimitError, match=r"the 20 that may be unfinished.*--sequence-end"):
+        run_over(stores, used=used, predictor=predictor).execute()
+    assert predictor.live_most <= 20
+    assert answered(stores)
+    report = run_over(
+        stores, used=sequence_settings(live_max=30), predictor=SummingPredictor(), if_exists="resume"
+    ).execute()
+    assert (report.records_in, report.rows_out) == (60, 60)
+    assert answered(stores) == added_up(data)
+
+
+def test_sequences_of_a_column_go_on_in_what_is_appended_and_nothing_is_replayed_for_it(stores):
+    objects = [sequence_rows(n) for n in (9, 14, 5)]
+    predictor = SummingPredictor()
+    run = run_over(stores, used=sequence_settings(), predictor=predictor)
+    for name, data in zip("abc", objects, strict=True):
+        put(stores, f"{name}.csv", data)
+        report = run.append([head(stores, f"{name}.csv")])
+    assert report.records_replayed == 0
+    assert answered(stores) == added_up(*objects)
+    # Another process that goes on has the states all the same.
+    put(stores, "d.csv", sequence_rows(12))
+    later = run_over(stores, used=sequence_settings(), predictor=SummingPredictor(), if_exists="resume")
+    later.append([head(stores, f"{name}.csv") for name in "abcd"])
+    assert answered(stores) == added_up(*objects, sequence_rows(12))
+
+
+def test_an_append_that_broke_begins_its_sequences_anew_in_the_same_process(stores):
+    objects = [sequence_rows(n) for n in (13, 25)]
+    predictor = BreaksSummingAt(5)
+    run = run_over(stores, used=sequence_settings(checkpoint_s=0.0), predictor=predictor)
+    put(stores, "a.csv", objects[0])
+    run.append([head(stores, "a.csv")])
+    put(stores, "b.csv", objects[1])
+    with pytest.raises(BrokenError):
+        run.append([head(stores, "b.csv")])
+    predictor.at = -1
+    run.append([])
+    assert answered(stores) == added_up(*objects)
+
+
+def test_a_drained_run_of_sequences_goes_on_with_their_states(stores):
+    data = sequence_rows(60)
+    put(stores, "a.csv", data)
+    used = sequence_settings(checkpoint_s=0.0)
+
+    class Drains(SummingPredictor):
+        def submit(self, request):
+            if len(self.asked) == 6:
+                run.drain()
+            return super().submit(request)
+
+    run = run_over(stores, used=used, predictor=Drains())
+    assert run.execute().status == "drained"
+    report = run_over(stores, used=used, predictor=SummingPredictor(), if_exists="resume").execute()
+    assert report.status == "complete"
+    assert report.records_replayed > 0
+    assert answered(stores) == added_up(data)
+
+
+def test_a_run_that_is_drained_while_it_replays_writes_nothing_wrong(stores):
+    data = sequence_rows(60)
+    put(stores, "a.csv", data)
+    used = sequence_settings(BY_USER_FOR_EVER, checkpoint_s=0.0)
+    run_over(stores, used=used, predictor=SummingPredictor()).execute()
+    expected = output(stores)
+    with pytest.raises(BrokenError):
+        run_over(stores, used=used, predictor=BreaksSummingAt(10), if_exists="overwrite").execute()
+
+    class Drains(SummingPredictor):
+        def submit(self, request):
+            if len(self.asked) == 2:
+                run.drain()
+            return super().submit(request)
+
+    run = run_over(stores, used=used, predictor=Drains(), if_exists="resume")
+    assert run.execute().status == "drained"
+    run_over(stores, used=used, predictor=SummingPredictor(), if_exists="resume").execute()
+    assert output(stores) == expected
+
+
+def test_a_model_without_a_step_is_refused_before_anything_is_written(stores):
+    put(stores, "a.csv", sequence_rows(3))
+    with pytest.raises(ConfigError, match="has no step"):
+        run_over(stores, used=sequence_settings()).execute()
+    assert not list(stores.for_uri(OUT).list(OUT))
+
+
+def test_a_row_that_the_model_refuses_fails_alone_and_its_sequence_goes_on(stores):
+    data = sequence_rows(30)
+    put(stores, "a.csv", data)
+    predictor = SummingPredictor()
+    predictor.refuse_values = {4.0, 8.0}
+    report = run_over(stores, used=sequence_settings(), predictor=predictor).execute()
+    assert (report.records_in, report.rows_failed) == (30, 3 + 2)
+    without = b"\n".join(
+        b",".join([*line.split(b",")[:2], b"bad"]) if line.endswith((b",4", b",8")) else line
+        for line in data.splitlines()
+    )
+    assert answered(stores) == added_up(without)
+
+
+def test_objects_that_are_appended_are_sequences_and_none_is_replayed_once_it_is_done(stores):
+    predictor = SummingPredictor()
+    run = run_over(stores, used=sequence_settings(BY_OBJECT), predictor=predictor)
+    objects = [sequence_rows(n) for n in (6, 7)]
+    for name, data in zip("ab", objects, strict=True):
+        put(stores, f"{name}.csv", data)
+        run.append([head(stores, f"{name}.csv")])
+        assert predictor.sums == {}
+    put(stores, "c.csv", sequence_rows(5))
+    later = run_over(
+        stores, used=sequence_settings(BY_OBJECT), predictor=SummingPredictor(), if_exists="resume"
+    )
+    assert later.append([head(stores, "c.csv")]).records_replayed == 0
+    assert answered(stores) == added_up(*objects, sequence_rows(5), by_object=True)

@@ -57,3 +57,27 @@ def test_a_filter_that_does_not_compile_is_refused():
         MappingOptions(input_filter="$..a")
     with pytest.raises(ConfigError, match="slice_end must be"):
         MappingOptions(slice_end="both")
+
+
+@pytest.mark.parametrize("sequence", ["@objects", "@", ""])
+def test_words_for_sequences_that_are_not_known_are_refused(sequence):
+    with pytest.raises(ConfigError, match="@object, @member"):
+        MappingOptions(sequence=sequence)
+
+
+@pytest.mark.parametrize("sequence", [None, "@object", "@member"])
+def test_an_end_needs_a_column_that_names_the_sequence(sequence):
+    with pytest.raises(ConfigError, match="--sequence-end is for sequences that a column tells of"):
+        MappingOptions(sequence=sequence, sequence_end="last")
+
+
+def test_a_run_without_sequences_has_the_identity_that_it_always_had():
+    assert MappingOptions().identity().keys() == {"columns", "text_column", "image_scale"}
+    assert MappingOptions(sequence="u", sequence_end="e").identity()["sequence_end"] == "e"
+
+
+def test_how_many_sequences_may_live_is_no_part_of_a_runs_identity():
+    more = StreamSettings(flow=FlowSettings(sequences_live_max=7))
+    assert more.identity() == StreamSettings().identity()
+    with pytest.raises(ConfigError, match="sequences_live_max must be more than 0"):
+        FlowSettings(sequences_live_max=0)

@@ -137,3 +137,14 @@ def test_any_body_is_taken_or_refused(body, metadata):
     assert found.inputs
     assert all(t.data.ndim >= 1 for t in found.inputs)
     is_inference(body)
+
+
+def test_a_sequence_is_named_beside_the_text_and_told_beside_it():
+    metadata = ModelMetadata("m", inputs=(TensorSpec("text", "BYTES", (-1,)),))
+    request = decode_generate(b'{"text_input": "a", "sequence_id": 7, "sequence_start": true}', metadata)
+    assert request.parameters == {"sequence_id": 7, "sequence_start": True}
+    ended = decode_generate(b'{"sequence_id": 7, "sequence_end": true}', metadata)
+    assert ended.inputs == ()
+    told = {"sequence_id": 7, "sequence_end": True, "other": 1}
+    document = orjson.loads(encode_generated(InferResponse((), "m", parameters=told)))
+    assert document == {"model_name": "m", "sequence_id": 7, "sequence_end": True}

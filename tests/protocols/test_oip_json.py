@@ -20,6 +20,7 @@ from headrace.core.tensor import (
 )
 from headrace.protocols.oip_json import (
     decode_error,
+    decode_error_kind,
     decode_metadata,
     decode_request,
     decode_response,
@@ -293,3 +294,28 @@ def test_what_a_tensor_says_of_itself_travels_both_ways():
         assert again.inputs[0].parameters == {"content_type": "np"}
         answer = encode_response(InferResponse(request.inputs, "m"), binary=binary)
         assert decode_response(answer.body, answer.json_bytes).outputs[0].parameters == {"content_type": "np"}
+
+
+@pytest.mark.parametrize("inputs", [{}, {"inputs": []}, {"inputs": None}])
+@pytest.mark.parametrize(
+    "parameters",
+    [{"sequence_id": "a", "sequence_end": True}, {"sequence_id": 7, "sequence_cancel": True}],
+)
+def test_what_ends_a_sequence_needs_no_inputs(inputs, parameters):
+    wire = decode_request(orjson.dumps({**inputs, "parameters": parameters}))
+    assert (wire.request.inputs, wire.request.parameters) == ((), parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"sequence_id": 0, "sequence_end": True}, {"sequence_end": True}, {"sequence_id": "a"}]
+)
+def test_anything_else_needs_inputs(parameters):
+    with pytest.raises(DataError, match="at least one tensor"):
+        decode_request(orjson.dumps({"parameters": parameters}))
+
+
+def test_an_error_may_say_its_kind():
+    assert decode_error_kind(encode_error("why", "sequence_gone")) == "sequence_gone"
+    assert decode_error(encode_error("why", "sequence_gone")) == "why"
+    for body in (encode_error("why"), b"plain", b"[]", b'{"kind": 3}'):
+        assert decode_error_kind(body) == ""

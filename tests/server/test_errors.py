@@ -79,6 +79,11 @@ _MADE = {
     errors.IdempotencyError: errors.IdempotencyError("k", "j"),
     errors.QueueFullError: errors.QueueFullError("full", retry_after_s=1.2),
     errors.ResultGoneError: errors.ResultGoneError("j"),
+    errors.SequenceError: errors.SequenceError("s", "why"),
+    errors.SequenceGoneError: errors.SequenceGoneError("s", "why"),
+    errors.SequenceLostError: errors.SequenceLostError("s", "why"),
+    errors.SequenceFullError: errors.SequenceFullError("s", "why", retry_after_s=0.2),
+    errors.TooManySequencesError: errors.TooManySequencesError("s", "why", retry_after_s=1.2),
 }
 
 
@@ -120,6 +125,10 @@ EXPECTED = {
     errors.QueueClosedError: (503, GrpcCode.UNAVAILABLE),
     errors.JobLedgerUnavailableError: (503, GrpcCode.UNAVAILABLE),
     errors.UnavailableError: (503, GrpcCode.UNAVAILABLE),
+    errors.SequenceLostError: (409, GrpcCode.ABORTED),
+    errors.SequenceGoneError: (410, GrpcCode.NOT_FOUND),
+    errors.SequenceFullError: (429, GrpcCode.RESOURCE_EXHAUSTED),
+    errors.TooManySequencesError: (503, GrpcCode.UNAVAILABLE),
     errors.PredictError: (500, GrpcCode.INTERNAL),
     errors.ModelContractError: (500, GrpcCode.INTERNAL),
 }
@@ -133,6 +142,26 @@ def test_every_error_has_its_status_and_its_text(kind):
     expected = next((EXPECTED[k] for k in kind.__mro__ if k in EXPECTED), (500, GrpcCode.INTERNAL))
     assert (status.http, status.grpc) == expected
     assert status.why == (LEDGER_AWAY if kind is errors.JobLedgerUnavailableError else str(error))
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "retry_after_s"),
+    [
+        (errors.SequenceGoneError, "sequence_gone", None),
+        (errors.SequenceLostError, "sequence_lost", None),
+        (errors.SequenceFullError, "sequence_full", 1),
+        (errors.TooManySequencesError, "too_many_sequences", 2),
+    ],
+)
+def test_errors_of_sequences_say_their_kind_and_when_to_ask_again(kind, word, retry_after_s):
+    error = made(kind)
+    status = status_of(error)
+    assert (status.kind, status.retry_after_s) == (word, retry_after_s)
+    metadata = dict(trailing_metadata(error))
+    assert metadata.pop("headrace-error-kind") == word
+    pushed_back = {"retry-after-s", "grpc-retry-pushback-ms"}
+    assert metadata.keys() == (set() if retry_after_s is None else pushed_back)
+    assert status_of(made(errors.OverloadedError)).kind == ""
 
 
 def test_when_to_ask_again_is_whole_seconds_upwards():

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 import headrace
-from headrace.core import Model
+from headrace.core import Model, SequenceLimits
 from headrace.core.statistics import BATCH_ROWS_BOUNDS, QUEUE_S_BOUNDS
 from headrace.engine.repository import ModelRepository
 from headrace.server.dataplane import Dataplane
@@ -288,11 +288,58 @@ def test_the_format_is_what_is_accepted(accept, content_type, parse):
         assert told.documentation == family.says
 
 
+class Steps(Model):
+    """Goes on as often as a row says; the row's value is what it gives."""
+
+    sequences = SequenceLimits(live_max=2)
+
+    def step(self, states, x):
+        for state, times in zip(states, x.ravel(), strict=True):
+            state["left"] = left = state["left"] - 1 if state.again else int(times)
+            if left:
+                state.go_on()
+        return x
+
+
+def asking(served, value, **parameters):
+    body = {**infer(value), "parameters": parameters}
+    return served.ask("/v2/models/s/infer_stream", body)
+
+
+def test_sequences_are_counted():
+    with serving(definition(Steps, "s", isolation="thread"), definition(EchoModel, "e")) as served:
+        assert asking(served, 3.0, sequence_id="a", sequence_start=True).status == 200
+        assert asking(served, 0.0, sequence_id="b", sequence_start=True).status == 200
+        assert asking(served, 0.0, sequence_id="c", sequence_start=True).status == 503
+        assert asking(served, 0.0, sequence_id="d").status == 410
+        assert asking(served, 0.0, sequence_id="d").status == 410
+        assert asking(served, 0.0, sequence_id="b", sequence_end=True).status == 200
+        found = served.scrape()
+
+    def of(name, **labels):
+        return found[name, frozenset({"model": "s", "version": "1", **labels}.items())]
+
+    assert of("headrace_live_sequences") == 1
+    assert of("headrace_sequences_ended_total", reason="ended") == 1
+    assert of("headrace_sequences_ended_total", reason="idle") == 0
+    assert of("headrace_sequences_refused_total", reason="sequence_gone") == 2
+    assert of("headrace_sequences_refused_total", reason="too_many_sequences") == 1
+    assert of("headrace_sequences_refused_total", reason="sequence_full") == 0
+    # Four of the first request, one of each of the others.
+    assert of("headrace_steps_total") == 6
+    assert of("headrace_batch_rows_count") == 6
+    assert of("headrace_step_interval_seconds_count") == 3
+    assert of("headrace_step_interval_seconds_sum") > 0
+    assert not [name for name, labels in found if "sequence" in name and ("model", "e") in labels]
+
+
 def test_labels_are_those_that_are_declared():
     declared = {f.name: set(f.labels) for f in FAMILIES}
-    with serving(definition(Counting), definition(EchoModel, "e", isolation="thread")) as served:
+    every = (definition(Counting), definition(EchoModel, "e", isolation="thread"))
+    with serving(*every, definition(Steps, "s", isolation="thread")) as served:
         served.ask("/v2/models/m/infer_stream", infer(1.5))
         served.ask("/v2/models/e/infer", infer(1.5))
+        asking(served, 0.0)
         found = served.scrape()
     seen: dict[str, set[str]] = {}
     for name, labels in found:

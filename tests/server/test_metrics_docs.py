@@ -31,12 +31,25 @@ class Words(Model):
             raise ValueError("no more words")
 
 
+class Tally(Model):
+    def step(self, states, x):
+        for state in states:
+            state["calls"] = state.get("calls", 0) + 1
+        return x
+
+
 @pytest.fixture(scope="module")
 def exposed():
     """Names of samples with their labels, of a server that has done a bit of everything."""
-    with serving(definition(EchoModel, isolation="thread"), definition(Words, "w")) as served:
+    models = (
+        definition(EchoModel, isolation="thread"),
+        definition(Words, "w"),
+        definition(Tally, "t", isolation="thread"),
+    )
+    with serving(*models) as served:
         assert served.ask("/v2/models/m/infer", infer(1.0)).status == 200
         assert served.ask("/v2/models/w/infer_stream", infer(1.0)).status == 200
+        assert served.ask("/v2/models/t/infer", infer(1.0)).status == 200
         assert served.ask("/v2/models/nobody").status == 404
         found = served.scrape()
     labels: dict[str, set[str]] = {}
@@ -101,7 +114,17 @@ def test_the_board_can_be_imported():
         assert not cells & taken, panel["title"]
         cells |= taken
     titles = [panel["title"] for panel in panels if panel["type"] == "row"]
-    assert titles == ["Traffic", "Latency", "Batches", "Queue", "Instances", "Streams", "Answers", "Process"]
+    assert titles == [
+        "Traffic",
+        "Latency",
+        "Batches",
+        "Queue",
+        "Instances",
+        "Streams",
+        "Sequences",
+        "Answers",
+        "Process",
+    ]
 
 
 def test_the_rules_are_whole():

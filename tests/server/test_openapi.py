@@ -138,6 +138,11 @@ def test_the_document_has_every_route_of_the_protocol():
             ("/v2/models/{model_name}", app._of_model),
             ("/v2/models/{model_name}/versions/{model_version}", app._of_model),
             ("/v2/repository/models/{model_name}", app._of_repository),
+            ("/v2/models/{model_name}/sequences", {"{sequence_id}": app._of_sequence}),
+            (
+                "/v2/models/{model_name}/versions/{model_version}/sequences",
+                {"{sequence_id}": app._of_sequence},
+            ),
         ):
             routed |= {
                 (f"{prefix}/{a}".rstrip("/"), method) for a, methods in routes.items() for method in methods

@@ -1,7 +1,6 @@
 """The access log of a real server, as lines of JSON."""
 
 import json
-import logging
 
 import pytest
 
@@ -18,8 +17,6 @@ KEY = "0123456789abcdef-secret"
 @pytest.fixture
 def lines(capsys):
     """Lines of JSON that were logged so far, by a function."""
-    loggers = [logging.getLogger(name) for name in ("", "headrace", "headrace.access")]
-    before = [(one.handlers, one.level, one.propagate) for one in loggers]
     configure_server_logs("json", access=True)
     said: list[dict] = []
 
@@ -27,10 +24,7 @@ def lines(capsys):
         said.extend(map(json.loads, capsys.readouterr().err.splitlines()))
         return said
 
-    yield all_lines
-    logging.captureWarnings(False)
-    for one, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        one.handlers, one.level, one.propagate = handlers, level, propagate
+    return all_lines
 
 
 def requests(lines):

@@ -40,6 +40,8 @@ ROLES = {
     ("POST", "/v2/models/linear/generate_stream"): Role.INFER,
     ("GET", "/v2/models/linear/stats"): Role.INFER,
     ("GET", "/v2/models/linear/config"): Role.INFER,
+    ("GET", "/v2/models/linear/sequences"): Role.ADMIN,
+    ("DELETE", "/v2/models/linear/sequences/a"): Role.ADMIN,
     ("POST", "/v2/repository/models/linear/load"): Role.ADMIN,
     ("POST", "/v2/repository/models/linear/unload"): Role.ADMIN,
 }
@@ -58,6 +60,7 @@ def test_the_table_above_has_every_route(server: Server):
     for prefix, routes in (
         ("/v2/models/linear", app._of_model),
         ("/v2/repository/models/linear", app._of_repository),
+        ("/v2/models/linear/sequences", {"a": app._of_sequence}),
     ):
         found |= {
             (method, f"{prefix}/{action}" if action else prefix)

@@ -22,6 +22,7 @@ from transforms.support import settings_of
         ({"tasks": {"task_objects_max": 0}}, r"task_objects_max must be at least 1"),
         ({"tasks": {"checkpoint_s": -0.1}}, r"checkpoint_s must be at least 0"),
         ({"flow": {"batch_delay_ms": 5}}, r"batch_delay_ms has no meaning here"),
+        ({"mapping": {"sequence": "@object"}}, r"it has no sequences: read them with headrace stream"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong, why):

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import inf
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
@@ -29,6 +30,17 @@ from headrace.storage.resolve import Stores
 
 ModelLike = str | type[Model] | Callable[[], Model] | Predictor
 """A model file or folder, ``file.py``, ``module:Class``; a Model subclass or a function that makes one; or a Predictor."""
+
+_SEQUENCE_LIMITS: Final[Mapping[str, Any]] = {
+    "idle_ms": inf,
+    "time_ms_max": None,
+    "evict_idle_ms": None,
+    "live_max": 1 << 31,
+    "requests_max": 1 << 31,
+    "interleave": False,
+}
+"""Of an engine that a run has for itself. No state goes by time, since a source may pause for as long as it likes, and how many may
+live the pipeline says: it counts them in the order of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +92,38 @@ def open_predictor(
     if isinstance(model, str):
         source = model_factory(model, options.model_options)
         engine = Engine(
-            source.make, name=source.name, instances=options.instances, fingerprint=source.fingerprint
+            source.make,
+            name=source.name,
+            instances=options.instances,
+            fingerprint=source.fingerprint,
+            sequences=_SEQUENCE_LIMITS,
         )
         return OpenedPredictor(engine, f"{source.name} sha256:{source.fingerprint}")
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)
-        engine = Engine(model, name=name, instances=options.instances)
+        engine = Engine(model, name=name, instances=options.instances, sequences=_SEQUENCE_LIMITS)
         return OpenedPredictor(engine, f"{name} sha256:{_code_fingerprint(model)}")
     assert model is not None
     return OpenedPredictor(model, getattr(model, "name", type(model).__name__))
+
+
+def _opened_for(
+    model: ModelLike | None,
+    endpoint: str | None,
+    options: PredictorOptions | None,
+    settings: StreamSettings | None,
+) -> OpenedPredictor:
+    """What a stream or run asks. Raises ConfigError for sequences at an endpoint.
+
+    What is asked there again, since its answer was lost, may have been done already: a step that is done twice makes
+    another state.
+    """
+    if endpoint is not None and settings is not None and settings.mapping.sequence is not None:
+        raise ConfigError(
+            f"--sequence {settings.mapping.sequence} needs the model itself (--model), not an endpoint: a request whose answer "
+            "is lost on the way would be asked again, and its steps be done twice"
+        )
+    return open_predictor(model, endpoint, options or PredictorOptions())
 
 
 def see_modules_here() -> None:
@@ -142,7 +177,7 @@ def stream(
         HeadraceError: While iterating, after all outcomes before: the model does not load or breaks its contract, the
             source is empty, or cannot be reached any more.
     """
-    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    opened = _opened_for(model, endpoint, options, settings)
     used, where = settings or StreamSettings(), stores or Stores()
 
     def make_flow() -> Flow:
@@ -201,7 +236,7 @@ def open_run(
     Enter what comes to get the run, then call `Run.append_notice` for every notice, or `Run.execute` once. Raises
     ConfigError for what cannot be.
     """
-    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    opened = _opened_for(model, endpoint, options, settings)
     where = stores or Stores()
     run = Run(
         source,

@@ -57,6 +57,9 @@ def _figures(report: Report, progress: Progress) -> dict[str, str]:
         "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
         "broken objects": f"{report.objects_broken:,}" if report.objects_broken else "",
         "first broken": broken_line(broken) if broken else "",
+        "replayed": f"{report.records_replayed:,} records, for the states of sequences"
+        if report.records_replayed
+        else "",
         "rows/s": f"{report.rows_per_s:,.0f} over {report.elapsed_s:.2f} s",
         "instances busy": f"{report.instance_busy_share:.0%}, {calls:,} call{'s' if calls != 1 else ''}",
         "peak memory": f"{report.peak_memory_mb:,.0f} MB",

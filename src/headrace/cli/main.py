@@ -9,6 +9,7 @@ from headrace.cli.jobs import jobs_command
 from headrace.cli.keys import keys_command
 from headrace.cli.models import models_command
 from headrace.cli.queues import queues_command
+from headrace.cli.sequences import sequences_command
 from headrace.cli.serve import serve_command
 from headrace.cli.stream import stream_command
 from headrace.cli.submit import submit_command
@@ -41,6 +42,7 @@ main.add_command(transform_command)
 main.add_command(serve_command)
 main.add_command(infer_command)
 main.add_command(models_command)
+main.add_command(sequences_command)
 main.add_command(up_command)
 main.add_command(work_command)
 main.add_command(submit_command)

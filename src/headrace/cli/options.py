@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from headrace.app.streaming import PredictorOptions
 from headrace.formats.read import FormatName, ReadOptions
 from headrace.pipeline.run import IfExists
-from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+from headrace.pipeline.settings import BY_PLACE, FlowSettings, MappingOptions, OutputSettings, StreamSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -31,6 +31,9 @@ _NEEDS = {
     "timeout_s": "endpoint",
     "retry_s": "endpoint",
     "poll_s": "watch",
+    "sequence": "model",
+    "sequence_end": "sequence",
+    "sequences_live_max": "sequence",
 }
 """Options that would be passed over in silence without another."""
 
@@ -68,6 +71,16 @@ def parse_columns(_: click.Context, parameter: click.Parameter, value: str | Non
     if len({type(c) for c in found}) > 1:
         raise click.BadParameter("name all columns, or number all of them", param=parameter)
     return tuple(found)
+
+
+def parse_sequence(_: click.Context, parameter: click.Parameter, value: str | None) -> str | int | None:
+    """A column by its name or index, or one of the words that begin with @."""
+    if value is not None and (not value or (value[0] == "@" and value not in BY_PLACE)):
+        raise click.BadParameter(
+            f"{value!r} is neither a column (write its index where its name begins with @) nor {' or '.join(BY_PLACE)}",
+            param=parameter,
+        )
+    return _column(value)
 
 
 def parse_delimiter(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -152,6 +165,19 @@ SOURCE_OPTIONS = options(
     MEDIA_OPTIONS,
 )  # fmt: skip
 
+SEQUENCE_OPTIONS = options(
+    click.option(
+        "--sequence", metavar="COLUMN", callback=parse_sequence,
+        help="For models with a step: the column or field that names a record's sequence; or @object, or @member of an archive: "
+        "each of these is one. Unset, each record is one by itself.",
+    ),
+    click.option("--sequence-end", metavar="COLUMN", help="Is true, or 1, in the last record of a sequence."),
+    click.option(
+        "--sequences-live-max", type=_COUNT,
+        help="Sequences that may be unfinished at once.  [default: the model's sequences.live_max]",
+    ),
+)  # fmt: skip
+
 FLOW_OPTIONS = options(
     click.option("--batch-rows", type=_COUNT, help="Records a batch.  [default: the model's max_batch_rows]"),
     click.option("--batch-bytes", default="64MiB", show_default=True, callback=parse_bytes, help="Or this much of records."),
@@ -200,7 +226,6 @@ OUTPUT_OPTIONS = options(
 
 def stream_settings(given: Mapping[str, Any]) -> StreamSettings:
     """The settings that these options make. Raises ConfigError for bounds that cannot be."""
-    text = given["text_column"]
     return StreamSettings(
         read=ReadOptions(
             compression=given["compression"],
@@ -220,14 +245,17 @@ def stream_settings(given: Mapping[str, Any]) -> StreamSettings:
         ),
         mapping=MappingOptions(
             columns=given["columns"],
-            text_column=int(text) if text and text.isdecimal() else text,
+            text_column=_column(given["text_column"]),
             image_scale=given["image_scale"],
+            sequence=given["sequence"],
+            sequence_end=_column(given["sequence_end"]),
         ),
         flow=FlowSettings(
             batch_rows_max=given["batch_rows"],
             batch_bytes_max=given["batch_bytes"],
             batch_delay_ms=given["batch_delay_ms"],
             prefetch_bytes_max=given["prefetch_bytes"],
+            sequences_live_max=given["sequences_live_max"],
         ),
         output=OutputSettings(
             format=given["output_format"],
@@ -237,6 +265,10 @@ def stream_settings(given: Mapping[str, Any]) -> StreamSettings:
             checkpoint_s=given["checkpoint_s"],
         ),
     )
+
+
+def _column(text: str | None) -> str | int | None:
+    return int(text) if text and text.isdecimal() else text
 
 
 def predictor_options(given: Mapping[str, Any]) -> PredictorOptions:
@@ -270,10 +302,13 @@ def check_usage(context: click.Context) -> None:
         raise click.UsageError("--resume and --overwrite contradict each other")
     if given["columns"] and given["text_column"] is not None:
         raise click.UsageError("--columns and --text-column contradict each other")
+    if given["sequence"] in BY_PLACE and given["sequence_end"] is not None:
+        raise click.UsageError(f"--sequence {given['sequence']} and --sequence-end contradict each other")
     if given["every_frames"] and given["every_ms"]:
         raise click.UsageError("--every-frames and --every-ms contradict each other")
     for name, needed in _NEEDS.items():
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and not given[needed]:
+        missing = given[needed] is None or given[needed] is False
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and missing:
             option, wanted = (f"--{n.replace('_', '-')}" for n in (name, needed))
             raise click.UsageError(f"{option} has no meaning without {wanted}")
 

@@ -39,6 +39,9 @@ class Look:
     instance_busy_share: float
     reading: tuple[str, ...] = ()
     """The objects that are being read, where that is told."""
+    records_replayed: int = 0
+    records_to_replay: int = 0
+    """Given to the model again, for the states of its sequences, before anything new."""
 
 
 class Display:
@@ -108,6 +111,8 @@ class Display:
             rows_per_s=round(rate, 1),
             instance_busy_share=round(self._statistics().busy_share, 3),
             reading=tuple(self._reading()) if self._reading else (),
+            records_replayed=counters.records_replayed,
+            records_to_replay=counters.records_to_replay,
         )
 
     def _show(self) -> None:
@@ -152,6 +157,10 @@ def _done(look: Look, of: str, *, percent: bool = False) -> str:
     """How much has been read; of how much where that is known, which not every web server tells."""
     if not look.objects_total:
         return _LISTING
+    if look.records_replayed < look.records_to_replay:
+        return (
+            f"replaying {look.records_replayed:,}{of}{look.records_to_replay:,} records for their sequences"
+        )
     read, total = decimal(look.bytes_read), look.bytes_total
     if not total:
         return read

@@ -64,6 +64,18 @@ Examples:
     "--streams-max", type=int, default=256, show_default=True, help="Streams of a model open at once."
 )
 @click.option(
+    "--sequence-limit",
+    "sequence_limits",
+    multiple=True,
+    metavar="LIMIT=VALUE",
+    help="A limit of sequences (live_max, idle_ms, ...) of models with a step. Default: the model's own.",
+)
+@click.option(
+    "--checkpoints",
+    metavar="WHERE",
+    help="Keep states of sequences at memory:, in a file (SQLite) or at redis://HOST. Default: nowhere.",
+)
+@click.option(
     "-O",
     "--option",
     "model_options",
@@ -181,8 +193,10 @@ def _settings(given: dict[str, Any]) -> ServeSettings:
         "max_batch_delay_ms",
         "queue_rows_max",
         "streams_max",
+        "checkpoints",
     )
-    return ServeSettings(**{name: given[name] for name in names})
+    sequences = key_values(given["sequence_limits"], "--sequence-limit")
+    return ServeSettings(**{name: given[name] for name in names}, sequences=sequences)
 
 
 def _say_ready(addresses: Any) -> None:

@@ -13,6 +13,7 @@ from headrace.cli.logs import configure_logs
 from headrace.cli.options import (
     FLOW_OPTIONS,
     OUTPUT_OPTIONS,
+    SEQUENCE_OPTIONS,
     SOURCE_OPTIONS,
     check_usage,
     if_exists,
@@ -34,6 +35,9 @@ Examples:
   Ask an endpoint elsewhere, 32 requests at a time:
     headrace stream data.jsonl --endpoint http://host:8080/v2/models/churn \\
         --in-flight 32 --output scored/
+  A model that keeps a state for each user, to the last record of a session:
+    headrace stream events.csv --model sessions.py --header names --sequence user \\
+        --sequence-end closed --output scored/
   Go on after a kill, or after Ctrl-C:
     headrace stream ... --output scored/ --resume
   Score what arrives below a prefix, until stopped:
@@ -56,6 +60,7 @@ _log = logging.getLogger("headrace.cli")
     "--output", required=True, metavar="DEST", help="A folder or prefix for the predictions' parts."
 )
 @SOURCE_OPTIONS
+@SEQUENCE_OPTIONS
 @FLOW_OPTIONS
 @OUTPUT_OPTIONS
 def stream_command(source: tuple[str, ...], **given: Any) -> None:

@@ -11,7 +11,9 @@ from headrace.core.errors import (
     EndpointRefusedError,
     EndpointUnavailableError,
     MissingExtraError,
+    UnsupportedError,
 )
+from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols.oip_grpc import client as wire
@@ -122,6 +124,14 @@ class GrpcServer:
         question = wire.encode_statistics_request(model)
         return await self._asked("ModelStatistics", question, wire.decode_statistics)
 
+    async def sequences(self, model: ModelAddress, *, most: int) -> SequenceListing:
+        """See `ModelServer`."""
+        raise _rest_only(model, most)
+
+    async def cancel_sequence(self, model: ModelAddress, id: str) -> None:
+        """See `ModelServer`."""
+        raise _rest_only(model, id)
+
     def _request(self, model: ModelAddress, request: InferRequest) -> bytes:
         return wire.encode_request(model.name, model.version, request, datatypes=self._datatypes)
 
@@ -148,9 +158,19 @@ class GrpcServer:
         if code == "UNAVAILABLE" and "connect" in details:
             why = f"not reached: {details}. Is the server up and the URL right?"
             return EndpointUnavailableError(self.url, why)
-        kind = EndpointUnavailableError if code in _UNAVAILABLE else EndpointRefusedError
-        return kind(self.url, f"{code}: {details}")
+        if code not in _UNAVAILABLE or (code == "ABORTED" and _is_of_a_sequence(error)):
+            return EndpointRefusedError(self.url, f"{code}: {details}")
+        return EndpointUnavailableError(self.url, f"{code}: {details}")
 
     def _late(self, details: str = "") -> EndpointUnavailableError:
         said = f" ({details})" if details and details != "Deadline Exceeded" else ""
         return EndpointUnavailableError(self.url, f"no answer within {self._timeout_s:g} s{said}")
+
+
+def _rest_only(*_: object) -> UnsupportedError:
+    return UnsupportedError("sequences are looked after over REST alone: give the server's http:// URL")
+
+
+def _is_of_a_sequence(error: Any) -> bool:
+    """Whether a sequence has lost its state: asking again would not bring it back."""
+    return any(key == wire.ERROR_KIND for key, _ in error.trailing_metadata() or ())

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from headrace.protocols.oip_json import decode_error_kind
+
 BRIEF_ATTEMPTS_MAX = 3
 """How often something is tried that probably fails again, such as a row that broke the server's memory."""
 
@@ -37,6 +39,8 @@ class Verdict(Enum):
 
 
 _RETRIED = frozenset({408, 425, 429, 502, 503, 504})
+_OF_A_SEQUENCE = frozenset({"sequence_gone", "sequence_lost"})
+"""Errors, by their kind, that are about the sequences which rows belong to: headrace tells them so."""
 _WHOLE = frozenset({401, 402, 403, 404, 405, 406, 407, 410, 411, 415, 426, 431, 501, 505, 511})
 
 
@@ -50,7 +54,7 @@ class HttpAnswer:
 
 
 def judge(answer: HttpAnswer) -> Verdict:
-    """By status alone. 500 is a model that raised, so perhaps some of the rows; 507 is one out of memory."""
+    """By status alone, but for sequences. 500 is a model that raised, so perhaps some of the rows; 507 is one out of memory."""
     status = answer.status
     if 200 <= status < 300:
         return Verdict.ANSWERED
@@ -58,9 +62,16 @@ def judge(answer: HttpAnswer) -> Verdict:
         return Verdict.RETRY
     if status == 507:
         return Verdict.RETRY_BRIEFLY
+    if is_of_a_sequence(answer):
+        return Verdict.REFUSED
     if status in _WHOLE or not 400 <= status <= 500:
         return Verdict.REFUSED_WHOLE
     return Verdict.REFUSED
+
+
+def is_of_a_sequence(answer: HttpAnswer) -> bool:
+    """Whether a refusal says that a sequence has ended, or has lost its state: it has to be begun anew, whoever asks."""
+    return answer.status in (409, 410) and decode_error_kind(answer.body) in _OF_A_SEQUENCE
 
 
 def explain(answer: HttpAnswer, text: str) -> str:
@@ -71,7 +82,7 @@ def explain(answer: HttpAnswer, text: str) -> str:
         advice = " (it wants credentials: set HEADRACE_ENDPOINT_TOKEN, or correct it)"
     elif status == 403:
         advice = " (the credentials do not allow this)"
-    elif status in (404, 410):
+    elif status in (404, 410) and not is_of_a_sequence(answer):
         advice = " (is the model's name right, and its version, and the URL?)"
     elif 300 <= status < 400:
         advice = f" (it redirects to {answer.headers.get('location', '?')}: give that URL)"

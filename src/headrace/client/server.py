@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 
@@ -60,4 +61,12 @@ class ModelServer(Protocol):
 
     async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
         """Figures since loading, of all models or of one."""
+        ...
+
+    async def sequences(self, model: ModelAddress, *, most: int) -> SequenceListing:
+        """The sequences of a model, at most so many, the oldest first. UnsupportedError over gRPC."""
+        ...
+
+    async def cancel_sequence(self, model: ModelAddress, id: str) -> None:
+        """End a sequence, with all that waits for it. EndpointRefusedError where there is none; UnsupportedError over gRPC."""
         ...

@@ -10,6 +10,7 @@ from headrace.client.retry import HttpAnswer, TransientFault
 from headrace.client.server import ModelAddress
 from headrace.client.sse_stream import read_responses
 from headrace.core.errors import DataError, EndpointError, EndpointRefusedError, EndpointUnavailableError
+from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols.oip_json import (
@@ -21,6 +22,7 @@ from headrace.protocols.oip_json import (
     header_length,
 )
 from headrace.protocols.oip_repository import decode_index, decode_statistics
+from headrace.protocols.oip_sequences import decode_listing
 
 ERROR_BYTES_MAX: Final = 64 << 10
 """Read of a refusal to begin a stream."""
@@ -101,6 +103,14 @@ class RestServer:
         """See `ModelServer`."""
         path = f"/v2/models/{quote(model, safe='')}/stats" if model else "/v2/models/stats"
         return await self._asked("GET", path, decode_statistics)
+
+    async def sequences(self, model: ModelAddress, *, most: int) -> SequenceListing:
+        """See `ModelServer`."""
+        return await self._asked("GET", f"{_path(model)}/sequences?limit={most}", decode_listing)
+
+    async def cancel_sequence(self, model: ModelAddress, id: str) -> None:
+        """See `ModelServer`."""
+        await self._asked("DELETE", f"{_path(model)}/sequences/{quote(id, safe='')}", bytes)
 
     async def _asked(self, method: str, path: str, decode: Callable[[bytes], _T], body: bytes = b"") -> _T:
         call = HttpCall(method, f"{self.url}{path}", body, _JSON if body else {})

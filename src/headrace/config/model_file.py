@@ -19,6 +19,10 @@
     memory_bytes_max = 4294967296
     environ_pass = ["MODEL_CACHE"]
 
+    [sequences]                     # of a model with a step: see SequenceLimits
+    live_max = 1000
+    idle_ms = 30_000
+
 Without ``model`` the one file in the folder that is a model is taken.
 """
 
@@ -28,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from headrace.core.errors import ConfigError, ModelNotFoundError
+from headrace.core.sequence import SequenceLimits
 from headrace.engine.repository import ModelDefinition
 from headrace.engine.settings import ServeSettings
 from headrace.runtimes.load import model_factory
@@ -35,7 +40,7 @@ from headrace.runtimes.load import model_factory
 MODEL_FILE: Final = "model.toml"
 MODELS_MAX: Final = 4096
 """Models in one folder."""
-_KEYS: Final = {"name", "version", "model", "options", "serve"}
+_KEYS: Final = {"name", "version", "model", "options", "serve", "sequences"}
 _KINDS: Final = {
     int: "a whole number",
     float: "a number",
@@ -55,6 +60,7 @@ _SERVE_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "memory_bytes_max": (int,),
     "processes_max": (int,),
     "environ_pass": (list,),
+    "checkpoints": (str,),
     "warm_up": (bool,),
 }
 _MODEL_SUFFIXES: Final = (".onnx", ".skops", ".pt", ".ts", ".pt2", ".py")
@@ -79,7 +85,7 @@ def read_definition(path: Path, *, name: str | None = None, version: str | None 
         _text(path, document, "version", version or "1"),
         source.make,
         source.fingerprint,
-        _settings(path, _table(path, document, "serve")),
+        _settings(path, _table(path, document, "serve"), _table(path, document, "sequences")),
     )
 
 
@@ -201,7 +207,7 @@ def _only_model(path: Path) -> Path:
     raise _wrong(path, f'say which model, as in model = "churn.onnx": {why}')
 
 
-def _settings(path: Path, table: Mapping[str, Any]) -> ServeSettings:
+def _settings(path: Path, table: Mapping[str, Any], sequences: Mapping[str, Any]) -> ServeSettings:
     unknown = table.keys() - _SERVE_TYPES.keys()
     if unknown:
         raise _wrong(path, f"[serve] has no {_listed(unknown)} (it has {_listed(_SERVE_TYPES)})")
@@ -209,11 +215,15 @@ def _settings(path: Path, table: Mapping[str, Any]) -> ServeSettings:
         if type(value) not in _SERVE_TYPES[key]:
             kinds = " or ".join(_KINDS[t] for t in _SERVE_TYPES[key])
             raise _wrong(path, f"[serve] {key} must be {kinds}, not {value!r:.40}")
+    try:
+        SequenceLimits().changed(sequences)
+    except ConfigError as error:
+        raise _wrong(path, f"[sequences] {error}") from error
     given = dict(table)
     if "environ_pass" in given:
         given["environ_pass"] = _texts(path, "environ_pass", given["environ_pass"])
     try:
-        return ServeSettings(**given)
+        return ServeSettings(**given, sequences=sequences)
     except (ConfigError, TypeError) as error:
         raise _wrong(path, f"[serve] {error}") from error
 

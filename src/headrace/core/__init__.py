@@ -10,6 +10,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.model import Model, ModelRecipe, RowError
 from headrace.core.outcome import Outcome, Prediction
 from headrace.core.predictor import Predictor
+from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States
 from headrace.core.service import Service
 from headrace.core.tensor import (
     InferRequest,
@@ -37,7 +38,11 @@ __all__ = [
     "Predictor",
     "RowError",
     "RowFailure",
+    "SequenceEnd",
+    "SequenceLimits",
+    "SequenceState",
     "Service",
+    "States",
     "SystemClock",
     "Tensor",
     "TensorSpec",

@@ -37,6 +37,11 @@
     │   ├── OverloadedError         its queue is full: ask again later
     │   ├── CancelledRequestError   whoever asked has gone, or cancelled it
     │   ├── StoppedError            not started, draining or stopped
+    │   ├── SequenceError           one sequence of a model
+    │   │   ├── SequenceGoneError       there is none of that id, or none any more: start it anew
+    │   │   ├── SequenceLostError       its state died with a process: start it anew
+    │   │   ├── SequenceFullError       too many of its requests wait: ask again later
+    │   │   └── TooManySequencesError   too many live: ask again later
     │   └── EndpointError           an endpoint elsewhere
     │       ├── EndpointRefusedError      it says that the request is wrong: never retried
     │       └── EndpointUnavailableError  retries spent, or the circuit is open
@@ -57,7 +62,7 @@ are attributes too. Which status code an error becomes is the server's business 
 model raises for one row, is in `headrace.core.model`: it is a value on its way to a `Failure`.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 DeathCause = Literal["crash", "oom", "killed", "timeout", "exit"]
 """How a process of a model died; see `InstanceLostError`."""
@@ -278,6 +283,53 @@ class CancelledRequestError(PredictorError):
 
 class StoppedError(PredictorError):
     """The predictor was not started, is draining, or has stopped."""
+
+
+class SequenceError(PredictorError):
+    """One sequence of a model; `sequence_id` is its id, empty for a request that is a sequence by itself.
+
+    `kind` is the word by which callers elsewhere tell these errors apart.
+    """
+
+    kind: ClassVar[str] = "sequence"
+
+    def __init__(self, sequence_id: str, why: str) -> None:
+        named = f"sequence {sequence_id!r}" if sequence_id else "a sequence of one request"
+        super().__init__(f"{named}: {why}")
+        self.sequence_id = sequence_id
+        self.why = why
+
+
+class SequenceGoneError(SequenceError):
+    """There is no such sequence, or none any more: the message says how and when it ended. Nothing was begun: start it anew."""
+
+    kind = "sequence_gone"
+
+
+class SequenceLostError(SequenceError):
+    """The process that held the sequence's state died, and there was no checkpoint of it: start it anew."""
+
+    kind = "sequence_lost"
+
+
+class SequenceFullError(SequenceError):
+    """As many requests of this sequence wait as may. Nothing was begun: ask again in `retry_after_s` seconds."""
+
+    kind = "sequence_full"
+
+    def __init__(self, sequence_id: str, why: str, *, retry_after_s: float) -> None:
+        super().__init__(sequence_id, why)
+        self.retry_after_s = retry_after_s
+
+
+class TooManySequencesError(SequenceError):
+    """As many sequences live as may. None was begun: ask again in `retry_after_s` seconds."""
+
+    kind = "too_many_sequences"
+
+    def __init__(self, sequence_id: str, why: str, *, retry_after_s: float) -> None:
+        super().__init__(sequence_id, why)
+        self.retry_after_s = retry_after_s
 
 
 class EndpointError(PredictorError):

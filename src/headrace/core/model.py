@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States
 from headrace.core.tensor import Array, InferResponse, TensorSpec
 
 Isolation = Literal["auto", "inline", "thread", "process"]
@@ -65,6 +66,8 @@ class Model:
     """What `predict` takes, for models that want it checked; otherwise the parameter names alone are known."""
     outputs: tuple[TensorSpec, ...] = ()
     """What `predict` returns; a single unnamed array is called `output`."""
+    sequences: SequenceLimits = SequenceLimits()
+    """How many sequences of a model with a `step` may live, and for how long."""
 
     def load(self) -> None:
         """Called once per instance, before anything else. Whatever it raises is a ModelLoadError."""
@@ -102,6 +105,30 @@ class Model:
         """
         raise NotImplementedError(f"{type(self).__name__} has no predict_stream method")
 
+    def step(self, states: States, /, *args: Any, **tensors: Any) -> Array | Mapping[str, Array]:
+        """Do one step of many sequences, for models whose answer depends on the last; instead of `predict`.
+
+        `tensors` are as for `predict`, but every row is a step of another sequence, whose own state is
+        ``states[row]``: a mapping of arrays, empty at its start, which this changes. Requests of one sequence come in order, one
+        step at a time; a request of several rows is as many steps. A sequence whose ``states[row].go_on()`` is
+        called gets another step with the same row: what its steps return goes to its caller as it comes, or, joined along
+        the rows, when the last is done. May be ``async def``. When it raises, no state has changed. ::
+
+            def step(self, states, x):
+                h = states.stack("h", (128,))
+                y, h = self.cell(x, h)
+                states.keep("h", h)
+                return y
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step method")
+
+    def sequence_ended(self, state: SequenceState, why: SequenceEnd, /) -> None:
+        """A sequence is over: free what it held beside its state. What this raises is logged.
+
+        Told once for every sequence that had a step. Of one whose process died, the next process is told (`INSTANCE_LOST`), with
+        an empty state. Sequences that have a checkpoint, and go on elsewhere, end here as `STOPPED`.
+        """
+
     def close(self) -> None:
         """Called once when the instance goes; free what `load` took."""
 
@@ -126,3 +153,8 @@ def predicts(model: Model) -> bool:
 def streams(model: Model) -> bool:
     """Whether the model answers streams: it has a `predict_stream` of its own."""
     return getattr(model.predict_stream, "__func__", None) is not Model.predict_stream
+
+
+def steps(model: Model) -> bool:
+    """Whether the model answers sequences: it has a `step` of its own."""
+    return getattr(model.step, "__func__", None) is not Model.step

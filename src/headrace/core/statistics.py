@@ -83,6 +83,23 @@ class BatchStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceStatistics:
+    """The sequences of one model version that has a `step`, since it was loaded; those without an id are among them."""
+
+    live: int = 0
+    """Sequences that live now."""
+    live_max: int = 0
+    ends: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many ended, by the reason (`headrace.SequenceEnd`)."""
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Requests that no sequence took, by the kind of the error (`headrace.core.errors.SequenceError.kind`)."""
+    steps: int = 0
+    """Steps that were done; those that failed are not."""
+    interval_s: Histogram = field(default_factory=lambda: Histogram.empty(QUEUE_S_BOUNDS))
+    """Of requests whose step goes on: from the end of one step to the end of the next."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatistics:
     """One model version since it was loaded. A request counts once it has ended.
 
@@ -129,6 +146,8 @@ class ModelStatistics:
     """Time in which instances were calling the model, summed over them."""
     uptime_s: float = 0.0
     """Time since the model was ready."""
+    sequences: SequenceStatistics | None = None
+    """None of a model without a `step`."""
     # What is going on now:
     waiting_requests: int = 0
     waiting_rows: int = 0

@@ -128,6 +128,8 @@ class ModelMetadata:
     `max_batch_rows` is the most rows for one call, `max_batch_delay_ms` how long a row may wait for company.
     `predicts` and `streams` say which of `predict` and `predict_stream` the model has, `whole_requests` that it is
     called with one request at a time (`Model.predict_request`), `bytes_as` what it wants of text (`Model.bytes_as`).
+    `steps` says that its requests belong to sequences (`Model.step`); such a model predicts and streams, too. Of it,
+    `sequences_live_max` is how many the model itself would have live at once.
     """
 
     name: str
@@ -142,6 +144,8 @@ class ModelMetadata:
     streams: bool = False
     whole_requests: bool = False
     bytes_as: Literal["str", "bytes", "sent"] = "str"
+    steps: bool = False
+    sequences_live_max: int | None = None
 
 
 @record

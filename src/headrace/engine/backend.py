@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import CoroutineType
 from typing import Any, Protocol
 
@@ -27,18 +28,22 @@ from headrace.core.errors import (
     PredictError,
     StoppedError,
 )
-from headrace.core.model import Model, predicts, streams
+from headrace.core.model import Model, predicts, steps, streams
 from headrace.core.record import record
+from headrace.core.sequence import SequenceEnd, SequenceLimits, States
 from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, dtype_of
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.loop_thread import LoopThread
 from headrace.engine.outputs import OutputCheck, Outputs
 from headrace.engine.reason import reason
 from headrace.engine.settings import ServeSettings
+from headrace.engine.stepper import Deliver, Ending, StepOrder, Stepped, Stepper
 from headrace.engine.streams import StreamCall, StreamModel
 
 _log = logging.getLogger("headrace.engine")
 _DEFAULTS = ServeSettings()
+_FIRST_STEP = StepOrder(0, "", 0, again=False, end=True, parameters={}, restore=None, save=False)
+"""The warm-up's."""
 
 Parts = Sequence[Mapping[str, Array]]
 """Tensors by input name, request after request: to be joined along the first axis."""
@@ -61,6 +66,8 @@ class Backend(Protocol):
     check: OutputCheck
     rows_max: int
     metadata: ModelMetadata
+    sequences: SequenceLimits
+    """Of a model with a `step`."""
 
     def call(self, parts: Parts, rows: int, request: str, call: Call, *, fresh: bool) -> Called:
         """Call `predict` once on `rows` rows in all, for the request that is called `request`.
@@ -72,6 +79,18 @@ class Backend(Protocol):
 
     def call_request(self, request: InferRequest, call: Call) -> InferResponse:
         """Call `predict_request`, of a model that has one. Raises what `call` does."""
+        ...
+
+    def step(self, parts: Parts, orders: Sequence[StepOrder], call: Call) -> Stepped:
+        """Call `step` once, of a model that has one: on a row of `parts` for each order, all of different sequences.
+
+        Raises what `call` does, and SequenceLostError for a sequence whose state is not here. Then no state has changed, and
+        what was to be restored is to be given again.
+        """
+        ...
+
+    def end_sequences(self, endings: Sequence[Ending]) -> None:
+        """These sequences are over: drop their states, and tell the model. Raises InstanceLostError."""
         ...
 
     def cancel(self) -> None:
@@ -129,6 +148,7 @@ class LocalBackend:
         self._home: LoopThread | None = None
         self._model: Model | None = None
         self._stream_model: StreamModel | None = None
+        self._stepper: Stepper | None = None
         self._cancel: Callable[[], object] | None = None
         self._streams: set[StreamCall] = set()
         self._changed = threading.Condition()
@@ -154,13 +174,18 @@ class LocalBackend:
             max_batch_rows=self.rows_max,
             max_batch_delay_ms=model.max_batch_delay_ms if delay_ms is None else delay_ms,
             fingerprint=fingerprint,
-            predicts=predicts(model),
-            streams=streams(model),
+            predicts=predicts(model) or steps(model),
+            streams=streams(model) or steps(model),
+            steps=steps(model),
+            sequences_live_max=model.sequences.live_max if steps(model) else None,
             whole_requests=model.predict_request is not None,
             bytes_as=model.bytes_as,
         )
 
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
+        if steps(model):
+            self._check_alone(model, inline=inline)
+            self._stepper = Stepper(model, self._name)
         if streams(model):
             self._stream_model = StreamModel(
                 model, self._name, self._version, clock=self._clock, turns=self.turns
@@ -173,7 +198,8 @@ class LocalBackend:
         self.predict = model.predict
         self.is_async = inspect.iscoroutinefunction(model.predict)
         self.inputs = ModelInputs.of(model, self._name)
-        self.check = OutputCheck(self._name, model.outputs)
+        self.check = OutputCheck(self._name, model.outputs, "step" if steps(model) else "predict")
+        self.sequences = model.sequences.changed(settings.sequences)
         self.rows_max = model.max_batch_rows if settings.max_batch_rows is None else settings.max_batch_rows
         self.writes_inputs = model.writes_inputs
         if self.rows_max < 1:
@@ -185,8 +211,24 @@ class LocalBackend:
         if not settings.warm_up:
             return
         self._do(model.warm_up)
-        if type(model).warm_up is Model.warm_up and predicts(model):
+        if type(model).warm_up is Model.warm_up and (predicts(model) or steps(model)):
             self._call_with_zeros()
+
+    def _check_alone(self, model: Model, *, inline: bool) -> None:
+        others = {
+            "predict": predicts(model),
+            "predict_stream": streams(model),
+            "predict_request": model.predict_request is not None,
+        }
+        if has := ", ".join(name for name, there in others.items() if there):
+            raise ModelLoadError(
+                self._name, f"it has both step and {has}: a model with a step answers all requests by it"
+            )
+        if inline:
+            raise ConfigError(
+                f"model {self._name}: a model with a step cannot run inline, since its requests wait for each other; "
+                "set isolation to thread"
+            )
 
     def zeros(self, rows: int) -> dict[str, Array] | None:
         """Inputs of zeros, where the model's declared sizes are known."""
@@ -204,9 +246,19 @@ class LocalBackend:
         if zeros is None:
             return
         try:
-            self._do(lambda: self._predicted(zeros))
+            if self._stepper is None:
+                self._do(lambda: self._predicted(zeros))
+            else:
+                self._step_with_zeros(zeros)
         except Exception:  # noqa: BLE001 - zeros need not be an input that the model takes
             _log.debug("warm-up with zeros failed", extra={"model": self._name}, exc_info=True)
+
+    def _step_with_zeros(self, zeros: Mapping[str, Array]) -> None:
+        """The only step of a sequence whose end the model is told, as of any other."""
+        try:
+            self.step((zeros,), [_FIRST_STEP], CALL.get())
+        finally:
+            self.end_sequences([Ending(_FIRST_STEP.number, _FIRST_STEP.id, 1, SequenceEnd.ENDED)])
 
     def call(self, parts: Parts, rows: int, request: str, call: Call, *, fresh: bool) -> Called:
         """See `Backend`."""
@@ -231,6 +283,46 @@ class LocalBackend:
         return replace(
             returned, model_name=self._name, model_version=self.metadata.version, id=returned.id or request.id
         )
+
+    def step(
+        self,
+        parts: Parts,
+        orders: Sequence[StepOrder],
+        call: Call,
+        *,
+        fresh: bool = False,
+        deliver: Deliver | None = None,
+    ) -> Stepped:
+        """See `Backend`. `fresh` arrays are nobody else's; the step counts only when `deliver` has returned."""
+        stepper = self._stepper
+        assert stepper is not None, "only asked of models that step"
+        token = CALL.set(call)
+        try:
+            began_s = self._clock.now()
+            tensors = self._joined(parts, fresh=fresh)
+            joined_s = inferred_s = self._clock.now()
+
+            def called(states: States) -> Outputs:
+                nonlocal inferred_s
+                rows = len(states)
+                returned = self.awaited(self._call_step(states, tensors))
+                inferred_s = self._clock.now()
+                return self.check(returned, rows, "")
+
+            outputs, said, saved = stepper.step(orders, called, deliver)
+        finally:
+            CALL.reset(token)
+        took_s = (joined_s - began_s, inferred_s - joined_s, self._clock.now() - inferred_s)
+        return Stepped(outputs, said, saved, *took_s)
+
+    def _call_step(self, states: States, tensors: Mapping[str, Array]) -> Any:
+        assert self._model is not None
+        return self.inputs.call(partial(self._model.step, states), tensors)
+
+    def end_sequences(self, endings: Sequence[Ending]) -> None:
+        """See `Backend`."""
+        assert self._stepper is not None, "only asked of models that step"
+        self._stepper.end(endings, self._do)
 
     def _called(self, parts: Parts, rows: int, request: str, *, fresh: bool) -> Called:
         began_s = self._clock.now()

@@ -4,9 +4,11 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import Any, Final
 
 from headrace.core.model import ModelRecipe
+from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.engine.inputs import ModelInputs, exact_inputs
 from headrace.engine.settings import ServeSettings
@@ -14,6 +16,7 @@ from headrace.engine.settings import ServeSettings
 CONTROL_BYTES: Final = mmap.PAGESIZE
 """A page that both processes see: at its start, as CALL_NUMBER, the last call that was cancelled."""
 CALL_NUMBER: Final = struct.Struct("<Q")
+_EVER: Final = "inf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,9 @@ class Bootstrap:
 
     def values(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self)
+        told = asdict(self)
+        told["settings"]["sequences"] = _told_limits(self.settings.sequences)
+        return told
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Bootstrap":
@@ -45,27 +50,40 @@ class Bootstrap:
 
 def _settings(values: Mapping[str, Any]) -> ServeSettings:
     passed = values["environ_pass"]
-    told: dict[str, Any] = {**values, "environ_pass": None if passed is None else tuple(passed)}
+    told: dict[str, Any] = {
+        **values,
+        "environ_pass": None if passed is None else tuple(passed),
+        "sequences": _limits(values["sequences"]),
+    }
     return ServeSettings(**told)
 
 
-def loaded_values(metadata: ModelMetadata, inputs: ModelInputs) -> dict[str, Any]:
+def _told_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
+    # JSON has no infinity.
+    return {name: _EVER if value == inf else value for name, value in limits.items()}
+
+
+def _limits(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: inf if value == _EVER else value for name, value in told.items()}
+
+
+def loaded_values(metadata: ModelMetadata, inputs: ModelInputs, sequences: SequenceLimits) -> dict[str, Any]:
     """What is known of a model once it has loaded, as plain values."""
     takes = {field.name: getattr(inputs, field.name) for field in fields(inputs) if field.init}
     takes["specs"] = [asdict(spec) for spec in inputs.specs]
     takes["optional"] = sorted(inputs.optional)
     del takes["exact"]  # follows from what is declared, and has no plain values
-    return {"metadata": asdict(metadata), "inputs": takes}
+    return {"metadata": asdict(metadata), "inputs": takes, "sequences": _told_limits(asdict(sequences))}
 
 
-def loaded_of(values: Mapping[str, Any]) -> tuple[ModelMetadata, ModelInputs]:
+def loaded_of(values: Mapping[str, Any]) -> tuple[ModelMetadata, ModelInputs, SequenceLimits]:
     """What `loaded_values` told."""
     says: dict[str, Any] = dict(values["metadata"])
     says |= {"inputs": _specs(says["inputs"]), "outputs": _specs(says["outputs"])}
     takes: dict[str, Any] = dict(values["inputs"])
     takes |= {"specs": _specs(takes["specs"]), "optional": frozenset(takes["optional"])}
     takes["exact"] = exact_inputs(takes["specs"]) if takes["declared"] else None
-    return ModelMetadata(**says), ModelInputs(**takes)
+    return ModelMetadata(**says), ModelInputs(**takes), SequenceLimits(**_limits(values["sequences"]))
 
 
 def _specs(values: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:

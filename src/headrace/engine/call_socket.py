@@ -18,6 +18,12 @@ _PIECE_BYTES: Final = 16 * 1024
 _FD_BYTES: Final = socket.CMSG_SPACE(4)
 
 
+def pack(message: Mapping[str, Any]) -> bytes:
+    """A message as it is sent. TypeError for what is no plain value, and for text that is no UTF-8."""
+    text = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
+    return _LENGTH.pack(len(text)) + text
+
+
 class CallSocket:
     """One end of a socket pair. EOFError when the other end is gone, TimeoutError when it takes too long."""
 
@@ -28,10 +34,12 @@ class CallSocket:
         """How long `send` and `receive` may last from now on."""
         self._socket.settimeout(timeout_s)
 
-    def send(self, message: Mapping[str, Any], fd: int | None = None) -> None:
-        """Send one message, and a file, which is closed here."""
-        text = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
-        data = _LENGTH.pack(len(text)) + text
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Raises what `pack` does, too."""
+        self.send_packed(pack(message))
+
+    def send_packed(self, data: bytes, fd: int | None = None) -> None:
+        """Send what `pack` made, and a file, which is closed here."""
         try:
             sent = self._socket.send(data) if fd is None else socket.send_fds(self._socket, [data], [fd])
             if sent < len(data):

@@ -4,13 +4,13 @@ Arrives: tickets, from any thread. Leaves: batches of tickets, to whichever inst
 """
 
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from headrace.batching.adaptive import AdaptiveBatch, AdaptiveBatcher, LookAgain
 from headrace.core.clock import Clock
 from headrace.core.errors import StoppedError
+from headrace.engine.intake import Intake
 from headrace.engine.ticket import Ticket
 
 Work = AdaptiveBatch[Ticket]
@@ -51,28 +51,21 @@ class ThreadTaker:
                 self._asleep.acquire(blocking=False)
 
 
-class Channel:
-    """Takes tickets, gives batches. Bounded in two ways, by who puts.
+class Channel(Intake):
+    """Takes tickets, gives batches. Bounded in two ways, by who puts; see `Intake`.
 
-    `put` blocks while `in_flight_max` of its tickets are unanswered: back-pressure for a caller that has more where
-    that came from. `offer` never blocks and says no when `queue_rows_max` rows wait, or as many requests of no rows: for
-    callers who can be told. A ticket that is withdrawn while it waits leaves the queue at once.
+    `offer` says no when `queue_rows_max` rows wait, or as many requests of no rows. A ticket that is withdrawn while it waits
+    leaves the queue at once.
     """
 
     def __init__(
         self, batcher: AdaptiveBatcher[Ticket], clock: Clock, *, in_flight_max: int, queue_rows_max: int
     ) -> None:
+        super().__init__(clock, in_flight_max=in_flight_max)
         self._batcher = batcher
-        self._clock = clock
-        self._in_flight_max = in_flight_max
         self._queue_rows_max = queue_rows_max
-        self._lock = threading.Lock()
-        self._answered = threading.Condition(self._lock)
-        # Apart from the ticket's reply, so that a caller who keeps its future does not keep the request's arrays.
-        self._put: dict[Future[Any], Ticket] = {}
         self._running_rows = 0
         self._running = 0
-        self._cancelled = 0
         self._idle: dict[Taker, float] = {}
         """Takers that wait, with when they began to, the latest last."""
         self._sleeping: list[Taker] = []
@@ -81,36 +74,13 @@ class Channel:
         """The one that waits for company, for at most so long."""
         self._wanted = LookAgain()
         """What it waits for."""
-        self._closed = False
-        self._dropped = False
 
     def resize(self, *, rows_max: int, delay_s: float) -> None:
-        """What a batch may hold and how long it may wait for company, once the model is loaded."""
+        """See `Intake`."""
         with self._lock:
             self._batcher.resize(rows_max=rows_max, delay_s=delay_s)
 
-    @property
-    def dropped(self) -> bool:
-        """Whether `drop` was called: nothing further is to be begun."""
-        return self._dropped
-
-    @property
-    def cancelled(self) -> int:
-        """How many tickets that were `put` were cancelled before they began."""
-        return self._cancelled
-
     # Callers
-
-    def put(self, ticket: Ticket, future: Future[Any]) -> None:
-        """Queue a ticket, blocking while there is no room; `future` tells when it is answered. StoppedError once closed."""
-        with self._lock:
-            while len(self._put) >= self._in_flight_max and not self._closed:
-                self._answered.wait()
-            if self._closed:
-                raise StoppedError("it was stopped while this request waited for room")
-            self._put[future] = ticket
-            self._add(ticket)
-        future.add_done_callback(self._done)
 
     def offer(self, ticket: Ticket) -> bool:
         """Queue a ticket if there is room; whether there was. Raises StoppedError once closed.
@@ -125,30 +95,6 @@ class Channel:
                 return False
             self._add(ticket)
             return True
-
-    def withdraw(self, ticket: Ticket) -> bool:
-        """Nobody waits for this ticket any more; whether it still waited. One that has ended stays as it is."""
-        with self._lock:
-            if ticket.ended:
-                return False
-            ticket.cancelled = True
-            return self._batcher.remove(ticket)
-
-    def abandon(self, future: Future[Any]) -> Ticket | None:
-        """As `withdraw`, for the ticket that was put with this future; None when it has ended, or was withdrawn before."""
-        with self._lock:
-            ticket = self._put.get(future)
-            if ticket is None or ticket.ended or ticket.cancelled:
-                return None
-            ticket.cancelled = True
-            self._batcher.remove(ticket)
-            return ticket
-
-    def settle(self, tickets: Iterable[Ticket]) -> None:
-        """These have their answers: those that were not withdrawn before have `ended`, and can be withdrawn no more."""
-        with self._lock:
-            for ticket in tickets:
-                ticket.ended = not ticket.cancelled
 
     def again(self, tickets: list[Ticket]) -> None:
         """Queue tickets once more that somebody still waits for, before their equals: what had them died. Also while closing."""
@@ -222,20 +168,6 @@ class Channel:
             self._running -= len(work.items)
             self._batcher.ended(self._clock.now())
 
-    # Life
-
-    def close(self) -> None:
-        """Take no more; what waits can still be taken."""
-        with self._lock:
-            self._close()
-
-    def drop(self) -> list[Ticket]:
-        """Close, and give back what waits, for its caller to fail."""
-        with self._lock:
-            self._dropped = True
-            self._close()
-            return self._batcher.drain()
-
     def waiting(self) -> tuple[int, int, float, int]:
         """Requests and rows that wait, how long the oldest has, in seconds, and requests in calls."""
         with self._lock:
@@ -245,13 +177,17 @@ class Channel:
 
     # Under the lock
 
-    def _close(self) -> None:
-        self._closed = True
+    def _wake_all(self) -> None:
         self._armed = None
-        self._answered.notify_all()
         sleeping, self._sleeping = self._sleeping, []
         for taker in sleeping:
             taker.wake()
+
+    def _remove(self, ticket: Ticket) -> bool:
+        return self._batcher.remove(ticket)
+
+    def _drain(self) -> list[Ticket]:
+        return self._batcher.drain()
 
     def _add(self, ticket: Ticket) -> None:
         self._batcher.add(ticket)
@@ -271,17 +207,3 @@ class Channel:
         if taker in self._sleeping:
             self._sleeping.remove(taker)
         taker.wake()
-
-    def _done(self, future: Future[Any]) -> None:
-        """A ticket that was put is answered or cancelled; called once for each, from any thread."""
-        left = False
-        with self._lock:
-            ticket = self._put.pop(future)
-            self._answered.notify()
-            if future.cancelled():
-                ticket.cancelled = True
-                self._cancelled += 1
-                left = self._batcher.remove(ticket)
-        if left:
-            # Whoever waits for several futures hears of a cancelled one only like this.
-            future.set_running_or_notify_cancel()

@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -21,12 +22,15 @@ import orjson
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import Array, InferRequest, InferResponse
-from headrace.engine.backend import LocalBackend
+from headrace.engine.backend import Called, LocalBackend
 from headrace.engine.bootstrap import CALL_NUMBER, CONTROL_BYTES, Bootstrap, loaded_values
-from headrace.engine.call_socket import CallSocket
+from headrace.engine.call_socket import CallSocket, pack
+from headrace.engine.outputs import Outputs
 from headrace.engine.recipe import maker
 from headrace.engine.relay import Inlet, Outlet, Relay, count_of, end_of
 from headrace.engine.shared_arrays import Arena, Memory, read_arrays, write_arrays
+from headrace.engine.step_codec import endings_of, joined, orders_of, parted
+from headrace.engine.stepper import Stepped
 from headrace.engine.stream_codec import pack_response, unpack_requests
 from headrace.engine.streams import StreamCall
 from headrace.engine.told import told
@@ -35,6 +39,8 @@ from headrace.engine.wire import Frame, Kind, Wire
 _PR_SET_PDEATHSIG: Final = 1
 _BACKLOG_FRAMES_MAX: Final = 10_000
 """Beyond so many frames that wait, log records are dropped: the log must not fill the memory."""
+
+_NOTHING: Final[Mapping[str, Array]] = {}
 
 _log = logging.getLogger("headrace.engine")
 
@@ -59,7 +65,7 @@ class _WireHandler(logging.Handler):
 
 
 class _Call:
-    """A call of `predict`, as its model can ask about it (`headrace.core.call.Call`)."""
+    """A call of `predict` or `step`, as its model can ask about it (`headrace.core.call.Call`)."""
 
     def __init__(self, number: int, deadline: float | None, clock: Clock, control: mmap.mmap) -> None:
         self._number = number
@@ -180,7 +186,7 @@ class _Child:
             self._wire.close()
             return 1
         self._streams.backend = backend
-        self._calls.send(loaded_values(backend.metadata, backend.inputs))
+        self._calls.send(loaded_values(backend.metadata, backend.inputs, backend.sequences))
         try:
             self._answer_all(backend)
         except EOFError:
@@ -202,7 +208,8 @@ class _Child:
             reply["kept"] = self._given is not None and self._given.kept
             if reply["kept"]:
                 self._given = None
-            self._calls.send(reply, self._returned.new_fd())
+            reply["arena"] = self._returned.size
+            self._calls.send_packed(pack(reply), self._returned.new_fd())
 
     def _answered(self, backend: LocalBackend, message: dict[str, Any]) -> dict[str, Any]:
         number = message["call"]
@@ -218,28 +225,56 @@ class _Child:
                 self._current = None
 
     def _called(self, backend: LocalBackend, message: dict[str, Any], number: int) -> dict[str, Any]:
+        if "endings" in message:
+            backend.end_sequences(endings_of(message["endings"]))
+            return {}
         began_s = self._clock.now()
         left_s = message["deadline_s"]
         deadline = None if left_s is None else began_s + left_s
         call = _Call(number, deadline, self._clock, self._control)
         assert self._given is not None, "arrays come with the first call"
         given = read_arrays(self._given, message["arrays"], copy=False)
-        called = backend.call((given,), message["rows"], message["request"], call, fresh=True)
-        wrote_s = self._clock.now()
-        arrays = self._written(called.outputs)
-        ended_s = self._clock.now()
-        return {
-            "arrays": arrays,
-            "arena": self._returned.size,
-            "input_s": called.input_s,
-            "infer_s": called.infer_s,
-            "output_s": called.output_s + ended_s - wrote_s,
-            "took_s": ended_s - began_s,
-        }
+        answer = self._stepped if "orders" in message else self._predicted
+        reply, called = answer(backend, message, given, call)
+        reply["input_s"], reply["infer_s"], reply["output_s"] = (
+            called.input_s,
+            called.infer_s,
+            called.output_s,
+        )
+        reply["took_s"] = self._clock.now() - began_s
+        return reply
 
-    def _written(self, outputs: dict[str, Array]) -> list[Any]:
+    def _predicted(
+        self, backend: LocalBackend, message: dict[str, Any], given: Mapping[str, Array], call: _Call
+    ) -> tuple[dict[str, Any], Called]:
+        called = backend.call((given,), message["rows"], message["request"], call, fresh=True)
+        checked_s = self._clock.now()
+        reply = {"arrays": self._written(called.outputs)}
+        return reply, replace(called, output_s=called.output_s + self._clock.now() - checked_s)
+
+    def _stepped(
+        self, backend: LocalBackend, message: dict[str, Any], given: Mapping[str, Array], call: _Call
+    ) -> tuple[dict[str, Any], Stepped]:
+        told, memory = message["orders"], self._given
+        assert memory is not None, "arrays come with the first call"
+        checkpoints = read_arrays(memory, message["beside"], copy=False)
+        orders = orders_of(told, parted(message["lengths"], checkpoints, len(told)))
+        del checkpoints
+        reply: dict[str, Any] = {}
+
+        def deliver(outputs: Outputs, saved: Sequence[bytes | None]) -> None:
+            # What cannot go there has not happened here.
+            reply["lengths"], beside = joined(saved)
+            placed = self._written(outputs, beside)
+            reply["arrays"], reply["beside"] = placed[: len(outputs)], placed[len(outputs) :]
+
+        stepped = backend.step((given,), orders, call, fresh=True, deliver=deliver)
+        reply["said"] = [tuple(said) for said in stepped.said]
+        return reply, stepped
+
+    def _written(self, outputs: Outputs, beside: Mapping[str, Array] = _NOTHING) -> list[Any]:
         try:
-            return write_arrays(self._returned, (outputs,))
+            return write_arrays(self._returned, (outputs,), beside)
         except (TypeError, DataError) as error:
             raise ModelContractError(
                 self._boot.name, f"it returned what goes to no other process: {error}"

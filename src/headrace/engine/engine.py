@@ -7,24 +7,31 @@ without an answer: a request ends with a response, an error, or its own cancella
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
 
 from headrace.batching.adaptive import AdaptiveBatcher
+from headrace.checkpoints.open import open_store
+from headrace.checkpoints.store import KEEP_MS, CheckpointStore
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     CancelledRequestError,
     ConfigError,
+    HeadraceError,
     InstanceLostError,
     LimitError,
     ModelInputError,
     OverloadedError,
+    SequenceError,
     StoppedError,
     UnsupportedError,
 )
 from headrace.core.model import Model
 from headrace.core.predictor import PredictorStatistics
-from headrace.core.statistics import ModelStatistics
+from headrace.core.sequence import SequenceInfo, SequenceLimits
+from headrace.core.statistics import ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Backend
 from headrace.engine.channel import Channel
@@ -32,6 +39,9 @@ from headrace.engine.inline import NOWHERE
 from headrace.engine.isolation import Placement
 from headrace.engine.life import Life, State
 from headrace.engine.settings import ServeSettings
+from headrace.engine.steps.asks import rows_of
+from headrace.engine.steps.channel import StepChannel
+from headrace.engine.steps.respond import Responder
 from headrace.engine.streams import AnswerStream, StreamCall
 from headrace.engine.tally import total
 from headrace.engine.texts import with_texts
@@ -76,6 +86,9 @@ class Engine:
         clock: Tells deadlines, busy and starved time.
         warm_up: Whether to call `Model.warm_up`, or a row of zeros, before the instance is ready.
         serving: How requests of many callers are queued, joined and placed.
+        sequences: Without `serving`, limits of a model with a `step` that are to be other than its own.
+        open_checkpoints: Opens the store of checkpoints, at every start, in the place of what `serving` names; it is closed
+            when the engine has stopped.
     """
 
     def __init__(
@@ -90,10 +103,14 @@ class Engine:
         clock: Clock | None = None,
         warm_up: bool = True,
         serving: ServeSettings | None = None,
+        sequences: Mapping[str, Any] | None = None,
+        open_checkpoints: Callable[[], CheckpointStore] | None = None,
     ) -> None:
         if instances < 1:
             raise ConfigError(f"model {name}: instances must be 1 or more, not {instances}")
-        settings = serving or ServeSettings(instances=instances, isolation="thread", warm_up=warm_up)
+        settings = serving or ServeSettings(
+            instances=instances, isolation="thread", warm_up=warm_up, sequences=sequences or {}
+        )
         # One running and one waiting for each instance, and one for whichever instance is free first.
         most = 2 * settings.instances + 1 if in_flight_max is None else in_flight_max
         if most < 1:
@@ -103,6 +120,7 @@ class Engine:
         self.settings = settings
         self._merge = serving is not None
         self._in_flight_max = most
+        self._open_checkpoints = open_checkpoints
         self._clock = clock or SystemClock()
         self._placement = Placement(
             make_model,
@@ -125,6 +143,34 @@ class Engine:
             queue_rows_max=self.settings.queue_rows_max,
         )
         return Life(self.name, self._clock, channel, self._changed, instances)
+
+    def _step_channel(self, life: Life, backend: Backend) -> StepChannel:
+        """Where requests wait for a model that has a `step`."""
+        limits = backend.sequences
+        # What `put` lets in must never be too much for one sequence: whoever puts waits instead.
+        limits = replace(limits, requests_max=max(limits.requests_max, self._in_flight_max))
+        return StepChannel(
+            limits,
+            self._clock,
+            model=self.name,
+            inputs=backend.inputs,
+            respond=Responder(backend.check, self.name, backend.metadata.version),
+            places=len(life.slots),
+            merge=self._merge,
+            in_flight_max=self._in_flight_max,
+            queue_rows_max=self.settings.queue_rows_max,
+            tell=life.tell,
+            store=self._store(limits),
+        )
+
+    def _store(self, limits: SequenceLimits) -> CheckpointStore | None:
+        if self._open_checkpoints is not None:
+            return self._open_checkpoints()
+        address = self.settings.checkpoints
+        if address is None:
+            return None
+        model = f"{self.name}/{self.version}" if self.version else self.name
+        return open_store(address, model, keep_ms=max(KEEP_MS, limits.idle_ms))
 
     @property
     def metadata(self) -> ModelMetadata:
@@ -162,12 +208,13 @@ class Engine:
             if self._life.state is State.RUNNING:
                 return
             life = self._new_life(self.settings.instances)
-            life.begin(lambda slot: Worker(life, slot, self._placement).run())
+            life.begin(lambda slot: Worker(life, slot, self._placement, self._step_channel).run())
             self._life = life
         try:
             self._wait_until_loaded(life)
         except BaseException:
             life.channel.drop()
+            life.close_store()
             self._become(life, State.STOPPED)
             raise
 
@@ -206,6 +253,7 @@ class Engine:
             life.cut_short()
         life.hurry.set()
         life.end()
+        life.close_store()
         self._become(life, State.STOPPED)
 
     # Callers in threads
@@ -227,11 +275,19 @@ class Engine:
             future.set_exception(error)
             return future
         reply = FutureReply(future)
-        key = merge_key(request) if self._merge else None
+        key = merge_key(request.inputs) if self._merge else None
         ticket = Ticket(request, rows, self._clock.now(), reply, key=key, strict=strict)
         if alone or (strict and backend.metadata.whole_requests):
             ticket.key = ticket
-        if life.inline is None:
+        if life.steps is not None:
+            try:
+                life.steps.put(ticket, future)
+            except HeadraceError as error:
+                if isinstance(error, StoppedError):
+                    raise
+                life.count_refused(ticket, error)
+                future.set_exception(error)
+        elif life.inline is None:
             life.channel.put(ticket, future)
         else:
             reply.give(life.inline.answer(ticket))
@@ -273,7 +329,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         reply = LoopReply(loop)
         ticket = Ticket(request, rows, now, reply, strict=True, times=times)
-        ticket.key = ticket if backend.metadata.whole_requests else merge_key(request)
+        ticket.key = ticket if backend.metadata.whole_requests else merge_key(request.inputs)
         if times is not None:
             times.asked_s = now
         self._admit(life, ticket)
@@ -339,6 +395,9 @@ class Engine:
                 return
         except StoppedError:
             raise life.stopped("it is stopping, or has lost its instances") from None
+        except SequenceError as error:
+            life.count_refused(ticket, error)
+            raise
         with life.counting:
             life.refused += 1
         _, rows, _, _ = life.channel.waiting()
@@ -373,25 +432,43 @@ class Engine:
         if not backend.metadata.streams:
             raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
         first = _fitting(first, backend)
-        more = None if more is None else _all_fitting(more, backend)
+        more_fitting = None if more is None else _all_fitting(more, backend)
         loop = asyncio.get_running_loop()
         call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
         call.requests.offer(first)
         slot = life.slot_for(call, self.settings.streams_max)
         try:
-            assert slot.backend is not None
-            slot.backend.open_stream(call)
+            if life.steps is not None:
+                life.open_step_stream(call, life.steps, single=more is None)
+            else:
+                assert slot.backend is not None
+                slot.backend.open_stream(call)
         except BaseException:
             life.stream_over(slot, call)
             raise
         with life.counting:
             slot.tally.streams += 1
         feeding: asyncio.Task[None] | None = None
-        if more is None:
+        if more_fitting is None:
             call.requests.close()
         else:
-            feeding = loop.create_task(_feed(more, call))
+            feeding = loop.create_task(_feed(more_fitting, call))
         return AnswerStream(call, feeding, lambda call: life.stream_over(slot, call))
+
+    # Sequences
+
+    def sequences(self, most: int | None = None) -> tuple[SequenceInfo, ...]:
+        """The living sequences that have an id, the oldest first, at most so many; none, of a model without a `step`. Any thread."""
+        steps = self._life.steps
+        return () if steps is None else steps.sequences(most)
+
+    def cancel_sequence(self, id: str) -> bool:
+        """End the sequence of this id, with all that waits for it; whether it lived. Any thread."""
+        life = self._life
+        if life.steps is None or not life.steps.cancel(id):
+            return False
+        life.tell_gone()
+        return True
 
     # Both
 
@@ -407,6 +484,8 @@ class Engine:
     def _checked(self, backend: Backend, request: InferRequest) -> int:
         if not backend.metadata.predicts:
             raise ModelInputError(self.name, "it only streams: it has a predict_stream, but no predict")
+        if backend.metadata.steps:
+            return rows_of(request, backend.inputs)
         return backend.inputs.check(request)
 
     def statistics(self) -> PredictorStatistics:
@@ -449,13 +528,19 @@ class Engine:
             oldest_waiting_s=oldest_s,
             in_flight=requests + running,
             open_streams=sum(len(s.streams) for s in life.slots),
+            sequences=None if life.steps is None else _sequence_statistics(life.steps),
         )
         return total([*(s.tally for s in life.slots), life.tally], base)
 
 
+def _sequence_statistics(steps: StepChannel) -> SequenceStatistics:
+    ends = {str(why): count for why, count in steps.ends().items()}
+    return SequenceStatistics(steps.live, steps.limits.live_max, ends, steps.refused())
+
+
 def _fitting(request: InferRequest, backend: Backend) -> InferRequest:
     """One request of a stream, as its model declares it. Raises ModelInputError."""
-    if backend.inputs.declared:
+    if backend.inputs.declared and not backend.metadata.steps:
         backend.inputs.check_names(request)
     return with_texts(request, backend.metadata.bytes_as, backend.metadata.name)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.errors import ModelInputError, ModelLoadError
-from headrace.core.model import Model
+from headrace.core.model import Model, steps
 from headrace.core.tensor import Array, InferRequest, Tensor, TensorSpec, dtype_of
 
 _GUESSED_DATATYPE = "FP32"
@@ -44,7 +44,8 @@ class ModelInputs:
 
     @classmethod
     def of(cls, model: Model, name: str) -> "ModelInputs":
-        """Read the signature of a loaded model. Raises ModelLoadError when `predict` cannot take its inputs."""
+        """Read the signature of a loaded model. Raises ModelLoadError when its `predict`, or `step`, cannot take its inputs."""
+        method = "step" if steps(model) else "predict"
         parameters = _parameters(model)
         kinds = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -55,14 +56,16 @@ class ModelInputs:
         specs = model.inputs or tuple(TensorSpec(n, _GUESSED_DATATYPE) for n in required)
         if not specs and not any_keyword and not any_position:
             raise ModelLoadError(
-                name, "predict takes no inputs: give it a parameter for each, as in predict(self, x)"
+                name,
+                f"{method} takes no inputs{' beside its states' if method == 'step' else ''}: give it a parameter for each, as in {method}({'self, states' if method == 'step' else 'self'}, x)",
             )
         names = [s.name for s in specs]
         keywords_do = any_keyword or set(names) <= by_keyword
         in_order = [p for p in named if p.kind is not p.KEYWORD_ONLY]
         if not keywords_do and not any_position and len(in_order) < len(names):
             raise ModelLoadError(
-                name, f"predict{inspect.signature(model.predict)} cannot take its inputs {', '.join(names)}"
+                name,
+                f"{method}{inspect.signature(getattr(model, method))} cannot take its inputs {', '.join(names)}",
             )
         return cls(
             model=name,
@@ -202,10 +205,20 @@ def _as_declared(spec: TensorSpec, data: Array) -> Array:
 
 def _parameters(model: Model) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(model.predict).parameters.values())
+        if not steps(model):
+            return list(inspect.signature(model.predict).parameters.values())
+        return _without_states(list(inspect.signature(model.step).parameters.values()))
     except (TypeError, ValueError):
         # Compiled code may not tell: then it is given what there is, by name.
         return [inspect.Parameter("tensors", inspect.Parameter.VAR_KEYWORD)]
+
+
+def _without_states(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """The parameters of a `step` but the one that is given the states; none, where there is no such one."""
+    first = parameters[0].kind if parameters else inspect.Parameter.KEYWORD_ONLY
+    if first is inspect.Parameter.VAR_POSITIONAL:
+        return parameters
+    return [] if first in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) else parameters[1:]
 
 
 def _names(request: InferRequest) -> str:

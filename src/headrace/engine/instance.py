@@ -25,7 +25,7 @@ from headrace.core.errors import (
 from headrace.core.model import RowError
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
 from headrace.engine.backend import Backend, Called
-from headrace.engine.outputs import Outputs
+from headrace.engine.outputs import Outputs, wanted
 from headrace.engine.reason import WHY_CHARS_MAX, out_of_memory, reason
 from headrace.engine.tally import Tally
 from headrace.engine.ticket import Answer, Ticket
@@ -46,7 +46,7 @@ BeforeCall = Callable[[Ticket], None]
 """Raises what ends this request, when it need not be answered any more."""
 
 
-class _RunningCall:
+class RunningCall:
     """What a model can ask about the call that it is in (`headrace.core.call.Call`)."""
 
     def __init__(self, clock: Clock) -> None:
@@ -55,12 +55,14 @@ class _RunningCall:
 
     @property
     def deadline_s(self) -> float | None:
+        """See `Call`."""
         deadlines = [t.request.deadline for t in self.tickets if not t.cancelled]
         latest = max((d for d in deadlines if d is not None), default=None)
         return None if latest is None or None in deadlines else latest - self._clock.now()
 
     @property
     def cancelled(self) -> bool:
+        """See `Call`."""
         tickets = self.tickets
         now = self._clock.now()
         return bool(tickets) and not any(t.alive(now) for t in tickets)
@@ -75,7 +77,7 @@ class Instance:
         self._rows_max = backend.rows_max
         self._whole_requests = backend.metadata.whole_requests
         self._version = backend.metadata.version
-        self._running = _RunningCall(clock)
+        self._running = RunningCall(clock)
         self._clock = clock
         self._guard = threading.Lock()
         """Held where the call in progress is looked at, and where it ends, so that no other is cancelled in its place."""
@@ -258,8 +260,8 @@ class Instance:
         self.tally.called(ticket.rows, Called({}, infer_s=self._clock.now() - began_s))
         if not request.outputs:
             return response
-        wanted = self._wanted({t.name: t.data for t in response.outputs}, request)
-        return replace(response, outputs=tuple(t for n in wanted for t in response.outputs if t.name == n))
+        names = wanted({t.name: t.data for t in response.outputs}, request, self._name)
+        return replace(response, outputs=tuple(t for n in names for t in response.outputs if t.name == n))
 
     def _call_strictly(self, ticket: Ticket, tensors: Mapping[str, Array], rows: int) -> Outputs:
         try:
@@ -339,22 +341,14 @@ class Instance:
     def _response(
         self, outputs: Outputs, request: InferRequest, failures: tuple[RowFailure, ...]
     ) -> InferResponse:
-        wanted = self._wanted(outputs, request) if request.outputs and outputs else outputs
+        chosen = wanted(outputs, request, self._name) if request.outputs and outputs else outputs
         return InferResponse(
-            tuple([Tensor(name, data) for name, data in wanted.items()]),
+            tuple([Tensor(name, data) for name, data in chosen.items()]),
             self._name,
             self._version,
             request.id,
             failures=failures,
         )
-
-    def _wanted(self, outputs: Outputs, request: InferRequest) -> Outputs:
-        """The outputs that the request asks for."""
-        missing = [n for n in request.outputs if n not in outputs]
-        if missing:
-            why = f"it has no output {', '.join(map(repr, missing))} (it has {', '.join(map(repr, outputs))})"
-            raise ModelInputError(self._name, why)
-        return {n: outputs[n] for n in request.outputs}
 
 
 def _halves(tickets: Sequence[Ticket]) -> list[list[Ticket]]:

@@ -1,20 +1,31 @@
 """One life of an engine, from a start to the stop after it: what callers and instances' threads share."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from headrace.core.clock import Clock
-from headrace.core.errors import DeadlineError, OverloadedError, StoppedError
+from headrace.core.errors import (
+    DeadlineError,
+    HeadraceError,
+    OverloadedError,
+    SequenceError,
+    SequenceFullError,
+    StoppedError,
+    TooManySequencesError,
+)
 from headrace.core.tensor import InferRequest
 from headrace.engine.backend import Backend
 from headrace.engine.channel import Channel
 from headrace.engine.inline import Inline
 from headrace.engine.instance import Instance
+from headrace.engine.intake import Intake
 from headrace.engine.revival import Revival
+from headrace.engine.steps.channel import StepChannel
+from headrace.engine.steps.stream import StepStream
 from headrace.engine.streams import StreamCall
 from headrace.engine.tally import Tally
-from headrace.engine.ticket import Ticket, deliver, gone
+from headrace.engine.ticket import Answer, Ticket, deliver, gone
 
 
 class State(Enum):
@@ -33,6 +44,8 @@ class Slot:
         self.tally = Tally()
         self.backend: Backend | None = None
         self.instance: Instance | None = None
+        self.gone: Callable[[], None] = lambda: None
+        """What to call when somebody has left who may have waited for the call in progress."""
         self.streams: set[StreamCall] = set()
         """Changed under `Life.changed`."""
         self.revival: Revival | None = None
@@ -51,7 +64,9 @@ class Life:
     ) -> None:
         self.name = name
         self.clock = clock
-        self.channel = channel
+        self.batches = channel
+        self.steps: StepChannel | None = None
+        """Where requests wait for a model with a `step`; known once it is loaded."""
         self.changed = changed
         self.state = State.LOADING if instances else State.STOPPED
         self.slots = [Slot() for _ in range(instances)]
@@ -76,6 +91,27 @@ class Life:
     def backend(self) -> Backend | None:
         """Any of its instances' backends; None before one is loaded."""
         return self.slots[0].backend if self.slots else None
+
+    @property
+    def channel(self) -> Intake:
+        """Where requests wait."""
+        return self.steps or self.batches
+
+    def use_steps(self, make: Callable[[], StepChannel]) -> None:
+        """The model answers step by step: from now on requests wait there."""
+        with self.changed:
+            if self.steps is None:
+                self.steps = make()
+                self.batches.hand_over(self.steps)
+
+    def close_store(self) -> None:
+        """No instance is left that would keep a sequence's state."""
+        if self.steps is None:
+            return
+        if self.steps.dismissals is not None:
+            self.steps.dismissals.close()
+        if self.steps.store is not None:
+            self.steps.store.close()
 
     # Threads
 
@@ -120,19 +156,36 @@ class Life:
     def tell_gone(self) -> None:
         """A caller of a request that had begun has gone: the call that nobody is left for is cancelled."""
         for slot in self.slots:
-            if slot.instance is not None:
-                slot.instance.gone()
+            slot.gone()
 
     def drop(self, error: BaseException) -> None:
         """Fail all that waits, and all that comes."""
-        tickets = self.channel.drop()
-        self.channel.settle(tickets)
+        self.tell([(ticket, error) for ticket in self.channel.drop()])
+
+    def tell(self, answered: Sequence[tuple[Ticket, Answer]]) -> None:
+        """Settle, count and deliver answers that no instance gave. Any thread."""
+        self.channel.settle([ticket for ticket, _ in answered])
         now = self.clock.now()
         with self.counting:
-            for ticket in tickets:
-                if ticket.ended:
+            for ticket, answer in answered:
+                if not ticket.ended:
+                    continue
+                if isinstance(answer, BaseException):
                     self.tally.failed(now - ticket.asked_s, rows=ticket.rows)
-        deliver([(ticket, error) for ticket in tickets])
+                else:
+                    self.tally.answered(now - ticket.asked_s, rows=0, failed_rows=0)
+        deliver(answered)
+        if any(isinstance(answer, SequenceError) for _, answer in answered):
+            # A step may be done for a sequence that ended meanwhile.
+            self.tell_gone()
+
+    def count_refused(self, ticket: Ticket, error: HeadraceError) -> None:
+        """A request that its sequence did not take: there was no room for it, or there is no such sequence."""
+        with self.counting:
+            if isinstance(error, (SequenceFullError, TooManySequencesError)):
+                self.refused += 1
+            else:
+                self.tally.failed(0.0, rows=ticket.rows)
 
     def late(self, request: InferRequest) -> DeadlineError:
         """What a request comes to whose deadline has passed."""
@@ -172,6 +225,20 @@ class Life:
         with self.changed:
             slot.streams.discard(call)
             self.changed.notify_all()
+
+    def open_step_stream(self, call: StreamCall, steps: StepChannel, *, single: bool) -> None:
+        """Begin a stream of a model that has a `step`. Raises what keeps its first message from being asked."""
+        backend = self.backend
+        assert backend is not None
+        StepStream(
+            call,
+            steps,
+            self.clock,
+            inputs=backend.inputs,
+            limits=steps.limits,
+            single=single,
+            gone=self.tell_gone,
+        ).open()
 
     def finish_streams(self) -> None:
         """Wait until no stream is open, or `cut_short` is called."""

@@ -1,12 +1,12 @@
-"""What a model's `predict` returned, as arrays by name with a row for each row; or why it is no such thing."""
+"""What a model's `predict`, or `step`, returned, as arrays by name with a row for each row; or why it is no such thing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from headrace.core.errors import ModelContractError
-from headrace.core.tensor import Array, TensorSpec, datatype_of, is_number
+from headrace.core.errors import ModelContractError, ModelInputError
+from headrace.core.tensor import Array, InferRequest, TensorSpec, datatype_of, is_number
 
 Outputs = dict[str, Array]
 
@@ -14,14 +14,15 @@ _UNNAMED = "output"
 
 
 class OutputCheck:
-    """Turns what `predict` returns into `Outputs`; ModelContractError where it keeps no promise.
+    """Turns what `predict`, or another `method`, returns into `Outputs`; ModelContractError where it keeps no promise.
 
     A single array gets the name of the one declared output, or ``output``; a tuple is taken where as many outputs
     are declared. Lists and other array-likes become arrays, text arrays hold objects.
     """
 
-    def __init__(self, model: str, specs: Sequence[TensorSpec]) -> None:
+    def __init__(self, model: str, specs: Sequence[TensorSpec], method: str = "predict") -> None:
         self._model = model
+        self._method = method
         self._names = [s.name for s in specs]
 
     def __call__(self, returned: Any, rows: int, request: str) -> Outputs:
@@ -63,7 +64,9 @@ class OutputCheck:
                 )
             return dict(zip(self._names, several, strict=True))
         if returned is None:
-            raise self._error("it returned None: does every path of predict end with a return?", request)
+            raise self._error(
+                f"it returned None: does every path of {self._method} end with a return?", request
+            )
         return {self._names[0] if len(self._names) == 1 else _UNNAMED: returned}
 
     def _array(self, name: str, data: Any, rows: int, request: str) -> Array:
@@ -77,7 +80,7 @@ class OutputCheck:
         if array.ndim == 0 or len(array) != rows:
             got = "one value" if array.ndim == 0 else f"{len(array)} rows"
             raise self._error(
-                f"output {name!r} has {got} for {rows} rows: predict must return a row for each row that it is "
+                f"output {name!r} has {got} for {rows} rows: {self._method} must return a row for each row that it is "
                 "given (raise RowError to refuse one)",
                 request,
             )
@@ -86,3 +89,12 @@ class OutputCheck:
 
     def _error(self, why: str, request: str) -> ModelContractError:
         return ModelContractError(self._model, f"request {request}: {why}" if request else why)
+
+
+def wanted(outputs: Outputs, request: InferRequest, model: str) -> Outputs:
+    """The outputs that a request asks for. Raises ModelInputError for one that is not there."""
+    missing = [n for n in request.outputs if n not in outputs]
+    if missing:
+        why = f"it has no output {', '.join(map(repr, missing))} (it has {', '.join(map(repr, outputs))})"
+        raise ModelInputError(model, why)
+    return {n: outputs[n] for n in request.outputs}

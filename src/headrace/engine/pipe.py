@@ -8,7 +8,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from headrace.core.errors import CancelledRequestError
@@ -57,6 +58,17 @@ class Pipe(Generic[T]):
             room = len(self._items) < self._items_max
         if wake is not None:
             wake()
+        return room
+
+    def offer_quietly(self, item: T, wakes: "list[Callable[[], None]]") -> bool:
+        """As `offer`; whom it would wake is added to `wakes`, for `wake_all`."""
+        with self._lock:
+            self._check()
+            self._items.append(item)
+            wake, self._getter = self._getter, None
+            room = len(self._items) < self._items_max
+        if wake is not None:
+            wakes.append(wake)
         return room
 
     def offer_all(self, items: Iterable[T]) -> bool:
@@ -179,25 +191,56 @@ class Pipe(Generic[T]):
         loop = asyncio.get_running_loop()
         while True:
             woken: asyncio.Future[None] = loop.create_future()
-            if not self._register(ready, _waker(loop, woken), putting=putting):
+            if not self._register(ready, _Waker(loop, woken), putting=putting):
                 return
             await woken
 
 
-def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> Callable[[], None]:
-    thread = threading.get_ident()
+class _Waker:
+    """Wakes a coroutine, from any thread."""
 
-    def done() -> None:
-        if not woken.done():
-            woken.set_result(None)
+    __slots__ = ("_thread", "_woken", "loop")
 
-    def wake() -> None:
-        try:
-            if threading.get_ident() == thread:
-                done()
-            else:
-                loop.call_soon_threadsafe(done)
-        except RuntimeError:  # the loop is closed: whoever waited there is gone
-            _log.debug("an item for a closed event loop")
+    def __init__(self, loop: asyncio.AbstractEventLoop, woken: "asyncio.Future[None]") -> None:
+        self.loop = loop
+        self._woken = woken
+        self._thread = threading.get_ident()
 
-    return wake
+    def done(self) -> None:
+        """In its event loop."""
+        if not self._woken.done():
+            self._woken.set_result(None)
+
+    def __call__(self) -> None:
+        if threading.get_ident() == self._thread:
+            _reach(self.done)
+        else:
+            _reach(lambda: self.loop.call_soon_threadsafe(self.done))
+
+
+def _reach(go: Callable[[], object]) -> None:
+    try:
+        go()
+    except RuntimeError:  # the loop is closed: whoever waited there is gone
+        _log.debug("an item for a closed event loop")
+
+
+def wake_all(wakes: Sequence[Callable[[], None]]) -> None:
+    """Wake several, with one hop for each event loop: a hop costs more than an item, and gives way to other threads."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Waker]] = {}
+    for wake in wakes:
+        if isinstance(wake, _Waker):
+            by_loop.setdefault(wake.loop, []).append(wake)
+        else:
+            wake()
+    for loop, wakers in by_loop.items():
+        _reach(partial(_hop, loop, wakers))
+
+
+def _hop(loop: asyncio.AbstractEventLoop, wakers: Sequence[_Waker]) -> None:
+    loop.call_soon_threadsafe(_done_all, wakers)
+
+
+def _done_all(wakers: Sequence[_Waker]) -> None:
+    for waker in wakers:
+        waker.done()

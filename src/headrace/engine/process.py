@@ -8,28 +8,44 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from headrace.core.call import Call
+from headrace.core.call import Call, current_call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, DataError, InstanceLostError, ModelInputError, StoppedError
 from headrace.core.model import ModelRecipe
-from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
+from headrace.core.sequence import SequenceLimits
+from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Called, Parts
 from headrace.engine.bootstrap import Bootstrap, loaded_of
+from headrace.engine.call_socket import pack
 from headrace.engine.grace import Grace
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.link import Link
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.settings import ServeSettings
 from headrace.engine.shared_arrays import Memory, Placed, read_arrays, write_arrays
+from headrace.engine.step_codec import joined, parted, told_endings, told_orders
+from headrace.engine.stepper import Ending, Said, StepOrder, Stepped
 from headrace.engine.streams import StreamCall
 from headrace.engine.told import error_of
 
 _log = logging.getLogger("headrace.engine")
 _DEFAULTS = ServeSettings()
+_NOTHING: Final[Mapping[str, Array]] = {}
+
+
+class _Reply(NamedTuple):
+    """What a call came back with."""
+
+    says: dict[str, Any]
+    outputs: dict[str, Array]
+    beside: dict[str, Array]
+    """Where it lies, until the next call."""
+    times_s: tuple[float, float, float]
+    """Of input, model and output."""
 
 
 class ProcessBackend:
@@ -48,6 +64,7 @@ class ProcessBackend:
     check: OutputCheck
     rows_max: int
     metadata: ModelMetadata
+    sequences: SequenceLimits
 
     def __init__(
         self,
@@ -89,7 +106,7 @@ class ProcessBackend:
 
     def _start(self) -> None:
         link = Link(self._boot, self._clock, self._lost)
-        self.metadata, self.inputs = loaded_of(link.loaded)
+        self.metadata, self.inputs, self.sequences = loaded_of(link.loaded)
         if self.metadata.whole_requests:
             link.close()
             raise ConfigError(
@@ -115,27 +132,45 @@ class ProcessBackend:
     def call(self, parts: Parts, rows: int, request: str, call: Call, *, fresh: bool) -> Called:
         """See `Backend`."""
         del fresh
+        reply = self._exchanged(parts, {"rows": rows, "request": request}, call)
+        return Called(reply.outputs, *reply.times_s)
+
+    def step(self, parts: Parts, orders: Sequence[StepOrder], call: Call) -> Stepped:
+        """See `Backend`: the states are in the process, and end with it.
+
+        Raises ModelInputError also for ids and parameters that are no plain values, as JSON has them.
+        """
+        lengths, checkpoints = joined([order.restore for order in orders])
+        message = {"orders": told_orders(orders), "lengths": lengths}
+        reply = self._exchanged(parts, message, call, checkpoints)
+        said = [Said(*flags) for flags in reply.says["said"]]
+        saved = parted(reply.says["lengths"], reply.beside, len(orders))
+        return Stepped(reply.outputs, said, saved, *reply.times_s)
+
+    def end_sequences(self, endings: Sequence[Ending]) -> None:
+        """See `Backend`: one message for all of them."""
+        self._asked(self._alive(), {"endings": told_endings(endings)}, current_call())
+
+    def _exchanged(
+        self, parts: Parts, message: dict[str, Any], call: Call, beside: Mapping[str, Array] = _NOTHING
+    ) -> _Reply:
         link = self._alive()
         began_s = self._clock.now()
-        arrays = self._written(link, parts)
-        number = next(self._numbers)
-        message = {
-            "call": number,
-            "rows": rows,
-            "request": request,
-            "deadline_s": call.deadline_s,
-            "arrays": arrays,
-            "arena": link.arena.size,
-        }
+        placed = self._written(link, parts, beside)
+        count = len(placed) - len(beside)
+        message |= {"deadline_s": call.deadline_s, "arrays": placed[:count], "beside": placed[count:]}
         sent_s = self._clock.now()
-        reply = self._asked(link, number, message, call)
+        says = self._asked(link, message, call)
         came_s = self._clock.now()
-        outputs = read_arrays(self._returned(link), reply["arrays"], copy=True)
+        returned = link.returned
+        assert returned is not None, "the first answer brings it"
+        outputs = read_arrays(returned, says["arrays"], copy=True)
+        found = read_arrays(returned, says.get("beside", ()), copy=False)
         # Half of what neither side has spent is the way there, half the way back.
-        way_s = max(0.0, came_s - sent_s - reply["took_s"]) / 2
-        input_s = sent_s - began_s + way_s + reply["input_s"]
-        output_s = self._clock.now() - came_s + way_s + reply["output_s"]
-        return Called(outputs, input_s, reply["infer_s"], output_s)
+        way_s = max(0.0, came_s - sent_s - says["took_s"]) / 2
+        input_s = sent_s - began_s + way_s + says["input_s"]
+        output_s = self._clock.now() - came_s + way_s + says["output_s"]
+        return _Reply(says, outputs, found, (input_s, says["infer_s"], output_s))
 
     def _alive(self) -> Link:
         link = self._link
@@ -147,17 +182,25 @@ class ProcessBackend:
             raise link.lost_error()
         return link
 
-    def _written(self, link: Link, parts: Parts) -> list[Placed]:
+    def _written(self, link: Link, parts: Parts, beside: Mapping[str, Array]) -> list[Placed]:
         try:
-            return write_arrays(link.arena, parts)
+            return write_arrays(link.arena, parts, beside)
         except (TypeError, DataError) as error:
-            raise ModelInputError(self._name, f"a request cannot go to its process: {error}") from error
+            raise self._unsendable(error) from error
 
-    def _asked(self, link: Link, number: int, message: dict[str, Any], call: Call) -> dict[str, Any]:
+    def _unsendable(self, error: Exception) -> ModelInputError:
+        return ModelInputError(self._name, f"a request cannot go to its process: {error}")
+
+    def _asked(self, link: Link, message: dict[str, Any], call: Call) -> dict[str, Any]:
+        number = next(self._numbers)
+        try:
+            data = pack({**message, "call": number, "arena": link.arena.size})
+        except TypeError as error:
+            raise self._unsendable(error) from error
         with self._lock:
             self._calling = (number, call)
         try:
-            link.calls.send(message, link.arena.new_fd())
+            link.calls.send_packed(data, link.arena.new_fd())
             if call.cancelled:
                 # Whoever asked has gone while nobody could be told.
                 self.cancel()
@@ -186,10 +229,6 @@ class ProcessBackend:
         if "error" in reply:
             raise error_of(reply["error"])
         return reply
-
-    def _returned(self, link: Link) -> Memory:
-        assert link.returned is not None, "the first answer brings it"
-        return link.returned
 
     def cancel(self) -> None:
         """See `Backend`: the model is told (`current_call`), and an asynchronous `predict` is cancelled."""

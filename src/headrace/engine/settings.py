@@ -1,10 +1,13 @@
 """How an engine serves: bounds and choices, each with its unit in its name."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
+from headrace.core.sequence import SequenceLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class ServeSettings:
     environ_pass: tuple[str, ...] | None = None
     """Variables of the environment that each process is given, beside those that Python needs to start; None passes all.
     It keeps secrets from a model's mistakes: a hostile model of the same user finds other ways."""
+    sequences: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Limits of a model with a `step` that are to be other than its own, by their names in `headrace.SequenceLimits`."""
+    checkpoints: str | None = None
+    """Where the states of a model with a `step` are kept, step by step, so that sequences outlive the process that holds them: ``memory:``,
+    an SQLite file's path, or ``redis://HOST``; see `headrace.checkpoints.open`. None: nowhere."""
     warm_up: bool = True
     """Whether the first, slow call is made before the model is ready."""
 
@@ -64,5 +72,6 @@ class ServeSettings:
             raise ConfigError(f"cancel_grace_s must be 0 or more, not {self.cancel_grace_s}")
         if any("=" in name or not name for name in self.environ_pass or ()):
             raise ConfigError("environ_pass must hold names of variables, without values")
+        SequenceLimits().changed(self.sequences)
         if self.isolation not in (None, "auto", "inline", "thread", "process"):
             raise ConfigError(f"isolation must be auto, inline, thread or process, not {self.isolation!r}")

@@ -20,6 +20,7 @@ from headrace.protocols.tensors import array_from_binary, binary_values
 ARENA_BYTES_MAX: Final = 4 * 2**30
 """The most bytes that the arrays of one call may take, each way."""
 ARENA_BYTES_MIN: Final = 2**20
+_NOTHING: Final[Mapping[str, Array]] = {}
 _ALIGNED: Final = 64
 """Where arrays begin: a cache line, and enough for any vector instruction."""
 
@@ -138,16 +139,19 @@ def objects(name: str, shape: tuple[int, ...], data: memoryview, text: bytes | N
     return found
 
 
-def write_arrays(arena: Arena, parts: Sequence[Mapping[str, Array]]) -> list[Placed]:
-    """Join arrays by name, part after part along the first axis, right into the arena.
+def write_arrays(
+    arena: Arena, parts: Sequence[Mapping[str, Array]], beside: Mapping[str, Array] = _NOTHING
+) -> list[Placed]:
+    """Join arrays by name, part after part along the first axis, right into the arena; then those `beside`.
 
     Raises LimitError and MemoryError (see `Arena.place`), DataError for objects that are no text, TypeError for types
     that no other process can be told of, and ValueError where the parts do not fit together.
     """
     headers: list[Placed] = []
     pieces: list[list[Array]] = []
-    for name, first in parts[0].items():
-        several = [part[name] for part in parts]
+    groups = [(name, [part[name] for part in parts]) for name in parts[0]]
+    for name, several in (*groups, *((name, [array]) for name, array in beside.items())):
+        first = several[0]
         shape = (sum(map(len, several)), *first.shape[1:]) if len(several) > 1 else first.shape
         dtype = np.result_type(*several) if len(several) > 1 else first.dtype
         if dtype.kind == "O":

@@ -13,6 +13,7 @@ from headrace.core.statistics import (
     Duration,
     Histogram,
     ModelStatistics,
+    SequenceStatistics,
 )
 from headrace.core.tensor import InferResponse
 from headrace.engine.backend import Called
@@ -71,6 +72,9 @@ class Tally:
         self.queue_s = Counted(QUEUE_S_BOUNDS)
         self.request_s = Counted(QUEUE_S_BOUNDS)
         self.closed: dict[str, int] = {}
+        self.steps = 0
+        self.interval_s = Counted(QUEUE_S_BOUNDS)
+        """Between the ends of two steps of a request that goes on."""
         self.streams = 0
         self.stream_items = 0
         self.restarts = 0
@@ -142,6 +146,12 @@ class Tally:
         else:
             self.failed(ended_s - asked_s, rows=ticket.rows)
 
+    def stepped(self, again_s: float | None) -> None:
+        """One step that was done, so long after the last one of its request, if there was one."""
+        self.steps += 1
+        if again_s is not None:
+            self.interval_s.add(again_s)
+
     def snapshot(self) -> PredictorStatistics:
         """What every predictor tells."""
         return PredictorStatistics(
@@ -181,7 +191,13 @@ def total(tallies: Sequence[Tally], base: ModelStatistics) -> ModelStatistics:
         stream_items=sum(t.stream_items for t in tallies),
         restarts=sum(t.restarts for t in tallies),
         busy_s=sum(t.busy_s for t in tallies),
+        sequences=None if base.sequences is None else _sequences(tallies, base.sequences),
     )
+
+
+def _sequences(tallies: Sequence[Tally], base: SequenceStatistics) -> SequenceStatistics:
+    steps = sum(t.steps for t in tallies)
+    return replace(base, steps=steps, interval_s=_histogram([t.interval_s for t in tallies], QUEUE_S_BOUNDS))
 
 
 def _sum(lasting: Sequence[_Lasting]) -> Duration:

@@ -4,11 +4,14 @@ import asyncio
 import logging
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.core.errors import CancelledRequestError
 from headrace.core.predictor import settle
-from headrace.core.tensor import InferRequest, InferResponse
+from headrace.core.tensor import InferRequest, InferResponse, Tensor
+
+DEATHS_MAX: Final = 2
+"""A request in whose calls so many processes died is not asked again."""
 
 _log = logging.getLogger("headrace.engine")
 
@@ -97,9 +100,8 @@ class Ticket:
         return not self.cancelled and (deadline is None or now < deadline)
 
 
-def merge_key(request: InferRequest) -> Hashable:
+def merge_key(tensors: Sequence[Tensor]) -> Hashable:
     """Equal for requests whose tensors can be joined along the first axis and whose answers are made alike."""
-    tensors = request.inputs
     if len(tensors) == 1:
         data = tensors[0].data
         signature: Hashable = (tensors[0].name, data.dtype, data.shape[1:])

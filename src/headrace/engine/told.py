@@ -22,6 +22,8 @@ from headrace.core.errors import (
     ModelNotReadyError,
     PredictError,
     PredictorError,
+    SequenceGoneError,
+    SequenceLostError,
     StoppedError,
     UnsupportedError,
 )
@@ -39,6 +41,9 @@ _OF_A_MODEL: Final[Mapping[str, type[ModelError]]] = {
         ModelNotReadyError,
         PredictError,
     )
+}
+_OF_A_SEQUENCE: Final[Mapping[str, type[SequenceGoneError | SequenceLostError]]] = {
+    kind.__name__: kind for kind in (SequenceGoneError, SequenceLostError)
 }
 # Of Python's own: what is no Exception ends its request and nothing more, and MemoryError is about a batch's size.
 _OF_A_TEXT: Final[Mapping[str, type[BaseException]]] = {
@@ -72,6 +77,8 @@ def told(error: BaseException) -> dict[str, Any]:
         return {"kind": "InstanceLostError", "model": error.model, "why": _text(error.why), **facts}
     if isinstance(error, ModelError) and kind in _OF_A_MODEL:
         return {"kind": kind, "model": error.model, "why": _text(error.why)}
+    if isinstance(error, (SequenceGoneError, SequenceLostError)) and kind in _OF_A_SEQUENCE:
+        return {"kind": kind, "sequence_id": _text(error.sequence_id), "why": _text(error.why)}
     if _OF_A_TEXT.get(kind) is type(error):
         return {"kind": kind, "why": _text(error)}
     return {"kind": "ToldError", "why": _text(reason(error))}
@@ -98,4 +105,6 @@ def error_of(values: Mapping[str, Any]) -> BaseException:
         return InstanceLostError(values["model"], values["why"], **facts)
     if kind in _OF_A_MODEL:
         return _OF_A_MODEL[kind](values["model"], values["why"])
+    if kind in _OF_A_SEQUENCE:
+        return _OF_A_SEQUENCE[kind](values["sequence_id"], values["why"])
     return _OF_A_TEXT.get(kind, ToldError)(values["why"])

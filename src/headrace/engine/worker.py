@@ -1,23 +1,22 @@
 """An instance's thread: it loads the instance, answers what waits, starts it again when its process dies, and closes it."""
 
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import Any
 
 from headrace.batching.adaptive import LookAgain
 from headrace.core.errors import InstanceLostError, StoppedError
 from headrace.engine.backend import Backend
-from headrace.engine.channel import ThreadTaker, Work
+from headrace.engine.channel import ThreadTaker
 from headrace.engine.inline import Inline
 from headrace.engine.instance import Instance
 from headrace.engine.isolation import Placement
 from headrace.engine.life import Life, Slot
 from headrace.engine.reason import reason
 from headrace.engine.revival import Revival
-from headrace.engine.ticket import Answer, Ticket, deliver
-
-DEATHS_MAX: Final = 2
-"""A request in whose calls so many processes died is not asked again."""
+from headrace.engine.rounds import BatchRounds, Rounds
+from headrace.engine.steps.channel import StepChannel
+from headrace.engine.steps.rounds import StepRounds
 
 _log = logging.getLogger("headrace.engine")
 
@@ -25,10 +24,17 @@ _log = logging.getLogger("headrace.engine")
 class Worker:
     """What one thread does, from the begin of its life to the end."""
 
-    def __init__(self, life: Life, slot: Slot, placement: Placement) -> None:
+    def __init__(
+        self,
+        life: Life,
+        slot: Slot,
+        placement: Placement,
+        make_steps: Callable[[Life, Backend], StepChannel],
+    ) -> None:
         self._life = life
         self._slot = slot
         self._placement = placement
+        self._make_steps = make_steps
 
     def run(self) -> None:
         """Load, then answer until stopped."""
@@ -60,7 +66,10 @@ class Worker:
         life, slot = self._life, self._slot
         slot.backend = backend = self._placement.load()
         slot.instance = Instance(backend, life.name, life.clock, slot.tally)
+        slot.gone = slot.instance.gone
         metadata = backend.metadata
+        if metadata.steps:
+            life.use_steps(lambda: self._make_steps(life, backend))
         life.channel.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         if self._placement.inline(backend):
             life.inline = Inline(
@@ -82,70 +91,50 @@ class Worker:
             taker.wake()
 
         backend.on_lost(lost)
-        channel = self._life.channel
-        while (work := channel.take(taker, lambda: backend.lost)) is not None:
-            died = isinstance(work, LookAgain) or not self._answer(work)
-            if died and not self._revived():
-                return
-
-    def _answer(self, work: Work) -> bool:
-        """Answer a batch; False when the instance died meanwhile."""
-        tickets = [t for t in work.items if t.reply.begin()]
+        rounds = self._rounds(backend)
         try:
-            if tickets:
-                deliver(self._answered(tickets, work.reason))
-                assert self._slot.revival is not None
-                self._slot.revival.proved()
-        except InstanceLostError as lost:
-            self._recover(tickets, lost)
-            return False
+            while (work := rounds.take(taker, lambda: backend.lost)) is not None:
+                if not self._survived(rounds, work):
+                    if not self._revived():
+                        rounds.given_up()
+                        return
+                    rounds.revived()
         finally:
-            self._life.channel.ended(work)
+            rounds.close()
+
+    def _rounds(self, backend: Backend) -> Rounds[Any]:
+        life, slot = self._life, self._slot
+        if life.steps is None:
+            return BatchRounds(life, slot)
+        rounds = StepRounds(
+            life.steps,
+            life.slots.index(slot),
+            backend,
+            slot.tally,
+            life.clock,
+            before_step=life.go_on,
+            name=life.name,
+        )
+        slot.gone = rounds.gone
+        return rounds
+
+    def _survived(self, rounds: Rounds[Any], work: Any) -> bool:
+        """Answer some work; False when the instance died meanwhile, or before."""
+        assert self._slot.revival is not None
+        if isinstance(work, LookAgain):
+            rounds.lost(None)
+            return False
+        try:
+            if rounds.answer(work):
+                self._slot.revival.proved()
+        except InstanceLostError as error:
+            if rounds.lost(error):
+                # It was ended on purpose, and is needed at once.
+                self._slot.revival.proved()
+            return False
         return True
 
-    def _answered(self, tickets: Sequence[Ticket], why: str) -> list[tuple[Ticket, Answer]]:
-        life, slot = self._life, self._slot
-        assert slot.instance is not None
-        tally = slot.tally
-        began_s = life.clock.now()
-        if tally.ended_s is not None:
-            tally.starved_s += max(0.0, tickets[0].asked_s - tally.ended_s)
-        try:
-            answered = slot.instance.answer_all(tickets, life.go_on)
-        finally:
-            tally.ended_s = ended_s = life.clock.now()
-            tally.busy_s += ended_s - began_s
-        tally.closed[why] = tally.closed.get(why, 0) + 1
-        life.channel.settle([ticket for ticket, _ in answered])
-        for ticket, answer in answered:
-            tally.ended(ticket, answer, began_s, ended_s)
-        return answered
-
     # When its process dies
-
-    def _recover(self, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
-        """What it had is asked once more, the requests of the call that it died in each by itself."""
-        assert self._slot.instance is not None
-        assert self._slot.revival is not None
-        died_in = self._slot.instance.died_in
-        for ticket in died_in:
-            ticket.deaths += 1
-            ticket.key = ticket  # shares a call with nobody: one of these may be what killed it
-        again = [t for t in tickets if not t.cancelled and t.deaths < DEATHS_MAX]
-        over = [t for t in tickets if not t.cancelled and t.deaths >= DEATHS_MAX]
-        if all(t.cancelled for t in died_in):
-            # Nobody was left who wanted it: it was ended on purpose, and is needed at once.
-            self._slot.revival.proved()
-        self._lose(over, lost)
-        self._slot.alive = False
-        self._life.channel.again(again)
-
-    def _lose(self, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
-        self._life.channel.settle(tickets)
-        now = self._life.clock.now()
-        for ticket in tickets:
-            self._slot.tally.ended(ticket, lost, now, now)
-        deliver([(ticket, lost) for ticket in tickets])
 
     def _revived(self) -> bool:
         """Start it again; False when it is given up, or nobody wants it any more."""

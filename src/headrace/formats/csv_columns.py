@@ -90,12 +90,13 @@ class ColumnFinder:
             return len(self._last.indices)
         return self._width or 0 if self._within is None else 0
 
-    def bind(self, names: tuple[str, ...] | None) -> None:
+    def bind(self, names: tuple[str, ...] | None) -> BoundColumns:
         """Find them by this header; ConfigError naming the columns there are."""
         found = self._find(names)
         if isinstance(found, str):
             raise ConfigError(found)
         self._last = found
+        return found
 
     def of(self, block: Block) -> BoundColumns | str:
         """The columns in this block's records, or why they are not there."""

@@ -401,3 +401,14 @@ def _without_first(block: Block, count: int) -> Block:
         columns={name: data[count:] for name, data in block.columns.items()},
         failures=failures,
     )
+
+
+def only_first(block: Block, count: int) -> Block:
+    """A block's first `count` entries: its records, then its failures."""
+    return replace(
+        block,
+        starts=block.starts[:count],
+        ends=block.ends[:count],
+        columns={name: data[:count] for name, data in block.columns.items()},
+        failures=block.failures[: max(0, count - len(block))],
+    )

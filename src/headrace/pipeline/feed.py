@@ -11,16 +11,21 @@ from numpy.typing import NDArray
 
 from headrace.batching.dynamic import Closed, CloseReason, DynamicBatcher
 from headrace.core.block import Block
-from headrace.core.errors import ModelInputError
+from headrace.core.errors import HeadraceError, ModelInputError
 from headrace.core.tensor import Array, InferRequest, ModelMetadata, Tensor
-from headrace.pipeline.items import Cursor, FedBlock, ReadBlock, Span
+from headrace.pipeline.items import Cursor, FedBlock, ReadBlock, Replay, Span
 from headrace.pipeline.mapping import Mapper
+from headrace.pipeline.sequences import Sequencer
 from headrace.pipeline.settings import FlowSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive entries, ready to be asked about; `request` is None when none of them decoded."""
+    """Consecutive entries, ready to be asked about; `request` is None when none of them decoded.
+
+    `endings` are sequences that end before it, `cuts` rows with which another request begins, and `replay` is what a
+    resumption after it begins with.
+    """
 
     number: int
     spans: tuple[Span, ...]
@@ -29,28 +34,62 @@ class Batch:
     reason: CloseReason
     end: Cursor
     request: InferRequest | None
+    endings: tuple[str, ...] = ()
+    cuts: tuple[int, ...] = ()
+    replay: Replay | None = None
 
 
 class Feed:
-    """Makes batches of blocks. Passive: `now` is handed in; one thread."""
+    """Makes batches of blocks, from `start` on. Passive: `now` is handed in; one thread.
 
-    def __init__(self, mapper: Mapper, metadata: ModelMetadata, settings: FlowSettings) -> None:
+    With a `sequencer` requests say to which sequences their rows belong. Raises what that raises.
+    """
+
+    def __init__(
+        self,
+        mapper: Mapper,
+        metadata: ModelMetadata,
+        settings: FlowSettings,
+        sequencer: Sequencer | None = None,
+        *,
+        start: Cursor | None = None,
+    ) -> None:
         delay_ms = settings.batch_delay_ms
+        rows_max = metadata.max_batch_rows
+        if sequencer is not None:
+            rows_max = min(rows_max, sequencer.batch_rows_max or rows_max)
         self._mapper = mapper
         self._batcher: DynamicBatcher[FedBlock] = DynamicBatcher(
-            rows_max=settings.batch_rows_max or metadata.max_batch_rows,
+            rows_max=settings.batch_rows_max or rows_max,
             bytes_max=settings.batch_bytes_max,
             delay_s=None if delay_ms is None else delay_ms / 1000,
         )
         self._model = metadata.name
+        self._sequencer = sequencer
+        self._begin = start or Cursor()
         self._number = 0
+        self._error: HeadraceError | None = None
 
     def add(self, read: ReadBlock, now: float) -> list[Batch]:
-        """The batches that this block closes."""
+        """The batches that this block closes.
+
+        What is wrong with one is raised, as long as others come before it, by the next call.
+        """
+        self._check()
         block = read.block
-        fed = FedBlock(read, self._mapper.decode(block))
+        decoded, sequences = self._mapper.decode_steps(block)
+        fed = FedBlock(read, decoded, sequences)
         closed = self._batcher.add(fed, block.records, _entry_bytes(block), now)
-        return [self._batch(c) for c in closed]
+        batches: list[Batch] = []
+        for each in closed:
+            try:
+                batches.append(self._batch(each))
+            except HeadraceError as error:
+                self._error = error
+                break
+        if not batches:
+            self._check()
+        return batches
 
     def due(self) -> float | None:
         """When `poll` will close a batch by delay, or None."""
@@ -58,38 +97,49 @@ class Feed:
 
     def poll(self, now: float) -> Batch | None:
         """The batch whose delay has passed, if any."""
+        self._check()
         closed = self._batcher.poll(now)
         return self._batch(closed) if closed else None
 
     def flush(self, now: float) -> Batch | None:
         """What is left, at the end of the source."""
+        self._check()
         closed = self._batcher.flush(now)
         return self._batch(closed) if closed else None
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _batch(self, closed: Closed[FedBlock]) -> Batch:
         spans = tuple(s.item.span(s.start, s.stop) for s in closed.slices)
         last = closed.slices[-1]
-        number = self._number
+        number, begin, end = self._number, self._begin, last.item.cursor_after(last.stop)
         self._number += 1
+        self._begin = end
+        steps = None if self._sequencer is None else self._sequencer.steps(spans, begin)
         return Batch(
             number=number,
             spans=spans,
             entries=closed.rows,
             nbytes=closed.nbytes,
             reason=closed.reason,
-            end=last.item.cursor_after(last.stop),
-            request=_request(self._model, number, spans),
+            end=end,
+            request=_request(self._model, number, spans, () if steps is None else steps.tensors),
+            endings=() if steps is None else steps.endings,
+            cuts=() if steps is None else steps.cuts,
+            replay=None if steps is None else steps.replay,
         )
 
 
-def _request(model: str, number: int, spans: tuple[Span, ...]) -> InferRequest | None:
+def _request(
+    model: str, number: int, spans: tuple[Span, ...], more: tuple[Tensor, ...]
+) -> InferRequest | None:
     with_rows = [s.tensors for s in spans if len(s.piece)]
     if not with_rows:
         return None
-    return InferRequest(
-        inputs=tuple(Tensor(name, _joined(model, name, with_rows)) for name in with_rows[0]),
-        id=f"batch-{number}",
-    )
+    inputs = (Tensor(name, _joined(model, name, with_rows)) for name in with_rows[0])
+    return InferRequest(inputs=(*inputs, *more), id=f"batch-{number}")
 
 
 def _joined(model: str, name: str, tensors: list[Mapping[str, Array]]) -> Array:

@@ -9,6 +9,9 @@
 Batches may come back from the predictor in any order; the window is a queue in source order whose head is
 waited for, so delivery is in order by construction and the window's bound is the back-pressure.
 
+A model that keeps a state between records is asked one batch at a time, and the next when that is answered. So records of
+one sequence are stepped in source order whatever happens to a request, and who shares a step depends on the source alone.
+
 One thread does all from chunk to batch: reading ahead is what hides latency, and one thread more between there would
 only take the interpreter's lock from the others. Only where batches close by delay does a reader of its own feed
 the feeder, which must not sleep in a read when a delay is over.
@@ -16,13 +19,14 @@ the feeder, which must not sleep in a read when a delay is over.
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 from headrace.core.block import Failure, FailureKind
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import CountMismatchError, ModelContractError
+from headrace.core.errors import CountMismatchError, ModelContractError, SequenceGoneError
 from headrace.core.predictor import Predictor
-from headrace.core.tensor import InferResponse
+from headrace.core.tensor import InferRequest, InferResponse
 from headrace.formats.contract import Piece
 from headrace.pipeline.channel import Channel, ChannelClosedError, EndOfChannelError
 from headrace.pipeline.feed import Batch, Feed
@@ -38,7 +42,9 @@ from headrace.pipeline.items import (
 from headrace.pipeline.mapping import Mapper
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.reader import Reader
+from headrace.pipeline.sequences import Sequencer
 from headrace.pipeline.settings import FlowSettings, StreamSettings
+from headrace.pipeline.step_requests import ending, joined, parted
 from headrace.pipeline.window import Window
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -54,6 +60,9 @@ class Flow:
     called from any. Memory is bounded by the settings whatever the source's size. Raises, from iteration and
     after everything before it was delivered, what broke the run. A `resumable` flow whose source breaks or is
     drained keeps back the records that make no whole batch, so that a resumption makes the same batches.
+
+    A model with a `step` is told which sequences the records belong to: by `sequencer`, which knows how things stand with
+    the predictor, or else as if nothing had been asked before. Raises ConfigError where model and mapping do not go together.
     """
 
     def __init__(
@@ -66,7 +75,16 @@ class Flow:
         resumable: bool = False,
         progress: Progress | None = None,
         clock: Clock | None = None,
+        start: Cursor | None = None,
+        sequencer: Sequencer | None = None,
+        is_replay: bool = False,
     ) -> None:
+        if sequencer is None and (predictor.metadata.steps or mapper.by_sequence):
+            sequencer = Sequencer(predictor.metadata, mapper.options, settings)
+        self._sequencer = sequencer
+        self._start_cursor = start
+        self._is_replay = is_replay
+        self._last: Future[InferResponse] | None = None
         self._settings = settings
         self._predictor = predictor
         self._clock = clock or SystemClock()
@@ -164,12 +182,14 @@ class Flow:
 
     def _feed(self) -> None:
         """The feeder's thread."""
-        feed = Feed(self.mapper, self._predictor.metadata, self._settings)
+        metadata = self._predictor.metadata
+        feed = Feed(self.mapper, metadata, self._settings, self._sequencer, start=self._start_cursor)
         try:
             self._feed_blocks(feed)
             # What is left of a source that broke is no whole batch: a resumption reads it again.
             if self._broken is None or not self._resumable:
                 self._flush(feed)
+                self._finish_sequences()
             if self._broken is None:
                 self._window.finish()
             else:
@@ -211,12 +231,52 @@ class Flow:
         """Submit, and take a place in the window; both may block. Once draining, nothing more is asked."""
         if self._draining.is_set():
             return
-        answer = self._predictor.submit(batch.request) if batch.request else None
+        self._end_sequences(batch.endings)
+        answer = self._submit(batch.request, batch.cuts) if batch.request else None
         self._progress.asked(batch.reason)
         # Even a batch of no bytes takes room, so that the window is bounded in batches too.
         failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES
         weight = max(batch.nbytes + failures, self._settings.window_bytes_max // 256)
         self._window.send(batch, answer, weight)
+
+    def _submit(self, request: InferRequest, cuts: tuple[int, ...]) -> "Future[InferResponse]":
+        if self._sequencer is not None:
+            self._wait_for_last()
+        if not cuts:
+            self._last = answer = self._predictor.submit(request)
+            return answer
+        answers: list[InferResponse] = []
+        for part in parted(request, cuts):
+            self._last = self._predictor.submit(part)
+            answers.append(self._last.result())
+        answer = Future[InferResponse]()
+        answer.set_result(joined(request, cuts, answers))
+        return answer
+
+    def _wait_for_last(self) -> None:
+        """Until the request before is answered. Raises what that failed with: what comes after it would make other states."""
+        if self._last is None:
+            return
+        wait([self._last])
+        error = self._last.exception()
+        if error is not None:
+            raise error
+
+    def _end_sequences(self, ids: Sequence[str]) -> None:
+        """Tell of sequences that end without a row of their own."""
+        for id in ids:
+            self._wait_for_last()
+            answer = self._predictor.submit(ending(id))
+            wait([answer])
+            error = answer.exception()
+            # The model may have ended it by itself.
+            if error is not None and not isinstance(error, SequenceGoneError):
+                raise error
+
+    def _finish_sequences(self) -> None:
+        """Where a replay stops the source goes on."""
+        if self._sequencer is not None and not self._is_replay and not self._draining.is_set():
+            self._end_sequences(self._sequencer.finish())
 
 
 def open_flow(
@@ -226,25 +286,32 @@ def open_flow(
     settings: StreamSettings,
     *,
     start: Cursor | None = None,
+    stop: Cursor | None = None,
     resumable: bool = False,
     appended: bool = False,
     learned: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     clock: Clock | None = None,
+    sequencer: Sequencer | None = None,
 ) -> Flow:
     """A flow over whole objects, from `start` on; the predictor is started.
+
+    With `stop` it ends there, and is a replay: `sequencer` knows afterwards how things stand at `stop`.
 
     With `appended` the plan is what has come so far: an empty archive in it is a failure, never an error. `learned`
     is what an earlier flow's `Mapper` knew.
     """
     return Flow(
-        Reader(stores, plan, settings.read, settings.flow, start or Cursor(), appended=appended),
+        Reader(stores, plan, settings.read, settings.flow, start or Cursor(), stop=stop, appended=appended),
         Mapper(predictor.metadata, settings.mapping, settings.read, learned),
         predictor,
         settings.flow,
         resumable=resumable,
         progress=progress,
         clock=clock,
+        start=start,
+        sequencer=sequencer,
+        is_replay=stop is not None,
     )
 
 
@@ -258,7 +325,7 @@ def _scored(batch: Batch, response: InferResponse | None) -> ScoredBatch:
     outputs = {} if response is None else {t.name: t.data for t in response.outputs}
     if response is not None and response.failures:
         spans = _without_failed_rows(batch.spans, response)
-    scored = ScoredBatch(spans, outputs, batch.entries, batch.end)
+    scored = ScoredBatch(spans, outputs, batch.entries, batch.end, batch.replay)
     rows, failed = scored.rows, len(scored.failures)
     for name, data in outputs.items():
         if len(data) != rows:

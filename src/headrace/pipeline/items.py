@@ -13,6 +13,7 @@ from headrace.core.outcome import Outcome, Prediction
 from headrace.core.tensor import Array
 from headrace.formats.contract import Decoded, Piece
 from headrace.formats.read import behind
+from headrace.pipeline.sequence_mapping import RecordSequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,28 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """What a resumption gives the model again, so that the sequences that live are what they were: from `begin` on.
+
+    That is where the batch began in which the oldest of them did. Between there and the resumption are so many `records`,
+    and `broken` objects or members: a source in which they are not any more makes other states.
+    """
+
+    begin: Cursor
+    records: int
+    broken: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """For the ledger."""
+        return {"begin": self.begin.to_json(), "records": self.records, "broken": self.broken}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Replay":
+        """From the ledger."""
+        return cls(Cursor.from_json(data["begin"]), data["records"], data["broken"])
+
+
+@dataclass(frozen=True, slots=True)
 class ReadBlock:
     """A block on its way from the reader; `last` says that its object ended with it (by a failure).
 
@@ -92,6 +115,7 @@ class FedBlock:
 
     read: ReadBlock
     decoded: Decoded
+    sequences: RecordSequences | None = None
     failures: tuple[Failure, ...] = field(init=False)
     """All of the block's entries that failed, in order."""
 
@@ -129,7 +153,7 @@ class FedBlock:
         begin, end = (bisect_left(self.failures, first + entry, key=_record_of) for entry in (start, stop))
         failures = self.failures[begin:end]
         tensors = {name: data[low:high] for name, data in decoded.tensors.items()}
-        return Span(piece, tensors, failures, self.read.index)
+        return Span(piece, tensors, failures, self.read.index, self.sequences)
 
 
 def _record_of(failure: Failure) -> int:
@@ -145,6 +169,8 @@ class Span:
     failures: tuple[Failure, ...]
     index: int = 0
     """Of the object, as in `ReadBlock`."""
+    sequences: RecordSequences | None = None
+    """Of all of the block's records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +187,15 @@ class ScoredBatch:
     """A batch with its answer, in source order.
 
     Row i of every output belongs to the i-th record of the spans' pieces together.
-    ``entries == rows out + failures``; `broken` of the failures are objects' (kind OBJECT), not records'.
+    ``entries == rows out + failures``; `broken` of the failures are objects' (kind OBJECT), not records'. `replay` is for
+    a resumption after it.
     """
 
     spans: tuple[ScoredSpan, ...]
     outputs: Mapping[str, Array]
     entries: int
     end: Cursor
+    replay: Replay | None = None
 
     @property
     def pieces(self) -> list[Piece]:

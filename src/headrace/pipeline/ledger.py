@@ -22,7 +22,7 @@ from typing import Any, cast
 import orjson
 
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
-from headrace.pipeline.items import Cursor
+from headrace.pipeline.items import Cursor, Replay
 from headrace.storage.contract import ObjectInfo, Store
 
 LEDGER_FOLDER = "_headrace"
@@ -61,7 +61,8 @@ class Counts:
 class Mark:
     """Where a run stands: `part` is published, or (`checkpoint` > 0) under way, up to `cursor`.
 
-    `total` counts everything up to the cursor, `in_part` only this part.
+    `total` counts everything up to the cursor, `in_part` only this part. `replay` is what a resumption gives the model
+    again first, where sequences live at the cursor.
     """
 
     part: int
@@ -71,10 +72,14 @@ class Mark:
     in_part: Counts
     attempt: str
     part_bytes: int = 0
+    replay: Replay | None = None
 
     def to_json(self) -> bytes:
         """Versioned, with sorted keys."""
         data = asdict(self) | {"v": LEDGER_VERSION, "cursor": self.cursor.to_json()}
+        del data["replay"]
+        if self.replay is not None:
+            data["replay"] = self.replay.to_json()
         return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
 
     @classmethod
@@ -89,6 +94,7 @@ class Mark:
             in_part=Counts(**data["in_part"]),
             attempt=data["attempt"],
             part_bytes=data["part_bytes"],
+            replay=Replay.from_json(data["replay"]) if "replay" in data else None,
         )
 
 

@@ -24,6 +24,14 @@ from headrace.formats.json_path import compile_path
 from headrace.formats.read import ReadOptions, delimiter_of, format_name
 from headrace.pipeline.feature_mapping import FRAMED_KINDS, framed_decoder
 from headrace.pipeline.parquet_mapping import parquet_decoder
+from headrace.pipeline.sequence_mapping import (
+    RecordSequences,
+    SequenceReader,
+    by_place,
+    columns_beside,
+    sequence_reader,
+    without_failed,
+)
 from headrace.pipeline.settings import MappingOptions
 
 JSON_KINDS: Final = frozenset({"json", "jsonl"})
@@ -50,11 +58,12 @@ class Mapper:
         learned: Mapping[str, Any] | None = None,
     ) -> None:
         self._metadata = metadata
-        self._mapping = mapping
+        self._mapping = self.options = mapping
         self._filter = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
         self._select = None if self._filter.is_root else self._filter.value
         self._read = read
         self._decoders: dict[tuple[str, str], Decoder] = {}
+        self._sequence_readers: dict[tuple[str, str], SequenceReader] = {}
         self.learned: dict[str, Any] = dict(learned or {})
 
     @property
@@ -83,6 +92,33 @@ class Mapper:
             self.learned.setdefault("format", kind)
             decoder = self._decoders[kind, delimiter] = self._choose(kind, delimiter, block)
         return decoder.decode(block)
+
+    def decode_steps(self, block: Block) -> tuple[Decoded, RecordSequences | None]:
+        """`decode`, and which sequences the records belong to, where the options ask for that; those that do not tell fail."""
+        decoded = self.decode(block)
+        if self._mapping.sequence is None:
+            return decoded, None
+        sequences = self._sequences(block)
+        return without_failed(block, decoded, sequences.failures), sequences
+
+    def _sequences(self, block: Block) -> RecordSequences:
+        if self._mapping.by_place or not len(block):
+            return by_place(block, self._mapping)
+        layout = self.layout_of(block)
+        reader = self._sequence_readers.get(layout)
+        if reader is None:
+            kind, delimiter = layout
+            width = self._learned_width(block, delimiter) if kind == "csv" else None
+            reader = sequence_reader(
+                self._mapping, block, kind, delimiter, width=width, names=self.input_names
+            )
+            self._sequence_readers[layout] = reader
+        return reader(block)
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether records are said to belong to sequences."""
+        return self._mapping.sequence is not None
 
     def layout_of(self, block: Block) -> tuple[str, str]:
         """The format of a block's records and, for CSV, their delimiter (else it is empty)."""
@@ -217,12 +253,15 @@ class Mapper:
                 f"input {spec.name!r} takes text: say which column with --text-column",
             )
         takes = spec.shape[1] if spec.shape is not None and len(spec.shape) == 2 else -1
-        columns = self._mapping.columns
+        columns = self._mapping.columns or self._beside_sequence(block, delimiter, within)
         if columns:
             if takes not in (-1, len(columns)):
+                what = (
+                    "--columns names" if self._mapping.columns else "beside those of its sequence there are"
+                )
                 raise ModelInputError(
                     self._metadata.name,
-                    f"input {spec.name!r} takes {takes} numbers a record, but --columns names {len(columns)}",
+                    f"input {spec.name!r} takes {takes} numbers a record, but {what} {len(columns)}",
                 )
             width = self._learned_width(block, delimiter)
         elif takes == -1:
@@ -243,7 +282,16 @@ class Mapper:
             delimiter=delimiter,
         )
 
-    def _learned_width(self, block: Block, delimiter: str) -> int | None:
+    def _beside_sequence(
+        self, block: Block, delimiter: str, within: ColumnSelection | None
+    ) -> tuple[str, ...] | tuple[int, ...]:
+        """The columns but those that tell of sequences; () where there are none of these, or a filter selects the others."""
+        if self._mapping.sequence is None or self._mapping.by_place or within is not None:
+            return ()
+        names, width = self.input_names or block.column_names, self._learned_width(block, delimiter)
+        return columns_beside(self._mapping, width, names, delimiter)
+
+    def _learned_width(self, block: Block, delimiter: str) -> int:
         """How many columns records have: as the header says, else as the run's first record has."""
         width: int | None = self.learned.get("csv_width")
         if width is None:
@@ -311,7 +359,10 @@ class Mapper:
                     f"the header has no column {', '.join(map(repr, missing))} (it has "
                     f"{', '.join(names or ())}): name the columns for the inputs with --columns, in their order"
                 )
-            chosen = [i.name for i in inputs] if names else list(range(len(inputs)))
+            beside = self._beside_sequence(block, delimiter, within)
+            chosen = (
+                [i.name for i in inputs] if names else list((beside or range(len(inputs)))[: len(inputs)])
+            )
         wanted = {
             spec.name: (column, "text" if spec.datatype == "BYTES" else dtype_of(spec.datatype))
             for spec, column in zip(inputs, chosen, strict=True)

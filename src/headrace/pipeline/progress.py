@@ -32,6 +32,10 @@ class Progress:
     """Their bytes."""
     records_before: int = 0
     """Records that had been delivered before: not part of this rate."""
+    records_to_replay: int = 0
+    """Records that are given to the model again, for the states of its sequences, before anything new."""
+    records_replayed: int = 0
+    """How many of them have been."""
     first_failure: Failure | None = None
     """The first record of this process, or append, that failed."""
     first_broken: Failure | None = None

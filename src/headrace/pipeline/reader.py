@@ -5,10 +5,11 @@ that object, as one failure of kind OBJECT; the next one is read.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
-from headrace.formats.read import ReadOptions, behind, read_object, seekable, unreadable
+from headrace.formats.read import ReadOptions, behind, only_first, read_object, seekable, unreadable
 from headrace.pipeline.items import Cursor, ReadBlock
 from headrace.pipeline.prefetch import Extent, Prefetch
 from headrace.pipeline.settings import FlowSettings
@@ -19,7 +20,7 @@ _COSTS_ONE_OBJECT = (CorruptError, NotFoundError, ChangedError, EmptySourceError
 
 
 class Reader:
-    """Blocks of all planned objects from `start` on. One thread iterates; `close` may come from another."""
+    """Blocks of all planned objects from `start` on, up to `stop`. One thread iterates; `close` may come from another."""
 
     def __init__(
         self,
@@ -29,13 +30,17 @@ class Reader:
         settings: FlowSettings,
         start: Cursor,
         *,
+        stop: Cursor | None = None,
         appended: bool = False,
     ) -> None:
+        self._stop = stop
+        if stop is not None:
+            plan = plan[: stop.index + (stop.position is not None)]
         self._plan = plan
         self._options = options
         self._start = start
         # A source of one object that is empty is an error; one that came after or before others costs itself alone.
-        self._empty_raises = len(plan) == 1 and not appended
+        self._empty_raises = len(plan) == 1 and not appended and stop is None
         self._started_at = 0
         if start.position and start.index < len(plan) and seekable(plan[start.index].uri, options):
             self._started_at = start.position.member_byte
@@ -54,7 +59,10 @@ class Reader:
         """All blocks. Raises what breaks the whole run: no access, a store that stays away."""
         for index in range(self._start.index, len(self._plan)):
             resume = self._start.position if index == self._start.index else None
-            yield from self._object_blocks(index, resume)
+            blocks = self._object_blocks(index, resume)
+            if self._stop is not None and index == self._stop.index and self._stop.position is not None:
+                blocks = _until(blocks, self._stop.position)
+            yield from blocks
             self.objects_read += 1
 
     def _object_blocks(self, index: int, resume: Position | None) -> Iterator[ReadBlock]:
@@ -80,6 +88,19 @@ class Reader:
         for chunk in self._prefetch.chunks(index):
             self.bytes_read += len(chunk)
             yield chunk
+
+
+def _until(blocks: Iterator[ReadBlock], stop: Position) -> Iterator[ReadBlock]:
+    """An object's blocks, without the record at `stop` and all that come after it."""
+    for read in blocks:
+        first = read.block.first
+        if first.member_byte > stop.member_byte:
+            return
+        if first.member_byte == stop.member_byte and first.record + read.block.records >= stop.record:
+            if first.record < stop.record:
+                yield replace(read, block=only_first(read.block, stop.record - first.record))
+            return
+        yield read
 
 
 def _lost(index: int, reached: Position, why: str) -> ReadBlock:

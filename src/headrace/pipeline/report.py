@@ -15,7 +15,8 @@ class Report:
 
     `status` is complete, or drained when it was asked to stop: then a resumption goes on. The counts are of the
     whole run; `bytes_read`, `elapsed_s`, `rows_per_s`, `cpu_s` and what is said of the model are of this process
-    alone (of this append, where a run is appended to); `peak_memory_mb` is of the process since it began.
+    alone (of this append, where a run is appended to); `peak_memory_mb` is of the process since it began, and so is
+    `records_replayed`: records whose predictions were delivered before, given to the model again for its states.
     """
 
     status: Literal["complete", "drained"]
@@ -39,6 +40,7 @@ class Report:
     retries: int
     batches_closed_by: dict[str, int] = field(default_factory=dict[str, int])
     resumed: bool = False
+    records_replayed: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -90,4 +92,5 @@ def make_report(
         retries=statistics.retries,
         batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
         resumed=resumed,
+        records_replayed=progress.records_replayed,
     )

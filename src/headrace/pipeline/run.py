@@ -15,16 +15,18 @@ from headrace.core.errors import (
     EmptySourceError,
     HeadraceError,
     OutputExistsError,
+    ResumeRefusedError,
 )
 from headrace.core.predictor import Predictor
 from headrace.pipeline.flow import Flow, open_flow
-from headrace.pipeline.items import Cursor
+from headrace.pipeline.items import Cursor, Replay
 from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, Ledger, State
 from headrace.pipeline.notice import notice_objects
 from headrace.pipeline.output import Encoders
 from headrace.pipeline.plan import plan_objects, selects
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.report import Report, make_report
+from headrace.pipeline.sequences import Sequencer
 from headrace.pipeline.settings import StreamSettings
 from headrace.pipeline.sink import PART_NAME, Sink
 from headrace.pipeline.usage import cpu_s
@@ -77,6 +79,8 @@ class Run:
         self._counted = (0, Counts())
         """How many parts were counted from their records, and what they come to."""
         self._resumed = False
+        self._sequencer: Sequencer | None = None
+        """What is known of the predictor's sequences, where all that was asked of it was delivered."""
         self._appending = False
         self._draining = False
 
@@ -135,6 +139,7 @@ class Run:
 
     def open(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
         """Begin, resume or refuse; the finished run's report when there is nothing left to do."""
+        self._check_sequences()
         begun = self._ledger.identity() is not None
         if self._if_exists == "overwrite":
             self._delete_output()
@@ -208,12 +213,15 @@ class Run:
             objects_before=cursor.index,
             bytes_before=sum(i.size_bytes or 0 for i in self._plan[: cursor.index]),
         )
+        sequencer = self._sequencer_now(learned)
+        self._sequencer = None
         self._flow = flow = open_flow(
             self._plan,
             self._stores,
             self._predictor,
             self._settings,
             start=cursor,
+            sequencer=sequencer,
             resumable=True,
             appended=self._appending,
             learned=learned,
@@ -248,12 +256,71 @@ class Run:
             self._salvage(sink)
             raise
         progress.parts = sink.parts
+        if not flow.drained:
+            self._sequencer = sequencer
         return self._finish(
             sink,
             drained=flow.drained,
             elapsed_s=self._clock.now() - began,
             cpu_used_s=cpu_s() - cpu_before_s,
         )
+
+    def _check_sequences(self) -> None:
+        """Refuse a model that does not go with what is said of sequences, before anything is written."""
+        metadata, mapping = self._predictor.metadata, self._settings.mapping
+        if metadata.steps or mapping.sequence is not None:
+            Sequencer(metadata, mapping, self._settings.flow)
+
+    def _sequencer_now(self, learned: Mapping[str, Any]) -> Sequencer | None:
+        """How things stand with the predictor's sequences at the last commit; first, where it is not known, they are made so."""
+        if self._settings.mapping.sequence is None:
+            return None
+        if self._sequencer is not None:
+            return self._sequencer
+        sequencer = Sequencer(self._predictor.metadata, self._settings.mapping, self._settings.flow)
+        last = self._state.last if self._state else None
+        # What is told by its place ends with that: there is nothing unfinished where another one begins.
+        unfinished = not self._settings.mapping.by_place or self._cursor.position is not None
+        if last is not None and last.replay is not None and unfinished:
+            self._replay(last.replay, last.cursor, learned, sequencer)
+        return sequencer
+
+    def _replay(self, replay: Replay, stop: Cursor, learned: Mapping[str, Any], sequencer: Sequencer) -> None:
+        """Give the model again what its sequences have had, in the same batches; what it answers was delivered before.
+
+        Raises ResumeRefusedError when the source is not what it was.
+        """
+        _log.info(
+            "replaying records for the states of sequences",
+            extra={"output": self.destination, "records": replay.records},
+        )
+        seen = Progress()
+        self._flow = flow = open_flow(
+            self._plan,
+            self._stores,
+            self._predictor,
+            self._settings,
+            start=replay.begin,
+            stop=stop,
+            resumable=False,
+            appended=True,
+            learned=learned,
+            progress=seen,
+            clock=self._clock,
+            sequencer=sequencer,
+        )
+        if self._draining:
+            flow.drain()
+        before = self.progress.records_replayed
+        self.progress.records_to_replay += replay.records
+        for _ in flow:
+            self.progress.records_replayed = before + seen.records
+        if not flow.drained and (seen.records, seen.objects_broken) != (replay.records, replay.broken):
+            raise ResumeRefusedError(
+                f"{self.destination}: the states of its sequences cannot be made again: the source had {replay.records} "
+                f"records and {replay.broken} broken objects or members there, and has {seen.records} and "
+                f"{seen.objects_broken} now. Bring the source back as it was, or start anew with --overwrite"
+            )
 
     def _salvage(self, sink: Sink) -> None:
         """The run broke: keep what was delivered, or leave no trace when there was nothing."""

@@ -1,7 +1,7 @@
 """What a stream may be told; every bound has a unit in its name and a default."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path import compile_path
@@ -9,6 +9,13 @@ from headrace.formats.json_path_grammar import SliceEnd
 from headrace.formats.read import ReadOptions
 
 MIB = 1 << 20
+
+BY_OBJECT: Final = "@object"
+"""Every object is a sequence; its URI is the sequence's id."""
+BY_MEMBER: Final = "@member"
+"""Every member of an archive is a sequence, and every object that is no archive."""
+BY_PLACE: Final = (BY_OBJECT, BY_MEMBER)
+"""What `MappingOptions.sequence` may be beside a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,11 @@ class MappingOptions:
     given; `columns` and `text_column` are then looked up in that. `slice_end` says what its slices' second numbers
     mean. With `whole_records` a model whose one input is text is given CSV and JSON records as they stand, or what the
     filter selects of them. Raises ConfigError for a path that is not supported.
+
+    `sequence` is for models with a `step`: the column or field of a record that says to which sequence it belongs, or
+    "@object" or "@member", where a whole object, or a member of an archive, is one. Without it every record is a sequence by
+    itself. `sequence_end` is a column or field that is true (or 1) in a sequence's last record; what comes after it with
+    the same id is a new one. Neither column is given to a model that is to be given all columns.
     """
 
     columns: tuple[str, ...] | tuple[int, ...] = ()
@@ -31,10 +43,25 @@ class MappingOptions:
     input_filter: str = "$"
     slice_end: SliceEnd = "exclusive"
     whole_records: bool = False
+    sequence: str | int | None = None
+    sequence_end: str | int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a filter that does not compile."""
+        """Refuse a filter that does not compile, and sequences that cannot be."""
         compile_path(self.input_filter, slice_end=self.slice_end)
+        if isinstance(self.sequence, str) and self.sequence[:1] in ("", "@") and not self.by_place:
+            raise ConfigError(
+                f"--sequence {self.sequence!r}: name a column or field (by its index, where its name begins with @), "
+                f"or one of {', '.join(BY_PLACE)}"
+            )
+        if self.sequence_end is not None and (self.sequence is None or self.by_place):
+            why = f"{self.sequence} ends where it ends" if self.by_place else "there is no --sequence"
+            raise ConfigError(f"--sequence-end is for sequences that a column tells of, and {why}")
+
+    @property
+    def by_place(self) -> bool:
+        """Whether it is a record's place that tells its sequence."""
+        return self.sequence in BY_PLACE
 
     def identity(self) -> dict[str, Any]:
         """All of it, but for what came later and says nothing: so runs from before go on."""
@@ -43,6 +70,9 @@ class MappingOptions:
             del options["input_filter"], options["slice_end"]
         if not self.whole_records:
             del options["whole_records"]
+        for name in ("sequence", "sequence_end"):
+            if options[name] is None:
+                del options[name]
         return options
 
 
@@ -52,7 +82,9 @@ class FlowSettings:
 
     A batch closes at `batch_rows_max` records (None: the model's `max_batch_rows`), at `batch_bytes_max`, or
     when its first record has waited `batch_delay_ms` (None: never, so that batches, and with them the last bits
-    of predictions, depend on the source alone).
+    of predictions, depend on the source alone). `sequences_live_max` sequences may be unfinished at once, in the order
+    of the source (None: as many as the model says); a run in which more are ends with LimitError, and can be resumed with
+    another bound.
     """
 
     batch_rows_max: int | None = None
@@ -63,6 +95,7 @@ class FlowSettings:
     range_bytes: int = 8 * MIB
     blocks_bytes_max: int = 4 * MIB
     window_bytes_max: int = 16 * MIB
+    sequences_live_max: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse bounds that are not positive."""

@@ -16,7 +16,7 @@ from headrace.core.errors import CountMismatchError
 from headrace.core.tensor import Array
 from headrace.formats.contract import Encoder
 from headrace.formats.failures import failure_line
-from headrace.pipeline.items import Cursor, ScoredBatch
+from headrace.pipeline.items import Cursor, Replay, ScoredBatch
 from headrace.pipeline.ledger import Counts, Ledger, Mark, State
 from headrace.pipeline.settings import OutputSettings
 from headrace.storage.contract import Store
@@ -64,6 +64,7 @@ class Sink:
         self.total = Counts()
         """Of the parts that have ended."""
         self.cursor = Cursor()
+        self._replay: Replay | None = None
         self._open_part()
         if state and state.last:
             self._restore(state)
@@ -82,6 +83,7 @@ class Sink:
         """Go on after the last commit, with the bytes of the part under way."""
         assert state.last is not None
         self.total, self.cursor = state.last.total, state.last.cursor
+        self._replay = state.last.replay
         self.parts = state.last.part + (0 if state.checkpoints else 1)
         if not state.checkpoints:
             return
@@ -108,7 +110,7 @@ class Sink:
         self._in_part = self._in_part.plus(
             Counts(batch.entries - broken, batch.rows, len(batch.failures) - broken, broken)
         )
-        self.cursor = batch.end
+        self.cursor, self._replay = batch.end, batch.replay
         full = self._out_bytes >= self._settings.part_bytes_max
         if full or self._in_part.rows_out >= self._settings.part_rows_max:
             self.end_part()
@@ -151,6 +153,7 @@ class Sink:
             in_part=self._in_part,
             attempt=self._attempt,
             part_bytes=self._out_bytes,
+            replay=self._replay,
         )
 
     def end_part(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 
 from headrace.core.errors import DataError
+from headrace.core.sequence import SEQUENCE_PARAMETERS, is_bare_end
 from headrace.core.tensor import (
     Array,
     InferRequest,
@@ -60,7 +61,7 @@ def decode_generate(body: bytes, metadata: ModelMetadata) -> InferRequest:
             parameters[key] = value
             continue
         tensors.append(Tensor(name, _array(name, specs.get(name), value)))
-    if not tensors:
+    if not tensors and not is_bare_end(parameters):
         raise DataError(f"a generate request needs {TEXT_INPUT!r}")
     given = document.get("id")
     if given is not None and not isinstance(given, str):
@@ -110,12 +111,18 @@ def _array(name: str, spec: TensorSpec | None, value: object) -> Array:
 
 
 def encode_generated(response: InferResponse) -> bytes:
-    """A response's body: its outputs by name, one value as itself and more as a list; the first text as ``text_output``."""
+    """A response's body: its outputs by name, one value as itself and more as a list; the first text as ``text_output``.
+
+    What it says of its sequence stands beside them.
+    """
     document: _Json = {"model_name": response.model_name}
     if response.model_version is not None:
         document["model_version"] = response.model_version
     if response.id:
         document["id"] = response.id
+    for key in SEQUENCE_PARAMETERS:
+        if key in response.parameters:
+            document[key] = response.parameters[key]
     names = [t.name for t in response.outputs]
     renamed = next((t.name for t in response.outputs if t.datatype == "BYTES"), None)
     for tensor in response.outputs:

@@ -16,6 +16,7 @@ import orjson
 
 from headrace.core.errors import DataError, ModelContractError, ModelInputError, UnsupportedError
 from headrace.core.record import record
+from headrace.core.sequence import is_bare_end
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.protocols.oip_quick import quick_request, quick_response
 from headrace.protocols.tensors import (
@@ -120,9 +121,9 @@ def decode_request(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "
         if "parameters" in entry:
             _check_offered(_parameters(entry, "an input"), "an input")
     inputs = _tensors(document, "inputs", rest, bf16)
-    if not inputs:
-        raise DataError("a request needs at least one tensor in 'inputs'")
     parameters = _parameters(document, "the request")
+    if not inputs and not is_bare_end(parameters):
+        raise DataError("a request needs at least one tensor in 'inputs'")
     default = _wish(parameters.pop("binary_data_output", False), "binary_data_output")
     names, wishes = _requested_outputs(document)
     request = InferRequest(inputs, _text(document, "id"), names, parameters)
@@ -270,12 +271,23 @@ def _spec(tensor: _Json, where: str) -> TensorSpec:
     return TensorSpec(name, datatype, tuple(max(size, -1) for size in sizes))
 
 
-def encode_error(why: str) -> bytes:
-    """An error's body."""
+def encode_error(why: str, kind: str = "") -> bytes:
+    """An error's body; `kind` is a word for programs, where the status alone does not tell."""
+    told = {"kind": kind} if kind else {}
     try:
-        return orjson.dumps({"error": why})
+        return orjson.dumps({"error": why, **told})
     except TypeError:  # lone surrogates, which a model's own message may have
-        return orjson.dumps({"error": why.encode(errors="replace").decode()})
+        return orjson.dumps({"error": why.encode(errors="replace").decode(), **told})
+
+
+def decode_error_kind(body: bytes) -> str:
+    """The word by which an error's body tells its kind; empty where it has none."""
+    try:
+        found: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ""
+    kind = cast("_Json", found).get("kind") if isinstance(found, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def decode_error(body: bytes) -> str:

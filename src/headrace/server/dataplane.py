@@ -22,7 +22,8 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
-from headrace.core.statistics import ModelIndexEntry, ModelStatistics
+from headrace.core.sequence import SequenceListing
+from headrace.core.statistics import ModelIndexEntry, ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
 from headrace.engine.engine import Engine
 from headrace.engine.repository import ModelRepository
@@ -41,6 +42,7 @@ EXTENSIONS: Final = (
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
+    "sequence",
     "statistics",
     "parameters",
 )
@@ -134,6 +136,20 @@ class Dataplane:
             raise ForbiddenError(
                 "models cannot be loaded or unloaded here: the server was started without a models folder"
             )
+
+    # Sequences
+
+    def sequences(self, model: str, version: str = "", *, most: int) -> SequenceListing:
+        """How the sequences of a model stand, at most so many of them. ModelNotFoundError, ModelNotReadyError."""
+        engine = self._repository.engine(model, version)
+        told = engine.model_statistics().sequences or SequenceStatistics()
+        return SequenceListing(
+            engine.name, engine.version or "", told.live, told.live_max, told.ends, engine.sequences(most)
+        )
+
+    def cancel_sequence(self, model: str, version: str, id: str) -> bool:
+        """End a sequence, with all that waits for it; whether it lived. ModelNotFoundError, ModelNotReadyError."""
+        return self._repository.engine(model, version).cancel_sequence(id)
 
     # Inference
 

@@ -8,16 +8,20 @@ UnauthenticatedError                            401   UNAUTHENTICATED
 ForbiddenError                                  403   PERMISSION_DENIED
 ModelNotFoundError, JobNotFoundError            404   NOT_FOUND
 JobStateError                                   409   FAILED_PRECONDITION
+SequenceLostError                               409   ABORTED
+SequenceGoneError                               410   NOT_FOUND
 ResultGoneError                                 410   NOT_FOUND
 LimitError                                      413   RESOURCE_EXHAUSTED
 RefusedRowsError, IdempotencyError              422   INVALID_ARGUMENT
 OverloadedError (with Retry-After)              429   RESOURCE_EXHAUSTED
 QueueFullError (with Retry-After)               429   RESOURCE_EXHAUSTED
+SequenceFullError (with Retry-After)            429   RESOURCE_EXHAUSTED
 CancelledRequestError                           499   CANCELLED
 PredictError, ModelContractError                500   INTERNAL
 UnsupportedError                                501   UNIMPLEMENTED
 ModelNotReadyError, StoppedError                503   UNAVAILABLE
 InstanceLostError, UnavailableError             503   UNAVAILABLE
+TooManySequencesError (with Retry-After)        503   UNAVAILABLE
 JobLedgerUnavailableError (with Retry-After)    503   UNAVAILABLE
 QueueClosedError (with Retry-After)             503   UNAVAILABLE
 ModelLoadError                                  503   FAILED_PRECONDITION
@@ -27,6 +31,8 @@ anything else                                   500   INTERNAL
 
 The text of a `HeadraceError` goes out: what a model raised is in it as the model said it (`PredictError`), which is meant,
 since nobody else can tell a caller what is wrong with rows. Why a model did not load is told to those alone who load it.
+Errors of sequences have a `kind` besides, since other errors have the same statuses: over REST in the body, beside the text;
+over gRPC in the trailing metadata, as ``headrace-error-kind``.
 What is no `HeadraceError` is a defect of ours: it is logged, and the caller is told "internal error" and nothing more.
 """
 
@@ -44,6 +50,8 @@ MESSAGE_CHARS_MAX: Final = 4000
 """Of what a caller is told: over gRPC it travels in a header, and clients limit those to 8 KiB."""
 INTERNAL: Final = "internal error"
 LEDGER_AWAY: Final = "the job ledger does not answer: ask again; what has an idempotency key is queued once, however often it is sent"
+ERROR_KIND: Final = "headrace-error-kind"
+"""Trailing metadata that says the kind of an error of a sequence."""
 INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
 CLIENT_GONE: Final = 499
@@ -65,6 +73,7 @@ class GrpcCode(IntEnum):
     PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
+    ABORTED = 10
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
@@ -89,6 +98,10 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
     (e.ModelInputError, 400, GrpcCode.INVALID_ARGUMENT),
     (e.DataError, 400, GrpcCode.INVALID_ARGUMENT),
     (e.ConfigError, 400, GrpcCode.INVALID_ARGUMENT),
+    (e.SequenceLostError, 409, GrpcCode.ABORTED),
+    (e.SequenceGoneError, 410, GrpcCode.NOT_FOUND),
+    (e.SequenceFullError, 429, GrpcCode.RESOURCE_EXHAUSTED),
+    (e.TooManySequencesError, 503, GrpcCode.UNAVAILABLE),
     (e.JobNotFoundError, 404, GrpcCode.NOT_FOUND),
     (e.JobStateError, 409, GrpcCode.FAILED_PRECONDITION),
     (e.ResultGoneError, 410, GrpcCode.NOT_FOUND),
@@ -101,6 +114,8 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
 )
 
 
+# These say themselves when to ask again.
+_PUSHED_BACK: Final = (e.OverloadedError, e.SequenceFullError, e.TooManySequencesError)
 _ASK_AGAIN_S: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (e.StoppedError, 1),
     (e.JobLedgerUnavailableError, 2),
@@ -112,12 +127,13 @@ _ASK_AGAIN_S: Final[tuple[tuple[type[BaseException], int], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a caller is told: HTTP status, gRPC code, text, and when to ask again."""
+    """What a caller is told: HTTP status, gRPC code, text, when to ask again, and a word for the kind of an error of a sequence."""
 
     http: int
     grpc: GrpcCode
     why: str
     retry_after_s: int | None = None
+    kind: str = ""
 
 
 def is_fault(status: int | str) -> bool:
@@ -142,11 +158,12 @@ def quiet_status_of(error: BaseException) -> Status:
         return Status(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
     # Where a database is, and what it said, is for the log.
     away = isinstance(error, e.JobLedgerUnavailableError)
-    return Status(*found, LEDGER_AWAY if away else str(error)[:MESSAGE_CHARS_MAX], _retry_after_s(error))
+    why = LEDGER_AWAY if away else str(error)[:MESSAGE_CHARS_MAX]
+    return Status(*found, why, _retry_after_s(error), kind_of(error))
 
 
 def _retry_after_s(error: BaseException) -> int | None:
-    if isinstance(error, e.OverloadedError | e.QueueFullError):
+    if isinstance(error, (*_PUSHED_BACK, e.QueueFullError)):
         return ceil(error.retry_after_s)
     return next((seconds for kind, seconds in _ASK_AGAIN_S if isinstance(error, kind)), None)
 
@@ -157,11 +174,19 @@ def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:
     return status.grpc, status.why
 
 
+def kind_of(error: BaseException) -> str:
+    """The word that tells errors of sequences apart; empty for others."""
+    return error.kind if isinstance(error, e.SequenceError) else ""
+
+
 def trailing_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
-    """What goes beside a gRPC status: of an overload, when to come back, in seconds and as gRPC's own retry policy reads it."""
-    if not isinstance(error, e.OverloadedError):
-        return ()
+    """What goes beside a gRPC status: when to come back, in seconds and as gRPC's own retry policy reads it; the error's kind."""
+    kind = kind_of(error)
+    told = ((ERROR_KIND, kind),) if kind else ()
+    if not isinstance(error, _PUSHED_BACK):
+        return told
     return (
+        *told,
         ("retry-after-s", f"{error.retry_after_s:.3f}"),
         ("grpc-retry-pushback-ms", str(ceil(error.retry_after_s * 1000))),
     )

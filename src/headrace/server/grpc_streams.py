@@ -11,11 +11,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from headrace.core.errors import ConfigError, DataError
+from headrace.core.errors import ConfigError, DataError, SequenceError
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.protocols.oip_grpc.requests import WireRequest
 from headrace.protocols.oip_grpc.responses import encode_stream_error, wrapped
-from headrace.server.errors import grpc_status
+from headrace.server.errors import ERROR_KIND, status_of
 from headrace.server.grpc_contract import Call
 from headrace.server.grpc_inference import Inference
 
@@ -23,6 +23,9 @@ StreamDialect = Literal["mlserver", "triton"]
 
 DIALECT_KEY: Final = "headrace-stream-dialect"
 """Call metadata that chooses the dialect of one stream."""
+CANCEL_NOTICE_S: Final = 0.005
+"""Carriers say that messages have ended when their call is cancelled, and of the cancellation a moment later. To a
+sequence that ends with its stream it makes a difference."""
 GRPC_ERROR_KEY: Final = "triton_grpc_error"
 """Call metadata by which a Triton client asks that an error ends the stream with a status."""
 
@@ -84,9 +87,10 @@ async def _mlserver_answers(
             async for answer in answers:
                 yield answer
         return
-    requests = _SameModel(inference, call, wire, messages)
     dataplane = inference.dataplane
-    if not dataplane.metadata(wire.model, wire.version).streams:
+    metadata = dataplane.metadata(wire.model, wire.version)
+    requests = _SameModel(inference, call, wire, messages, doubt_s=CANCEL_NOTICE_S if metadata.steps else 0.0)
+    if not metadata.streams:
         async for request in requests:
             yield (inference.encoded(wire, await dataplane.infer(wire.model, wire.version, request)),)
         return
@@ -109,11 +113,21 @@ async def _mlserver_answers(
 
 
 class _SameModel:
-    """The requests of a stream, all for the model of the first."""
+    """The requests of a stream, all for the model of the first.
+
+    What looks like their end is believed after `doubt_s`: until then it may be that the caller has cancelled.
+    """
 
     def __init__(
-        self, inference: Inference, call: Call, first: WireRequest, messages: AsyncIterator[bytes]
+        self,
+        inference: Inference,
+        call: Call,
+        first: WireRequest,
+        messages: AsyncIterator[bytes],
+        *,
+        doubt_s: float,
     ) -> None:
+        self._doubt_s = doubt_s
         self._inference = inference
         self._call = call
         self._first = first
@@ -134,7 +148,11 @@ class _SameModel:
             self._begun = True
             return self._first.request
         self.raise_mistake()
-        data = await anext(self._messages)
+        data = await anext(self._messages, None)
+        if data is None:
+            if self._doubt_s:
+                await asyncio.sleep(self._doubt_s)
+            raise StopAsyncIteration
         try:
             wire = self._inference.decoded(self._call, data)
             self._check(wire)
@@ -164,6 +182,8 @@ class _TritonStream:
         self._errors_end = call.metadata(GRPC_ERROR_KEY) == "true"
         self._free = asyncio.Semaphore(settings.requests_max)
         self._answers: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(settings.answers_max)
+        self._sending = asyncio.Lock()
+        """Held while an answer waits for room: a full queue lets those go first who come while there is some."""
 
     async def answers(
         self, messages: AsyncIterator[bytes], first: WireRequest | None = None
@@ -212,20 +232,31 @@ class _TritonStream:
                 await self._stream(wire)
             else:
                 response = await self._inference.dataplane.infer(wire.model, wire.version, wire.request)
-                await self._answers.put(wrapped(self._inference.encoded(wire, response, final=True)))
+                await self._send(wrapped(self._inference.encoded(wire, response, final=True)))
         except Exception as error:  # noqa: BLE001 - whatever it is ends this request, not the stream
-            if self._errors_end:
-                await self._answers.put(error)
-            else:
-                await self._answers.put(encode_stream_error(grpc_status(error)[1], model=model, id=id))
+            await self._send(error if self._errors_end else _told(error, model, id))
+
+    async def _send(self, answer: bytes | BaseException) -> None:
+        """In the order in which it is called, so that what one sequence answers stays in its order."""
+        async with self._sending:
+            await self._answers.put(answer)
 
     async def _stream(self, wire: WireRequest) -> None:
         dataplane, encoded = self._inference.dataplane, self._inference.encoded
         async with aclosing(dataplane.stream_one(wire.model, wire.version, wire.request)) as answers:
             async for responses in answers:
                 for response in responses:
-                    await self._answers.put(wrapped(encoded(wire, response, final=False)))
+                    await self._send(wrapped(encoded(wire, response, final=False)))
         if wire.empty_final:
             metadata = dataplane.metadata(wire.model, wire.version)
             last = InferResponse((), metadata.name, metadata.version or wire.version)
-            await self._answers.put(wrapped(encoded(wire, last, final=True)))
+            await self._send(wrapped(encoded(wire, last, final=True)))
+
+
+def _told(error: Exception, model: str, id: str) -> bytes:
+    """An error as one more answer; of a sequence's, which sequence and which error."""
+    status = status_of(error)
+    parameters: dict[str, str] = {}
+    if isinstance(error, SequenceError):
+        parameters = {ERROR_KIND: status.kind, "sequence_id": error.sequence_id}
+    return encode_stream_error(status.why, model=model, id=id, parameters=parameters)

@@ -188,6 +188,14 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
+    async def respond_nothing(self) -> None:
+        """A response without a body: it is done (204)."""
+        self.started = True
+        self.status = 204
+        headers = [] if self.request_id is None else [(X_REQUEST_ID, self.request_id)]
+        await self._send({"type": "http.response.start", "status": 204, "headers": headers})
+        await self._send({"type": "http.response.body", "body": b""})
+
     async def respond_compressed(
         self, status: int, body: bytes, content_type: bytes, bytes_min: int | None, extra: Headers = ()
     ) -> None:

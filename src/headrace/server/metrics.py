@@ -13,8 +13,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal
 
-from headrace.core.errors import MissingExtraError, ModelNotFoundError
-from headrace.core.statistics import Histogram, ModelStatistics
+from headrace.core.errors import (
+    MissingExtraError,
+    ModelNotFoundError,
+    SequenceFullError,
+    SequenceGoneError,
+    SequenceLostError,
+    TooManySequencesError,
+)
+from headrace.core.sequence import SequenceEnd
+from headrace.core.statistics import Histogram, ModelStatistics, SequenceStatistics
 from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND
@@ -37,6 +45,9 @@ _log = logging.getLogger("headrace.server")
 
 GZIP_BYTES_MIN: Final = 4096
 
+REFUSALS: Final = tuple(
+    error.kind for error in (SequenceFullError, SequenceGoneError, SequenceLostError, TooManySequencesError)
+)
 Kind = Literal["counter", "gauge", "histogram", "info"]
 _MODEL: Final = ("model", "version")
 
@@ -84,6 +95,19 @@ def _compute(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
         (("infer",), s.compute_infer.ns / 1e9),
         (("output",), s.compute_output.ns / 1e9),
     ]
+
+
+def _of_steps(read: Callable[[SequenceStatistics], Iterable[tuple[tuple[str, ...], _Value]]]) -> _Read:
+    """Of models with a `step` alone."""
+    return lambda s: [] if s.sequences is None else read(s.sequences)
+
+
+def _ends(s: SequenceStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+    return [((why.value,), s.ends.get(why.value, 0)) for why in SequenceEnd]
+
+
+def _refused(s: SequenceStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+    return [((kind,), s.refused.get(kind, 0)) for kind in REFUSALS]
 
 
 def _of_model(name: str, kind: Kind, says: str, read: _Read, *labels: str) -> tuple[Family, _Read]:
@@ -179,6 +203,40 @@ _OF_MODELS: Final = (
         "counter",
         "Responses of streams, counted when their stream ends.",
         _one(lambda s: s.stream_items),
+    ),
+    _of_model(
+        "headrace_live_sequences",
+        "gauge",
+        "Sequences that live, requests that are one by themselves among them; of models with a step, as all that follows on sequences.",
+        _of_steps(lambda s: [((), s.live)]),
+    ),
+    _of_model(
+        "headrace_sequences_ended_total",
+        "counter",
+        "Sequences that ended, by why: ended (by their client or model), restarted, cancelled, idle, timed_out, evicted, "
+        "instance_lost or stopped.",
+        _of_steps(_ends),
+        "reason",
+    ),
+    _of_model(
+        "headrace_sequences_refused_total",
+        "counter",
+        "Requests that no sequence took, by the error: sequence_gone, sequence_full, sequence_lost or too_many_sequences; "
+        "they are in no other figure of the model.",
+        _of_steps(_refused),
+        "reason",
+    ),
+    _of_model(
+        "headrace_steps_total",
+        "counter",
+        "Steps that were done; how many share a call is in headrace_batch_rows.",
+        _of_steps(lambda s: [((), s.steps)]),
+    ),
+    _of_model(
+        "headrace_step_interval_seconds",
+        "histogram",
+        "Of a request that goes on: from the end of one of its steps to the end of the next.",
+        _of_steps(lambda s: [((), s.interval_s)]),
     ),
     _of_model(
         "headrace_uptime_seconds",

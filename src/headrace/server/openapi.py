@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols.oip_json import HEADER_LENGTH
+from headrace.protocols.oip_sequences import LISTED, LISTED_MAX
 
 _Json = dict[str, Any]
 
@@ -28,6 +29,19 @@ _JSON_BYTES: Final[_Json] = {
     "description": "How many bytes of the body are JSON, where binary tensors follow; 0 for one tensor without any JSON.",
     "schema": {"type": "integer", "minimum": 0},
 }
+_SEQUENCE_ID: Final[_Json] = {
+    "name": "sequence_id",
+    "in": "path",
+    "required": True,
+    "description": "May have slashes.",
+    "schema": {"type": "string", "minLength": 1},
+}
+_LIMIT: Final[_Json] = {
+    "name": "limit",
+    "in": "query",
+    "description": "How many are listed at most.",
+    "schema": {"type": "integer", "minimum": 0, "maximum": LISTED_MAX, "default": LISTED},
+}
 _BINARY: Final[_Json] = {
     "schema": {
         "type": "string",
@@ -45,13 +59,15 @@ _ERRORS: Final = {
     "401": "No API key came with the request, or one that is not known.",
     "403": "The API key lacks the role that this needs, or this server does not offer it.",
     "404": "There is no such model or version.",
+    "409": "The state of the sequence is lost, with the process that held it.",
+    "410": "There is no such sequence, or none any more.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large, or has more rows than may ever wait.",
     "422": "The model refused rows of the request.",
-    "429": "The model's queue is full; Retry-After says when to ask again.",
+    "429": "The model's queue is full, or that of the sequence; Retry-After says when to ask again.",
     "500": "The model failed on the request.",
     "501": "This part of the protocol is not offered here; the text says what is.",
-    "503": "The model is not ready, or the server is going down.",
+    "503": "The model is not ready, as many sequences live as may, or the server is going down.",
     "504": "The request's timeout has passed.",
 }
 
@@ -102,7 +118,19 @@ def _paths(models: Sequence[ModelMetadata] = ()) -> _Json:
     ):
         for action, operation in _model_operations(models).items():
             paths[f"{prefix}{action}"] = {"parameters": path_parameters, **operation}
+        path = f"{prefix}/sequences/{{sequence_id}}"
+        paths[path] = {"parameters": [*path_parameters, _SEQUENCE_ID], "delete": _cancelling()}
     return paths
+
+
+def _cancelling() -> _Json:
+    return {
+        "summary": "Cancel a sequence",
+        "responses": {
+            "204": {"description": "It is over, with all that waited for it."},
+            **_failures(("401", "403", "404", "503")),
+        },
+    }
 
 
 def _path_parameter(name: str, known: Sequence[str]) -> _Json:
@@ -125,6 +153,10 @@ def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
     for operation in (infer, infer_stream, generated, generated_stream):
         operation["parameters"] = [_JSON_BYTES]
         operation["requestBody"]["content"]["application/octet-stream"] = _BINARY
+    listing = _operation(
+        "Living sequences of a model", "Sequences", errors=("400", "401", "403", "404", "503")
+    )
+    listing["parameters"] = [_LIMIT]
     examples = {
         m.name: {"value": {"inputs": [_example(s) for s in m.inputs]}}
         for m in models
@@ -137,6 +169,7 @@ def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
         "/ready": {"get": _ready("Whether a model can be asked", "ModelReady", errors=("404",))},
         "/stats": {"get": _operation("Statistics of a model", "Statistics", errors=told)},
         "/config": {"get": _operation("Triton's configuration of a model", "ModelConfig", errors=told)},
+        "/sequences": {"get": listing},
         "/infer": {"post": infer},
         "/infer_stream": {"post": infer_stream},
         "/generate": {"post": generated},
@@ -203,7 +236,16 @@ def _schemas() -> _Json:
     asked = {"name": name, "parameters": {**wish, "type": ["object", "null"]}}
     duration = _object({"count": {"type": "integer"}, "ns": {"type": "integer"}}, ("count", "ns"))
     return {
-        "Error": _object({"error": {"type": "string"}}, ("error",)),
+        "Error": _object(
+            {
+                "error": {"type": "string"},
+                "kind": {
+                    "enum": ["sequence_gone", "sequence_lost", "sequence_full", "too_many_sequences"],
+                    "description": "Of errors of sequences alone.",
+                },
+            },
+            ("error",),
+        ),
         "Live": _object({"live": {"type": "boolean"}}, ("live",)),
         "Ready": _object({"ready": {"type": "boolean"}}, ("ready",)),
         "ModelReady": _object({"name": name, "ready": {"type": "boolean"}}, ("name", "ready")),
@@ -280,11 +322,35 @@ def _schemas() -> _Json:
             },
             ("name", "max_batch_size", "input", "output"),
         ),
+        "Sequences": _sequences(name),
         "Duration": duration,
         "Statistics": _object(
             {"model_stats": {"type": "array", "items": {"type": "object"}}}, ("model_stats",)
         ),
     }
+
+
+def _sequences(name: _Json) -> _Json:
+    count = {"type": "integer", "minimum": 0}
+    seconds = {"type": "number", "minimum": 0}
+    sequence = {
+        "id": name,
+        "state": {"type": "string"},
+        "instance": count,
+        "steps": count,
+        "requests": count,
+        "age_s": seconds,
+        "idle_s": seconds,
+    }
+    listing = {
+        "model_name": name,
+        "model_version": {"type": "string"},
+        "live": count,
+        "live_max": count,
+        "ends": {"type": "object", "additionalProperties": count},
+        "sequences": {"type": "array", "items": _object(sequence, tuple(sequence))},
+    }
+    return _object(listing, tuple(listing))
 
 
 def _request_parameters(more: _Json) -> _Json:
@@ -295,6 +361,13 @@ def _request_parameters(more: _Json) -> _Json:
             "description": "1 is the most urgent, 0 the default.",
         },
         "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 is none."},
+        # Without types, since a model without a step takes them for what they are not.
+        "sequence_id": {
+            "description": "Of a model with a step: text or a whole number; 0 and empty are none."
+        },
+        "sequence_start": {"description": 'Of a model with a step: true, false or "auto".'},
+        "sequence_end": {"description": "Of a model with a step: true or false."},
+        "sequence_cancel": {"description": "Of a model with a step: true or false."},
     }
     return {**_GIVEN_PARAMETERS, "properties": {**scheduling, **more}}
 

@@ -15,7 +15,7 @@ import orjson
 
 from headrace.core.errors import AccessError, UnsupportedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.protocols import generate, oip_json, oip_repository, sse
+from headrace.protocols import generate, oip_json, oip_repository, oip_sequences, sse
 from headrace.protocols.schedule import scheduled
 from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
@@ -50,6 +50,8 @@ from headrace.server.security import Access, Role
 _log = logging.getLogger("headrace.server")
 
 EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
+_SEQUENCES: Final = "/sequences/"
+"""Where it stands first in a path the id of a sequence follows: names of models have no slash."""
 _HTML: Final = b"text/html; charset=utf-8"
 _SLOW_BODY: Final = Status(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
 
@@ -126,6 +128,10 @@ class RestApp:
             "generate_stream": {"POST": _Action("generate_stream", Role.INFER, self._generate_stream)},
             "stats": {"GET": _Action("statistics", Role.INFER, self._statistics)},
             "config": {"GET": _Action("model_config", Role.INFER, self._model_config)},
+            "sequences": {"GET": _Action("sequences", Role.ADMIN, self._sequences)},
+        }
+        self._of_sequence: _Methods = {
+            "DELETE": _Action("cancel_sequence", Role.ADMIN, self._cancel_sequence)
         }
         self._of_repository: dict[str, _Methods] = {
             "load": {"POST": _Action("load", Role.ADMIN, self._load)},
@@ -221,6 +227,11 @@ class RestApp:
             return fixed, "", ""
         version, action = "", ""
         match path.split("/"):
+            # An id may have slashes.
+            case ["", "v2", "models", name, "sequences", _, *_] if name:
+                return self._of_sequence, name, ""
+            case ["", "v2", "models", name, "versions", version, "sequences", _, *_] if name and version:
+                return self._of_sequence, name, version
             case ["", "v2", "models", name]:
                 routes = self._of_model
             case ["", "v2", "models", name, "versions", version] if version:
@@ -317,6 +328,21 @@ class RestApp:
         oip_repository.decode_load_request(await self._body(exchange))
         await self._dataplane.unload(model)
         await exchange.respond(200, orjson.dumps({"name": model, "unload": True}))
+
+    # Sequences
+
+    async def _sequences(self, exchange: Exchange, model: str, version: str) -> None:
+        most = oip_sequences.decode_limit(exchange.query)
+        listing = self._dataplane.sequences(model, version, most=most)
+        await exchange.respond(200, oip_sequences.encode_listing(listing))
+
+    async def _cancel_sequence(self, exchange: Exchange, model: str, version: str) -> None:
+        id = exchange.path.partition(_SEQUENCES)[2]
+        if self._dataplane.cancel_sequence(model, version, id):
+            await exchange.respond_nothing()
+            return
+        why = f"model {model}: there is no sequence {id[:200]!r}"
+        await self._tell(exchange, Status(NOT_FOUND, GrpcCode.NOT_FOUND, why))
 
     # Inference
 
@@ -434,7 +460,7 @@ class RestApp:
             self.answers.broke(exchange.action, status.http)
             if exchange.observation is not None:
                 exchange.observation.failed(error, status)
-            ready.append(sse.encode_event(oip_json.encode_error(status.why)))
+            ready.append(sse.encode_event(oip_json.encode_error(status.why, status.kind)))
             yield b"".join(ready)
 
     def _see_items(self, exchange: Exchange, responses: Sequence[InferResponse] | None) -> None:
@@ -461,4 +487,4 @@ class RestApp:
         return told_status(error, seen)
 
     async def _tell(self, exchange: Exchange, status: Status, extra: Headers = ()) -> None:
-        await exchange.respond(status.http, oip_json.encode_error(status.why), JSON, extra)
+        await exchange.respond(status.http, oip_json.encode_error(status.why, status.kind), JSON, extra)

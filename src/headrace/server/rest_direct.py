@@ -161,7 +161,7 @@ class DirectInference:
         seen = Observation("rest", "POST", path, began_s=self._clock(), header=header)
         status = told_status(error, seen)
         extra = [*error_headers(status), (X_REQUEST_ID, seen.request_id.encode())]
-        return Reply(status.http, _head(JSON, extra), oip_json.encode_error(status.why))
+        return Reply(status.http, _head(JSON, extra), oip_json.encode_error(status.why, status.kind))
 
 
 def _reply(given: _HeaderMap, body: bytes, content_type: bytes, extra: Headers) -> Reply:

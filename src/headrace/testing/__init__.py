@@ -1,9 +1,15 @@
-"""For tests of code that stands on headrace, and of stores, formats, predictors and dispatchers that are not ours.
+"""For tests of code that stands on headrace, and of stores, formats, predictors, checkpoint stores and dispatchers that are not ours.
 
 A contract comes with its suite: what is called ``check_...`` raises AssertionError naming the promise that broke. Our
 own implementations go through the same doors.
 """
 
+from headrace.testing.checkpoints import (
+    CHECKPOINT_CHECKS,
+    SHARED_CHECKPOINT_CHECKS,
+    CheckpointBench,
+    check_checkpoint_store,
+)
 from headrace.testing.clock import ManualClock, ManualWallClock
 from headrace.testing.dispatcher import DISPATCHER_CHECKS, check_dispatcher, check_outage
 from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenRequest
@@ -18,11 +24,14 @@ from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, check_reading, check_store
 
 __all__ = [
+    "CHECKPOINT_CHECKS",
     "DISPATCHER_CHECKS",
     "FORMAT_CHECKS",
     "JOB_LEDGER_CHECKS",
     "OUTBOX_CHECKS",
+    "SHARED_CHECKPOINT_CHECKS",
     "STORE_CHECKS",
+    "CheckpointBench",
     "EchoModel",
     "EndpointFault",
     "FlakyStore",
@@ -36,6 +45,7 @@ __all__ = [
     "PickyModel",
     "ScriptedEndpoint",
     "SeenRequest",
+    "check_checkpoint_store",
     "check_dispatcher",
     "check_format",
     "check_job_ledger",

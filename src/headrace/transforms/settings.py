@@ -119,6 +119,11 @@ class TransformSettings:
                 "batch_delay_ms has no meaning here: batches close by rows and bytes, so that a resumed transform "
                 "writes the same bytes"
             )
+        if self.mapping.sequence is not None:
+            raise ConfigError(
+                "a transform cuts its source into tasks that are done in any order, so it has no sequences: read them with "
+                "headrace stream, or headrace.run"
+            )
 
     def identity(self) -> dict[str, Any]:
         """What must not differ between a transform and its resumption: all that decides what is written."""

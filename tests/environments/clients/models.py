@@ -95,3 +95,16 @@ class Fails(Model):
         if (x < 0).any():
             raise RowError({int(row): "negative" for row in np.flatnonzero(x[:, 0] < 0)})
         raise ValueError("out of luck")
+
+
+class RunningSum(Model):
+    """``x[n, 1] -> sum[n, 1]``: of all that its sequence was given."""
+
+    inputs = (TensorSpec("x", "FP32", (-1, 1)),)
+    outputs = (TensorSpec("sum", "FP32", (-1, 1)),)
+
+    def step(self, states, x):
+        """The sums."""
+        sums = states.stack("sum", (1,)) + x
+        states.keep("sum", sums)
+        return {"sum": sums}

@@ -284,3 +284,16 @@ def test_a_damaged_request_is_a_request_or_a_data_error(inserted, at, byte, cut)
         data[cut % len(data) : cut % len(data)] = inserted
         with suppress(DataError, UnsupportedError):
             decode_request(bytes(data), now=0.0)
+
+
+def test_what_ends_a_sequence_needs_no_inputs():
+    message = Request(model_name="m")
+    message.parameters["sequence_id"].int64_param = 7
+    with pytest.raises(DataError, match="at least one tensor"):
+        decode_request(message.SerializeToString(), now=0.0)
+    message.parameters["sequence_end"].bool_param = True
+    wire = decode_request(message.SerializeToString(), now=0.0)
+    assert (wire.request.inputs, wire.request.parameters) == ((), {"sequence_id": 7, "sequence_end": True})
+    message.raw_input_contents.append(b"1234")
+    with pytest.raises(DataError, match="raw_input_contents"):
+        decode_request(message.SerializeToString(), now=0.0)

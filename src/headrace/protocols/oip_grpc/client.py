@@ -30,6 +30,8 @@ _UNLOAD_REQUEST: Any = message_class("RepositoryModelUnloadRequest")
 _STATISTICS_REQUEST: Any = message_class("ModelStatisticsRequest")
 _STATISTICS: Any = message_class("ModelStatisticsResponse")
 
+ERROR_KIND: Final = "headrace-error-kind"
+"""Trailing metadata by which headrace says which error of a sequence it is."""
 STREAM_DIALECT: Final = ("headrace-stream-dialect", "mlserver")
 """Call metadata that asks for streams of plain responses, which is what `decode_response` reads."""
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from headrace.core.errors import DataError, UnsupportedError
+from headrace.core.sequence import is_bare_end
 from headrace.core.tensor import (
     DEFAULT_PRIORITY,
     Array,
@@ -95,7 +96,10 @@ def decode_request(data: bytes, *, now: float, deadline: float | None = None) ->
         _remember(plain, data, raw_data)
         return plain.request(raw_data, deadline)
     raw = message.raw_input_contents
-    inputs = tensors_of(message.inputs, raw)
+    if message.inputs or raw or not message.parameters or not is_bare_end(parameters_of(message.parameters)):
+        inputs = tensors_of(message.inputs, raw)
+    else:
+        inputs = ()
     model, version, id = message.model_name, message.model_version, message.id
     if len(model) > NAME_CHARS_MAX or len(version) > NAME_CHARS_MAX or len(id) > NAME_CHARS_MAX:
         raise DataError(f"model_name, model_version and id may have {NAME_CHARS_MAX} characters, not more")

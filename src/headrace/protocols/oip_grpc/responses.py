@@ -124,11 +124,14 @@ def wrapped(response: bytes) -> bytes:
     return b"".join((_INFER_RESPONSE, _varint(len(response)), response))
 
 
-def encode_stream_error(why: str, *, model: str = "", id: str = "") -> bytes:
-    """The bytes of Triton's ModelStreamInferResponse that says that the request of this id failed."""
+def encode_stream_error(
+    why: str, *, model: str = "", id: str = "", parameters: Mapping[str, Any] | None = None
+) -> bytes:
+    """The bytes of Triton's ModelStreamInferResponse that says that the request of this id failed, with what else there is to say."""
     message = _STREAM_RESPONSE(error_message=why)
     message.infer_response.model_name = model
     message.infer_response.id = id
+    set_parameters(message.infer_response.parameters, parameters or {})
     message.infer_response.parameters[FINAL_RESPONSE].bool_param = True
     return message.SerializeToString()
 

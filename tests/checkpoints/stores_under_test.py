@@ -1,0 +1,49 @@
+"""The checkpoint stores that there are, each on a bench whose time a test moves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.checkpoints.memory import MemoryCheckpointStore
+from headrace.checkpoints.redis import RedisCheckpointStore
+from headrace.checkpoints.sqlite import SqliteCheckpointStore
+from headrace.testing import CheckpointBench, ManualClock, ManualWallClock
+
+
+def memory_bench(kind: type[MemoryCheckpointStore] = MemoryCheckpointStore) -> CheckpointBench:
+    clock = ManualClock()
+    stores: dict[str, MemoryCheckpointStore] = {}
+
+    def new_store(model: str) -> MemoryCheckpointStore:
+        """What was closed is gone."""
+        if model not in stores or stores[model]._kept is None:
+            stores[model] = kind(model, clock=clock)
+        return stores[model]
+
+    return CheckpointBench(new_store, lambda ms: clock.advance(ms / 1000))
+
+
+def sqlite_bench(
+    path: Path, kind: Callable[..., SqliteCheckpointStore] = SqliteCheckpointStore
+) -> CheckpointBench:
+    clock = ManualWallClock()
+    return CheckpointBench(
+        lambda model: kind(path, model, wall_ms=clock.now_ms), lambda ms: clock.advance(int(ms))
+    )
+
+
+def redis_bench(
+    server, prefix: str, kind: Callable[..., RedisCheckpointStore] = RedisCheckpointStore
+) -> CheckpointBench:
+    """The server's time cannot be moved: instead, what was saved is made older."""
+
+    def advance(ms: float) -> None:
+        with server.client() as client:
+            for key in client.keys(f"{prefix}:*"):
+                if client.type(key) == "hash":
+                    client.hincrby(key, "saved_ms", -int(ms))
+                else:
+                    for id, _ in client.zscan_iter(key):
+                        client.zincrby(key, -int(ms), id)
+
+    connection = {"host": "127.0.0.1", "port": server.port}
+    return CheckpointBench(lambda model: kind(connection, model, prefix=prefix), advance)

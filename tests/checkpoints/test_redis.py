@@ -1,0 +1,195 @@
+"""What the store in Redis leaves there, and what it does when the server is taken away."""
+
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from headrace.checkpoints.redis import CONNECTIONS_MAX, RedisCheckpointStore
+from headrace.checkpoints.store import KEEP_MS, Checkpoint
+from headrace.core.errors import UnavailableError
+from servers.tcp_proxy import TcpProxy
+from servers.valkey import ValkeyServer
+
+FIRST = Checkpoint("a", 1, b"one", 0)
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"door-{next(_numbers)}"
+
+
+@pytest.fixture
+def client(valkey_server):
+    with valkey_server.client() as client:
+        yield client
+
+
+def _store(port: int, prefix: str, **options) -> RedisCheckpointStore:
+    return RedisCheckpointStore({"host": "127.0.0.1", "port": port}, "a model", prefix=prefix, **options)
+
+
+@pytest.fixture
+def store(valkey_server, prefix):
+    with closing(_store(valkey_server.port, prefix)) as store:
+        yield store
+
+
+def test_an_operator_can_read_what_is_there(store, client, prefix):
+    store.save([Checkpoint("a b", 7, b"state", 0)])
+    key = f"{prefix}:{{a%20model}}:of:a b"
+    found = client.hgetall(key)
+    saved_ms = int(found.pop("saved_ms"))
+    assert found == {"steps": "7", "state": "state"}
+    assert abs(saved_ms - time.time() * 1000) < 60_000
+    assert client.zrange(f"{prefix}:{{a%20model}}:saved", 0, -1, withscores=True) == [("a b", saved_ms)]
+
+
+def test_everything_goes_by_itself_in_the_end(valkey_server, client, prefix):
+    with closing(_store(valkey_server.port, prefix)) as store:
+        store.save([FIRST])
+    keys = client.keys(f"{prefix}:*")
+    assert len(keys) == 2
+    assert all(KEEP_MS - 60_000 < client.pttl(key) <= KEEP_MS for key in keys)
+    with closing(_store(valkey_server.port, prefix, keep_ms=1)) as store:
+        store.save([FIRST])
+        while client.keys(f"{prefix}:*"):
+            """Until it has."""
+        assert store.load(["a"], idle_ms_max=float("inf")) == [None]
+        assert store.save([Checkpoint("a", 2, b"two", 1)]) == [False]
+
+
+def test_what_is_kept_for_ever_stays_so_also_when_it_was_not_before(valkey_server, client, prefix):
+    for keep_ms, forever in ((60_000, False), (float("inf"), True)):
+        with closing(_store(valkey_server.port, prefix, keep_ms=keep_ms)) as store:
+            store.save([FIRST])
+        assert [client.pttl(key) == -1 for key in client.keys(f"{prefix}:*")] == [forever, forever]
+
+
+def test_what_has_expired_is_purged_from_the_list_too(store, client, prefix):
+    store.save([FIRST])
+    client.delete(f"{prefix}:{{a%20model}}:of:a")
+    client.zincrby(f"{prefix}:{{a%20model}}:saved", -60_000, "a")
+    assert store.purge(idle_ms_max=1000, count_max=10) == 1
+    assert client.keys(f"{prefix}:*") == []
+
+
+def test_what_is_saved_between_finding_and_dropping_stays(store):
+    store.save([FIRST])
+    store._find_old = lambda keys, args: [b"a"]
+    assert store.purge(idle_ms_max=60_000, count_max=10) == 0
+    assert store.load(["a"], idle_ms_max=60_000) == [(1, b"one")]
+
+
+def test_a_batch_is_one_round_trip(store, client):
+    """Each call is one command to the server, or one pipeline; purging is two."""
+    batch = [Checkpoint(f"s-{n}", 1, b"x", 0) for n in range(64)]
+    store.save(batch)
+    store.delete(["s-0"])
+
+    def sent(act) -> int:
+        before = client.info("stats")["total_reads_processed"]
+        act()
+        return client.info("stats")["total_reads_processed"] - before
+
+    own = sent(lambda: None)
+    assert sent(lambda: store.save(batch)) - own == 1
+    assert sent(lambda: store.load([c.id for c in batch], idle_ms_max=1e9)) - own == 1
+    assert sent(lambda: store.delete([c.id for c in batch])) - own == 1
+
+
+def test_scripts_that_were_flushed_are_sent_again(store, client):
+    store.save([FIRST])
+    client.script_flush()
+    assert store.save([Checkpoint("a", 2, b"two", 1)]) == [True]
+
+
+def test_a_server_that_restarts_costs_no_call_more(tmp_path, prefix):
+    server = ValkeyServer(tmp_path)
+    server.start()
+    store = _store(server.port, prefix)
+    try:
+        store.save([FIRST])
+        server.stop()
+        with pytest.raises(UnavailableError, match=f"127.0.0.1:{server.port}"):
+            store.save([FIRST])
+        server.start()
+        # Without persistence it has forgotten all: who goes on is refused, rather than that steps are made up.
+        assert store.save([Checkpoint("a", 2, b"two", 1)]) == [False]
+        assert store.save([FIRST]) == [True]
+        server.stop()
+        server.start()
+        assert store.load(["a"], idle_ms_max=1e9) == [None]
+    finally:
+        store.close()
+        server.stop()
+
+
+def test_a_server_that_stands_still_is_waited_for_no_longer_than_said(valkey_server, prefix):
+    with closing(_store(valkey_server.port, prefix, timeout_s=0.1)) as store:
+        store.save([FIRST])
+        valkey_server.pause()
+        try:
+            begun_s = time.monotonic()
+            with pytest.raises(UnavailableError, match="TimeoutError"):
+                store.save([Checkpoint("a", 2, b"two", 1)])
+            assert time.monotonic() - begun_s < 5
+        finally:
+            valkey_server.go_on()
+        # It has done so late, or not at all: to save the same again is right in both cases.
+        assert store.save([Checkpoint("a", 2, b"two", 1)]) == [True]
+
+
+def test_connections_that_are_cut(valkey_server, prefix):
+    with TcpProxy(valkey_server.port) as proxy, closing(_store(proxy.port, prefix, timeout_s=2)) as store:
+        store.save([FIRST])
+        proxy.refuse()
+        proxy.reset()
+        with pytest.raises(UnavailableError):
+            store.load(["a"], idle_ms_max=1e9)
+        proxy.heal()
+        assert store.load(["a"], idle_ms_max=1e9) == [(1, b"one")]
+
+
+def test_what_the_server_refuses_is_told(tmp_path, prefix):
+    server = ValkeyServer(tmp_path, "--requirepass", "right")
+    server.start()
+    try:
+        for password, wanted in (("secret-wrong", "AuthenticationError"), (None, "AuthenticationError")):
+            connection = {"host": "127.0.0.1", "port": server.port, "password": password}
+            with closing(RedisCheckpointStore(connection, "m")) as store:
+                with pytest.raises(UnavailableError, match=wanted) as found:
+                    store.save([FIRST])
+                assert "secret" not in str(found.value)
+        connection = {"host": "127.0.0.1", "port": server.port, "password": "right"}
+        with closing(RedisCheckpointStore(connection, "m")) as store:
+            assert store.save([FIRST]) == [True]
+    finally:
+        server.stop()
+
+
+def test_a_server_whose_memory_is_full_is_told_and_keeps_what_it_has(tmp_path, prefix):
+    server = ValkeyServer(tmp_path)
+    server.start()
+    try:
+        with closing(_store(server.port, prefix)) as store, server.client() as client:
+            store.save([FIRST])
+            client.config_set("maxmemory", "1")
+            with pytest.raises(UnavailableError, match=r"(?i)memory"):
+                store.save([Checkpoint("a", 2, b"two", 1)])
+            client.config_set("maxmemory", "0")
+            assert store.load(["a"], idle_ms_max=1e9) == [(1, b"one")]
+    finally:
+        server.stop()
+
+
+def test_more_threads_than_connections_share_them(store, client):
+    threads = 3 * CONNECTIONS_MAX
+    before = client.info("clients")["connected_clients"]
+    with ThreadPoolExecutor(threads) as pool:
+        kept = pool.map(lambda n: store.save([Checkpoint(f"s-{n}", 1, b"x", 0)]), range(10 * threads))
+        assert all(each == [True] for each in kept)
+    assert client.info("clients")["connected_clients"] - before <= CONNECTIONS_MAX

@@ -1,0 +1,124 @@
+"""Sequences whose states are in processes of their own, which are killed."""
+
+import asyncio
+import functools
+import json
+import os
+import random
+import signal
+
+import numpy as np
+
+from engine.step_models import Summing
+from engine.steps.models import run
+from engine.support import nothing_left, serving, until
+from headrace.core import InferRequest, Tensor
+from headrace.core.errors import InstanceLostError, SequenceGoneError, SequenceLostError
+
+
+def asked(do="", x=1.0, **parameters):
+    """One step that adds `x`."""
+    tensors = (Tensor("x", np.full((1, 1), x, np.float32)), Tensor("do", np.array([do], object)))
+    return InferRequest(tensors, parameters=parameters)
+
+
+def total(response):
+    return response["total"].item()
+
+
+def steps(response):
+    return json.loads(response["seen"][0])["steps"]
+
+
+def serving_processes(**settings):
+    return serving(
+        functools.partial(Summing),
+        isolation="process",
+        sequences={"live_max": 1000, "time_ms_max": None},
+        **settings,
+    )
+
+
+def test_a_step_that_kills_loses_the_states_that_were_there():
+    """Each sequence is told once, at its next request; a new one begins."""
+
+    async def main(engine):
+        for id in "ab":
+            await engine.ask(asked(sequence_id=id, sequence_start=True))
+        try:
+            await engine.ask(asked("die", sequence_id="a"))
+        except SequenceLostError as error:
+            lost = error
+        assert "died" in str(lost)
+        for id in "ab":
+            try:
+                await engine.ask(asked(sequence_id=id))
+            except SequenceLostError:
+                assert total(await engine.ask(asked(x=5.0, sequence_id=id, sequence_start=True))) == 5.0
+        assert len(engine.sequences()) == 2
+
+    with nothing_left(), serving_processes() as engine:
+        run(main(engine))
+
+
+def test_a_first_step_that_kills_is_asked_twice():
+    async def main(engine):
+        try:
+            await engine.ask(asked("die"))
+        except InstanceLostError as error:
+            await until(lambda: engine.model_statistics().restarts == 2)
+            return type(error)
+        return None
+
+    with serving_processes() as engine:
+        assert run(main(engine)) is InstanceLostError
+
+
+def test_no_step_is_lost_or_doubled_while_processes_are_killed():
+    """Every client sees its own sum and its own number of steps, or that its sequence was lost; none waits for ever."""
+
+    async def client(engine, name, chance, counts):
+        expected, done = 0.0, 0
+        start = True
+        for i in range(60):
+            x = float(chance.randint(1, 9))
+            try:
+                response = await engine.ask(asked(x=x, sequence_id=name, sequence_start=start))
+            except (SequenceLostError, SequenceGoneError, InstanceLostError):
+                counts["lost"] += 1
+                expected, done, start = 0.0, 0, True
+                continue
+            start = False
+            expected += x
+            assert (total(response), steps(response)) == (expected, done), (name, i)
+            done += 1
+            counts["answered"] += 1
+            await asyncio.sleep(0.002)
+
+    async def kill(engine, counts):
+        for at in (0, 1, 0):
+            await asyncio.sleep(0.03)
+            before = engine._life.slots[at].backend.pid
+            os.kill(before, signal.SIGKILL)
+            slot = engine._life.slots[at]
+            await until(
+                lambda slot=slot, before=before: slot.backend.pid not in (None, before) and slot.alive
+            )
+            counts["killed"] += 1
+
+    async def main(engine):
+        chance = random.Random(7)
+        counts = dict.fromkeys(("lost", "answered", "killed"), 0)
+        killing = asyncio.create_task(kill(engine, counts))
+        while not killing.done():
+            await asyncio.gather(*[client(engine, f"s{i}", chance, counts) for i in range(12)])
+        await killing
+        return counts
+
+    with nothing_left(), serving_processes(instances=2) as engine:
+        counts = run(main(engine))
+        channel = engine._life.steps
+        assert (channel._table.requests, channel._parts, channel._put) == (0, {}, {})
+    assert counts["killed"] == 3
+    assert counts["lost"] > 0
+    assert counts["answered"] > 500
