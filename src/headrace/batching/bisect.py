@@ -6,6 +6,7 @@ which n are needed for n verdicts.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +37,12 @@ class Bisection:
 
     def __init__(self, rows: int) -> None:
         # A stack, so that lower rows come first; each with how often its rows were tried before.
-        self._open: list[tuple[NDArray[np.int64], int]] = [(np.arange(rows), 0)] if rows else []
+        self._open: list[tuple[NDArray[np.int64], int]] = [(_all(rows), 0)] if rows else []
         self._trying: tuple[NDArray[np.int64], int] | None = None
         self._failures: dict[int, RowFailure] = {}
 
     def next(self) -> NDArray[np.int64] | None:
-        """The rows to try now, ascending indices into the batch; None when every row has its verdict."""
+        """The rows to try now, ascending indices into the batch, not to be written to; None when every row has its verdict."""
         assert self._trying is None, "tell what came of the last try first"
         if not self._open:
             return None
@@ -92,3 +93,11 @@ class Bisection:
     def failures(self) -> tuple[RowFailure, ...]:
         """The guilty rows so far, by row; `attempts` is how many tries each was in."""
         return tuple(self._failures[row] for row in sorted(self._failures))
+
+
+@lru_cache(maxsize=256)
+def _all(rows: int) -> NDArray[np.int64]:
+    """Made once: numpy lets other threads run while it fills an array, which may then take milliseconds."""
+    indices = np.arange(rows)
+    indices.setflags(write=False)
+    return indices

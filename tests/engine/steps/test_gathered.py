@@ -1,6 +1,8 @@
 """One answer of many steps."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -43,6 +45,25 @@ def give(part, value, row=None):
 def step(part, value):
     give(part, value)
     part.row += 1
+
+
+@pytest.mark.parametrize("error", [None, GONE])
+def test_nothing_of_a_request_that_is_over_is_in_a_circle(error):
+    """Its arrays are free at once, not when somebody looks for circles."""
+    gc.collect()
+    gc.disable()
+    try:
+        sink, parts = gathered([0], [1])
+        for part in parts:
+            step(part, 1)
+        over = [part.finish(error) for part in parts]
+        assert over[0] is None
+        assert over[1] is not None
+        left = weakref.ref(sink)
+        del sink, parts, part, over
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_rows_are_joined_in_their_order_once_all_parts_are_over():

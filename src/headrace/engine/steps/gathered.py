@@ -1,7 +1,7 @@
 """The one answer to a request whose rows are steps: what they gave, joined in the order of the rows."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from headrace.core.errors import (
@@ -81,6 +81,7 @@ class Gathered:
             if self._open:
                 return None
         if self._error is not None:
+            self._given.clear()
             return self._error
         try:
             return self._response(part)
@@ -111,18 +112,19 @@ class Gathered:
 
     def _response(self, part: Part) -> InferResponse:
         request = part.ticket.request
-        given = self._given
+        # They name their parts, which name this: nothing of a request is to stay until somebody looks for circles.
+        given, self._given = self._given, []
         if len(given) > 1:
             given.sort(key=lambda one: one[0])
         if not self._strict:
-            self._demand_one_each(part.ticket.rows)
+            self._demand_one_each(given, part.ticket.rows)
             given = [one for one in given if one[0] not in self._failed]
         failures = tuple(RowFailure(row, why) for row, why in sorted(self._failed.items()))
         return self._respond([outputs for _, _, outputs in given], request, failures, told(part))
 
-    def _demand_one_each(self, rows: int) -> None:
+    def _demand_one_each(self, given: Iterable[tuple[int, Part, Outputs]], rows: int) -> None:
         counts = [0] * rows
-        for row, _, _ in self._given:
+        for row, _, _ in given:
             counts[row] += 1
         for row, count in enumerate(counts):
             if count != 1 and row not in self._failed:
