@@ -209,9 +209,10 @@ class Mortals:
         )
 
     def settled(self, at):
-        """Whether what came of the last call is settled, which may be done beside the next."""
-        settling = getattr(self.engine._life.slots[at].gone.__self__, "_settling", None)
-        return settling is None or settling.done()
+        """Whether nothing is done beside a call: what came of the last one is settled, and the next one is ready."""
+        rounds = self.engine._life.slots[at].gone.__self__
+        beside = (getattr(rounds, "_settling", None), getattr(rounds, "_next", None))
+        return all(each is None or each.done() for each in beside)
 
     def busy(self, at):
         """Whether an instance has a call that waits for its verdict."""

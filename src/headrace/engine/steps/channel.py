@@ -285,6 +285,19 @@ class StepChannel(Intake):
             due = [s for s in (found.at_s, due_s) if s is not None]
             return LookAgain(min(due, default=None))
 
+    def take_full(self, at: int) -> StepWork | None:
+        """The next steps at a place, where they fill a call already, and it is not closed; without waiting."""
+        with self._lock:
+            now, place = self._clock.now(), self._places[at]
+            self._table.expire(now)
+            self._sort_ended()
+            found = None
+            if not self._closed and self.full(at):
+                found = place.batcher.next(running_rows=0, running=0, idle_since_s=now, now=now, flush=True)
+            work = self._taken(place, found) if isinstance(found, AdaptiveBatch) else None
+        self._tell_over()
+        return work
+
     def _taken(self, place: _Place, batch: AdaptiveBatch[Live] | LookAgain) -> StepWork:
         endings, place.endings = tuple(place.endings), []
         if isinstance(batch, LookAgain):
