@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace.engine.reason import WHY_CHARS_MAX, ToldError, out_of_memory, reason
+from headrace.core.errors import ModelContractError, PredictError
+from headrace.engine.reason import WHY_CHARS_MAX, ToldError, failure, out_of_memory, reason, room
 
 
 class _UnprintableError(Exception):
@@ -45,3 +46,20 @@ def test_it_is_cut():
 )
 def test_out_of_memory_is_told_by_type_and_by_what_frameworks_say(error, told):
     assert out_of_memory(error) is told
+
+
+def test_errors_of_the_tree_are_told_as_they_are_and_others_by_their_reason():
+    own, other = ModelContractError("m", "no"), KeyError("age")
+    assert failure("m", own) is own
+    told = failure("m", other)
+    assert isinstance(told, PredictError)
+    assert "KeyError: 'age'" in str(told)
+    assert told.__cause__ is other
+
+
+@pytest.mark.parametrize(
+    ("error", "rows", "rows_max"), [(MemoryError(), 9, 4), (MemoryError(), 1, None), (ValueError(), 9, None)]
+)
+def test_calls_are_half_as_large_once_one_failed_for_want_of_memory(error, rows, rows_max, caplog):
+    assert room("m", error, rows) == rows_max
+    assert bool(caplog.records) == (rows_max is not None)

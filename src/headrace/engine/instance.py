@@ -18,7 +18,6 @@ from headrace.core.errors import (
     InstanceLostError,
     ModelContractError,
     ModelInputError,
-    PredictError,
     RefusedRowsError,
     StoppedError,
 )
@@ -26,7 +25,7 @@ from headrace.core.model import RowError
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
 from headrace.engine.backend import Backend, Called
 from headrace.engine.outputs import Outputs, wanted
-from headrace.engine.reason import WHY_CHARS_MAX, out_of_memory, reason
+from headrace.engine.reason import WHY_CHARS_MAX, failure, reason, room
 from headrace.engine.tally import Tally
 from headrace.engine.ticket import Answer, Ticket
 
@@ -205,11 +204,9 @@ class Instance:
 
     def failure(self, error: BaseException) -> BaseException:
         """What a request comes to whose call raised this."""
-        if isinstance(error, HeadraceError):
-            return error
-        told = (
-            self._refused(error) if isinstance(error, RowError) else PredictError(self._name, reason(error))
-        )
+        if not isinstance(error, RowError):
+            return failure(self._name, error)
+        told = self._refused(error)
         told.__cause__ = error
         return told
 
@@ -306,13 +303,8 @@ class Instance:
 
     def _learn_room(self, error: BaseException, rows: int) -> None:
         """When a batch failed for want of memory, ask for smaller ones from now on, and not for as large a one each time."""
-        if rows == 1 or rows > self._rows_max or not out_of_memory(error):
-            return
-        self._rows_max = rows // 2
-        _log.warning(
-            "out of memory: smaller batches from now on",
-            extra={"model": self._name, "rows": rows, "rows_max": self._rows_max},
-        )
+        if rows <= self._rows_max and (rows_max := room(self._name, error, rows)) is not None:
+            self._rows_max = rows_max
 
     def _call(
         self,

@@ -1,7 +1,12 @@
-"""An exception in one line, for those who get no traceback."""
+"""What a model raised: in one line, for those who get no traceback, and what follows from it."""
 
+import logging
 import re
 from typing import Final
+
+from headrace.core.errors import HeadraceError, PredictError
+
+_log = logging.getLogger("headrace.engine")
 
 WHY_CHARS_MAX: Final = 2000
 """How much of an exception's text is kept."""
@@ -33,3 +38,23 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError | ToldError) and bool(_OUT_OF_MEMORY.search(reason(error)))
+
+
+def failure(model: str, error: BaseException) -> HeadraceError:
+    """What whoever asked a model is told, that raised this: headrace's own errors as they are, the reason of any other."""
+    if isinstance(error, HeadraceError):
+        return error
+    told = PredictError(model, reason(error))
+    told.__cause__ = error
+    return told
+
+
+def room(model: str, error: BaseException, rows: int) -> int | None:
+    """How many rows a call may hold from now on, since one of so many failed; None: it was not for want of memory."""
+    if rows == 1 or not out_of_memory(error):
+        return None
+    _log.warning(
+        "out of memory: smaller batches from now on",
+        extra={"model": model, "rows": rows, "rows_max": rows // 2},
+    )
+    return rows // 2

@@ -22,12 +22,11 @@ from headrace.core.errors import (
     DeadlineError,
     HeadraceError,
     ModelContractError,
-    PredictError,
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, datatype_of, text_array
 from headrace.engine.pipe import Pipe
-from headrace.engine.reason import reason
+from headrace.engine.reason import failure
 
 ITEMS_MAX: Final = 256
 """Responses, and requests, of one stream that may be on the way before its producer waits."""
@@ -196,11 +195,7 @@ class StreamModel:
     def _as_error(self, raised: BaseException, call: StreamCall) -> BaseException:
         if call.answers.abandoned and isinstance(raised, (asyncio.CancelledError, CancelledRequestError)):
             return self.cancelled()
-        if isinstance(raised, HeadraceError) or raised is call.requests.error:
-            return raised
-        error = PredictError(self._name, reason(raised))
-        error.__cause__ = raised
-        return error
+        return raised if raised is call.requests.error else failure(self._name, raised)
 
     def response(self, item: Any, id: str) -> InferResponse:
         """What the model yielded, as a response. Raises ModelContractError for what is none."""

@@ -16,14 +16,13 @@ from headrace.core.errors import (
     InstanceLostError,
     ModelContractError,
     ModelInputError,
-    PredictError,
     RefusedRowsError,
 )
 from headrace.core.model import RowError
 from headrace.core.tensor import Array
 from headrace.engine.backend import Backend, Called
 from headrace.engine.instance import BeforeCall, RunningCall
-from headrace.engine.reason import WHY_CHARS_MAX, out_of_memory, reason
+from headrace.engine.reason import WHY_CHARS_MAX, failure, reason, room
 from headrace.engine.stepper import StepOrder, Stepped
 from headrace.engine.steps.channel import StepChannel
 from headrace.engine.steps.part import Part
@@ -160,10 +159,11 @@ class StepCaller:
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
             _log.debug("steps failed", extra={"model": self._name, "rows": len(some)}, exc_info=True)
             search.failed(reason(error))
-            self._learn_room(error, len(some))
+            if (rows_max := room(self._name, error, len(some))) is not None:
+                self._channel.shrink(self._place, rows_max=rows_max)
             if len(some) == 1:
                 finished = isinstance(error, _OF_ONE_REQUEST)
-                some[0].fails(self._raised(error), reason(error), finished=finished)
+                some[0].fails(failure(self._name, error), reason(error), finished=finished)
         else:
             search.succeeded()
             came.append(Came(some, stepped))
@@ -179,22 +179,6 @@ class StepCaller:
         for outcome in some:
             outcome.fails(error, reason(error), finished=True)
         search.succeeded()
-
-    def _raised(self, error: BaseException) -> HeadraceError:
-        if isinstance(error, HeadraceError):
-            return error
-        told = PredictError(self._name, reason(error))
-        told.__cause__ = error
-        return told
-
-    def _learn_room(self, error: BaseException, rows: int) -> None:
-        """When a call failed for want of memory, smaller ones are made from now on."""
-        if rows > 1 and out_of_memory(error):
-            self._channel.shrink(self._place, rows_max=rows // 2)
-            _log.warning(
-                "out of memory: smaller batches from now on",
-                extra={"model": self._name, "rows": rows, "rows_max": rows // 2},
-            )
 
     def _called(self, call: StepCall, *, retry: bool) -> Stepped:
         tally, some = self._tally, call.outcomes
