@@ -29,10 +29,15 @@ from headrace.engine.process import ProcessBackend
 from headrace.engine.reason import reason
 from headrace.engine.recipe import recipe_of
 from headrace.engine.settings import ServeSettings
-from headrace.engine.stepper import Ending, Said, StepOrder
+from headrace.engine.stepper import Ending, StepOrder
 
 pytestmark = pytest.mark.timeout(60)
-QUIET = Said(goes_on=False, silent=False, ends=False)
+GOES_ON, SILENT, ENDS, QUIET = (
+    (True, False, False),
+    (False, True, False),
+    (False, False, True),
+    (False, False, False),
+)
 _numbers = itertools.count(1)
 
 
@@ -123,8 +128,8 @@ def test_a_model_is_told_whose_step_it_is(made, kind):
         "id": "a", "steps": 1, "start": False, "again": True, "end": True,
         "parameters": parameters, "names": ["total"], "log": None,
     }  # fmt: skip
-    assert first.said == [QUIET._replace(goes_on=True), QUIET]
-    assert second.said == [QUIET._replace(silent=True), QUIET._replace(ends=True), QUIET]
+    assert first.said == [GOES_ON, QUIET]
+    assert second.said == [SILENT, ENDS, QUIET]
     assert (second.saved, backend.metadata.steps) == ([None] * 3, True)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.core import Model
 from headrace.core.errors import SequenceLostError
 from headrace.core.sequence import SequenceEnd
-from headrace.engine.stepper import Ending, Said, StepOrder, Stepper
+from headrace.engine.stepper import Ending, StepOrder, Stepper
 
 
 class _Telling(Model):
@@ -61,7 +61,7 @@ def test_a_step_is_told_as_it_was_ordered():
 
     found, said, saved = stepper.step([_order(1, again=True), _order(2, end=True, parameters={"p": 1})], call)
     assert found is outputs
-    assert said == [Said(goes_on=True, silent=False, ends=False), Said(goes_on=False, silent=True, ends=True)]
+    assert said == [(True, False, False), (False, True, True)]
     assert (saved, len(stepper)) == ([None, None], 2)
     assert [_held(stepper, number).steps for number in (1, 2)] == [1, 1]
 

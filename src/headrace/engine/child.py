@@ -269,7 +269,7 @@ class _Child:
             reply["arrays"], reply["beside"] = placed[: len(outputs)], placed[len(outputs) :]
 
         stepped = backend.step((given,), orders, call, fresh=True, deliver=deliver)
-        reply["said"] = [tuple(said) for said in stepped.said]
+        reply["said"] = stepped.said
         return reply, stepped
 
     def _written(self, outputs: Outputs, beside: Mapping[str, Array] = _NOTHING) -> list[Any]:

@@ -28,7 +28,7 @@ from headrace.engine.outputs import OutputCheck
 from headrace.engine.settings import ServeSettings
 from headrace.engine.shared_arrays import Memory, Placed, read_arrays, write_arrays
 from headrace.engine.step_codec import joined, parted, told_endings, told_orders
-from headrace.engine.stepper import Ending, Said, StepOrder, Stepped
+from headrace.engine.stepper import Ending, StepOrder, Stepped
 from headrace.engine.streams import StreamCall
 from headrace.engine.told import error_of
 
@@ -143,7 +143,7 @@ class ProcessBackend:
         lengths, checkpoints = joined([order.restore for order in orders])
         message = {"orders": told_orders(orders), "lengths": lengths}
         reply = self._exchanged(parts, message, call, checkpoints)
-        said = [Said(*flags) for flags in reply.says["said"]]
+        said = [(goes_on, silent, ends) for goes_on, silent, ends in reply.says["said"]]
         saved = parted(reply.says["lengths"], reply.beside, len(orders))
         return Stepped(reply.outputs, said, saved, *reply.times_s)
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -42,15 +41,8 @@ class StepOrder(NamedTuple):
     """Tells the requests of a sequence apart."""
 
 
-class Said(NamedTuple):
-    """What the model said of one row."""
-
-    goes_on: bool
-    silent: bool
-    ends: bool
-
-
-_SAID: Final = {flags: Said(*flags) for flags in product((False, True), repeat=3)}
+Said = tuple[bool, bool, bool]
+"""What the model said of one row: whether it goes on, is silent, ends its sequence."""
 
 
 class Ending(NamedTuple):
@@ -130,7 +122,7 @@ class Stepper:
                 state.steps = order.steps
             raise
         self._states.update(zip([order.number for order in orders], states, strict=True))
-        return outputs, [_SAID[state.told()] for state in states], saved
+        return outputs, [state.told() for state in states], saved
 
     def end(self, endings: Sequence[Ending], do: Callable[[Callable[[], Any]], Any]) -> None:
         """These are over: their states are dropped, and the model is told; `do` calls it. What it raises is logged."""
