@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from headrace.core.errors import ConfigError, DataError
+from headrace.core.record import record
 from headrace.core.tensor import Array
 
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -118,7 +119,7 @@ class SequenceListing:
     """The oldest first; maybe not all."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SequenceAsk:
     """What a request says of its sequence. No id: it is a sequence by itself, or begins one whose id is made up for it."""
 

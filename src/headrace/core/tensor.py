@@ -175,6 +175,8 @@ class InferRequest:
     @property
     def rows(self) -> int:
         """How many rows; raises ModelInputError when the tensors disagree, have no rows' axis, or there are none."""
+        if len(self.inputs) == 1 and (shape := self.inputs[0].data.shape):
+            return shape[0]
         if not self.inputs:
             raise ModelInputError("?", "a request needs at least one input tensor")
         if scalars := ", ".join(repr(t.name) for t in self.inputs if not t.data.ndim):

@@ -1,17 +1,18 @@
 """What a request asks of one sequence, and where the outputs of its steps go."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from headrace.batching.sequence import LiveSequence
+from headrace.core.record import record
 from headrace.core.sequence import SequenceAsk
 from headrace.core.tensor import Array
 from headrace.engine.outputs import Outputs
 from headrace.engine.ticket import Answer, Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PartAsk:
     """Rows of a request that are steps of one sequence; none named: all of them."""
 
