@@ -96,6 +96,8 @@ def test_where_redis_is(address, where):
         "redis://u:secret@h?cafile=x",
         "redis://u:secret@h?prefix=",
         "redis://u:secret@h?prefix",
+        "redis://u:secret@h?prefix=a&prefix=b",
+        "redis://u:secret/x@h",
         "rediss://u:secret@h?cafile=/no/such/file",
     ],
 )

@@ -1,17 +1,14 @@
 """Which checkpoint store an address names."""
 
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from typing import Final
 
 from headrace.checkpoints.memory import MemoryCheckpointStore
 from headrace.checkpoints.store import KEEP_MS, CheckpointStore
+from headrace.core.address import REDIS_SCHEMES, ServerAddress, redis_connection
 from headrace.core.errors import ConfigError
 
-REDIS_SCHEMES: Final = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
-"""Whether each goes over TLS."""
 _UNSYNCED: Final = "synchronous=normal"
-_REDIS_PORT: Final = 6379
 _FORMS: Final = "memory:, sqlite:///PATH, a path, or redis://HOST[:PORT][/NUMBER]"
 
 
@@ -49,7 +46,7 @@ def open_store(address: str, model: str, *, keep_ms: float = KEEP_MS) -> Checkpo
             raise ConfigError(f"{address}: the one option of an SQLite file is {_UNSYNCED}")
         return _sqlite(address, path, model, synced=not options)
     if scheme in REDIS_SCHEMES:
-        return _redis(address, model, keep_ms)
+        return _redis(ServerAddress(address, _FORMS), model, keep_ms)
     raise ConfigError(f"{scheme}:// is no store of checkpoints: write {_FORMS}")
 
 
@@ -61,39 +58,11 @@ def _sqlite(address: str, path: str, model: str, *, synced: bool = True) -> Chec
     return SqliteCheckpointStore(path, model, synced=synced)
 
 
-def _redis(address: str, model: str, keep_ms: float) -> CheckpointStore:
-    try:
-        parts = urlsplit(address)
-        port = parts.port or _REDIS_PORT
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError as error:
-        raise ConfigError(f"not an address of Redis: {error}; write {_FORMS}") from None
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    tls = REDIS_SCHEMES[parts.scheme]
-    database = parts.path.strip("/")
-    if not parts.hostname or (database and not (database.isascii() and database.isdecimal())):
-        raise ConfigError(f"{shown}: write {parts.scheme}://[USER:PASSWORD@]HOST[:PORT][/NUMBER]")
-    connection: dict[str, Any] = {
-        "host": parts.hostname,
-        "port": port,
-        "db": int(database or 0),
-        "username": _text(parts, "username"),
-        "password": _text(parts, "password"),
-        "ssl": tls,
-    }
-    cafile = options.pop("cafile", None) if tls else None
-    if cafile is not None:
-        if not Path(cafile).is_file():
-            raise ConfigError(f"{shown}: there is no file {cafile}; cafile says whom to trust")
-        connection["ssl_ca_certs"] = cafile
+def _redis(address: ServerAddress, model: str, keep_ms: float) -> CheckpointStore:
+    connection = redis_connection(address)
+    options = address.options
+    if "cafile" in options and not Path(options["cafile"]).is_file():
+        raise address.no_cafile()
     from headrace.checkpoints.redis import PREFIX, RedisCheckpointStore  # noqa: PLC0415 - an extra
 
-    prefix = options.pop("prefix", PREFIX)
-    if options or not prefix:
-        raise ConfigError(f"{shown}: options are prefix, which is not empty, and, over TLS, cafile")
-    return RedisCheckpointStore(connection, model, prefix=prefix, keep_ms=keep_ms)
-
-
-def _text(parts: SplitResult, name: str) -> str | None:
-    value: str | None = getattr(parts, name)
-    return unquote(value) if value else None
+    return RedisCheckpointStore(connection, model, prefix=options.get("prefix", PREFIX), keep_ms=keep_ms)

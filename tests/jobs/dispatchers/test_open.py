@@ -64,6 +64,7 @@ def test_what_stands_in_an_amqp_url_arrives():
         "redis://u:secret@h?cafile=x",
         "redis://u:secret@h?prefix=",
         "redis://u:secret@h?prefix=a&prefix=b",
+        "redis://u:secret/x@h",
         "amqp:///vhost",
         "amqp://u:secret@h/?heartbeat=0",
         "amqps://u:secret@h/?cafile=/no/such/file",

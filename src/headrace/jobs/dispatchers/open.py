@@ -2,22 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from headrace.core.address import REDIS_SCHEMES, ServerAddress, redis_connection
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 from headrace.jobs.dispatcher import Dispatcher
 from headrace.jobs.dispatchers.brokered import BrokeredDispatcher
 from headrace.jobs.dispatchers.link import Broker
 
-REDIS_SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
-"""Whether each goes over TLS."""
 AMQP_SCHEMES = ("amqp", "amqps")
 SCHEMES = (*REDIS_SCHEMES, *AMQP_SCHEMES, "sqs")
 
-_REDIS_PORT = 6379
-_AMQP_OPTIONS = frozenset({"prefix", "cafile"})
+_FORMS = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+_AMQP_OPTIONS = {"prefix", "cafile"}
 
 
 def open_dispatcher(
@@ -39,94 +36,49 @@ def open_dispatcher(
     Raises ConfigError for what is no such URL, in a message that shows no password, and MissingExtraError when the
     broker's client library is not installed.
     """
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        raise ConfigError(f"not a dispatcher's address: {error}; write {_forms()}") from None
-    options = _options(parts)
-    if parts.scheme in REDIS_SCHEMES:
-        return BrokeredDispatcher(_redis(parts, options), clock=clock)
-    if parts.scheme in AMQP_SCHEMES:
-        return BrokeredDispatcher(_rabbitmq(parts, options), clock=clock)
-    if parts.scheme == "sqs":
-        return BrokeredDispatcher(_sqs(parts, options, environ), clock=clock)
-    raise ConfigError(f"{_shown(parts)}: no dispatcher is called {parts.scheme!r}; write {_forms()}")
+    address = ServerAddress(url, _FORMS)
+    if address.scheme in REDIS_SCHEMES:
+        return BrokeredDispatcher(_redis(address), clock=clock)
+    if address.scheme in AMQP_SCHEMES:
+        return BrokeredDispatcher(_rabbitmq(address), clock=clock)
+    if address.scheme == "sqs":
+        return BrokeredDispatcher(_sqs(address, environ), clock=clock)
+    raise ConfigError(f"{address.shown}: no dispatcher is called {address.scheme!r}; write {_FORMS}")
 
 
-def _redis(parts: SplitResult, options: dict[str, str]) -> Broker:
+def _redis(address: ServerAddress) -> Broker:
+    connection = redis_connection(address)
+    options = address.options
+    if "cafile" in options and not Path(options["cafile"]).is_file():
+        raise address.no_cafile()
     from headrace.jobs.dispatchers.redis import PREFIX, RedisBroker  # noqa: PLC0415 - an extra
 
-    tls = REDIS_SCHEMES[parts.scheme]
-    _allow(parts, options, frozenset({"prefix", "cafile"} if tls else {"prefix"}))
-    database = parts.path.strip("/")
-    if not parts.hostname or (database and not (database.isascii() and database.isdecimal())):
-        raise ConfigError(f"{_shown(parts)}: write {parts.scheme}://[USER:PASSWORD@]HOST[:PORT][/NUMBER]")
-    connection: dict[str, Any] = {
-        "host": parts.hostname,
-        "port": parts.port or _REDIS_PORT,
-        "db": int(database or 0),
-        "username": unquote(parts.username) if parts.username else None,
-        "password": unquote(parts.password) if parts.password else None,
-        "ssl": tls,
-    }
-    if "cafile" in options:
-        if not Path(options["cafile"]).is_file():
-            raise ConfigError(
-                f"{_shown(parts)}: there is no file {options['cafile']}; cafile says whom to trust"
-            )
-        connection["ssl_ca_certs"] = options["cafile"]
     return RedisBroker(connection, prefix=options.get("prefix", PREFIX))
 
 
-def _rabbitmq(parts: SplitResult, options: dict[str, str]) -> Broker:
+def _rabbitmq(address: ServerAddress) -> Broker:
     from headrace.jobs.dispatchers.rabbitmq import PREFIX, RabbitBroker  # noqa: PLC0415 - an extra
 
-    tls = parts.scheme == "amqps"
-    _allow(parts, options, _AMQP_OPTIONS if tls else _AMQP_OPTIONS - {"cafile"})
-    if not parts.hostname:
-        raise ConfigError(f"{_shown(parts)}: write {parts.scheme}://USER:PASSWORD@HOST[:PORT]/VHOST")
+    tls = address.scheme == "amqps"
+    address.allow(_AMQP_OPTIONS if tls else _AMQP_OPTIONS - {"cafile"})
+    if not address.parts.hostname:
+        raise ConfigError(f"{address.shown}: write {address.scheme}://USER:PASSWORD@HOST[:PORT]/VHOST")
     return RabbitBroker(
-        parts._replace(query="").geturl(),
-        cafile=options.get("cafile"),
-        prefix=options.get("prefix", PREFIX),
+        address.parts._replace(query="").geturl(),
+        cafile=address.options.get("cafile"),
+        prefix=address.options.get("prefix", PREFIX),
     )
 
 
-def _sqs(parts: SplitResult, options: dict[str, str], environ: Mapping[str, str] | None) -> Broker:
+def _sqs(address: ServerAddress, environ: Mapping[str, str] | None) -> Broker:
     from headrace.jobs.dispatchers.sqs import PREFIX, SqsBroker  # noqa: PLC0415 - an extra
 
-    _allow(parts, options, frozenset({"region"}))
-    if parts.path.strip("/") or "@" in parts.netloc or ":" in parts.netloc:
+    address.allow({"region"})
+    named = address.parts.netloc
+    if address.parts.path.strip("/") or "@" in named or ":" in named:
         raise ConfigError(
-            f"{_shown(parts)}: write sqs://[PREFIX][?region=REGION]; the rest is the environment's"
+            f"{address.shown}: write sqs://[PREFIX][?region=REGION]; the rest is the environment's"
         )
-    broker = SqsBroker(prefix=parts.netloc or PREFIX, environ=environ, region=options.get("region"))
+    broker = SqsBroker(prefix=named or PREFIX, environ=environ, region=address.options.get("region"))
     broker.require_queue("x")
     return broker
-
-
-def _options(parts: SplitResult) -> dict[str, str]:
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
-    options = dict(pairs)
-    if len(options) < len(pairs):
-        raise ConfigError(f"{_shown(parts)}: an option stands there twice")
-    if empty := [name for name, value in pairs if not value]:
-        raise ConfigError(f"{_shown(parts)}: the option {empty[0]!r} has no value")
-    return options
-
-
-def _allow(parts: SplitResult, options: Mapping[str, str], known: frozenset[str]) -> None:
-    if unknown := sorted(set(options) - known):
-        raise ConfigError(
-            f"{_shown(parts)}: no option is called {unknown[0]!r} here; known are {', '.join(sorted(known))}"
-        )
-
-
-def _shown(parts: SplitResult) -> str:
-    """The address without what may be secret."""
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def _forms() -> str:
-    return ", ".join(f"{scheme}://" for scheme in SCHEMES)
