@@ -555,6 +555,8 @@ def test_a_full_queue_says_when_to_ask_again():
         clock.advance(8.0)
         model.gate.set()
         await _ends(tasks)
+        # Those that waited had a call, too: the next to enter is the one that is waited for.
+        await on_thread(model.entered.acquire)
         model.gate.clear()
         tasks = await _first_runs(engine, model, request(rows(1, 2, 3, 4)))
         with pytest.raises(OverloadedError) as second:
