@@ -71,7 +71,6 @@ _UNMIRRORED: dict[str, str] = {
     "cli/work.py": "tests/integration/test_jobs_workers.py types it as a user would",
     "cli/connecting.py": "tests/cli/test_infer.py and test_models.py give its options, and end as it says",
     "engine/life.py": "tests/engine/test_engine.py, test_engine_ask.py and test_streams.py begin, stop and drop lives",
-    "engine/worker.py": "tests/engine/test_engine.py, test_engine_ask.py and test_process.py run, kill and revive instances",
     "jobs/ledgers/beat.py": "tests/conformance/test_job_ledgers.py runs the whole suite over both databases",
     "jobs/ledgers/changes.py": "tests/conformance/test_job_ledgers.py, the same",
     "jobs/ledgers/deciding.py": "tests/conformance/test_job_ledgers.py, the same",

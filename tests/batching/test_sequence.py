@@ -503,6 +503,47 @@ def test_a_state_that_somebody_has_seen_dies_with_its_instance(answered):
         hand.ask("a")
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("stage", ["idle", "waiting", "held", "stepping", "ending", "ended"])
+def test_a_state_that_is_spoiled_ends_its_sequence_whatever_it_does(stage, checkpoints):
+    """And the step that was taken with it."""
+    hand = Hand(checkpoints=checkpoints)
+    sequence = hand.start("a")
+    hand.step()
+    if stage != "idle":
+        hand.ask("a", "rows", rows=3)
+    if stage == "held":
+        hand.step(held=True)
+    if stage in ("stepping", "ending"):
+        hand.take()
+        hand.ask("a", "waits")
+    if stage in ("ending", "ended"):
+        hand.table.cancel("a", 0.0)
+        hand.over()
+    assert str(sequence.stage) == stage
+    taken = stage in ("stepping", "ending")
+    assert hand.table.spoiled(sequence, 0.0, taken=True) is taken
+    gone = "cancelled" if stage in ("ending", "ended") else "instance_lost"
+    assert hand.ended() == [("a", gone)]
+    names = {"idle": [], "waiting": ["rows"], "held": ["rows"], "stepping": ["rows", "waits"]}
+    over = hand.over()
+    assert [name for name, _ in over] == names.get(stage, [])
+    assert all("a defect spoiled it" in error for _, error in over)
+    assert (hand.queue, len(hand.table), hand.table.requests, hand.table.rows) == ([], 0, 0, 0)
+    assert not hand.table.spoiled(sequence, 0.0, taken=True)
+
+
+def test_a_spoiled_sequence_whose_next_step_is_being_done_ends_with_that():
+    hand = Hand()
+    sequence = hand.start("a", rows=2)
+    hand.step()
+    hand.take()
+    assert not hand.table.spoiled(sequence, 0.0, taken=False)
+    assert (hand.ended(), sequence.stage) == ([], SequenceStage.ENDING)
+    assert not hand.table.stepped(sequence, 0.0)
+    assert hand.ended() == [("a", "instance_lost")]
+
+
 def test_with_a_checkpoint_it_goes_on_where_it_was():
     hand = Hand(checkpoints=True)
     sequence, item = hand.ask("a", rows=2, start=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.errors import ModelContractError, PredictError
-from headrace.engine.reason import WHY_CHARS_MAX, ToldError, failure, out_of_memory, reason, room
+from headrace.engine.reason import WHY_CHARS_MAX, ToldError, failure, out_of_memory, reason, room, unforeseen
 
 
 class _UnprintableError(Exception):
@@ -63,3 +63,12 @@ def test_errors_of_the_tree_are_told_as_they_are_and_others_by_their_reason():
 def test_calls_are_half_as_large_once_one_failed_for_want_of_memory(error, rows, rows_max, caplog):
     assert room("m", error, rows) == rows_max
     assert bool(caplog.records) == (rows_max is not None)
+
+
+def test_what_was_raised_by_us_is_chained_and_its_text_is_not_for_callers():
+    raised = ValueError("db.internal:5432")
+    error = unforeseen("m", raised, ", and more")
+    assert (
+        str(error) == "model m: headrace itself failed to answer this, and more, with ValueError: see its log"
+    )
+    assert (error.model, error.__cause__) == ("m", raised)

@@ -74,6 +74,25 @@ def test_what_became_of_a_request_whose_caller_left_names_it():
     assert "a request was cancelled" in str(gone(ticket(request())))
 
 
+class _Odd:
+    """A reply that cannot be given."""
+
+    loop = None
+
+    def begin(self):
+        return True
+
+    def give(self, answer):
+        raise RuntimeError("boom")
+
+
+def test_an_answer_that_cannot_be_given_keeps_nobody_from_theirs(caplog):
+    odd, other = Ticket(request(), 1, 0.0, _Odd()), ticket(request())
+    deliver([(odd, ANSWER), (other, ANSWER)])
+    assert other.reply.future.result(0) is ANSWER
+    assert "boom" in caplog.text
+
+
 # To a future
 
 

@@ -329,6 +329,15 @@ class SequenceTable(Generic[T]):
         if waits:
             self._queue(sequence)
 
+    def spoiled(self, sequence: LiveSequence[T], now: float, *, taken: bool) -> bool:
+        """Nobody knows what became of its state: it is over, with its requests; whether a step that was `taken` is over by this."""
+        if sequence.number in self._live:
+            self._end(sequence, SequenceEnd.INSTANCE_LOST, now)
+        if not taken or sequence.stage is not SequenceStage.ENDING:
+            return False
+        self._over(sequence)
+        return True
+
     # Within
 
     def _begun(self, ask: SequenceAsk, now: float) -> LiveSequence[T]:

@@ -17,7 +17,7 @@ _HOW: Final[Mapping[SequenceEnd, str]] = {
     SequenceEnd.IDLE: "it ended since nobody had asked anything of it for idle_ms",
     SequenceEnd.TIMED_OUT: "it ended since it had lived for time_ms_max",
     SequenceEnd.EVICTED: "it made room for another one (live_max)",
-    SequenceEnd.INSTANCE_LOST: "the process that held its state died, and there is no checkpoint of it",
+    SequenceEnd.INSTANCE_LOST: "the process that held its state died, or a defect spoiled it, and there is no checkpoint of it",
     SequenceEnd.STOPPED: "the model was stopped",
 }
 _ANEW: Final = "begin another with sequence_start"

@@ -218,7 +218,7 @@ class ModelNotReadyError(ModelError):
 
 
 class InstanceLostError(ModelError):
-    """The process that ran the model died while it had this request, and asking it again was no use or not safe.
+    """The process that ran the model died while it had this request, and asking it again was no use or not safe; or no instance is left.
 
     `cause` says how it died: "crash" (by a signal of its own making), "oom" (killed for want of memory; the message says
     where that is likely only), "killed" (by somebody, or since nobody wanted its call any more), "timeout" (killed after
@@ -258,7 +258,7 @@ class ModelContractError(ModelError):
 
 
 class PredictError(ModelError):
-    """The model raised on a batch; the cause is chained."""
+    """The model raised on a batch, or headrace itself did, as the message says then; the cause is chained."""
 
 
 class PredictorError(HeadraceError):
@@ -307,7 +307,7 @@ class SequenceGoneError(SequenceError):
 
 
 class SequenceLostError(SequenceError):
-    """The process that held the sequence's state died, and there was no checkpoint of it: start it anew."""
+    """The process that held the sequence's state died, or a defect spoiled it, and there was no checkpoint of it: start it anew."""
 
     kind = "sequence_lost"
 

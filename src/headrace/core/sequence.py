@@ -31,7 +31,7 @@ class SequenceEnd(StrEnum):
     EVICTED = "evicted"
     """It was the idlest, and made room for a new one."""
     INSTANCE_LOST = "instance_lost"
-    """The process that held its state died, and there was no checkpoint."""
+    """The process that held its state died, and there was no checkpoint; or headrace itself failed while its step was done."""
     STOPPED = "stopped"
     """The model is being stopped; what has a checkpoint goes on when it is started again."""
 

@@ -112,18 +112,26 @@ class Channel(Intake):
         `unfit` says that the taker cannot take any, and is asked whenever it wakes: then LookAgain, and the taker has
         left those that wait for work.
         """
-        while not unfit():
-            found = self.poll(taker)
-            if not isinstance(found, LookAgain):
-                return found
-            taker.wait(None if found.at_s is None else found.at_s - self._clock.now())
+        try:
+            while not unfit():
+                found = self.poll(taker)
+                if not isinstance(found, LookAgain):
+                    return found
+                taker.wait(None if found.at_s is None else found.at_s - self._clock.now())
+        except BaseException:
+            self._give_way(taker)
+            raise
+        self._give_way(taker)
+        return LookAgain()
+
+    def _give_way(self, taker: Taker) -> None:
+        """It takes nothing for the moment, or ever."""
         with self._lock:
             self._leave(taker)
             if self._armed is taker:
                 self._armed = None
             # It may have been woken for work that it does not take now.
             self._wake_one()
-        return LookAgain()
 
     def poll(self, taker: Taker) -> Work | LookAgain | None:
         """The next batch, or when to ask again unless woken before; None when closed and nothing waits."""

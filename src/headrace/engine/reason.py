@@ -28,6 +28,18 @@ def reason(error: BaseException) -> str:
     return f"{kind}: {text}"[:WHY_CHARS_MAX] if text else kind
 
 
+def unforeseen(model: str, error: BaseException, what: str = "") -> PredictError:
+    """What a request comes to when code of ours raised, not its model's; `what` says what else this costs.
+
+    It goes out to callers elsewhere: what was raised is chained to it, and in the log, but its text is not for them.
+    """
+    told = PredictError(
+        model, f"headrace itself failed to answer this{what}, with {type(error).__name__}: see its log"
+    )
+    told.__cause__ = error
+    return told
+
+
 _OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|bad_alloc|bad allocation|failed to allocate", re.IGNORECASE
 )

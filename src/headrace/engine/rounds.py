@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from headrace.batching.adaptive import LookAgain
-from headrace.core.errors import InstanceLostError
+from headrace.core.errors import InstanceLostError, ModelError
 from headrace.engine.channel import ThreadTaker, Work
 from headrace.engine.life import Life, Slot
+from headrace.engine.reason import unforeseen
 from headrace.engine.ticket import DEATHS_MAX, Answer, Ticket, deliver
 
 W = TypeVar("W")
@@ -26,6 +27,13 @@ class Rounds(Protocol[W]):
 
     def lost(self, error: InstanceLostError | None) -> bool:
         """The instance died: in the call that raised `error`, or by itself. Whether that was meant, since nobody wanted the call."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """A defect raised `error` meanwhile: what was taken, and is not answered, fails. The instance may live on.
+
+        What this raises says that it may not.
+        """
         ...
 
     def revived(self) -> None:
@@ -55,12 +63,14 @@ class BatchRounds:
 
     def answer(self, work: Work) -> bool:
         """See `Rounds`."""
-        self._tickets = tickets = [t for t in work.items if t.reply.begin()]
+        self._tickets = work.items
         try:
+            self._tickets = tickets = [t for t in work.items if t.reply.begin()]
             if tickets:
                 deliver(self._answered(tickets, work.reason))
         finally:
             self._life.batches.ended(work)
+        self._tickets = ()
         return bool(tickets)
 
     def _answered(self, tickets: Sequence[Ticket], why: str) -> list[tuple[Ticket, Answer]]:
@@ -99,12 +109,20 @@ class BatchRounds:
         self._life.batches.again(again)
         return meant
 
-    def _lose(self, tickets: Sequence[Ticket], lost: InstanceLostError) -> None:
+    def failed(self, error: BaseException) -> None:
+        """See `Rounds`: whoever has an answer keeps it."""
+        tickets, self._tickets = self._tickets, ()
+        self._lose(tickets, unforeseen(self._life.name, error))
+
+    def _lose(self, tickets: Sequence[Ticket], error: ModelError) -> None:
+        open_ = [ticket for ticket in tickets if not ticket.ended]
         self._life.channel.settle(tickets)
         now = self._life.clock.now()
-        for ticket in tickets:
-            self._slot.tally.ended(ticket, lost, now, now)
-        deliver([(ticket, lost) for ticket in tickets])
+        try:
+            for ticket in open_:
+                self._slot.tally.ended(ticket, error, now, now)
+        finally:
+            deliver([(ticket, error) for ticket in tickets])
 
     def revived(self) -> None:
         """See `Rounds`."""

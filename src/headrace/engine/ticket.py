@@ -177,7 +177,7 @@ def deliver(answered: Sequence[tuple[Ticket, Answer]]) -> None:
             continue
         loop = ticket.reply.loop
         if loop is None:
-            ticket.reply.give(answer)
+            _give(ticket, answer)
         else:
             by_loop.setdefault(loop, []).append((ticket, answer))
     for loop, pairs in by_loop.items():
@@ -189,7 +189,14 @@ def deliver(answered: Sequence[tuple[Ticket, Answer]]) -> None:
 
 def _give_all(pairs: Sequence[tuple[Ticket, Answer]]) -> None:
     for ticket, answer in pairs:
+        _give(ticket, answer)
+
+
+def _give(ticket: Ticket, answer: Answer) -> None:
+    try:
         ticket.reply.give(answer)
+    except Exception:  # noqa: BLE001 - others have theirs all the same
+        _log.exception("an answer could not be given", extra={"request": ticket.request.id})
 
 
 def gone(ticket: Ticket) -> CancelledRequestError:

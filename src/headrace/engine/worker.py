@@ -50,6 +50,8 @@ class Worker:
         assert slot.backend is not None
         try:
             self._answer_until_closed(slot.backend)
+        except BaseException as error:  # noqa: BLE001 - a defect of ours: nobody may wait for this thread from now on
+            self._break_down(error)
         finally:
             slot.alive = False
             if life.inline is not None:
@@ -99,6 +101,9 @@ class Worker:
                         rounds.given_up()
                         return
                     rounds.revived()
+        except BaseException as error:
+            rounds.failed(error)
+            raise
         finally:
             rounds.close()
 
@@ -132,6 +137,9 @@ class Worker:
                 # It was ended on purpose, and is needed at once.
                 self._slot.revival.proved()
             return False
+        except BaseException as error:  # noqa: BLE001 - a defect of ours: what was taken fails, and the thread goes on
+            _log.exception("requests could not be answered", extra={"model": self._life.name})
+            rounds.failed(error)
         return True
 
     # When its process dies
@@ -149,19 +157,28 @@ class Worker:
         except StoppedError:
             return False
         except BaseException as error:  # noqa: BLE001 - it is given up; what waits has other instances, or hears of it
-            self._give_up(error)
+            self._give_up(error, f"its process died and could not be started again: {reason(error)}")
             return False
         slot.tally.restarts += 1
         slot.alive = True
         return True
 
-    def _give_up(self, error: BaseException) -> None:
-        """It takes nothing any more; without a last one nothing can be answered."""
+    def _break_down(self, error: BaseException) -> None:
+        """Its thread cannot go on."""
+        self._give_up(
+            error, f"headrace itself failed in its thread, with {type(error).__name__}: see its log"
+        )
         life = self._life
-        _log.error("an instance could not be started again", extra={"model": life.name}, exc_info=error)
+        if life.steps is not None:
+            life.steps.vacate(life.slots.index(self._slot))
+
+    def _give_up(self, error: BaseException, why: str) -> None:
+        """It takes nothing any more; without a last one nothing can be answered, since: `why`."""
+        life = self._life
+        _log.error("an instance is given up", extra={"model": life.name}, exc_info=error)
         with life.changed:
             self._slot.given_up = True
             last = all(s.given_up for s in life.slots)
         if last:
-            life.lost = f"its process died and could not be started again: {reason(error)}"
+            life.lost = why
             life.drop(InstanceLostError(life.name, life.lost))

@@ -59,7 +59,7 @@ _ERRORS: Final = {
     "401": "No API key came with the request, or one that is not known.",
     "403": "The API key lacks the role that this needs, or this server does not offer it.",
     "404": "There is no such model or version.",
-    "409": "The state of the sequence is lost, with the process that held it.",
+    "409": "The state of the sequence is lost, mostly with the process that held it.",
     "410": "There is no such sequence, or none any more.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large, or has more rows than may ever wait.",

@@ -6,7 +6,7 @@ import pytest
 
 from engine.steps.counted import Shared
 from headrace.checkpoints.store import Checkpoint
-from headrace.core.errors import SequenceGoneError, UnavailableError
+from headrace.core.errors import PredictError, SequenceGoneError, UnavailableError
 from headrace.engine.steps.dismissals import BATCH_MAX, Dismissal, Dismissals
 
 
@@ -69,6 +69,20 @@ def test_a_store_that_does_not_answer_is_told_to_all(bench, name):
     bench.dismiss("a")
     assert bench.came() == {"a": UnavailableError}
     assert not bench.of.pending("a")
+
+
+def test_whatever_a_store_raises_is_told_and_others_are_done_after_it(bench):
+    def odd():
+        bench.store.faults.clear()
+        raise RuntimeError("boom")
+
+    bench.keep("a", "b")
+    bench.store.faults["load"] = odd
+    bench.dismiss("a")
+    bench.of._thread.submit(int).result(10)
+    bench.dismiss("b")
+    assert bench.came() == {"a": PredictError, "b": None}
+    assert bench.store.ids == ["a"]
 
 
 def test_nobody_is_told_who_did_not_ask(bench):

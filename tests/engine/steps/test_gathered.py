@@ -199,3 +199,17 @@ def test_what_cannot_be_joined_is_the_answer():
 def test_there_is_always_room():
     sink, _ = gathered([0])
     assert not sink.when_room(lambda: None)
+
+
+def test_an_answer_that_cannot_be_made_is_an_error(caplog):
+    """And no other request hears of it."""
+
+    def full(given, asked, failures, told):
+        raise MemoryError("no room")
+
+    _, (one,) = gathered([0], answer=full)
+    step(one, 1)
+    error = one.finish(None)
+    assert isinstance(error, PredictError)
+    assert isinstance(error.__cause__, MemoryError)
+    assert "no room" in caplog.text

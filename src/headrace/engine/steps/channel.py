@@ -381,6 +381,17 @@ class StepChannel(Intake):
         with self._lock:
             self._places[at].endings[:0] = endings
 
+    def spoiled(self, at: int, taken: Sequence[Live], others: Sequence[Live]) -> None:
+        """Nobody knows what became of these states: their sequences end, and with them the steps that were taken, and not told of."""
+        with self._lock:
+            now, place, table = self._clock.now(), self._places[at], self._table
+            for sequence in others:
+                table.spoiled(sequence, now, taken=False)
+            for sequence in taken:
+                place.running -= table.spoiled(sequence, now, taken=True)
+            self._sort_ended()
+        self._tell_over()
+
     def up(self, at: int) -> None:
         """The instance there is back."""
         with self._lock:
@@ -389,6 +400,7 @@ class StepChannel(Intake):
     def vacate(self, at: int) -> None:
         """No instance will be there any more."""
         with self._lock:
+            self._places[at].running = 0
             self._table.vacate(at, self._clock.now())
             self._sort_ended()
             self._places[at].endings.clear()

@@ -3,6 +3,7 @@
 A client that was told so may ask for the same id anywhere at once, and begins anew there.
 """
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -10,8 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from headrace.checkpoints.store import CheckpointStore
-from headrace.core.errors import SequenceGoneError, UnavailableError
+from headrace.core.errors import HeadraceError, SequenceGoneError, UnavailableError
+from headrace.engine.reason import unforeseen
 from headrace.engine.ticket import Answer, Ticket
+
+_log = logging.getLogger("headrace.engine")
 
 BATCH_MAX: Final = 256
 """Ids that are looked up at once."""
@@ -46,6 +50,7 @@ class Dismissals:
         """Held where a sequence's first checkpoint is saved, which takes the place of whatever is there, and where these go."""
         self._store = store
         self._tell = tell
+        self._model = model
         self._lasts = lasts
         self._idle_ms = idle_ms
         self._lock = threading.Lock()
@@ -91,13 +96,16 @@ class Dismissals:
             self._do(some)
 
     def _do(self, some: list[Dismissal]) -> None:
-        error: UnavailableError | None = None
+        error: HeadraceError | None = None
         found = [False] * len(some)
         try:
             with self.first_saves:
                 found = self._delete([each.id for each in some])
         except UnavailableError as raised:
             error = raised
+        except Exception as raised:  # noqa: BLE001 - whatever it is, whoever asked hears of it
+            _log.exception("ends of sequences could not be kept", extra={"model": self._model})
+            error = unforeseen(self._model, raised)
         with self._lock:
             self._pending -= Counter(each.id for each in some)
         answers: list[tuple[Ticket, Answer]] = []

@@ -1,5 +1,6 @@
 """The one answer to a request whose rows are steps: what they gave, joined in the order of the rows."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -13,9 +14,11 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import InferRequest, InferResponse, RowFailure
 from headrace.engine.outputs import Outputs
-from headrace.engine.reason import reason
+from headrace.engine.reason import reason, unforeseen
 from headrace.engine.steps.part import Part
 from headrace.engine.ticket import Answer
+
+_log = logging.getLogger("headrace.engine")
 
 STEP_OUTPUTS_MAX: Final = 65_536
 """Outputs of steps that are gathered for a caller who wants one response; or one for each row, where those are more."""
@@ -87,6 +90,11 @@ class Gathered:
             return self._response(part)
         except HeadraceError as raised:
             return raised
+        except Exception as raised:  # noqa: BLE001 - such as for want of memory: it costs this request
+            _log.exception(
+                "steps were done, and their outputs could not be joined", extra={"model": self._model}
+            )
+            return unforeseen(self._model, raised)
 
     def when_room(self, wake: Callable[[], None]) -> bool:
         """See `Sink`: there is always room."""

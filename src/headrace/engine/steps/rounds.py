@@ -63,7 +63,7 @@ class StepRounds:
         self._clock = clock
         self._caller = StepCaller(channel, place, backend, tally, clock, before_step=before_step, name=name)
         self._keeper = _keeper(channel, clock)
-        self._settlement = Settlement(channel, place, tally, self._keeper)
+        self._settlement = Settlement(channel, place, tally, clock, self._keeper, name=name)
         self._round = _NOTHING
         self._stepping: Sequence[Live] = ()
         """Whose steps were taken with it, and are not settled."""
@@ -95,7 +95,11 @@ class StepRounds:
         if work is None:
             return None
         made = _round(work)
-        return Round(work, made.outcomes, StepCall.of(made.outcomes))
+        try:
+            call = StepCall.of(made.outcomes)
+        except Exception:  # noqa: BLE001 - it raises again where the call is made
+            call = None
+        return Round(work, made.outcomes, call)
 
     def answer(self, work: Round) -> bool:
         """See `Rounds`."""
@@ -123,6 +127,7 @@ class StepRounds:
             self._settling = self._beside.submit(self._settlement.settle, outcomes, came or (), ended_s)
         else:
             self._settlement.settle(outcomes, came or (), ended_s)
+        self._round = _NOTHING
         return came is not None
 
     def _tell_ended(self, work: StepWork) -> None:
@@ -153,9 +158,24 @@ class StepRounds:
 
     def _settled(self) -> None:
         """Wait until what came of the last call is settled: calls are settled in order."""
-        settling, self._settling = self._settling, None
+        settling = self._settling
         if settling is not None:
+            # What could not even fail raises again, for as long as it is asked.
             settling.result()
+            self._settling = None
+
+    # When code of ours raises
+
+    def failed(self, error: BaseException) -> None:
+        """See `Rounds`: what was taken ends with its sequences, since nobody knows what became of their states.
+
+        What was to be told to the model of other sequences is not told again: that may be what raised.
+        """
+        self._settled()
+        taken = self._round.outcomes
+        self._round, self._caller.died_in, self._stepping = _NOTHING, (), ()
+        if taken:
+            self._settlement.spoil([o.part for o in taken], [o.sequence for o in taken], (), [], error)
 
     # When the instance dies
 
@@ -195,8 +215,10 @@ class StepRounds:
 
     def close(self) -> None:
         """See `Rounds`."""
-        self._settled()
-        self._beside.shutdown()
+        try:
+            self._settled()
+        finally:
+            self._beside.shutdown()
 
     def gone(self) -> None:
         """Somebody has left: when nobody is left who waits for the call in progress, it is cancelled. Any thread."""

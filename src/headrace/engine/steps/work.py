@@ -63,8 +63,8 @@ class StepOutcome:
         self.save = False
         self.undone = False
         self.saved: bytes | None = None
-        self.done = False
-        """Whether its part came to its end by it."""
+        self.done: bool | None = None
+        """Whether its part came to its end by it; None until its sequence knows what came of it."""
 
     @property
     def is_last(self) -> bool:
