@@ -45,6 +45,11 @@ class Part:
     def begun(self):
         return self.row > 0 or self.times > 0
 
+    @property
+    def next(self):
+        """Token and kind of the step that is next."""
+        return self.rows[self.row][1:]
+
 
 @dataclass(eq=False)
 class Tale:
@@ -70,6 +75,8 @@ class Tale:
     doing_part: Part | None = field(default=None, repr=False)
     doing_row: tuple | None = None
     doing_times: int = 0
+    late: bool = False
+    """Whether the step was taken when its time was over: then it is not done, but over with the call that the others are in."""
 
 
 @dataclass(eq=False)
@@ -261,15 +268,10 @@ class Reference:
 
     # Steps
 
-    def next_of(self, part):
-        """Token and kind of the step that is next."""
-        _, token, kind = part.rows[part.row]
-        return token, kind
-
-    def taken(self, tale, at):
+    def taken(self, tale, at, *, late=False):
         part = tale.parts[0]
         tale.doing = tale.known = part.request.begun = True
-        tale.at, tale.doing_part = at, part
+        tale.at, tale.doing_part, tale.late = at, part, late
         tale.doing_row, tale.doing_times = part.rows[part.row], part.times
 
     def stepped(self, tales, now):
@@ -282,17 +284,15 @@ class Reference:
             self._finish(part, error, tale)
 
     def expired(self, tale, now):
-        """Its time was over before the step was begun."""
-        part = tale.parts[0]
-        part.request.begun = True
-        tale.known = True
-        self._complete(tale, part, now, last=True, counts=False)
-        part.row -= 1
-        self._finish(part, "DeadlineError", tale)
+        """Its time was over before the step was begun, and no other was taken with it."""
+        self.taken(tale, tale.at, late=True)
+        self.stepped([tale], now)
 
     def _stepped(self, tale, part, now):
         place, token, kind = tale.doing_row
         tale.doing = False
+        if tale.late:
+            return self._expired(tale, part, now)
         good = kind not in ("fail", "refuse")
         again = tale.doing_times
         if good:
@@ -330,9 +330,17 @@ class Reference:
         self._complete(tale, part, now, last=last, ends=ends)
         return part, error, tale
 
-    def _complete(self, tale, part, now, *, last, ends=False, counts=True):
-        if not counts:
-            part.row += 1
+    def _expired(self, tale, part, now):
+        if tale not in self.living:
+            self._tell(tale)
+            return None
+        # What was done of it before counts, and this step as if it had been its last.
+        part.row += 1
+        self._complete(tale, part, now, last=True)
+        part.row -= 1
+        return part, "DeadlineError", tale
+
+    def _complete(self, tale, part, now, *, last, ends=False):
         self._drop(tale, part)
         if ends or tale.anonymous or (last and part.ends):
             tale.doing = False
