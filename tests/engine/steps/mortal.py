@@ -162,9 +162,10 @@ class _Clock(ManualClock):
 class Mortals:
     """A running engine whose instances wait for verdicts, and an event loop for its callers."""
 
-    def __init__(self, limits, *, instances=2, in_flight_max=2):
+    def __init__(self, limits, *, instances=2, in_flight_max=2, rows_max=Diary.max_batch_rows):
         self.clock = _Clock()
         self.model = Diary()
+        self.model.max_batch_rows = rows_max
         self.model.sequences = limits if isinstance(limits, SequenceLimits) else SequenceLimits(**limits)
         self.backends = []
         settings = ServeSettings(isolation="thread", instances=instances)
@@ -192,27 +193,37 @@ class Mortals:
         """What a coroutine comes to, which may not take long."""
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, WAIT_S))
 
-    async def settle(self):
-        """Until every instance waits for a verdict or for work, and all answers are where they belong."""
+    async def settle(self, *, settled=True):
+        """Until every instance waits for a verdict or for work, and all answers are where they belong, if what came of calls is settled."""
         calm = 0
         async with asyncio.timeout(WAIT_S):
             while calm < 8:
-                calm = calm + 1 if self.quiet() else 0
+                calm = calm + 1 if self.quiet(settled=settled) else 0
                 await asyncio.sleep(0 if calm else 0.0002)
 
-    def quiet(self):
+    def quiet(self, *, settled=True):
         """Whether no instance is on its way."""
         slots = self.engine._life.slots
         return all(
-            self.settled(at) and (self.busy(at) or (place.taker is not None and slots[at].alive))
+            (self.settled(at) or not settled)
+            and (self.busy(at) or (place.taker is not None and slots[at].alive))
             for at, place in enumerate(self.channel._places)
         )
 
     def settled(self, at):
         """Whether nothing is done beside a call: what came of the last one is settled, and the next one is ready."""
-        rounds = self.engine._life.slots[at].gone.__self__
+        rounds = self._rounds(at)
         beside = (getattr(rounds, "_settling", None), getattr(rounds, "_next", None))
         return all(each is None or each.done() for each in beside)
+
+    def unsettled(self, at):
+        """What comes of the next call, if it is settled beside another, is so once this event is set."""
+        free = threading.Event()
+        self._rounds(at)._beside.submit(free.wait, WAIT_S)
+        return free
+
+    def _rounds(self, at):
+        return self.engine._life.slots[at].gone.__self__
 
     def busy(self, at):
         """Whether an instance has a call that waits for its verdict."""

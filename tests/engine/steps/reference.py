@@ -3,6 +3,7 @@
 Which steps share a call, and which instance does them, is told to it (`taken`); all else follows.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 
@@ -85,6 +86,11 @@ class Told:
 
     tale: Tale
     diary: list
+
+    @property
+    def shown(self):
+        """How a model tells it."""
+        return (self.tale.id or "", self.tale.why, self.tale.steps, str(self.diary))
 
 
 @dataclass(eq=False)
@@ -396,9 +402,16 @@ class Reference:
             self.told.append(told)
             self.untold.append(told)
 
-    def heard(self, at):
-        """The instance there has told its model of all that is over."""
-        self.untold = [told for told in self.untold if told.tale.at != at]
+    def heard(self, ended):
+        """The model was told of these by now: id, reason, steps and diary of each. Of those that are equal any are meant."""
+        more = Counter((id, why, steps, str(diary)) for id, why, steps, diary in ended)
+        more -= Counter(told.shown for told in self.told if told not in self.untold)
+        untold, self.untold = self.untold, []
+        for told in untold:
+            if more[told.shown]:
+                more[told.shown] -= 1
+            else:
+                self.untold.append(told)
 
     def expire(self, now):
         while late := [tale for tale in self.living if self._due(tale)[0] <= now]:

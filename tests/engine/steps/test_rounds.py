@@ -9,7 +9,10 @@ from engine.steps.models import Adding, answered, more, of_many, run, start
 from engine.steps.mortal import Mortals, diary_request
 from engine.support import WAIT_S, serving, until
 from headrace.core.errors import (
+    CancelledRequestError,
+    DeadlineError,
     InstanceLostError,
+    SequenceGoneError,
     SequenceLostError,
 )
 from headrace.core.sequence import SequenceLimits
@@ -63,17 +66,15 @@ def made_ready(model):
         engine.stop(drain=False)
 
 
+def totals(futures):
+    """What each request comes to."""
+    return [future.result(WAIT_S).outputs[0].data.item() for future in futures]
+
+
 def test_the_next_call_is_made_ready_in_order(model, made_ready):
     _, futures = made_ready
     model.gate.set()
-    assert [future.result(WAIT_S).outputs[0].data.item() for future in futures] == [
-        1.0,
-        2.0,
-        3.0,
-        4.0,
-        5.0,
-        6.0,
-    ]
+    assert totals(futures) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert model.calls == [[3.0, 4.0], [5.0, 6.0]]
 
 
@@ -81,8 +82,102 @@ def test_what_nobody_wants_any_more_is_not_done_though_it_was_ready(model, made_
     engine, futures = made_ready
     engine.abandon(futures[2])
     model.gate.set()
-    assert [future.result(WAIT_S).outputs[0].data.item() for future in futures[3:]] == [4.0, 5.0, 6.0]
+    assert totals(futures[3:]) == [4.0, 5.0, 6.0]
     assert model.calls == [[4.0], [5.0, 6.0]]
+
+
+def test_a_request_that_is_taken_when_its_time_is_over_has_begun():
+    """It is over with the call that was taken with it, whatever becomes of its caller meanwhile; no step of it is done."""
+    mortals = Mortals(SequenceLimits(), instances=1, in_flight_max=8)
+    submit, judge = mortals.engine.submit, mortals.backends[0].judge
+
+    async def main():
+        first = submit(diary_request([(1, "plain")], _begins("a")))
+        await mortals.settle()
+        late = [submit(diary_request([(2, "plain")], _begins(id), deadline=3.0)) for id in "bc"]
+        other = submit(diary_request([(3, "plain")], _begins("d")))
+        mortals.clock.advance(4.0)
+        judge("go")
+        await mortals.settle()
+        assert first.done()
+        assert [token for _, token, _ in mortals.backends[0].held] == [3]
+        assert not any(future.cancel() for future in late)
+        mortals.engine.abandon(late[0])
+        assert isinstance(late[0].exception(0), CancelledRequestError)
+        judge("go")
+        await mortals.settle()
+        assert isinstance(late[1].exception(0), DeadlineError)
+        assert other.done()
+        return [(info.id, info.stage, info.steps) for info in mortals.engine.sequences()]
+
+    try:
+        assert mortals.run(main()) == [
+            ("a", "idle", 1),
+            ("b", "idle", 0),
+            ("c", "idle", 0),
+            ("d", "idle", 1),
+        ]
+    finally:
+        mortals.close()
+
+
+def _begins(id):
+    return {"sequence_id": id, "sequence_start": True}
+
+
+def test_a_stop_tells_the_model_of_what_ended_with_a_call_that_is_settled_beside_it():
+    mortals = Mortals(SequenceLimits(time_ms_max=1000.0), instances=1, in_flight_max=8, rows_max=1)
+
+    async def main():
+        mortals.engine.submit(diary_request([(1, "plain")], _begins("a")))
+        await mortals.settle()
+        second = mortals.engine.submit(diary_request([(2, "plain")], _begins("b")))
+        # Told by the instance when it has made its first call, and looks for the next.
+        second.add_done_callback(lambda _: (mortals.channel.drop(), dropped.set()))
+        free = mortals.unsettled(0)
+        mortals.clock.advance(2.0)
+        mortals.backends[0].judge("go")
+        assert await asyncio.to_thread(dropped.wait, WAIT_S)
+        free.set()
+
+    dropped = threading.Event()
+    try:
+        mortals.run(main())
+    finally:
+        mortals.close()
+    assert mortals.model.ended == [("a", "timed_out", 1, [[1, 0]])]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_whoever_waits_behind_a_step_hears_of_it_before_the_next_call_is_over(ends):
+    """That its sequence has ended; or that it is over, since it asks for no step."""
+    mortals = Mortals(SequenceLimits(), instances=1, in_flight_max=8, rows_max=1)
+    backend = mortals.backends[0]
+
+    def ask(rows, parameters):
+        return asyncio.ensure_future(mortals.engine.ask(diary_request(rows, parameters)))
+
+    async def main():
+        ask([(1, "plain")], {**_begins("a"), "sequence_end": ends})
+        await mortals.settle()
+        behind = ask([(2, "plain")] if ends else None, {"sequence_id": "a", "sequence_end": True})
+        ask([(3, "plain")], _begins("b"))
+        await mortals.settle()
+        free = mortals.unsettled(0)
+        backend.judge("go")
+        # What came of the first call is settled beside the second, which is held.
+        await mortals.settle(settled=False)
+        free.set()
+        await mortals.settle()
+        assert [token for _, token, _ in backend.held] == [3]
+        assert behind.done()
+        return behind.exception()
+
+    try:
+        error = mortals.run(main())
+        assert isinstance(error, SequenceGoneError) if ends else error is None
+    finally:
+        mortals.close()
 
 
 # When an instance dies

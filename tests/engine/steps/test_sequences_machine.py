@@ -51,8 +51,9 @@ class Sequences(RuleBasedStateMachine):
         evict=st.sampled_from([None, 5_000.0]),
         total=st.sampled_from([None, 30_000.0]),
         live_max=st.sampled_from([2, 4]),
+        rows_max=st.sampled_from([1, 2, 3, 3]),
     )
-    def begin(self, interleave, evict, total, live_max):
+    def begin(self, *, interleave, evict, total, live_max, rows_max):
         limits = SequenceLimits(
             live_max=live_max,
             idle_ms=10_000.0,
@@ -61,7 +62,8 @@ class Sequences(RuleBasedStateMachine):
             evict_idle_ms=evict,
             interleave=interleave,
         )
-        self.mortals = Mortals(limits, instances=2, in_flight_max=IN_FLIGHT_MAX)
+        self.mortals = Mortals(limits, instances=2, in_flight_max=IN_FLIGHT_MAX, rows_max=rows_max)
+        self.rows_max = rows_max
         self.engine, self.channel = self.mortals.engine, self.mortals.channel
         self.told = Reference(limits, requests_max=2, items_max=ITEMS_MAX)
         self.mortals.run(self.mortals.settle())
@@ -443,17 +445,18 @@ class Sequences(RuleBasedStateMachine):
         backend.died_in = None
         backend.judge(verdict)
         self.mortals.run(self.mortals.settle())
+        self.told.heard(self.mortals.model.ended)
         if backend.died_in is not None:
             self.told.died(at, tales, backend.died_in, self.now)
         else:
             assert verdict in ("go", "die later")
             self.told.stepped(tales, self.now)
-        self.told.heard(at)
 
     @rule(at=st.integers(0, 1))
     def die(self, at):
         if at in self.working:
             return
+        self.told.heard(self.mortals.model.ended)
         self.told.died(at, [], [], self.now)
         self.mortals.backends[at].kill()
         self.mortals.run(self.mortals.settle())
@@ -490,10 +493,8 @@ class Sequences(RuleBasedStateMachine):
             held = backend.held
             if held is None or at in self.working:
                 continue
-            # Of what is over the model is told before its next step.
-            self.told.heard(at)
             doing = [self.match(at, *row) for row in held]
-            assert len(set(map(id, doing))) == len(held) <= 3
+            assert len(set(map(id, doing))) == len(held) <= self.rows_max
             if any(tale.doing_part.deaths for tale in doing):
                 assert len(held) == 1, "what may have killed an instance shares a call"
             self.working[at] = doing + self.late(at, [token for _, token, _ in held])
@@ -547,11 +548,9 @@ class Sequences(RuleBasedStateMachine):
         for _ in range(4):
             self.pump()
             self.learn()
-        for at in range(2):
-            if at not in self.working:
-                self.told.heard(at)
         self.check_calls()
         self.check_nothing_is_lost()
+        self.check_all_is_told()
         self.look()
         held_by_table = len(self.channel._table)
         assert held_by_table == len(self.told.living)
@@ -596,6 +595,13 @@ class Sequences(RuleBasedStateMachine):
                 busy = self.working if tale.at is None else tale.at in self.working
                 assert busy, (tale, self.shown())
 
+    def check_all_is_told(self):
+        """An instance that has nothing to do has told its model of all that is over."""
+        self.told.heard(self.mortals.model.ended)
+        for told in self.told.untold:
+            busy = self.working if told.tale.at is None else told.tale.at in self.working
+            assert busy, (told, self.mortals.model.ended)
+
     def shown(self):
         """How things are, for whoever reads of a failure."""
         return [
@@ -635,7 +641,7 @@ class Sequences(RuleBasedStateMachine):
             self.told.end(tale, "stopped", self.now)
 
     def check_told(self):
-        told = [(t.tale.id or "", t.tale.why, t.tale.steps, str(t.diary)) for t in self.told.told]
+        told = [told.shown for told in self.told.told]
         heard = [(id, why, steps, str(diary)) for id, why, steps, diary in self.mortals.model.ended]
         lacks, more = Counter(told) - Counter(heard), Counter(heard) - Counter(told)
         assert (lacks, more) == (Counter(), Counter())

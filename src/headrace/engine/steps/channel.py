@@ -128,7 +128,7 @@ class StepChannel(Intake):
         try:
             super().put(ticket, future)
         finally:
-            self._tell_over()
+            self.tell_over()
 
     def offer(self, ticket: Ticket, sink: Callable[[int], Sink] | None = None) -> bool:
         """See `Intake`: says no when `queue_rows_max` rows are asked for and not done.
@@ -147,28 +147,28 @@ class StepChannel(Intake):
                 self._add(ticket, sink)
                 return True
         finally:
-            self._tell_over()
+            self.tell_over()
 
     def withdraw(self, ticket: Ticket) -> bool:
         """See `Intake`; what of it was done stays done."""
         try:
             return super().withdraw(ticket)
         finally:
-            self._tell_over()
+            self.tell_over()
 
     def abandon(self, future: Future[Any]) -> Ticket | None:
         """See `Intake`."""
         try:
             return super().abandon(future)
         finally:
-            self._tell_over()
+            self.tell_over()
 
     def _done(self, future: Future[Any]) -> None:
         try:
             super()._done(future)
         finally:
             # Whoever waited behind one that was cancelled may be over now.
-            self._tell_over()
+            self.tell_over()
 
     def settle(self, tickets: Iterable[Ticket]) -> None:
         """See `Intake`."""
@@ -181,7 +181,7 @@ class StepChannel(Intake):
     def drop(self) -> list[Ticket]:
         """See `Intake`; what streams wait for is told to them here."""
         tickets = super().drop()
-        self._tell_over()
+        self.tell_over()
         return tickets
 
     def cancel(self, id: str) -> bool:
@@ -194,7 +194,7 @@ class StepChannel(Intake):
             if self.dismissals is not None:
                 lived = self.dismissals.add(Dismissal(id, lived)) or lived
             self._sort_ended()
-        self._tell_over()
+        self.tell_over()
         return lived
 
     def room(self, sequence: Live) -> None:
@@ -211,7 +211,7 @@ class StepChannel(Intake):
             self._table.expire(now)
             self._sort_ended()
             found = tuple(_info(s, now) for s in islice((s for s in self._table if s.id), most))
-        self._tell_over()
+        self.tell_over()
         return found
 
     @property
@@ -247,9 +247,9 @@ class StepChannel(Intake):
         """
         while not unfit():
             # What ended with the last steps is told before the next are taken: nobody may want those then.
-            self._tell_over()
+            self.tell_over()
             found = self._poll(taker, at)
-            self._tell_over()
+            self.tell_over()
             if not isinstance(found, LookAgain):
                 return found
             taker.wait(None if found.at_s is None else max(0.0, found.at_s - self._clock.now()))
@@ -295,7 +295,7 @@ class StepChannel(Intake):
             if not self._closed and self.full(at):
                 found = place.batcher.next(running_rows=0, running=0, idle_since_s=now, now=now, flush=True)
             work = self._taken(place, found) if isinstance(found, AdaptiveBatch) else None
-        self._tell_over()
+        self.tell_over()
         return work
 
     def _taken(self, place: _Place, batch: AdaptiveBatch[Live] | LookAgain) -> StepWork:
@@ -353,7 +353,7 @@ class StepChannel(Intake):
             if not begins:
                 self._places[sequence.place].running -= 1
                 self._sort_ended()
-        self._tell_over()
+        self.tell_over()
         return begins
 
     def unload(self, sequence: Live) -> None:
@@ -374,7 +374,7 @@ class StepChannel(Intake):
                 if part.sequence is not None:
                     self._table.withdraw(part.sequence, part, now)
             self._sort_ended()
-        self._tell_over()
+        self.tell_over()
 
     def untold(self, at: int, endings: Sequence[Ending]) -> None:
         """These were to be told there, and were not: the next instance is."""
@@ -390,7 +390,7 @@ class StepChannel(Intake):
             for sequence in taken:
                 place.running -= table.spoiled(sequence, now, taken=True)
             self._sort_ended()
-        self._tell_over()
+        self.tell_over()
 
     def up(self, at: int) -> None:
         """The instance there is back."""
@@ -404,10 +404,13 @@ class StepChannel(Intake):
             self._table.vacate(at, self._clock.now())
             self._sort_ended()
             self._places[at].endings.clear()
-        self._tell_over()
+        self.tell_over()
 
-    def _tell_over(self) -> None:
-        """Without the lock: requests that are over otherwise than by a step have their answers."""
+    def tell_over(self) -> None:
+        """Requests that are over otherwise than by a step have their answers: those that waited behind one, or for one that ended.
+
+        Any thread, without the lock, wherever something may have ended.
+        """
         if not self._table.over and not self._refused and not self._cancels:
             return
         with self._lock:

@@ -83,6 +83,10 @@ class StepRounds:
             if (ready := self._ready()) is not None:
                 return ready
         work = self._channel.take(taker, self._place, unfit)
+        if work is None and self._settling is not None:
+            # Of what ends with the last call the model is to be told as well.
+            self._settled()
+            work = self._channel.take(taker, self._place, unfit)
         return _round(work) if isinstance(work, StepWork) else work
 
     def _ready(self) -> Round | None:

@@ -82,6 +82,8 @@ class Settlement:
         for (ticket, answer), began_s in zip(answered, began, strict=True):
             self._tally.ended(ticket, answer, now if began_s is None else began_s, now)
         deliver(answered)
+        # Whoever waited behind these hears of it now, not when the next call is over.
+        self._channel.tell_over()
 
     def spoil(
         self,
