@@ -99,8 +99,8 @@ class MortalBackend(LocalBackend):
 
     def step(self, parts, orders, call):
         """See `Backend`."""
-        rows = [(order, *part["x"][0].tolist()) for order, part in zip(orders, parts, strict=True)]
-        verdict = self._await_verdict([(order, token, KINDS[kind]) for order, token, kind in rows])
+        rows = shown(parts, orders)
+        verdict = self._await_verdict(rows)
         if verdict == "die":
             self._die(rows)
         try:
@@ -225,6 +225,12 @@ class Mortals:
     def _rounds(self, at):
         return self.engine._life.slots[at].gone.__self__
 
+    def ready(self, at):
+        """What each row of the next call is, where that was made ready: order, token, kind."""
+        coming = getattr(self._rounds(at), "_next", None)
+        made = coming.result() if coming is not None and coming.done() and not coming.cancelled() else None
+        return [] if made is None else shown(made.call.rows, made.call.orders)
+
     def busy(self, at):
         """Whether an instance has a call that waits for its verdict."""
         return self.backends[at].held is not None
@@ -244,6 +250,12 @@ class Mortals:
             self.loop.run_until_complete(asyncio.wait(pending, timeout=WAIT_S))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
+
+
+def shown(parts, orders):
+    """What each row of a call is: order, token, kind."""
+    rows = [(order, *part["x"][0].tolist()) for order, part in zip(orders, parts, strict=True)]
+    return [(order, token, KINDS[kind]) for order, token, kind in rows]
 
 
 def diary_request(rows, parameters=None, *, tensors=None, **settings):

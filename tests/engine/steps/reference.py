@@ -77,7 +77,7 @@ class Tale:
     doing_row: tuple | None = None
     doing_times: int = 0
     late: bool = False
-    """Whether the step was taken when its time was over: then it is not done, but over with the call that the others are in."""
+    """Whether nobody wanted the step when it was to be begun: then it is not done, but over with the call that the others are in."""
 
 
 @dataclass(eq=False)
@@ -340,9 +340,9 @@ class Reference:
         if tale not in self.living:
             self._tell(tale)
             return None
-        # What was done of it before counts, and this step as if it had been its last.
+        # What was done of it before counts; it ends nothing.
         part.row += 1
-        self._complete(tale, part, now, last=True)
+        self._complete(tale, part, now, last=False)
         part.row -= 1
         return part, "DeadlineError", tale
 

@@ -45,6 +45,8 @@ class Sequences(RuleBasedStateMachine):
         self.streams = []
         self.working = {}
         """What each instance has in its call: the reference's sequences."""
+        self.ready = {}
+        """What it has taken for the call after that."""
 
     @initialize(
         interleave=st.booleans(),
@@ -447,7 +449,7 @@ class Sequences(RuleBasedStateMachine):
         self.mortals.run(self.mortals.settle())
         self.told.heard(self.mortals.model.ended)
         if backend.died_in is not None:
-            self.told.died(at, tales, backend.died_in, self.now)
+            self.told.died(at, tales + self.ready.pop(at, []), backend.died_in, self.now)
         else:
             assert verdict in ("go", "die later")
             self.told.stepped(tales, self.now)
@@ -491,13 +493,50 @@ class Sequences(RuleBasedStateMachine):
         self.overdue()
         for at, backend in enumerate(self.mortals.backends):
             held = backend.held
-            if held is None or at in self.working:
-                continue
-            doing = [self.match(at, *row) for row in held]
-            assert len(set(map(id, doing))) == len(held) <= self.rows_max
-            if any(tale.doing_part.deaths for tale in doing):
-                assert len(held) == 1, "what may have killed an instance shares a call"
-            self.working[at] = doing + self.late(at, [token for _, token, _ in held])
+            if at in self.working:
+                held = None
+            elif at in self.ready:
+                self.pass_over(at, held)
+            if held is not None:
+                self.working[at] = self.begun(at, held)
+            ready = self.mortals.ready(at)
+            if ready and at not in self.ready:
+                self.ready[at] = [self.match(at, *row) for row in ready]
+                assert len(set(map(id, self.ready[at]))) == len(ready) <= self.rows_max
+                assert at in self.working, "a call is made ready, and none is made"
+
+    def pass_over(self, at, held):
+        """The call that was made ready is not made where nobody wants any of its steps."""
+        tokens = {token for _, token, _ in held or ()}
+        if not any(tale.doing_row[1] in tokens for tale in self.ready[at]):
+            tales = self.ready.pop(at)
+            for tale in tales:
+                tale.late = True
+                assert self.unwanted(tale), "a step that was taken is not done"
+            self.told.stepped(tales, self.now)
+            self.pump()
+
+    def begun(self, at, held):
+        """A call was begun: of steps that were taken just now, or before."""
+        ready = self.ready.pop(at, [])
+        if ready:
+            tokens = [token for _, token, _ in held]
+            doing = [tale for tale in ready if tale.doing_row[1] in tokens]
+            assert [tale.doing_row[1] for tale in doing] == tokens
+            for tale in ready:
+                tale.late = tale not in doing
+                assert not tale.late or self.unwanted(tale), "a step that was taken is not done"
+            return ready
+        doing = [self.match(at, *row) for row in held]
+        assert len(set(map(id, doing))) == len(held) <= self.rows_max
+        if any(tale.doing_part.deaths for tale in doing):
+            assert len(held) == 1, "what may have killed an instance shares a call"
+        return doing + self.late(at, [token for _, token, _ in held])
+
+    def unwanted(self, tale):
+        """Whether nobody waits any more for the step that was taken."""
+        request = tale.doing_part.request
+        return request.left or (request.deadline is not None and request.deadline <= self.now)
 
     def match(self, at, order, token, kind):
         found = [
@@ -523,13 +562,12 @@ class Sequences(RuleBasedStateMachine):
         """Those that were taken with these steps, when their time was over: they are over when the call is."""
         current = [s.current for s in self.channel._table if s.place == at and s.stage == "stepping"]
         rest = {int(part.step_tensors()["x"][0, 0]) for part in current} - set(tokens)
+        rest -= {token for _, token, _ in self.mortals.ready(at)}
         tales = [tale for tale in self.told.living if tale.parts and tale.parts[0].next[0] in rest]
         assert len(tales) == len(rest), ("steps are being done that nobody asked for", rest, tales)
         for tale in tales:
-            deadline = tale.parts[0].request.deadline
-            assert deadline is not None
-            assert deadline <= self.now, "a step that was taken is not done"
             self.told.taken(tale, at, late=True)
+            assert self.unwanted(tale), "a step that was taken is not done"
         return tales
 
     def overdue(self):
@@ -600,7 +638,7 @@ class Sequences(RuleBasedStateMachine):
         self.told.heard(self.mortals.model.ended)
         for told in self.told.untold:
             busy = self.working if told.tale.at is None else told.tale.at in self.working
-            assert busy, (told, self.mortals.model.ended)
+            assert busy, (told.tale.at, self.shown(), told, self.mortals.model.ended)
 
     def shown(self):
         """How things are, for whoever reads of a failure."""
@@ -644,7 +682,7 @@ class Sequences(RuleBasedStateMachine):
         told = [told.shown for told in self.told.told]
         heard = [(id, why, steps, str(diary)) for id, why, steps, diary in self.mortals.model.ended]
         lacks, more = Counter(told) - Counter(heard), Counter(heard) - Counter(told)
-        assert (lacks, more) == (Counter(), Counter())
+        assert (lacks, more) == (Counter(), Counter()), (lacks, more)
         assert (len(self.channel._table), self.channel._parts, self.channel._put) == (0, {}, {})
         assert [len(backend._stepper) for backend in self.mortals.backends] == [0, 0]
 

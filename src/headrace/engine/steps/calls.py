@@ -141,7 +141,8 @@ class StepCaller:
         try:
             self._before_step(outcome.part.ticket)
         except HeadraceError as error:
-            outcome.fails(error, reason(error), finished=True)
+            # Nothing of it was begun: it ends no sequence.
+            outcome.fails(error, reason(error), finished=True, withdrawn=True)
             return False
         return True
 
