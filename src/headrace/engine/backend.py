@@ -81,10 +81,10 @@ class Backend(Protocol):
         """Call `predict_request`, of a model that has one. Raises what `call` does."""
         ...
 
-    def step(self, parts: Parts, orders: Sequence[StepOrder], call: Call) -> Stepped:
+    def step(self, parts: Parts, orders: Sequence[StepOrder], call: Call, *, fresh: bool = False) -> Stepped:
         """Call `step` once, of a model that has one: on a row of `parts` for each order, all of different sequences.
 
-        Raises what `call` does, and SequenceLostError for a sequence whose state is not here. Then no state has changed, and
+        `fresh` arrays are nobody else's. Raises what `call` does, and SequenceLostError for a sequence whose state is not here. Then no state has changed, and
         what was to be restored is to be given again.
         """
         ...
@@ -293,7 +293,7 @@ class LocalBackend:
         fresh: bool = False,
         deliver: Deliver | None = None,
     ) -> Stepped:
-        """See `Backend`. `fresh` arrays are nobody else's; the step counts only when `deliver` has returned."""
+        """See `Backend`; the step counts only when `deliver` has returned."""
         stepper = self._stepper
         assert stepper is not None, "only asked of models that step"
         token = CALL.set(call)

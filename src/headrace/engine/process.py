@@ -135,11 +135,12 @@ class ProcessBackend:
         reply = self._exchanged(parts, {"rows": rows, "request": request}, call)
         return Called(reply.outputs, *reply.times_s)
 
-    def step(self, parts: Parts, orders: Sequence[StepOrder], call: Call) -> Stepped:
+    def step(self, parts: Parts, orders: Sequence[StepOrder], call: Call, *, fresh: bool = False) -> Stepped:
         """See `Backend`: the states are in the process, and end with it.
 
         Raises ModelInputError also for ids and parameters that are no plain values, as JSON has them.
         """
+        del fresh
         lengths, checkpoints = joined([order.restore for order in orders])
         message = {"orders": told_orders(orders), "lengths": lengths}
         reply = self._exchanged(parts, message, call, checkpoints)

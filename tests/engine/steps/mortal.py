@@ -97,14 +97,14 @@ class MortalBackend(LocalBackend):
             raise InstanceLostError("diary", "it is dead")
         super().end_sequences(endings)
 
-    def step(self, parts, orders, call):
+    def step(self, parts, orders, call, **settings):
         """See `Backend`."""
         rows = shown(parts, orders)
         verdict = self._await_verdict(rows)
         if verdict == "die":
             self._die(rows)
         try:
-            return super().step(parts, orders, call)
+            return super().step(parts, orders, call, **settings)
         finally:
             if verdict == "die after":
                 self._die(rows)
@@ -229,7 +229,7 @@ class Mortals:
         """What each row of the next call is, where that was made ready: order, token, kind."""
         coming = getattr(self._rounds(at), "_next", None)
         made = coming.result() if coming is not None and coming.done() and not coming.cancelled() else None
-        return [] if made is None else shown(made.call.rows, made.call.orders)
+        return [] if made is None else shown([made.call.tensors], made.call.orders)
 
     def busy(self, at):
         """Whether an instance has a call that waits for its verdict."""
@@ -254,8 +254,8 @@ class Mortals:
 
 def shown(parts, orders):
     """What each row of a call is: order, token, kind."""
-    rows = [(order, *part["x"][0].tolist()) for order, part in zip(orders, parts, strict=True)]
-    return [(order, token, KINDS[kind]) for order, token, kind in rows]
+    rows = np.concatenate([part["x"] for part in parts]).tolist()
+    return [(order, token, KINDS[kind]) for order, (token, kind) in zip(orders, rows, strict=True)]
 
 
 def diary_request(rows, parameters=None, *, tensors=None, **settings):

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from headrace.batching.bisect import Bisection
 from headrace.core.clock import Clock
 from headrace.core.errors import (
@@ -37,16 +39,27 @@ _OF_ONE_REQUEST = (ModelContractError, ModelInputError)
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """What a call of the model is made with: a row and an order for each step."""
+    """What a call of the model is made with: a row of each tensor and an order for each step. It is made once."""
 
     outcomes: Sequence[StepOutcome]
-    rows: Sequence[Mapping[str, Array]]
+    tensors: Mapping[str, Array]
     orders: Sequence[StepOrder]
 
     @classmethod
     def of(cls, outcomes: Sequence[StepOutcome]) -> "StepCall":
         """The call that does all of these."""
-        return cls(outcomes, [o.part.step_tensors() for o in outcomes], [_order(o) for o in outcomes])
+        rows = [o.part.step_tensors() for o in outcomes]
+        tensors = (
+            rows[0]
+            if len(rows) == 1
+            else {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        )
+        return cls(outcomes, tensors, [_order(o) for o in outcomes])
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the arrays are nobody else's."""
+        return len(self.outcomes) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +134,17 @@ class StepCaller:
         wanted = [outcome for outcome in outcomes if outcome.error is None and self._wanted(outcome)]
         if not wanted:
             return None
-        if ready is None or len(ready.outcomes) != len(wanted):
-            ready = StepCall.of(wanted)
+        if ready is not None and len(ready.outcomes) != len(wanted):
+            ready = None
         came: list[Came] = []
         search = Bisection(len(wanted))
         while (indices := search.next()) is not None:
             whole = len(indices) == len(wanted)
             chosen: list[int] = [] if whole else indices.tolist()
-            call = ready if whole else StepCall.of([wanted[i] for i in chosen])
-            self._try(search, call, came, retry=not whole)
+            if whole:
+                self._try(search, wanted, came, ready)
+            else:
+                self._try(search, [wanted[i] for i in chosen], came, retry=True)
         for refused in search.failures:
             outcome = wanted[refused.row]
             if outcome.error is None:
@@ -146,11 +161,18 @@ class StepCaller:
             return False
         return True
 
-    def _try(self, search: Bisection, call: StepCall, came: list[Came], *, retry: bool) -> None:
+    def _try(
+        self,
+        search: Bisection,
+        some: Sequence[StepOutcome],
+        came: list[Came],
+        ready: StepCall | None = None,
+        *,
+        retry: bool = False,
+    ) -> None:
         """One call of the model; when it fails, whose fault it was is found out by parting its steps."""
-        some = call.outcomes
         try:
-            stepped = self._called(call, retry=retry)
+            stepped = self._called(ready or StepCall.of(some), retry=retry)
         except InstanceLostError:
             raise
         except RowError as error:
@@ -187,7 +209,7 @@ class StepCaller:
         tally.retries += retry
         self._running.of([o.part for o in some])
         try:
-            stepped = self._backend.step(call.rows, call.orders, self._running)
+            stepped = self._backend.step((call.tensors,), call.orders, self._running, fresh=call.fresh)
         except InstanceLostError:
             self.died_in = some
             raise
