@@ -205,8 +205,7 @@ class Mortals:
         """Whether no instance is on its way."""
         slots = self.engine._life.slots
         return all(
-            (self.settled(at) or not settled)
-            and (self.busy(at) or (place.taker is not None and slots[at].alive))
+            (self.settled(at) or not settled) and (self.busy(at) or (place.asleep and slots[at].alive))
             for at, place in enumerate(self.channel._places)
         )
 

@@ -671,7 +671,7 @@ class Sequences(RuleBasedStateMachine):
         """How things are, for whoever reads of a failure."""
         return [
             [(s.id, str(s.stage), s.place, s.steps) for s in self.channel._table],
-            [(len(p.batcher), p.taker, p.running, p.endings) for p in self.channel._places],
+            [(len(p), p.asleep, p.running, p.endings) for p in self.channel._places],
             [(b.held, b.lost) for b in self.mortals.backends],
             [str(t) for t in __import__("threading").enumerate()],
         ]

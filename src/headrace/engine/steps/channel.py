@@ -11,14 +11,14 @@ from random import SystemRandom
 from typing import Any
 from uuid import uuid4
 
-from headrace.batching.adaptive import AdaptiveBatch, AdaptiveBatcher, LookAgain
+from headrace.batching.adaptive import AdaptiveBatch, LookAgain
 from headrace.batching.sequence import SequenceTable
 from headrace.checkpoints.store import CheckpointStore
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceError, SequenceGoneError, StoppedError
 from headrace.core.sequence import SequenceAsk, SequenceEnd, SequenceInfo, SequenceLimits
 from headrace.core.tensor import Array, InferResponse
-from headrace.engine.channel import Taker, ThreadTaker
+from headrace.engine.channel import ThreadTaker
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.intake import Intake
 from headrace.engine.stepper import Ending
@@ -26,29 +26,12 @@ from headrace.engine.steps.asks import asks_of, without_controls
 from headrace.engine.steps.dismissals import Dismissal, Dismissals
 from headrace.engine.steps.gathered import Gathered, Respond
 from headrace.engine.steps.part import Part, PartAsk, Sink
-from headrace.engine.steps.work import Live, StepOutcome, StepWork, ending_of
+from headrace.engine.steps.place import StepPlace
+from headrace.engine.steps.work import Live, StepOutcome, StepWork, ending_of, info_of
 from headrace.engine.ticket import Answer, Ticket, merge_key
 
 Told = Callable[[list[tuple[Ticket, Answer]]], None]
 """Settles, counts and delivers answers that come otherwise than by a step. Any thread, without a lock."""
-
-
-class _Place:
-    """One instance: which sequences can be stepped there, and whether it is asleep."""
-
-    def __init__(self, batcher: AdaptiveBatcher[Live]) -> None:
-        self.batcher = batcher
-        self.taker: Taker | None = None
-        """Asleep, until it is woken."""
-        self.wanted = LookAgain()
-        """What it waits for."""
-        self.idle_since_s: float | None = None
-        self.hurry = False
-        """Whether a step goes on that was begun: it waits for no company."""
-        self.endings: list[Ending] = []
-        self.running = 0
-        """Steps that were taken, and of which it is not known what came."""
-        self.rows_max = 1
 
 
 class StepChannel(Intake):
@@ -87,7 +70,7 @@ class StepChannel(Intake):
         )
         self._merge = merge
         """Whether steps of several requests share a call; if not, those of one request do, and wait for nobody."""
-        self._places = [_Place(AdaptiveBatcher[Live](rows_max=1, delay_s=0.0)) for _ in range(places)]
+        self._places = [StepPlace() for _ in range(places)]
         self._parts: dict[Ticket, Sequence[Part]] = {}
         self._refused: list[tuple[Part, HeadraceError]] = []
         """Parts of requests that are not strict, which no sequence took."""
@@ -110,16 +93,12 @@ class StepChannel(Intake):
         with self._lock:
             self._delay_s = delay_s if self._merge else 0.0
             for place in self._places:
-                self._resize(place, rows_max)
+                place.resize(rows_max=rows_max, delay_s=self._delay_s)
 
     def shrink(self, at: int, *, rows_max: int) -> None:
         """Calls of this instance hold no more from now on."""
         with self._lock:
-            self._resize(self._places[at], rows_max)
-
-    def _resize(self, place: _Place, rows_max: int) -> None:
-        place.rows_max = rows_max
-        place.batcher.resize(rows_max=rows_max, delay_s=self._delay_s)
+            self._places[at].resize(rows_max=rows_max, delay_s=self._delay_s)
 
     # Callers
 
@@ -210,7 +189,7 @@ class StepChannel(Intake):
             now = self._clock.now()
             self._table.expire(now)
             self._sort_ended()
-            found = tuple(_info(s, now) for s in islice((s for s in self._table if s.id), most))
+            found = tuple(info_of(s, now) for s in islice((s for s in self._table if s.id), most))
         self.tell_over()
         return found
 
@@ -233,7 +212,7 @@ class StepChannel(Intake):
         """See `Intake`."""
         with self._lock:
             running = sum(place.running for place in self._places)
-            oldest = [s for place in self._places if (s := place.batcher.oldest_s()) is not None]
+            oldest = [s for place in self._places if (s := place.oldest_s) is not None]
             age_s = max(0.0, self._clock.now() - min(oldest)) if oldest else 0.0
             table = self._table
             return max(0, table.requests - running), max(0, table.rows - running), age_s, running
@@ -254,8 +233,7 @@ class StepChannel(Intake):
                 return found
             taker.wait(None if found.at_s is None else max(0.0, found.at_s - self._clock.now()))
         with self._lock:
-            place = self._places[at]
-            place.taker = place.idle_since_s = None
+            self._places[at].awake()
         return LookAgain()
 
     def _poll(self, taker: ThreadTaker, at: int) -> StepWork | LookAgain | None:
@@ -266,21 +244,13 @@ class StepChannel(Intake):
                 self._stopped = True
                 table.stop(now)
             self._sort_ended()
-            if place.idle_since_s is None:
-                place.idle_since_s = now
-            found = place.batcher.next(
-                running_rows=0,
-                running=0,
-                idle_since_s=place.idle_since_s,
-                now=now,
-                flush=self._closed or place.hurry,
-            )
+            found = place.next(now, flush=self._closed)
             if isinstance(found, AdaptiveBatch) or place.endings:
-                place.taker = place.idle_since_s = None
-                return self._taken(place, found)
+                place.awake()
+                return self._taken(place, found if isinstance(found, AdaptiveBatch) else None)
             if self._stopped:
                 return None
-            place.taker, place.wanted = taker, found
+            place.sleeps(taker, found)
             due_s = table.next_s()
             due = [s for s in (found.at_s, due_s) if s is not None]
             return LookAgain(min(due, default=None))
@@ -291,20 +261,15 @@ class StepChannel(Intake):
             now, place = self._clock.now(), self._places[at]
             self._table.expire(now)
             self._sort_ended()
-            found = None
-            if not self._closed and self.full(at):
-                found = place.batcher.next(running_rows=0, running=0, idle_since_s=now, now=now, flush=True)
-            work = self._taken(place, found) if isinstance(found, AdaptiveBatch) else None
+            found = None if self._closed else place.next_full(now)
+            work = None if found is None else self._taken(place, found)
         self.tell_over()
         return work
 
-    def _taken(self, place: _Place, batch: AdaptiveBatch[Live] | LookAgain) -> StepWork:
-        endings, place.endings = tuple(place.endings), []
-        if isinstance(batch, LookAgain):
+    def _taken(self, place: StepPlace, batch: AdaptiveBatch[Live] | None) -> StepWork:
+        endings = place.taken(batch)
+        if batch is None:
             return StepWork((), endings)
-        if not len(place.batcher):
-            place.hurry = False
-        place.running += len(batch.items)
         return StepWork(tuple([(s, self._begun(s)) for s in batch.items]), endings, batch.reason)
 
     def _begun(self, sequence: Live) -> Part:
@@ -318,14 +283,12 @@ class StepChannel(Intake):
 
     def full(self, at: int) -> bool:
         """Whether the next call can be a full one already."""
-        place = self._places[at]
-        return len(place.batcher) >= place.rows_max
+        return self._places[at].full
 
     def stepped(self, at: int, outcomes: Sequence[StepOutcome]) -> None:
         """The steps that were taken are over; tells which parts came to their end by them. `found` and `missing` were told before."""
         with self._lock:
             now, table, place = self._clock.now(), self._table, self._places[at]
-            place.running -= len(outcomes)
             for o in outcomes:
                 o.done = table.stepped(
                     o.sequence,
@@ -338,7 +301,8 @@ class StepChannel(Intake):
                     undone=o.undone,
                     withdrawn=o.withdrawn,
                 )
-            place.batcher.ended(now)
+                place.running -= 1
+            place.call_ended(now)
             self._sort_ended()
 
     def found(self, sequence: Live, steps: int) -> None:
@@ -489,7 +453,7 @@ class StepChannel(Intake):
             self._refused.append((part, error))
             return
         # A sequence that waits for nothing has no step that its place would wake for.
-        self._wake(self._places[part.sequence.place], always=part.sequence.current is None)
+        self._places[part.sequence.place].wake(always=part.sequence.current is None)
 
     def _cancel_by(self, ticket: Ticket, id: str) -> None:
         """A request that asks for nothing but the end of a sequence."""
@@ -528,72 +492,30 @@ class StepChannel(Intake):
         return answered
 
     def _queue(self, sequence: Live) -> None:
-        place = self._places[sequence.place]
-        place.batcher.add(sequence)
-        place.hurry = place.hurry or sequence.goes_on
-        self._wake(place)
+        self._places[sequence.place].add(sequence)
 
     def _unqueue(self, sequence: Live) -> None:
-        self._places[sequence.place].batcher.remove(sequence)
-
-    def _wake(self, place: _Place, *, always: bool = False) -> None:
-        taker, wanted = place.taker, place.wanted
-        if taker is None:
-            return
-        waiting = len(place.batcher)
-        if always or place.hurry or waiting >= wanted.rows or waiting >= wanted.requests:
-            place.taker = None
-            taker.wake()
+        self._places[sequence.place].remove(sequence)
 
     def _wake_all(self) -> None:
         for place in self._places:
-            self._wake(place, always=True)
+            place.wake(always=True)
 
     def _sort_ended(self) -> None:
         """Endings go where the sequences lived; and where nothing is left to be done, everybody hears of it."""
         if self._closed and not self._table.requests and not self._stopped:
             self._wake_all()
         if self.dismissals is not None and self._table.over:
-            self._dismiss(self.dismissals)
+            self.dismissals.take_over(self._table.over)
         ended = self._table.ended
         if not ended:
             return
         for sequence in ended:
             if sequence.begun:
-                place = self._places[sequence.place]
-                place.endings.append(ending_of(sequence))
-                self._wake(place, always=True)
+                self._places[sequence.place].ended(ending_of(sequence))
         ended.clear()
-
-    def _dismiss(self, dismissals: Dismissals) -> None:
-        """Requests that ended their sequences without a step are over when nothing is kept of these."""
-        over = self._table.over
-        kept = [
-            each for each in over if each.error is not None or not each.item.ends or each.sequence.anonymous
-        ]
-        if len(kept) == len(over):
-            return
-        for each in over:
-            if each.error is None and each.item.ends and not each.sequence.anonymous:
-                sequence = each.sequence
-                lived = sequence.begun or sequence.loaded
-                if not dismissals.add(Dismissal(sequence.id, lived, each.item.finished)):
-                    kept.append(each)
-        over[:] = kept
 
     def _lasts(self, id: str) -> bool:
         """Whether a sequence of this id lives that has a checkpoint of its own, or will have. Any thread."""
         sequence = self._table.find(id)
         return sequence is not None and (sequence.loaded or sequence.begun)
-
-
-def _info(sequence: Live, now: float) -> SequenceInfo:
-    return SequenceInfo(
-        sequence.id,
-        stage=str(sequence.stage),
-        instance=sequence.place,
-        steps=sequence.steps,
-        requests=len(sequence.waiting) + (sequence.current is not None),
-        age_s=now - sequence.started_s,
-        idle_s=now - sequence.touched_s if sequence.current is None else 0.0,
-    )

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
+from headrace.batching.live_sequence import Over
 from headrace.checkpoints.store import CheckpointStore
 from headrace.core.errors import HeadraceError, SequenceGoneError, UnavailableError
 from headrace.engine.reason import unforeseen
+from headrace.engine.steps.part import Part
 from headrace.engine.ticket import Answer, Ticket
 
 _log = logging.getLogger("headrace.engine")
@@ -75,6 +77,16 @@ class Dismissals:
                 self._running = True
                 self._thread.submit(self._work)
             return True
+
+    def take_over(self, over: list[Over[Part]]) -> None:
+        """Of these, requests that ended their sequences without a step are over when nothing is kept of these: they are taken out."""
+        over[:] = [each for each in over if not self._took(each)]
+
+    def _took(self, over: Over[Part]) -> bool:
+        sequence, part = over.sequence, over.item
+        if over.error is not None or not part.ends or sequence.anonymous:
+            return False
+        return self.add(Dismissal(sequence.id, sequence.begun or sequence.loaded, part.finished))
 
     def pending(self, id: str) -> bool:
         """Whether what is kept of this id is of a sequence that is over."""

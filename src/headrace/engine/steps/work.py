@@ -2,6 +2,7 @@
 
 from headrace.batching.sequence import LiveSequence
 from headrace.core.record import record
+from headrace.core.sequence import SequenceInfo
 from headrace.engine.outputs import Outputs
 from headrace.engine.stepper import Ending
 from headrace.engine.steps.part import Part
@@ -88,3 +89,16 @@ def ending_of(sequence: Live) -> Ending:
     """What the model is told of a sequence that is over."""
     assert sequence.why is not None
     return Ending(sequence.number, sequence.id, sequence.steps, sequence.why)
+
+
+def info_of(sequence: Live, now: float) -> SequenceInfo:
+    """How it stands."""
+    return SequenceInfo(
+        sequence.id,
+        stage=str(sequence.stage),
+        instance=sequence.place,
+        steps=sequence.steps,
+        requests=len(sequence.waiting) + (sequence.current is not None),
+        age_s=now - sequence.started_s,
+        idle_s=now - sequence.touched_s if sequence.current is None else 0.0,
+    )
