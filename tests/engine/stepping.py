@@ -97,7 +97,15 @@ class Steps:
         asyncio.get_running_loop().call_soon(self._turn)
         backend = self.random.choice(self.backends)
         some = self.random.randint(1, min(len(ready), backend.rows_max))
-        self._step(backend, self.random.sample(ready, some))
+        try:
+            self._step(backend, self.random.sample(ready, some))
+        except Exception as error:
+            # Nobody waits for what will never be, and this would be tried for ever.
+            for sequence in self._sequences.values():
+                for request in sequence.waiting:
+                    request.answer.set_exception(error)
+                sequence.waiting.clear()
+            raise
 
     def _step(self, backend: LocalBackend, ids: list[str]) -> None:
         moving = len(self.backends) > 1
@@ -114,12 +122,12 @@ class Steps:
                 self._step(backend, left)
             return
         for row, id in enumerate(ids):
-            sequence, said = self._sequences[id], stepped.said[row]
-            kept = slice(row, row if said.silent else row + 1)
+            sequence, (goes_on, silent, over) = self._sequences[id], stepped.said[row]
+            kept = slice(row, row if silent else row + 1)
             heads[row].outputs.append({name: data[kept] for name, data in stepped.outputs.items()})
             sequence.steps += 1
             sequence.saved = stepped.saved[row]
-            self._stepped(backend, id, goes_on=said.goes_on, ends=said.ends)
+            self._stepped(backend, id, goes_on=goes_on, ends=over)
 
     def _order(self, id: str, head: _Request, *, save: bool) -> StepOrder:
         sequence = self._sequences[id]
