@@ -42,7 +42,7 @@ MOONSHINE := useful_moonshine_onnx-20251121
 SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples sequences fmt lint quick test test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences peers docs-test clean
+.PHONY: help setup demo examples sequences fmt lint quick test environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences peers docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -78,6 +78,8 @@ quick: $(SETUP) ## Run the tests that need no server and little time
 
 test: $(SETUP) ## Run every test, with real servers, and every snippet of the documentation
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+environments: $(MLSERVER_SETUP) $(CLIENT_SETUPS) ## Make the environments that the next two need, and run nothing
 
 test-mlserver: $(MLSERVER_SETUP) ## Run the tests of models written for MLServer, in an environment of their own
 	$(MLSERVER_BIN)/python -m pytest --confcutdir=tests/environments/mlserver tests/environments/mlserver $(ARGS)
