@@ -6,12 +6,15 @@ which n are needed for n verdicts.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.tensor import RowFailure
+
+_FIRST: Final = np.arange(1024)
+_FIRST.setflags(write=False)
 
 
 class Bisection:
@@ -95,9 +98,6 @@ class Bisection:
         return tuple(self._failures[row] for row in sorted(self._failures))
 
 
-@lru_cache(maxsize=256)
 def _all(rows: int) -> NDArray[np.int64]:
-    """Made once: numpy lets other threads run while it fills an array, which may then take milliseconds."""
-    indices = np.arange(rows)
-    indices.setflags(write=False)
-    return indices
+    """Indices of so many rows. For few nothing is made: numpy lets other threads run meanwhile, which may take milliseconds."""
+    return _FIRST[:rows] if rows <= len(_FIRST) else np.arange(rows)
