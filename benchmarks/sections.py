@@ -31,6 +31,20 @@ def asked_of(
     return asked
 
 
+def sections_parser(
+    description: str | None, sections: Mapping[str, Section], *, pairs: int
+) -> argparse.ArgumentParser:
+    """What every benchmark of several sections can be asked."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(sections))
+    parser.add_argument(
+        "--pairs", type=int, default=pairs, help=f"rounds of each comparison (default {pairs})"
+    )
+    return parser
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",

@@ -10,7 +10,7 @@ import starting
 import submits
 from inputs import FOLDER
 from job_peers import interpreters
-from sections import Section, add_json, asked_of, run_and_print
+from sections import Section, add_json, asked_of, run_and_print, sections_parser
 
 SECTIONS: dict[str, Section] = {
     "starting": starting.section,
@@ -24,12 +24,8 @@ RESULTS = FOLDER / "jobs.json"
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = sections_parser(description, SECTIONS, pairs=3)
     add = parser.add_argument
-    add("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
-    add("--pairs", type=int, default=3, help="rounds of each comparison (default 3)")
     add_json(parser)
     add("--starts", type=int, default=150, help="starting: jobs of a round (default 150)")
     add("--submit-s", type=float, default=2.0, help="submits: how long by each way (default 2)")

@@ -7,7 +7,7 @@ import lone_step
 import neighbours
 import step_overhead
 from inputs import FOLDER
-from sections import Section, add_json, asked_of, run_and_print
+from sections import Section, add_json, asked_of, run_and_print, sections_parser
 
 SECTIONS: dict[str, Section] = {
     "full": full_calls.section,
@@ -19,12 +19,8 @@ RESULTS = FOLDER / "sequences.json"
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = sections_parser(description, SECTIONS, pairs=3)
     add = parser.add_argument
-    add("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
-    add("--pairs", type=int, default=3, help="rounds of each comparison (default 3)")
     add("--seconds", type=float, default=2.0, help="how long each side is measured (default 2)")
     add("--live", type=int, default=1000, help="full: sequences that live at once (default 1000)")
     add("--rows", type=int, default=32, help="full: rows of a full call (default 32)")

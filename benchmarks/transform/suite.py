@@ -9,7 +9,7 @@ import rows
 import splitting
 from competitors import interpreters
 from inputs import FOLDER
-from sections import Section, asked_of, run_sections
+from sections import Section, asked_of, run_sections, sections_parser
 
 SECTIONS: dict[str, Section] = {
     "rows": rows.section,
@@ -21,11 +21,7 @@ RESULTS = FOLDER / "transform.json"
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
-    parser.add_argument("--pairs", type=int, default=5, help="rounds of each comparison (default 5)")
+    parser = sections_parser(description, SECTIONS, pairs=5)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--objects", type=int, default=10_000, help="of ten rows each (default 10,000)")
     parser.add_argument(
