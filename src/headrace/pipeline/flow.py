@@ -19,7 +19,7 @@ the feeder, which must not sleep in a read when a delay is over.
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 from headrace.core.block import Failure, FailureKind
@@ -257,7 +257,6 @@ class Flow:
         """Until the request before is answered. Raises what that failed with: what comes after it would make other states."""
         if self._last is None:
             return
-        wait([self._last])
         error = self._last.exception()
         if error is not None:
             raise error
@@ -266,9 +265,7 @@ class Flow:
         """Tell of sequences that end without a row of their own."""
         for id in ids:
             self._wait_for_last()
-            answer = self._predictor.submit(ending(id))
-            wait([answer])
-            error = answer.exception()
+            error = self._predictor.submit(ending(id)).exception()
             # The model may have ended it by itself.
             if error is not None and not isinstance(error, SequenceGoneError):
                 raise error
