@@ -49,6 +49,11 @@ Parts = Sequence[Mapping[str, Array]]
 """Tensors by input name, request after request: to be joined along the first axis."""
 
 
+def together(parts: Parts) -> Mapping[str, Array]:
+    """All rows of several parts, in arrays that are nobody else's."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 @record
 class Called:
     """What one call of the model returned, checked, and how long its three steps took."""
@@ -84,8 +89,8 @@ class Backend(Protocol):
     def step(self, parts: Parts, orders: Sequence[StepOrder], call: Call, *, fresh: bool = False) -> Stepped:
         """Call `step` once, of a model that has one: on a row of `parts` for each order, all of different sequences.
 
-        `fresh` arrays are nobody else's. Raises what `call` does, and SequenceLostError for a sequence whose state is not here. Then no state has changed, and
-        what was to be restored is to be given again.
+        `fresh` arrays are nobody else's. Raises what `call` does, and SequenceLostError for a sequence whose state is not here.
+        Then no state has changed, and what was to be restored is to be given again.
         """
         ...
 
@@ -355,7 +360,7 @@ class LocalBackend:
     def _joined(self, parts: Parts, *, fresh: bool) -> Mapping[str, Array]:
         """All rows, for the model to do with as it likes: writing there must not spoil the rows of the next try."""
         if len(parts) > 1:
-            return {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
+            return together(parts)
         if fresh:
             return parts[0]
         if self.writes_inputs:

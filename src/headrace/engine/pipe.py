@@ -51,12 +51,9 @@ class Pipe(Generic[T]):
 
     def offer(self, item: T) -> bool:
         """Put an item whatever the bound; whether there is room for another. CancelledRequestError once abandoned."""
-        with self._lock:
-            self._check()
-            self._items.append(item)
-            wake, self._getter = self._getter, None
-            room = len(self._items) < self._items_max
-        if wake is not None:
+        wakes: list[Callable[[], None]] = []
+        room = self.offer_quietly(item, wakes)
+        for wake in wakes:
             wake()
         return room
 

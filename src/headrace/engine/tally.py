@@ -17,6 +17,7 @@ from headrace.core.statistics import (
 )
 from headrace.core.tensor import InferResponse
 from headrace.engine.backend import Called
+from headrace.engine.stepper import Stepped
 from headrace.engine.ticket import Answer, Ticket
 
 _SIZES_MAX = 1024
@@ -79,7 +80,7 @@ class Tally:
         self.stream_items = 0
         self.restarts = 0
 
-    def called(self, rows: int, called: Called) -> None:
+    def called(self, rows: int, called: Called | Stepped) -> None:
         """One call of the model that returned."""
         compute, infer_s = self.compute, called.infer_s
         compute.count += 1

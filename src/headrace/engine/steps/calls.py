@@ -8,8 +8,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from headrace.batching.bisect import Bisection
 from headrace.core.clock import Clock
 from headrace.core.errors import (
@@ -22,7 +20,7 @@ from headrace.core.errors import (
 )
 from headrace.core.model import RowError
 from headrace.core.tensor import Array
-from headrace.engine.backend import Backend, Called
+from headrace.engine.backend import Backend, together
 from headrace.engine.instance import BeforeCall, RunningCall
 from headrace.engine.reason import WHY_CHARS_MAX, failure, reason, room
 from headrace.engine.stepper import StepOrder, Stepped
@@ -49,11 +47,7 @@ class StepCall:
     def of(cls, outcomes: Sequence[StepOutcome]) -> "StepCall":
         """The call that does all of these."""
         rows = [o.part.step_tensors() for o in outcomes]
-        tensors = (
-            rows[0]
-            if len(rows) == 1
-            else {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-        )
+        tensors = rows[0] if len(rows) == 1 else together(rows)
         return cls(outcomes, tensors, [_order(o) for o in outcomes])
 
     @property
@@ -216,7 +210,7 @@ class StepCaller:
         finally:
             with self._guard:
                 self._running.of(())
-        tally.called(len(some), Called(stepped.outputs, stepped.input_s, stepped.infer_s, stepped.output_s))
+        tally.called(len(some), stepped)
         return stepped
 
     def gone(self) -> None:

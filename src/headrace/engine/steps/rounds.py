@@ -4,9 +4,9 @@ The model is called in the instance's own thread. While calls can be full ones, 
 what came of the last one is settled, and the next one is made ready.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.batching.adaptive import LookAgain
 from headrace.core.clock import Clock
@@ -65,8 +65,6 @@ class StepRounds:
         self._keeper = _keeper(channel, clock)
         self._settlement = Settlement(channel, place, tally, clock, self._keeper, name=name)
         self._round = _NOTHING
-        self._stepping: Sequence[Live] = ()
-        """Whose steps were taken with it, and are not settled."""
         self._told = False
         """Whether those that were over with the work are told of."""
         self._beside = ThreadPoolExecutor(1, f"headrace-{name}-{place}-beside")
@@ -109,14 +107,13 @@ class StepRounds:
         """See `Rounds`."""
         self._round, self._told = work, False
         self._caller.died_in = ()
-        self._stepping = work.sequences
         self._tell_ended(work.work)
         if not work.outcomes:
             return False
         tally = self._tally
         began_s = self._clock.now()
         try:
-            outcomes = self._brought(work.outcomes)
+            outcomes = self._brought(work)
             if self._keeper is None and self._channel.full(self._place):
                 # With checkpoints the states are to be brought before, which waits for what came of the steps before.
                 self._next = self._beside.submit(self._make_ready)
@@ -143,9 +140,9 @@ class StepRounds:
             self._settled()
             self._keeper.ended(work.endings)
 
-    def _brought(self, outcomes: list[StepOutcome]) -> list[StepOutcome]:
+    def _brought(self, work: Round) -> list[StepOutcome]:
         """States that are kept elsewhere are here now; without those whose sequences are no more."""
-        keeper = self._keeper
+        keeper, outcomes = self._keeper, work.outcomes
         if keeper is None:
             return outcomes
         if keeper.lacks(outcomes):
@@ -157,7 +154,7 @@ class StepRounds:
                 if not outcome.sequence.loaded:
                     outcome.fails(error, reason(error), finished=True, withdrawn=True)
             return outcomes
-        self._stepping = [o.sequence for o in going]
+        self._round = replace(work, outcomes=going)
         return going
 
     def _settled(self) -> None:
@@ -177,7 +174,7 @@ class StepRounds:
         """
         self._settled()
         taken = self._round.outcomes
-        self._round, self._caller.died_in, self._stepping = _NOTHING, (), ()
+        self._round, self._caller.died_in = _NOTHING, ()
         if taken:
             self._settlement.spoil([o.part for o in taken], [o.sequence for o in taken], (), [], error)
 
@@ -187,11 +184,11 @@ class StepRounds:
         """See `Rounds`: what can be done again is, the steps of the call that it died in each by itself."""
         self._settled()
         untold = () if error is None or self._told else self._round.work.endings
-        stepping = () if error is None else self._stepping
+        stepping = [] if error is None else self._round.sequences
         died_in = () if error is None else self._caller.died_in
         if (ready := self._ready()) is not None:
             untold += ready.work.endings
-            stepping = [*stepping, *ready.sequences]
+            stepping += ready.sequences
         self._channel.untold(self._place, untold)
         meant = bool(died_in) and all(o.part.ticket.cancelled for o in died_in)
         over = [o.part for o in died_in if o.part.suspect() >= DEATHS_MAX]
@@ -206,7 +203,7 @@ class StepRounds:
         for ticket, answer in answered:
             self._tally.ended(ticket, answer, now, now)
         deliver(answered)
-        self._round, self._stepping = _NOTHING, ()
+        self._round = _NOTHING
         return meant
 
     def revived(self) -> None:
