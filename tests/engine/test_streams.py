@@ -33,6 +33,8 @@ class Script(Model):
     def __init__(self, function, *, asynchronous):
         self.closed: list[str] = []
         self.ended = threading.Semaphore(0)
+        self.asked_on = threading.Semaphore(0)
+        """Released when an item was taken and the next is asked for."""
         if asynchronous:
             self.predict_stream = self._async(function)
         else:
@@ -48,7 +50,9 @@ class Script(Model):
     def _plain(self, function):
         def predict_stream(requests):
             try:
-                yield from function(requests)
+                for item in function(requests):
+                    yield item
+                    self.asked_on.release()
             except GeneratorExit:
                 self._note("closed")
                 raise
@@ -65,6 +69,7 @@ class Script(Model):
             try:
                 async for item in function(requests):
                     yield item
+                    self.asked_on.release()
             except BaseException as error:
                 self._note("closed" if isinstance(error, GeneratorExit) else type(error).__name__)
                 raise
@@ -409,6 +414,7 @@ def test_a_caller_who_goes_closes_the_generator(function, how, more):
     async def use(engine):
         stream = engine.stream(request(), more and more())
         await anext(stream)
+        await on_thread(model.asked_on.acquire)
         if how == "aclose":
             await stream.aclose()
             await stream.aclose()

@@ -21,7 +21,8 @@ def test_fault_06_connections_all_taken_by_300_idle_sessions(postgres_bench, pos
     first = postgres_bench.submit(8, work_ms=50)
     postgres_bench.wait_ended(first)
     later = postgres_bench.submit(20, work_ms=50, delay_ms=1500)
-    with contextlib.ExitStack() as idle:
+    # It needs a session of its own, which it takes while there are some.
+    with postgres.connect("postgres") as session, contextlib.ExitStack() as idle:
         taken, refused = 0, 0
 
         def take() -> None:
@@ -35,10 +36,8 @@ def test_fault_06_connections_all_taken_by_300_idle_sessions(postgres_bench, pos
                     return
 
         take()
-        # The sessions of headrace go, again and again, until others were first to take what is free then.
-        session = _spare(idle, postgres)
-        idle.callback(session.close)
 
+        # The sessions of headrace go, again and again, until others were first to take what is free then.
         def refused_everywhere() -> bool:
             session.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
@@ -66,9 +65,3 @@ def test_fault_06_connections_all_taken_by_300_idle_sessions(postgres_bench, pos
 
 def _get(api, job_id: str) -> httpx.Response:
     return httpx.get(f"{api.url}/v1/jobs/{job_id}", timeout=60)
-
-
-def _spare(idle, postgres):
-    """A session in the place of one of the idle ones."""
-    idle._exit_callbacks.pop()[1](None, None, None)
-    return postgres.connect("postgres")
