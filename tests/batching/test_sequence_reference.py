@@ -551,7 +551,7 @@ def _same(sequence: LiveSequence[Item], story: Story) -> None:
         assert sequence.touched_s == story.idle_since_s
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [50, pytest.param(600, marks=pytest.mark.slow)])
 def test_the_table_does_what_the_reference_does(examples: int):
     run_state_machine_as_test(
         Lives,

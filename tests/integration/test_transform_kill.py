@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-KILLS = {"thread": 60, "process": 40}
+from integration.killing import KILLS, wait_for_some_point
+
 MODEL = str(Path(__file__).parent / "killed_model.py")
 
 
@@ -58,19 +59,8 @@ def children(pid: int) -> list[int]:
 
 def kill_at_some_point(process: subprocess.Popen[bytes], output: Path, rng: random.Random) -> bool:
     """Kill the run at a random time, or when its ledger has changed a few times; whether it was still running."""
-    ledger = output / "_headrace"
-    deadline = time.monotonic() + rng.uniform(0.3, 1.2)
-    watch_ledger = rng.random() < 0.6
-    before, changes = set(ledger.glob("*")), rng.randrange(1, 12)
-    while time.monotonic() < deadline + (2.0 if watch_ledger else 0.0):
-        if process.poll() is not None:
-            return False
-        if watch_ledger and set(ledger.glob("*")) != before:
-            before = set(ledger.glob("*"))
-            changes -= 1
-            if changes == 0:
-                break
-        time.sleep(0.001)
+    if not wait_for_some_point(process, output, rng, between_s=(0.3, 1.2), watched=0.6, changes_max=11):
+        return False
     workers = children(process.pid)
     if workers and rng.random() < 0.4:
         # A worker alone: the run goes on, with another in its place.
@@ -97,7 +87,7 @@ def test_outputs_after_many_kills_are_an_undisturbed_runs(tmp_path, isolation):
     rng = random.Random(20261121)
     kills = 0
     output = tmp_path / "killed"
-    while kills < KILLS[isolation]:
+    while kills < KILLS:
         with subprocess.Popen(
             command(source, output, isolation, "--resume"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as process:
