@@ -542,6 +542,31 @@ def test_an_instance_that_sees_a_deadline_first_counts_it_once():
         assert _ended(engine) == _only(success=2, expired=1)
 
 
+@pytest.mark.parametrize("raised", [TimeoutError("nobody waits"), CancelledRequestError("nobody waits")])
+@pytest.mark.parametrize("others", [0, 1])
+def test_whatever_a_model_raises_once_nobody_waits_is_a_deadline_s_end(raised, others):
+    """It may have learned of the deadline before the caller's loop did."""
+    clock = ManualClock()
+
+    def learn(x):
+        if x[0, 0]:
+            clock.advance(600.0)
+            raise raised
+
+    model = Notes(learn, held=True)
+
+    async def ask(engine):
+        late = [request(rows(1), deadline=600.0) for _ in range(1 + others)]
+        tasks = await _first_runs(engine, model, *late)
+        model.gate.set()
+        return (await _ends(tasks))[1:]
+
+    with serving(model, clock=clock) as engine:
+        ended = asyncio.run(ask(engine))
+        assert [type(end) for end in ended] == [DeadlineError] * (1 + others)
+        assert _ended(engine) == _only(success=1, expired=1 + others)
+
+
 def test_a_full_queue_says_when_to_ask_again():
     """By how long rows took so far, whatever that was within sane bounds."""
     clock, model = ManualClock(), Notes(held=True)

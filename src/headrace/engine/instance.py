@@ -141,7 +141,7 @@ class Instance:
         except CancelledRequestError as error:
             if any(t.alive(self._clock.now()) for t in tickets):
                 return _halves(tickets)
-            answered.extend((t, error) for t in tickets)
+            answered.extend((t, self._over_or(t, error, before_call)) for t in tickets)
             return []
         except RowError as error:
             return self._answer_apart(tickets, error, before_call, answered)
@@ -199,8 +199,16 @@ class Instance:
         except InstanceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
-            return self.failure(error)
+            return self._over_or(ticket, error, before_call)
         return answer
+
+    def _over_or(self, ticket: Ticket, error: BaseException, before_call: BeforeCall) -> BaseException:
+        """What a request comes to whose call raised this: a model that is told that nobody waits may raise anything."""
+        try:
+            before_call(ticket)
+        except HeadraceError as over:
+            return over
+        return self.failure(error)
 
     def failure(self, error: BaseException) -> BaseException:
         """What a request comes to whose call raised this."""

@@ -21,6 +21,8 @@ class Adding(Model):
         self.calls = []
         self.told = []
         self.gate = None
+        self.raises = None
+        """What it raises on `ODD`; a ValueError where there is none."""
         self.stepping = threading.Event()
 
     def step(self, states, x):
@@ -36,7 +38,7 @@ class Adding(Model):
 
     def _do(self, state, value, count):
         if value == self.ODD:
-            raise ValueError("odd")
+            raise self.raises or ValueError("odd")
         if value == self.KEYBOARD:
             raise KeyboardInterrupt
         if value == self.MEMORY and count > 2:

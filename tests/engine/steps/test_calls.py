@@ -8,6 +8,7 @@ import pytest
 from engine.steps.models import Adding, answered, more, of_many, start, step_request
 from engine.support import WAIT_S, serving
 from headrace.core.errors import (
+    CancelledRequestError,
     DeadlineError,
     ModelContractError,
     PredictError,
@@ -66,6 +67,21 @@ def test_a_request_whose_time_is_over_is_not_begun(model):
         assert isinstance(late.exception(WAIT_S), DeadlineError)
         assert first.result(WAIT_S).outputs[0].data.item() == 2.0
         assert answered(engine, more("a", 1)) == [3.0]
+
+
+@pytest.mark.parametrize("raised", [None, CancelledRequestError("nobody waits")])
+def test_whatever_a_step_raises_once_nobody_waits_is_a_deadline_s_end(model, raised):
+    """The model may have learned of the deadline before its caller did; the sequence goes on."""
+    clock = ManualClock()
+    with serving(model, clock=clock) as engine:
+        answered(engine, start("a", 1))
+        model.gate, model.stepping, model.raises = threading.Event(), threading.Event(), raised
+        late = engine.submit(more("a", Adding.ODD, deadline=5.0), strict=True)
+        assert model.stepping.wait(WAIT_S)
+        clock.advance(6.0)
+        model.gate.set()
+        assert isinstance(late.exception(WAIT_S), DeadlineError)
+        assert answered(engine, more("a", 1)) == [2.0]
 
 
 def test_rows_of_one_that_is_asked_alone_share_calls_with_nobody(model):

@@ -147,13 +147,19 @@ class StepCaller:
         return came
 
     def _wanted(self, outcome: StepOutcome) -> bool:
+        over = self._over(outcome)
+        if over is not None:
+            # Nothing of it was begun: it ends no sequence.
+            outcome.fails(over, reason(over), finished=True, withdrawn=True)
+        return over is None
+
+    def _over(self, outcome: StepOutcome) -> HeadraceError | None:
+        """Why nobody wants the step any more."""
         try:
             self._before_step(outcome.part.ticket)
         except HeadraceError as error:
-            # Nothing of it was begun: it ends no sequence.
-            outcome.fails(error, reason(error), finished=True, withdrawn=True)
-            return False
-        return True
+            return error
+        return None
 
     def _try(
         self,
@@ -180,7 +186,9 @@ class StepCaller:
                 self._channel.shrink(self._place, rows_max=rows_max)
             if len(some) == 1:
                 finished = isinstance(error, _OF_ONE_REQUEST)
-                some[0].fails(failure(self._name, error), reason(error), finished=finished)
+                # A model that is told that nobody waits may raise anything.
+                told = self._over(some[0]) or failure(self._name, error)
+                some[0].fails(told, reason(error), finished=finished)
         else:
             search.succeeded()
             came.append(Came(some, stepped))
@@ -194,7 +202,7 @@ class StepCaller:
             search.failed(reason(error))
             return
         for outcome in some:
-            outcome.fails(error, reason(error), finished=True)
+            outcome.fails(self._over(outcome) or error, reason(error), finished=True)
         search.succeeded()
 
     def _called(self, call: StepCall, *, retry: bool) -> Stepped:
