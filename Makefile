@@ -7,14 +7,15 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-INSTALL := $(PIP) install --constraint constraints.txt
+# Only what is imported is compiled: all of it takes longer than to install it.
+INSTALL := $(PIP) install --no-compile --constraint constraints.txt
 SETUP := .venv/setup.stamp
 # The demo installs less, unless everything is there already.
 DEMO_SETUP := $(if $(wildcard $(SETUP)),$(SETUP),.venv/demo.stamp)
 DEMO_REPEAT := 800
 # MLServer's pins clash with those of the other tools, so it has an environment of its own.
 MLSERVER_BIN := .venv-mlserver/bin
-MLSERVER_PIP := $(MLSERVER_BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --constraint constraints-mlserver.txt
+MLSERVER_PIP := $(MLSERVER_BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --constraint constraints-mlserver.txt
 MLSERVER_SETUP := .venv-mlserver/setup.stamp
 # So do the clients of other projects: their pins clash, and the names of their messages in one process. MLServer's is in its own.
 CLIENTS := kserve open_inference tritonclient
@@ -150,7 +151,7 @@ $(MLSERVER_SETUP): pyproject.toml constraints-mlserver.txt | $(MLSERVER_BIN)/pyt
 	@$(MLSERVER_PIP) --no-build-isolation --editable '.[mlserver]'
 	@touch $@
 
-# What is to be installed stands there in full, so nothing is resolved; only what is imported is compiled.
+# What is to be installed stands there in full, so nothing is resolved.
 .venv-clients/%/setup.stamp: tests/environments/clients/%/requirements.txt
 	@echo 'Installing the client $* into $(@D) (less than a minute, once)'
 	@$(PYTHON) -m venv --clear $(@D)
