@@ -71,6 +71,18 @@ class SqliteSteps:
         finally:
             connection.close()
 
+    def writable(self) -> bool:
+        """Whether nobody is in the midst of a write, who alone could write then."""
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        else:
+            return True
+        finally:
+            connection.close()
+
     def integrity(self) -> str:
         """What SQLite says of the file: "ok"."""
         connection = sqlite3.connect(self.path, timeout=20)

@@ -3,16 +3,28 @@
 import os
 import signal
 
+import psutil
 import pytest
 
 from faults.bench import Bench, WorkerProcess, gone, until
+from faults.steps import PostgresSteps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def _freeze(bench: Bench, worker: WorkerProcess) -> None:
+    """Stop it, though not in the midst of a write to SQLite: then nobody else could write, however long it is stopped."""
+
+    def frozen() -> bool:
+        worker.signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+        if isinstance(bench.steps_at, PostgresSteps) or bench.steps_at.writable():
+            return True
+        worker.signal(signal.SIGCONT)
+        return False
+
     bench.wreck(worker.name)
-    worker.signal(signal.SIGSTOP)
+    until(frozen)
 
 
 def _objects(bench: Bench, number: int) -> list[str]:

@@ -64,11 +64,12 @@ class Followed:
 
 def kill_one(engines, rng: random.Random) -> bool:
     """Kill the process of some instance; whether one was there."""
-    alive = [slot.backend for of in engines for slot in of._life.slots if slot.alive]
-    if not alive:
+    alive = [slot.backend.pid for of in engines for slot in of._life.slots if slot.alive]
+    pids = [pid for pid in alive if pid is not None]
+    if not pids:
         return False
     try:
-        os.kill(rng.choice(alive).pid, signal.SIGKILL)
+        os.kill(rng.choice(pids), signal.SIGKILL)
     except ProcessLookupError:
         return False
     return True
@@ -110,9 +111,7 @@ def test_killed_instances_lose_no_step_that_was_answered_and_do_none_twice(addre
                 await asyncio.sleep(rng.uniform(0.05, 0.4))
                 kills += kill_one(engines, rng)
 
-        killing = asyncio.create_task(kill())
-        await asyncio.gather(*(follow(one) for one in followed))
-        killing.cancel()
+        await asyncio.gather(kill(), *(follow(one) for one in followed))
 
     with ExitStack() as stack:
         engines = [stack.enter_context(engine(address, isolation="process", instances=2)) for _ in range(2)]
