@@ -102,6 +102,10 @@ class PostgresSteps:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(_POSTGRES)
 
+    def writable(self) -> bool:
+        """Always: nobody's write keeps others from theirs."""
+        return True
+
     def all(self) -> list[Step]:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             return _read(connection.execute(f"SELECT {_COLUMNS} FROM fault_step ORDER BY number").fetchall())

@@ -34,7 +34,7 @@ from headrace.core.sequence import SequenceEnd, SequenceLimits, States
 from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, dtype_of
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.loop_thread import LoopThread
-from headrace.engine.outputs import OutputCheck, Outputs
+from headrace.engine.outputs import OutputCheck, Outputs, together
 from headrace.engine.reason import reason
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import Deliver, Ending, StepOrder, Stepped, Stepper
@@ -47,11 +47,6 @@ _FIRST_STEP = StepOrder(0, "", 0, again=False, end=True, parameters={}, restore=
 
 Parts = Sequence[Mapping[str, Array]]
 """Tensors by input name, request after request: to be joined along the first axis."""
-
-
-def together(parts: Parts) -> Mapping[str, Array]:
-    """All rows of several parts, in arrays that are nobody else's."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 @record

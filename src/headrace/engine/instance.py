@@ -45,6 +45,15 @@ BeforeCall = Callable[[Ticket], None]
 """Raises what ends this request, when it need not be answered any more."""
 
 
+def over(ticket: Ticket, before_call: BeforeCall) -> HeadraceError | None:
+    """What ends this request, when it need not be answered any more."""
+    try:
+        before_call(ticket)
+    except HeadraceError as error:
+        return error
+    return None
+
+
 class RunningCall:
     """What a model can ask about the call that it is in (`headrace.core.call.Call`)."""
 
@@ -111,15 +120,10 @@ class Instance:
 
     def _over(self, ticket: Ticket, before_call: BeforeCall, answered: list[tuple[Ticket, Answer]]) -> bool:
         """Whether a ticket need not be run with others; then it is answered."""
-        try:
-            if not ticket.rows:
-                answered.append((ticket, self.answer_alone(ticket, before_call)))
-                return True
-            before_call(ticket)
-        except HeadraceError as error:
-            answered.append((ticket, error))
-            return True
-        return False
+        answer = over(ticket, before_call) if ticket.rows else self.answer_alone(ticket, before_call)
+        if answer is not None:
+            answered.append((ticket, answer))
+        return answer is not None
 
     def _answer_together(
         self,
@@ -141,7 +145,7 @@ class Instance:
         except CancelledRequestError as error:
             if any(t.alive(self._clock.now()) for t in tickets):
                 return _halves(tickets)
-            answered.extend((t, self._over_or(t, error, before_call)) for t in tickets)
+            answered.extend((t, over(t, before_call) or error) for t in tickets)
             return []
         except RowError as error:
             return self._answer_apart(tickets, error, before_call, answered)
@@ -199,16 +203,9 @@ class Instance:
         except InstanceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
-            return self._over_or(ticket, error, before_call)
+            # A model that is told that nobody waits may raise anything.
+            return over(ticket, before_call) or self.failure(error)
         return answer
-
-    def _over_or(self, ticket: Ticket, error: BaseException, before_call: BeforeCall) -> BaseException:
-        """What a request comes to whose call raised this: a model that is told that nobody waits may raise anything."""
-        try:
-            before_call(ticket)
-        except HeadraceError as over:
-            return over
-        return self.failure(error)
 
     def failure(self, error: BaseException) -> BaseException:
         """What a request comes to whose call raised this."""

@@ -13,6 +13,11 @@ Outputs = dict[str, Array]
 _UNNAMED = "output"
 
 
+def together(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """All rows of several parts, in arrays that are nobody else's."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 class OutputCheck:
     """Turns what `predict`, or another `method`, returns into `Outputs`; ModelContractError where it keeps no promise.
 
@@ -51,7 +56,7 @@ class OutputCheck:
         if any(s != shapes[0] for s in shapes):
             other = next(s for s in shapes if s != shapes[0])
             raise self._error(f"its outputs differ from call to call: {shapes[0]}, then {other}", request)
-        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        return together(parts)
 
     def _named(self, returned: Any, request: str) -> Mapping[str, Any]:
         if isinstance(returned, Mapping):

@@ -51,34 +51,29 @@ class Pipe(Generic[T]):
 
     def offer(self, item: T) -> bool:
         """Put an item whatever the bound; whether there is room for another. CancelledRequestError once abandoned."""
-        wakes: list[Callable[[], None]] = []
-        room = self.offer_quietly(item, wakes)
-        for wake in wakes:
-            wake()
-        return room
+        return self.offer_all((item,))
 
     def offer_quietly(self, item: T, wakes: "list[Callable[[], None]]") -> bool:
         """As `offer`; whom it would wake is added to `wakes`, for `wake_all`."""
-        with self._lock:
-            self._check()
-            self._items.append(item)
-            wake, self._getter = self._getter, None
-            room = len(self._items) < self._items_max
+        room, wake = self._add((item,))
         if wake is not None:
             wakes.append(wake)
         return room
 
     def offer_all(self, items: Iterable[T]) -> bool:
         """Put several items whatever the bound; see `offer`."""
-        with self._lock:
-            if self._abandoned:
-                raise CancelledRequestError("nobody takes this stream's items any more")
-            self._items.extend(items)
-            wake, self._getter = self._getter, None
-            room = len(self._items) < self._items_max
+        room, wake = self._add(items)
         if wake is not None:
             wake()
         return room
+
+    def _add(self, items: Iterable[T]) -> tuple[bool, Callable[[], None] | None]:
+        """Whether there is room for another, and whom to wake."""
+        with self._lock:
+            self._check()
+            self._items.extend(items)
+            wake, self._getter = self._getter, None
+            return len(self._items) < self._items_max, wake
 
     def when_room(self, wake: Callable[[], None]) -> bool:
         """Call `wake` once, from the consumer, when there is room or nobody takes any more; not when it is so now.

@@ -20,8 +20,9 @@ from headrace.core.errors import (
 )
 from headrace.core.model import RowError
 from headrace.core.tensor import Array
-from headrace.engine.backend import Backend, together
-from headrace.engine.instance import BeforeCall, RunningCall
+from headrace.engine.backend import Backend
+from headrace.engine.instance import BeforeCall, RunningCall, over
+from headrace.engine.outputs import together
 from headrace.engine.reason import WHY_CHARS_MAX, failure, reason, room
 from headrace.engine.stepper import StepOrder, Stepped
 from headrace.engine.steps.channel import StepChannel
@@ -147,19 +148,14 @@ class StepCaller:
         return came
 
     def _wanted(self, outcome: StepOutcome) -> bool:
-        over = self._over(outcome)
-        if over is not None:
+        error = self._over(outcome)
+        if error is not None:
             # Nothing of it was begun: it ends no sequence.
-            outcome.fails(over, reason(over), finished=True, withdrawn=True)
-        return over is None
+            outcome.fails(error, reason(error), finished=True, withdrawn=True)
+        return error is None
 
     def _over(self, outcome: StepOutcome) -> HeadraceError | None:
-        """Why nobody wants the step any more."""
-        try:
-            self._before_step(outcome.part.ticket)
-        except HeadraceError as error:
-            return error
-        return None
+        return over(outcome.part.ticket, self._before_step)
 
     def _try(
         self,
