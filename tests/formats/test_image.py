@@ -8,6 +8,7 @@ import tracemalloc
 import zlib
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image, ImageOps
 
@@ -93,7 +94,13 @@ def test_pixels_equal_those_of_pillow(kind, mode):
         ("RGBA", "WEBP"),
         ("CMYK", "JPEG"),
         ("CMYK", "TIFF"),
-        ("YCbCr", "TIFF"),
+        pytest.param(
+            "YCbCr",
+            "TIFF",
+            marks=pytest.mark.skipif(
+                PIL.__version__ < "13", reason="Pillow 12 cannot read the TIFF that it writes"
+            ),
+        ),
     ],
 )
 def test_every_kind_of_pixel_becomes_the_mode(mode, kind):
