@@ -1,33 +1,28 @@
 """Batch transforms: stores, predictors or worker processes, and the run, joined."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
-import orjson
-
-from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor, see_modules_here
+from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor
+from headrace.app.transform_work import Started, made_with, worker_command, worker_job
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
-from headrace.storage.uri import parse
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import TransformPlan, make_plan
 from headrace.transforms.probe import Seen, first_records
-from headrace.transforms.processes import ProcessRunner
 from headrace.transforms.report import TransformReport
 from headrace.transforms.retry import Retry, finished_identity
 from headrace.transforms.run import IfExists, Transform
 from headrace.transforms.runner import InProcessRunner
-from headrace.transforms.settings import TransformSettings, settings_of
-from headrace.transforms.worker import Worker
+from headrace.transforms.runners.processes import ProcessRunner
+from headrace.transforms.settings import TransformSettings
 
 Isolation = Literal["thread", "process"]
 
@@ -75,19 +70,6 @@ class OpenedTransform:
         self.runner.__exit__(kind, error, trace)
 
 
-class _Started(AbstractContextManager[None]):
-    """A predictor, started while it is entered."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        self._predictor = predictor
-
-    def __enter__(self) -> None:
-        self._predictor.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._predictor.stop(drain=False)
-
-
 def open_transform(
     source: str | Sequence[str],
     destination: str,
@@ -109,16 +91,16 @@ def open_transform(
     opened = open_predictor(model, endpoint, used)
     chosen = settings or TransformSettings()
     if hands.isolation == "process":
-        job = _job(destination, model, endpoint, chosen, used, stores=where)
+        job = worker_job(destination, model, endpoint, chosen, used, identity=opened.identity, stores=where)
         runner = ProcessRunner(
-            ["-c", _START, job.decode(), *sys.path],
+            worker_command(job, None),
             hands.count,
             model=getattr(opened.predictor, "name", "model"),
             environ=where.environ,
         )
         around: AbstractContextManager[Any] = runner
     else:
-        runner, around = InProcessRunner(opened.predictor), _Started(opened.predictor)
+        runner, around = InProcessRunner(opened.predictor), Started(opened.predictor)
     made = Transform(
         source,
         destination,
@@ -127,7 +109,7 @@ def open_transform(
         settings=chosen,
         model_identity=opened.identity,
         if_exists=if_exists,
-        made_with=_made_with(model, endpoint, used),
+        made_with=made_with(model, endpoint, used),
         observation=Observation() if page else None,
     )
     return OpenedTransform(made, around, where)
@@ -268,7 +250,7 @@ def retry_failed(
         model_identity=opened.identity,
         other_model=other_model,
     )
-    with _Started(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
+    with Started(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
         return retry.execute()
 
 
@@ -296,65 +278,6 @@ def dry_run(
     chosen, where = settings or TransformSettings(), stores or Stores()
     plan = make_plan(source, destination, where, chosen)
     with ExitStack() as stack:
-        stack.enter_context(_Started(opened.predictor))
+        stack.enter_context(Started(opened.predictor))
         seen = first_records(plan, where, chosen, opened.predictor.metadata, count=records)
     return DryRun(plan, tuple(seen))
-
-
-# Worker processes
-
-_START = "import sys; sys.path[:] = sys.argv[2:-1]; from headrace.app.transforming import work; work(sys.argv[1], int(sys.argv[-1]))"
-
-
-def _made_with(model: ModelLike | None, endpoint: str | None, options: PredictorOptions) -> dict[str, Any]:
-    """How the model is named, where it has a name."""
-    named = model if isinstance(model, str) else None
-    return {"model": named, "endpoint": endpoint, "options": asdict(options)}
-
-
-def _job(
-    destination: str,
-    model: ModelLike | None,
-    endpoint: str | None,
-    settings: TransformSettings,
-    options: PredictorOptions,
-    *,
-    stores: Stores,
-) -> bytes:
-    """All that a worker process needs to know, as JSON."""
-    if model is not None and not isinstance(model, str):
-        raise ConfigError(
-            "worker processes load the model by themselves: name it as a file, a folder or module:Class, or use "
-            "threads"
-        )
-    if parse(destination).scheme == "memory":
-        raise ConfigError(
-            "memory:// objects are in this process alone: choose another destination, or threads"
-        )
-    return orjson.dumps(
-        {
-            "destination": destination.rstrip("/") + "/",
-            **_made_with(model, endpoint, options),
-            "settings": settings.identity(),
-            "flow": asdict(settings.flow),
-            "checkpoint_s": settings.tasks.checkpoint_s,
-            "stores": {"retry_s": stores.retry_s, "timeout_s": stores.timeout_s},
-        }
-    )
-
-
-def work(job: str, connection_fd: int) -> None:
-    """A worker process's life, from its command line."""
-    says: Mapping[str, Any] = orjson.loads(job)
-    connection = Connection(connection_fd)
-    settings = settings_of(says["settings"], flow=says["flow"], checkpoint_s=says["checkpoint_s"])
-    see_modules_here()
-    opened = open_predictor(says["model"], says["endpoint"], PredictorOptions(**says["options"]))
-    with _Started(opened.predictor):
-        Worker(
-            connection,
-            opened.predictor,
-            stores=Stores(**says["stores"]),
-            destination=says["destination"],
-            settings=settings,
-        ).run()

@@ -67,7 +67,7 @@ class TransformLedger:
 
     def begin(self, identity: Mapping[str, Any], objects: Sequence[PlannedObject]) -> None:
         """Open a new run. The plan goes first: a run is there only with its plan."""
-        lines = (orjson.dumps({"info": o.info, "output": o.output}) for o in objects)
+        lines = (orjson.dumps({"info": o.info, "output": o.output, "region": o.region}) for o in objects)
         self.store.put(self.uri("plan.jsonl"), b"\n".join(lines) + b"\n")
         self._create("run.json", dump(dict(identity) | {"v": VERSION, "kind": KIND}))
 
@@ -98,7 +98,7 @@ class TransformLedger:
         found: list[PlannedObject] = []
         for line in (self._get("plan.jsonl") or b"").splitlines():
             data = orjson.loads(line)
-            found.append(PlannedObject(ObjectInfo(**data["info"]), data["output"]))
+            found.append(PlannedObject(ObjectInfo(**data["info"]), data["output"], data.get("region")))
         return found
 
     def learn(self, learned: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ give the same tasks, wherever and by however many workers they are done.
 
 import os.path
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,10 +26,14 @@ TASK_BYTES_MIN: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """One input. Its output is ``DEST/`` + `output`, what failed of it ``DEST/`` + `failed`."""
+    """One input, and the region that it lies in, where that is known.
+
+    Its output is ``DEST/`` + `output`, what failed of it ``DEST/`` + `failed`.
+    """
 
     info: ObjectInfo
     output: str
+    region: str | None = None
 
     @property
     def failed(self) -> str:
@@ -60,10 +64,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Consecutive shards, done by one worker in one go."""
+    """Consecutive shards, all in one region, done by one worker in one go."""
 
     number: int
     shards: tuple[Shard, ...]
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,19 @@ class TransformPlan:
         return sum(o.info.size_bytes or 0 for o in self.objects)
 
 
+def _nowhere(_: str) -> str | None:
+    return None
+
+
 def make_plan(
-    source: str | Sequence[str], destination: str, stores: Stores, settings: TransformSettings
+    source: str | Sequence[str],
+    destination: str,
+    stores: Stores,
+    settings: TransformSettings,
+    *,
+    region_of: Callable[[str], str | None] = _nowhere,
 ) -> TransformPlan:
-    """Look at the source and cut the work.
+    """Look at the source and cut the work; `region_of` says where an object lies, by its URI.
 
     Raises EmptySourceError, NotFoundError and AccessDeniedError; ConfigError for objects that could not be read, that
     lie in the destination, or of which two would have the same output.
@@ -93,7 +107,9 @@ def make_plan(
     if why:
         raise ConfigError(why)
     suffix = f".out.{settings.output.accept}" if settings.output.accept in TABLES else ".out"
-    objects = tuple(PlannedObject(info, _name(info.uri, base) + suffix) for info in infos)
+    objects = tuple(
+        PlannedObject(info, _name(info.uri, base) + suffix, region_of(info.uri)) for info in infos
+    )
     _refuse_loop(source, settings.data_type, objects, destination)
     _refuse_twins(objects)
     return TransformPlan(objects, cut_tasks(objects, settings))
@@ -188,7 +204,9 @@ def cut_tasks(objects: Sequence[PlannedObject], settings: TransformSettings) -> 
     """Tasks of objects put together, and of ranges of large ones."""
     task_bytes = _task_bytes(objects, settings.tasks)
     groups = _groups(objects, settings, task_bytes)
-    return tuple(Task(number, tuple(shards)) for number, shards in enumerate(groups))
+    return tuple(
+        Task(number, tuple(shards), objects[shards[0].index].region) for number, shards in enumerate(groups)
+    )
 
 
 def _task_bytes(objects: Sequence[PlannedObject], settings: TaskSettings) -> int:
@@ -205,7 +223,8 @@ def _groups(
         shards = _shards(index, planned.info, settings, task_bytes)
         size = planned.info.size_bytes
         full = group_bytes >= task_bytes or len(group) >= settings.tasks.task_objects_max
-        if group and (full or len(shards) > 1 or size is None):
+        elsewhere = bool(group) and objects[index - 1].region != planned.region
+        if group and (full or elsewhere or len(shards) > 1 or size is None):
             yield group
             group, group_bytes = [], 0
         if len(shards) > 1:

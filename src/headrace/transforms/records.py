@@ -75,12 +75,13 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A task that is done: its shards', in order. `busy_s` and `elapsed_s` are of the process that did it."""
+    """A task that is done: its shards', in order. `elapsed_s` and `region` are of the worker that did it."""
 
     task: int
     attempt: str
     shards: tuple[ShardRecord, ...]
     elapsed_s: float = 0.0
+    region: str | None = None
 
     def to_json(self) -> bytes:
         """Versioned, with sorted keys."""
@@ -91,7 +92,7 @@ class TaskRecord:
         """Read back; LedgerError for another version."""
         data = versioned(text)
         shards = tuple(map(ShardRecord.from_json, data["shards"]))
-        return cls(data["task"], data["attempt"], shards, data["elapsed_s"])
+        return cls(data["task"], data["attempt"], shards, data["elapsed_s"], data.get("region"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """What spreads tasks: the contract of every runner, and the one that does them in this process."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
+from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
 from headrace.transforms.records import Checkpoint, Spot
 from headrace.transforms.work import TaskRun, Work
@@ -57,8 +59,9 @@ class Runner(Protocol):
 class InProcessRunner:
     """All tasks in this process, as one flow; `predictor` is started by whoever owns it."""
 
-    def __init__(self, predictor: Predictor) -> None:
+    def __init__(self, predictor: Predictor, locality: Locality | None = None) -> None:
         self._predictor = predictor
+        self._locality = locality or Locality()
         self._run: TaskRun | None = None
         self._draining = False
 
@@ -76,10 +79,12 @@ class InProcessRunner:
         checkpoints: Mapping[int, Checkpoint],
     ) -> bool:
         """See `Runner.run`."""
-        self._run = TaskRun(work, tasks, self._predictor, begins=begins, checkpoints=checkpoints)
+        ours = self._locality.in_turn(tasks)
+        here = replace(work, region=self._locality.region)
+        self._run = TaskRun(here, ours, self._predictor, begins=begins, checkpoints=checkpoints)
         if self._draining:
             self._run.drain()
-        return self._run.execute()
+        return self._run.execute() and len(ours) == len(tasks)
 
     def drain(self) -> None:
         """See `Runner.drain`."""

@@ -59,6 +59,7 @@ class TaskSink:
         clock: Clock,
         on_task: Callable[[TaskRecord], None],
         replaces: bool = False,
+        region: str | None = None,
     ) -> None:
         self._ledger = ledger
         self._plan = plan
@@ -71,6 +72,7 @@ class TaskSink:
         self._clock = clock
         self._on_task = on_task
         self._replaces = replaces
+        self._region = region
         self._publisher = Publisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
         self._open: dict[int, ShardOutput] = {}
         self._appends = isinstance(ledger.store, LocalStore)
@@ -208,7 +210,7 @@ class TaskSink:
     def _commit(self, task: int) -> None:
         self._publisher.settle()
         elapsed_s = round(self._clock.now() - self._began_s, 6)
-        record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s)
+        record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s, self._region)
         self._began_s = self._checkpointed_s = self._clock.now()
         if self._replaces:
             self._ledger.replace_task(record)

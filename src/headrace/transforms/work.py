@@ -42,7 +42,7 @@ class Work:
     `learned` is what the first records decided. `on_task` is told of every task that is committed, `on_batch` of every
     batch that was delivered; both on the working thread. A runner that delivers elsewhere tells None now and then, once
     `progress` is up to date. `observation` sees every batch, also one that is not written since it breaks the run.
-    `replaces`: the tasks were done before, and wrongly.
+    `replaces`: the tasks were done before, and wrongly. `region` is where this is done, if that was said.
     """
 
     plan: TransformPlan
@@ -56,6 +56,7 @@ class Work:
     on_batch: Callable[[ScoredBatch | None], None] = _ignore
     observation: Observation | None = None
     replaces: bool = False
+    region: str | None = None
 
 
 class TaskRun:
@@ -107,6 +108,7 @@ class TaskRun:
             clock=work.clock,
             on_task=work.on_task,
             replaces=work.replaces,
+            region=work.region,
         )
         self._drained = threading.Event()
 

@@ -1,32 +1,32 @@
 """What a worker process tells of what it observes, and what becomes of it at the other end."""
 
-from multiprocessing.connection import Pipe
+import copy
 
 import numpy as np
 
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
-from headrace.transforms.messages import Assignment, receive
 from headrace.transforms.observation import Observation
+from headrace.transforms.runners.messages import Assignment
+from headrace.transforms.runners.worker import OBSERVED_EVERY_S, Worker
 from headrace.transforms.settings import TransformSettings
-from headrace.transforms.worker import OBSERVED_EVERY_S, Worker
 from pipeline.support import ScriptedPredictor
 from transforms.observing import failure, scored
 
 
-def _told(connection) -> list[Observation]:
-    messages = []
-    while connection.poll():
-        messages.append(receive(connection))
-    return [Observation.from_json(m["observed"]) for m in messages if "observed" in m]
+def _told(messages) -> list[Observation]:
+    told = [Observation.from_json(m["observed"]) for m in messages if "observed" in m]
+    messages.clear()
+    return told
 
 
 def test_each_batch_is_told_once_and_now_and_then(tmp_path):
-    ours, theirs = Pipe()
+    ours: list = []
     clock = ManualClock()
     worker = Worker(
-        theirs,
         ScriptedPredictor(),
+        # As they are at that moment, as a connection takes them.
+        lambda message: ours.append(copy.deepcopy(message)),
         stores=Stores(),
         destination=f"{tmp_path}/out/",
         settings=TransformSettings(),

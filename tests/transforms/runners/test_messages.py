@@ -23,7 +23,8 @@ from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
-from headrace.transforms.messages import (
+from headrace.transforms.records import Spot
+from headrace.transforms.runners.messages import (
     Assignment,
     Tally,
     add_up,
@@ -36,7 +37,6 @@ from headrace.transforms.messages import (
     send,
     statistics_of,
 )
-from headrace.transforms.records import Spot
 
 COUNT = st.integers(0, 1 << 50)
 SECONDS = st.floats(0, 1e9)

@@ -1,4 +1,4 @@
-"""What a transform's run and its worker processes tell each other: JSON, over a connection that nobody else has."""
+"""What a transform's run and its workers tell each other: plain values, as JSON where they go over a connection."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,91 +1,110 @@
-"""A worker process's life: loads nothing itself, does the tasks that it is told, and tells how it fares.
+"""A worker's part, wherever it runs: loads nothing itself, does the tasks that it is told, and tells how it fares.
 
-The other end is `headrace.transforms.processes`. A worker whose run has gone ends at once: what it was doing can be resumed.
+The other end is `headrace.transforms.runners.dispatch`; what is between them is the runner's business.
 """
 
-import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, LedgerError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.items import ScoredBatch
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.messages import Assignment, Tally, error_json, metadata_json, receive, send
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import TransformPlan, cut_tasks
 from headrace.transforms.records import TaskRecord
+from headrace.transforms.runners.messages import Assignment, Message, Tally, error_json, metadata_json
 from headrace.transforms.settings import TransformSettings
 from headrace.transforms.work import TaskRun, Work
 
 TOLD_EVERY_S: Final = 0.2
 OBSERVED_EVERY_S: Final = 2.0
-ORPHANED: Final = 3
-"""The exit status of a worker whose run has gone."""
 
 
 class Worker:
-    """Does what it is told over `connection`, with a predictor that is started; `run` returns when told to stop.
+    """Does assignments, one after the other, with a predictor that is started. `do` from one thread, `drain` from any.
 
     Args:
-        connection: To the run.
         predictor: Started, and stopped by whoever owns it.
+        tell: Is told everything, from the thread that calls `do`.
         stores: Where the objects and the destination are.
         destination: Where the ledger is.
         settings: The transform's.
+        region: Where this worker is, if it says so.
         clock: Tells when to tell.
     """
 
     def __init__(
         self,
-        connection: Connection,
         predictor: Predictor,
+        tell: Callable[[Message], None],
         *,
         stores: Stores,
         destination: str,
         settings: TransformSettings,
+        region: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._connection = connection
         self._predictor = predictor
+        self._send = tell
         self._clock = clock or SystemClock()
         self._stores = stores
         self._settings = settings
+        self._region = region
         self._ledger = TransformLedger(stores.for_uri(destination), destination)
         self._progress: list[Progress] = []
         self._told_s = self._observed_s = self._clock.now()
         self._observation: Observation | None = None
-        self._sending = threading.Lock()
+        self._work: Work | None = None
         self._run: TaskRun | None = None
-        self._orders: list[Assignment | None] = []
-        self._ordered = threading.Condition()
+        self._running = threading.Lock()
         self._draining = False
 
-    def run(self) -> None:
-        """Say that the model is loaded; then do each assignment, until there is no more."""
+    def tell_ready(self) -> None:
+        """Tell that the model is loaded, and what it is."""
         self._send({"ready": metadata_json(self._predictor.metadata)})
-        threading.Thread(target=self._listen, name="headrace-orders", daemon=True).start()
-        work: Work | None = None
-        while (assignment := self._next()) is not None:
-            work = work or self._work()
-            try:
-                self._do(work, assignment)
-            except HeadraceError as error:
-                self._send({"error": error_json(error)})
-            except Exception as error:  # noqa: BLE001 - told to the run, which raises it
-                self._send({"error": error_json(error)})
-        self._tell()
 
-    def _work(self) -> Work:
+    def do(self, assignment: Assignment) -> None:
+        """Do an assignment; tells tasks as they are done, then ``idle``, or ``error`` with what broke it. Raises nothing."""
+        try:
+            self._do(assignment)
+        except HeadraceError as error:
+            self._send({"error": error_json(error)})
+        except Exception as error:  # noqa: BLE001 - told to the run, which raises it
+            self._send({"error": error_json(error)})
+
+    def drain(self) -> None:
+        """Begin no more tasks; keep what is under way, and end it."""
+        with self._running:
+            self._draining = True
+            if self._run is not None:
+                self._run.drain()
+
+    def tell(self) -> None:
+        """Tell how it fares."""
+        tally = Tally.of(
+            self._progress,
+            statistics=self._predictor.statistics(),
+            cpu_s=cpu_s(),
+            peak_memory_mb=peak_memory_mb(),
+            reading=self._run.reading if self._run else "",
+        )
+        self._send({"tally": tally.to_json()})
+
+    def _begin(self) -> Work:
         # Written before any worker is told to do anything.
         objects = tuple(self._ledger.objects())
+        if not objects:
+            raise LedgerError(
+                f"{self._ledger.uri('plan.jsonl')}: a worker does not find there what its run has written. All workers "
+                "must reach the destination by the same name: choose object storage, or a folder that they share"
+            )
         return Work(
             plan=TransformPlan(objects, cut_tasks(objects, self._settings)),
             settings=self._settings,
@@ -95,9 +114,11 @@ class Worker:
             clock=self._clock,
             on_task=self._on_task,
             on_batch=self._on_batch,
+            region=self._region,
         )
 
-    def _do(self, work: Work, assignment: Assignment) -> None:
+    def _do(self, assignment: Assignment) -> None:
+        self._work = work = self._work or self._begin()
         progress = Progress()
         self._progress.append(progress)
         tasks = [work.plan.tasks[number] for number in assignment.tasks]
@@ -105,7 +126,7 @@ class Worker:
         self._observation = None if since_s is None else Observation(since_s)
         checkpoints = {} if assignment.replaces else self._ledger.checkpoints(assignment.tasks)
         settings = _keeping_all(work.settings) if assignment.keep_all else work.settings
-        self._run = TaskRun(
+        run = TaskRun(
             replace(
                 work,
                 settings=settings,
@@ -118,12 +139,14 @@ class Worker:
             begins=assignment.begins,
             checkpoints=checkpoints,
         )
-        if self._draining:
-            self._run.drain()
+        with self._running:
+            self._run = run
+            if self._draining:
+                run.drain()
         try:
-            complete = self._run.execute()
+            complete = run.execute()
         finally:
-            self._tell()
+            self.tell()
             self._tell_observed()
         self._send({"idle": True, "complete": complete})
 
@@ -134,7 +157,7 @@ class Worker:
         now_s = self._clock.now()
         if now_s - self._told_s >= TOLD_EVERY_S:
             self._told_s = now_s
-            self._tell()
+            self.tell()
         if now_s - self._observed_s >= OBSERVED_EVERY_S:
             self._observed_s = now_s
             self._tell_observed()
@@ -144,47 +167,6 @@ class Worker:
         if self._observation is not None and self._observation.records:
             self._send({"observed": self._observation.to_json()})
             self._observation.clear()
-
-    def _tell(self) -> None:
-        tally = Tally.of(
-            self._progress,
-            statistics=self._predictor.statistics(),
-            cpu_s=cpu_s(),
-            peak_memory_mb=peak_memory_mb(),
-            reading=self._run.reading if self._run else "",
-        )
-        self._send({"tally": tally.to_json()})
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        try:
-            with self._sending:
-                send(self._connection, message)
-        except OSError:
-            os._exit(ORPHANED)
-
-    def _listen(self) -> None:
-        """Its own thread, since a worker that works must still hear that it should stop."""
-        while True:
-            try:
-                message = receive(self._connection)
-            except (EOFError, OSError):
-                os._exit(ORPHANED)
-            if "drain" in message:
-                self._draining = True
-                if self._run is not None:
-                    self._run.drain()
-                continue
-            order = None if "stop" in message else Assignment.from_json(message["do"])
-            with self._ordered:
-                self._orders.append(order)
-                self._ordered.notify()
-            if order is None:
-                return
-
-    def _next(self) -> Assignment | None:
-        with self._ordered:
-            self._ordered.wait_for(lambda: self._orders)
-            return self._orders.pop(0)
 
 
 def _keeping_all(settings: TransformSettings) -> TransformSettings:

@@ -1,0 +1,1 @@
+"""What spreads a transform's tasks beyond this process: worker processes, Ray, Beam."""

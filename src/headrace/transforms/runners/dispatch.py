@@ -1,0 +1,237 @@
+"""Who does which tasks: what is left, what is assigned, what was told, and who died. No transport: runners carry messages.
+
+Arrives: tasks, messages of workers, deaths. Leaves: assignments; and the run's progress, added up of what workers tell.
+What is done is in the ledger: a worker that dies costs what it had not committed, which another one does again.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import Final
+
+from headrace.core.errors import ModelLoadError
+from headrace.core.predictor import PredictorStatistics
+from headrace.core.tensor import ModelMetadata
+from headrace.pipeline.ledger import Counts
+from headrace.transforms.locality import Locality
+from headrace.transforms.observation import Observation
+from headrace.transforms.plan import Task
+from headrace.transforms.records import Spot, TaskRecord
+from headrace.transforms.runners.deaths import DEATHS_MAX, Deaths
+from headrace.transforms.runners.messages import (
+    Assignment,
+    Message,
+    Tally,
+    add_up,
+    counts_of,
+    error_of,
+    metadata_of,
+    statistics_of,
+)
+from headrace.transforms.work import Work
+
+_log = logging.getLogger("headrace.transform")
+
+ASSIGNED_TASKS_MAX: Final = 8
+ASSIGNMENTS_AIM: Final = 4
+"""How many assignments each worker should get, so that none is left with much to do at the end."""
+
+
+@dataclass(slots=True)
+class Hand:
+    """One worker, as the run sees it: who it is to the runner, and what it was given and has told."""
+
+    locality: Locality = field(default_factory=Locality)
+    ready: bool = False
+    """Whether it has loaded the model."""
+    assigned: tuple[int, ...] = ()
+    done: set[int] = field(default_factory=set[int])
+    """Of what is assigned."""
+    tally: Tally = field(default_factory=Tally)
+
+
+class Dispatcher:
+    """Gives tasks to hands; `begin` once for each run of tasks. One thread, but for what says otherwise.
+
+    Args:
+        model: Its name, for errors.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._deaths = Deaths(model)
+        self._metadata: ModelMetadata | None = None
+        self._gone: list[Tally] = []
+        """Of the workers that are no more."""
+        self._unloaded = 0
+        """Workers that died before they had loaded the model, one after the other."""
+        self._left: list[int] = []
+        self._wanted: Sequence[Task] = ()
+        self._begins: Mapping[tuple[int, int], Spot] = {}
+        self._before = Counts()
+        self._work: Work | None = None
+        self._peak_memory_mb = 0.0
+        self.hands: list[Hand] = []
+        """Those that work, or are about to."""
+
+    @property
+    def metadata(self) -> ModelMetadata | None:
+        """The model's, once a worker has loaded it."""
+        return self._metadata
+
+    @property
+    def left(self) -> int:
+        """How many tasks nobody has yet."""
+        return len(self._left)
+
+    # Messages
+
+    def heard(self, hand: Hand, message: Message) -> None:
+        """Take what a worker tells. Raises the error that it tells of."""
+        work = self._work
+        if "error" in message:
+            raise error_of(message["error"])
+        if "ready" in message:
+            hand.ready = True
+            self._unloaded = 0
+            self._metadata = self._metadata or metadata_of(message["ready"])
+        elif "tally" in message:
+            hand.tally = Tally.from_json(message["tally"])
+        elif "task" in message and work is not None:
+            record = TaskRecord.from_json(message["task"].encode())
+            hand.done.add(record.task)
+            work.on_task(record)
+        elif "observed" in message and work is not None and work.observation is not None:
+            work.observation.add_all(Observation.from_json(message["observed"]))
+        elif "idle" in message:
+            hand.assigned = ()
+
+    # Tasks
+
+    def begin(self, work: Work, tasks: Sequence[Task], begins: Mapping[tuple[int, int], Spot]) -> None:
+        """From here on, these tasks are to be done."""
+        self._work, self._wanted, self._begins = work, tasks, begins
+        self._left = [task.number for task in tasks]
+        self._before = counts_of(work.progress)
+
+    def assign(self, hand: Hand, *, of: int) -> Assignment | None:
+        """What an idle worker, one `of` so many, does next; None when there is nothing for it."""
+        assert self._work is not None, "begun before"
+        if not self._left or hand.assigned or not hand.ready:
+            return None
+        size = max(1, min(ASSIGNED_TASKS_MAX, len(self._left) // (of * ASSIGNMENTS_AIM)))
+        chosen = self._choose(hand.locality, size)
+        if not chosen:
+            return None
+        # A task that a worker died of is tried by itself, so that it is known, and where in it.
+        alone = self._deaths.suspect(chosen[0])
+        unsuspected = list(takewhile(lambda number: not self._deaths.suspect(number), chosen))
+        chosen = chosen[:1] if alone else unsuspected
+        taken = frozenset(chosen)
+        self._left = [number for number in self._left if number not in taken]
+        hand.assigned = tuple(chosen)
+        hand.done.clear()
+        return self._assignment(hand.assigned, self._work, alone=alone)
+
+    def _choose(self, locality: Locality, size: int) -> list[int]:
+        assert self._work is not None, "begun before"
+        tasks = self._work.plan.tasks
+        own = list(islice((n for n in self._left if locality.is_own(tasks[n])), size))
+        if own or locality.other_regions == "never":
+            return own
+        # Of others' tasks one at a time, and the last: that is the one its own workers come to last.
+        return self._left[-1:]
+
+    def _assignment(self, numbers: tuple[int, ...], work: Work, *, alone: bool) -> Assignment:
+        shards = [s for number in numbers for s in work.plan.tasks[number].shards]
+        keys = {(s.index, s.number) for s in shards} & self._begins.keys()
+        since_s = work.observation.began_s if work.observation is not None else None
+        return Assignment(
+            numbers,
+            {key: self._begins[key] for key in keys},
+            replaces=work.replaces,
+            observed_since_s=since_s,
+            keep_all=alone,
+        )
+
+    def told(self) -> None:
+        """Bring the run's progress up to date, and tell of it."""
+        assert self._work is not None, "begun before"
+        add_up(self._work.progress, self.tallies(), self._before)
+        self._peak_memory_mb = max(self._peak_memory_mb, self._memory_mb())
+        self._work.on_batch(None)
+
+    def complete(self, *, drained: bool) -> bool:
+        """Nobody works any more: whether all is done, going by the ledger.
+
+        Raises InstanceLostError for tasks that kill workers, unless it was drained: then nobody asked for all of them.
+        """
+        assert self._work is not None, "begun before"
+        if not drained:
+            self._deaths.check()
+        ledger = self._work.ledger
+        return not self._left and all(ledger.task(task.number) is not None for task in self._wanted)
+
+    # Deaths
+
+    def died(self, hand: Hand, how: str, *, by_itself: bool = True) -> None:
+        """A worker has gone, as `how` says: what it had not committed is to be done again.
+
+        `by_itself`: it may have died of what it did; else of what took others with it, as a machine does. Raises
+        ModelLoadError when workers die while they load, and InstanceLostError when too many tasks kill them.
+        """
+        self.released(hand)
+        work = self._work
+        undone = [n for n in hand.assigned if n not in hand.done and not self._committed(n)]
+        _log.warning("worker died", extra={"how": how, "tasks": undone})
+        if work is not None and undone and by_itself and self._deaths.kills(undone[0], work, how):
+            undone = undone[1:]
+        elif not undone and not hand.ready and by_itself:
+            self._unloaded += 1
+            if self._unloaded >= DEATHS_MAX:
+                raise ModelLoadError(self._model, f"its workers end {how} while they load it")
+        self._left[:0] = undone
+
+    def released(self, hand: Hand) -> None:
+        """A worker is no more."""
+        self.hands.remove(hand)
+        self._gone.append(hand.tally)
+
+    def _committed(self, number: int) -> bool:
+        """Whether a worker had committed a task without having been able to say so."""
+        work = self._work
+        record = None if work is None or work.replaces else work.ledger.task(number)
+        if record is not None and work is not None:
+            work.on_task(record)
+        return record is not None
+
+    # Figures; safe from any thread
+
+    def tallies(self) -> list[Tally]:
+        """Of all workers that ever were."""
+        return [*self._gone, *(hand.tally for hand in list(self.hands))]
+
+    def statistics(self) -> PredictorStatistics:
+        """See `Runner.statistics`."""
+        return statistics_of(self.tallies())
+
+    def reading(self) -> Sequence[str]:
+        """See `Runner.reading`."""
+        return [hand.tally.reading for hand in list(self.hands) if hand.assigned]
+
+    def cpu_s(self) -> float:
+        """See `Runner.cpu_s`."""
+        return sum(tally.cpu_s for tally in self.tallies())
+
+    def peak_memory_mb(self) -> float:
+        """See `Runner.peak_memory_mb`."""
+        return max(self._peak_memory_mb, self._memory_mb())
+
+    def _memory_mb(self) -> float:
+        return sum(hand.tally.peak_memory_mb for hand in list(self.hands))
+
+
+def busy(hands: Iterable[Hand]) -> bool:
+    """Whether any of them has something to do."""
+    return any(hand.assigned for hand in hands)
