@@ -32,31 +32,37 @@ from headrace.core import (
 if TYPE_CHECKING:
     from headrace.app.streaming import PredictorOptions as PredictorOptions
     from headrace.app.streaming import open_run, run, run_sync, stream
-    from headrace.app.transforming import Workers as Workers
     from headrace.app.transforming import retry_failed, transform, transform_sync
+    from headrace.app.workers import DataRegions, Workers
     from headrace.formats.read import ReadOptions
     from headrace.pipeline.report import Report
     from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+    from headrace.storage.regions import RegionRules
     from headrace.transforms.report import TransformReport
+    from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
     from headrace.transforms.settings import FailurePolicy, TaskSettings, TransformOutput, TransformSettings
 
 __version__ = "0.1.0.dev0"
 
 # What does work is loaded at first use, so that a model file's `import headrace` costs next to nothing.
 _LAZY = {
+    "BeamWorkers": "headrace.transforms.runners.engines",
+    "DataRegions": "headrace.app.workers",
     "FailurePolicy": "headrace.transforms.settings",
     "FlowSettings": "headrace.pipeline.settings",
     "MappingOptions": "headrace.pipeline.settings",
     "OutputSettings": "headrace.pipeline.settings",
     "PredictorOptions": "headrace.app.streaming",
+    "RayWorkers": "headrace.transforms.runners.engines",
     "ReadOptions": "headrace.formats.read",
+    "RegionRules": "headrace.storage.regions",
     "Report": "headrace.pipeline.report",
     "StreamSettings": "headrace.pipeline.settings",
     "TaskSettings": "headrace.transforms.settings",
     "TransformOutput": "headrace.transforms.settings",
     "TransformReport": "headrace.transforms.report",
     "TransformSettings": "headrace.transforms.settings",
-    "Workers": "headrace.app.transforming",
+    "Workers": "headrace.app.workers",
     "open_run": "headrace.app.streaming",
     "retry_failed": "headrace.app.transforming",
     "run": "headrace.app.streaming",
@@ -67,7 +73,9 @@ _LAZY = {
 }
 
 __all__ = [
+    "BeamWorkers",
     "Block",
+    "DataRegions",
     "Failure",
     "FailureKind",
     "FailurePolicy",
@@ -82,7 +90,9 @@ __all__ = [
     "Position",
     "Prediction",
     "PredictorOptions",
+    "RayWorkers",
     "ReadOptions",
+    "RegionRules",
     "Report",
     "RowError",
     "SequenceEnd",

@@ -8,7 +8,8 @@ import pytest
 
 import headrace
 from headrace.app.streaming import PredictorOptions
-from headrace.app.transforming import Workers, dry_run, open_transform, retry_failed, transform_sync
+from headrace.app.transforming import dry_run, open_transform, retry_failed, transform_sync
+from headrace.app.workers import Workers
 from headrace.core.errors import ConfigError, EmptySourceError, OutputExistsError, ResumeRefusedError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.app.streaming import PredictorOptions
-from headrace.app.transforming import Workers
+from headrace.app.workers import Workers
 from headrace.cli.transform_options import (
     FAILURE_OPTIONS,
     INPUT_OPTIONS,

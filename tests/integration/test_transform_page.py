@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.transforming import Workers, open_transform, transform_sync
+from headrace.app.transforming import open_transform, transform_sync
+from headrace.app.workers import Workers
 from headrace.core.errors import TooManyFailuresError
 from headrace.transforms.settings import FailurePolicy, TaskSettings, TransformSettings
 from integration.command import headrace

@@ -3,13 +3,16 @@
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
 
+from headrace.app.model_copy import ModelCopy
 from headrace.app.streaming import (
     ModelLike,
     OpenedPredictor,
@@ -17,8 +20,9 @@ from headrace.app.streaming import (
     open_predictor,
     see_modules_here,
 )
-from headrace.core.errors import ConfigError, ModelLoadError
+from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
 from headrace.core.predictor import Predictor
+from headrace.runtimes.load import model_files
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
 from headrace.transforms.runners.connected import ConnectedWorker
@@ -55,6 +59,8 @@ class WorkerJob:
     stores: Mapping[str, Any]
     modules: Sequence[str]
     """Where the run looks for modules."""
+    folder: str
+    """The run's current directory: paths may be relative to it."""
 
     def to_json(self) -> bytes:
         """For a command line, or to be sent."""
@@ -100,46 +106,77 @@ def worker_job(
         checkpoint_s=settings.tasks.checkpoint_s,
         stores={"retry_s": stores.retry_s, "timeout_s": stores.timeout_s},
         modules=sys.path,
+        folder=str(Path.cwd()),
     )
 
 
-def _opened(job: WorkerJob) -> OpenedPredictor:
-    """The model; ModelLoadError when it is another one than the run's."""
-    opened = open_predictor(job.model, job.endpoint, PredictorOptions(**job.options))
-    if opened.identity != job.identity:
-        raise ModelLoadError(
-            job.model or "model",
-            f"a worker finds another model there than the run ({opened.identity} and {job.identity}): all of them must "
-            "have the same one",
-        )
-    return opened
+def sent_elsewhere(job: WorkerJob) -> WorkerJob:
+    """A job for workers that may have another current directory: with the model's absolute path."""
+    if job.model is None or not model_files(job.model):
+        return job
+    return replace(job, model=os.path.abspath(job.model))  # noqa: PTH100 - resolves no links: names tell models apart
 
 
-@contextmanager
-def opened_worker(
-    job: WorkerJob,
-    tell: Callable[[Message], None],
-    *,
-    environ: Mapping[str, str] | None = None,
-    region: str | None = None,
-) -> Generator[Worker]:
-    """A worker whose model is loaded, and lets go of it at the end.
+@dataclass(frozen=True, slots=True)
+class WorkerOpener:
+    """Opens workers, in whatever process it is sent to; called, it is a context manager around one.
 
-    `environ` is what it has beside its process's own, for reaching the stores. Raises what loading the model raises.
+    `environ` is what a worker has beside its process's own environment, for reaching the stores, and may hold secrets;
+    `copy` is the model, for machines that do not have it. A worker's model is loaded when it is entered, and let go of
+    at the end. Entering raises what loading the model raises, and ModelLoadError for another model than the run's.
     """
-    see_modules_here()
-    opened = _opened(job)
-    settings = settings_of(job.settings, flow=job.flow, checkpoint_s=job.checkpoint_s)
-    surroundings = None if environ is None else {**os.environ, **environ}
-    with Started(opened.predictor), Stores(surroundings, **job.stores) as stores:
-        yield Worker(
-            opened.predictor,
-            tell,
-            stores=stores,
-            destination=job.destination,
-            settings=settings,
-            region=region,
-        )
+
+    job: WorkerJob
+    environ: Mapping[str, str] | None = None
+    copy: ModelCopy | None = None
+
+    @contextmanager
+    def __call__(self, tell: Callable[[Message], None], region: str | None = None) -> Generator[Worker]:
+        """A worker that says everything to `tell`, and is in `region`."""
+        self._see_modules()
+        job = self.job
+        settings = settings_of(job.settings, flow=job.flow, checkpoint_s=job.checkpoint_s)
+        environ = None if self.environ is None else {**os.environ, **self.environ}
+        with ExitStack() as stack:
+            opened = self._model(stack)
+            stack.enter_context(Started(opened.predictor))
+            yield Worker(
+                opened.predictor,
+                tell,
+                stores=stack.enter_context(Stores(environ, **job.stores)),
+                destination=job.destination,
+                settings=settings,
+                region=region,
+            )
+
+    def _see_modules(self) -> None:
+        """Find modules where the run finds them, as far as this machine has the same folders."""
+        sys.path += [p for p in self.job.modules if p not in sys.path and (not p or Path(p).exists())]
+        see_modules_here()
+        if Path(self.job.folder).is_dir():
+            os.chdir(self.job.folder)
+
+    def _model(self, stack: ExitStack) -> OpenedPredictor:
+        """The model that is here, if it is the run's; else the copy."""
+        job, options = self.job, PredictorOptions(**self.job.options)
+        try:
+            opened = open_predictor(job.model, job.endpoint, options)
+        except HeadraceError:
+            if self.copy is None:
+                raise
+            opened = None
+        if opened is not None and opened.identity == job.identity:
+            return opened
+        if self.copy is not None:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-model-")))
+            opened = open_predictor(self.copy.unpack(folder), None, options)
+        if opened is None or opened.identity != job.identity:
+            raise ModelLoadError(
+                job.model or "model",
+                f"a worker has another model of that name ({opened and opened.identity}) than the run ({job.identity}): "
+                "put the same one everywhere",
+            )
+        return opened
 
 
 _START = (
@@ -156,5 +193,5 @@ def worker_command(job: WorkerJob, region: str | None) -> list[str]:
 def work(job: str, region: str, connection_fd: str) -> None:
     """A worker process's life, from its command line."""
     orders = ConnectedWorker(Connection(int(connection_fd)))
-    with opened_worker(WorkerJob.from_json(job), orders.tell, region=region or None) as worker:
+    with WorkerOpener(WorkerJob.from_json(job))(orders.tell, region or None) as worker:
         orders.run(worker)

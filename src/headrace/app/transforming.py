@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor
-from headrace.app.transform_work import Started, made_with, worker_command, worker_job
+from headrace.app.transform_work import Started, made_with
+from headrace.app.workers import AnyWorkers, DataRegions, Workers, open_runner, used_options
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
 from headrace.storage.local import LocalStore
@@ -20,29 +21,7 @@ from headrace.transforms.probe import Seen, first_records
 from headrace.transforms.report import TransformReport
 from headrace.transforms.retry import Retry, finished_identity
 from headrace.transforms.run import IfExists, Transform
-from headrace.transforms.runner import InProcessRunner
-from headrace.transforms.runners.processes import ProcessRunner
 from headrace.transforms.settings import TransformSettings
-
-Isolation = Literal["thread", "process"]
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """How many do the work, and where: `count` instances of the model in threads of this process, or processes.
-
-    A process has its own interpreter, and so reads, decodes and writes beside the others; its model is loaded anew.
-    """
-
-    count: int = 1
-    isolation: Isolation = "thread"
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        if self.count < 1:
-            raise ConfigError(f"workers must be 1 or more, not {self.count}")
-        if self.isolation not in {"thread", "process"}:
-            raise ConfigError(f"isolation must be thread or process, not {self.isolation!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,41 +57,41 @@ def open_transform(
     endpoint: str | None = None,
     settings: TransformSettings | None = None,
     options: PredictorOptions | None = None,
-    workers: Workers | None = None,
+    workers: AnyWorkers | None = None,
+    regions: DataRegions | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
     page: bool = False,
 ) -> OpenedTransform:
     """Put a transform together, without starting anything. Raises ConfigError for what cannot be."""
-    used, where = options or PredictorOptions(), stores or Stores()
-    hands = workers or Workers()
-    if hands.isolation == "thread" and hands.count > 1:
-        used = replace(used, instances=hands.count)
+    where, hands = stores or Stores(), workers or Workers()
+    used = used_options(hands, options or PredictorOptions())
     opened = open_predictor(model, endpoint, used)
-    chosen = settings or TransformSettings()
-    if hands.isolation == "process":
-        job = worker_job(destination, model, endpoint, chosen, used, identity=opened.identity, stores=where)
-        runner = ProcessRunner(
-            worker_command(job, None),
-            hands.count,
-            model=getattr(opened.predictor, "name", "model"),
-            environ=where.environ,
-        )
-        around: AbstractContextManager[Any] = runner
-    else:
-        runner, around = InProcessRunner(opened.predictor), Started(opened.predictor)
+    chosen, placed = settings or TransformSettings(), regions or DataRegions()
+    runner = open_runner(
+        hands,
+        opened,
+        destination=destination,
+        model=model,
+        endpoint=endpoint,
+        settings=chosen,
+        options=used,
+        stores=where,
+        locality=placed.locality,
+    )
     made = Transform(
         source,
         destination,
         stores=where,
-        runner=runner,
+        runner=runner.runner,
         settings=chosen,
         model_identity=opened.identity,
         if_exists=if_exists,
         made_with=made_with(model, endpoint, used),
         observation=Observation() if page else None,
+        region_of=placed.region_of(where),
     )
-    return OpenedTransform(made, around, where)
+    return OpenedTransform(made, runner.around, where)
 
 
 def transform_sync(
@@ -123,7 +102,8 @@ def transform_sync(
     endpoint: str | None = None,
     settings: TransformSettings | None = None,
     options: PredictorOptions | None = None,
-    workers: Workers | None = None,
+    workers: AnyWorkers | None = None,
+    regions: DataRegions | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
     page: bool = False,
@@ -138,6 +118,7 @@ def transform_sync(
             settings=settings,
             options=options,
             workers=workers,
+            regions=regions,
             if_exists=if_exists,
             stores=stores,
             page=page,
@@ -159,7 +140,8 @@ async def transform(
     endpoint: str | None = None,
     settings: TransformSettings | None = None,
     options: PredictorOptions | None = None,
-    workers: Workers | None = None,
+    workers: AnyWorkers | None = None,
+    regions: DataRegions | None = None,
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
     page: bool = False,
@@ -179,11 +161,13 @@ async def transform(
     Args:
         source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
         destination: A folder or prefix, outside the source; anything else in it is left alone.
-        model: As for `stream`. With worker processes: a file, a folder or ``module:Class``.
+        model: As for `stream`. But with threads: a file, a folder or ``module:Class``.
         endpoint: The URL of a model served elsewhere, instead of `model`.
         settings: How objects are read, cut, mapped, batched and written, and what failures cost.
         options: How an endpoint is asked, or the model's own options.
-        workers: How many instances, in threads or in processes.
+        workers: How many instances, in threads or in processes; or `RayWorkers`, or `BeamWorkers`: then the tasks go to
+            other machines, and what is done is still counted from the ledger here.
+        regions: Where data and workers are; by default nobody asks.
         if_exists: What to do where a transform was written before: "refuse"; "resume", which goes on where it stopped,
             to the same bytes, or returns its report when it is finished; "overwrite", which deletes it first.
         stores: Where objects are; by default everything that a URI can name, with credentials from the environment.
@@ -203,6 +187,7 @@ async def transform(
         settings=settings,
         options=options,
         workers=workers,
+        regions=regions,
         if_exists=if_exists,
         stores=stores,
         page=page,

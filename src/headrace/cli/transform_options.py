@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 import click
 
 from headrace.app.streaming import PredictorOptions
-from headrace.app.transforming import Workers
+from headrace.app.workers import Workers
 from headrace.cli.options import (
     MEDIA_OPTIONS,
     options,

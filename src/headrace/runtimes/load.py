@@ -206,3 +206,13 @@ def _folder_sha256(folder: Path) -> str:
         if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in inside.parts):
             digest.update(f"{inside.as_posix()}\0{_file_sha256(path)}\n".encode())
     return digest.hexdigest()
+
+
+def model_files(spec: str, options: Mapping[str, Any] | None = None) -> tuple[Path, ...]:
+    """The files or the folder that a model's fingerprint is of, all in one folder, its own first; none of a module's class."""
+    path = Path(split_spec(spec)[0] if ".py" in spec else spec)
+    if not path.exists():
+        return ()
+    place, _ = split_spec(str((options or {}).get("class", "")))
+    beside = (path.parent / place,) if path.suffix in _FILES and place.endswith(".py") else ()
+    return (path, *beside)

@@ -69,7 +69,7 @@ class TransformLedger:
         """Open a new run. The plan goes first: a run is there only with its plan."""
         lines = (orjson.dumps({"info": o.info, "output": o.output, "region": o.region}) for o in objects)
         self.store.put(self.uri("plan.jsonl"), b"\n".join(lines) + b"\n")
-        self._create("run.json", dump(dict(identity) | {"v": VERSION, "kind": KIND}))
+        self._create("run.json", dump(dict(identity) | {"v": VERSION, "kind": KIND, "run": token_hex(8)}))
 
     def identity(self) -> dict[str, Any] | None:
         """What run is here, or None. LedgerError when it is no transform's."""
@@ -82,6 +82,10 @@ class TransformLedger:
                 f"{self.uri('run.json')}: this is the output of headrace stream; choose another destination"
             )
         return data
+
+    def run(self) -> str | None:
+        """The run's own name, which no other run has; None where there is none, or it was begun before runs had names."""
+        return (self.identity() or {}).get("run")
 
     def check_identity(self, identity: Mapping[str, Any]) -> None:
         """Raise ResumeRefusedError, naming what differs, unless this is the run that was begun here."""

@@ -84,7 +84,8 @@ class TransformPlan:
         return sum(o.info.size_bytes or 0 for o in self.objects)
 
 
-def _nowhere(_: str) -> str | None:
+def nowhere(_: str) -> str | None:
+    """Nobody knows where an object lies."""
     return None
 
 
@@ -94,7 +95,7 @@ def make_plan(
     stores: Stores,
     settings: TransformSettings,
     *,
-    region_of: Callable[[str], str | None] = _nowhere,
+    region_of: Callable[[str], str | None] = nowhere,
 ) -> TransformPlan:
     """Look at the source and cut the work; `region_of` says where an object lies, by its URI.
 

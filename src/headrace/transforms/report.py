@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import Progress
+from headrace.transforms.crossings import crossings, tasks_left
 from headrace.transforms.plan import TransformPlan
 from headrace.transforms.records import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
 from headrace.transforms.settings import TransformSettings
@@ -17,7 +18,7 @@ REPORT_VERSION: Final = 1
 REPORT_NAME: Final = "_report.json"
 _WORST_MAX: Final = 20
 
-Status = Literal["complete", "failed", "drained"]
+Status = Literal["complete", "failed", "drained", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,11 @@ class TransformReport:
     """A transform's counts. ``records_in == rows_out + rows_failed + rows_withheld`` was checked from the ledger.
 
     `status` is complete; failed, where objects got no output because a record of theirs failed and that was asked for;
-    or drained, when it was asked to stop: then a resumption goes on. Counts are of the whole transform; `bytes_read`,
+    drained, when it was asked to stop, or partial, where tasks were left to workers in their own regions: then a resumption
+    goes on. Counts are of the whole transform; `bytes_read`,
     `elapsed_s`, `rows_per_s`, `cpu_s` and what is said of the model are of this run of it alone. `failures` are
-    how many records failed, by reason; `failed_objects` are those with most of them.
+    how many records failed, by reason; `failed_objects` are those with most of them. `bytes_across_regions` are each a
+    ``from``, a ``to`` and ``bytes``, as far as workers and data say where they are; `tasks_left` are by region.
     """
 
     status: Status
@@ -72,6 +75,8 @@ class TransformReport:
     batches_closed_by: dict[str, int] = field(default_factory=dict[str, int])
     failures: dict[str, int] = field(default_factory=dict[str, int])
     failed_objects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    bytes_across_regions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tasks_left: dict[str, int] = field(default_factory=dict[str, int])
     resumed: bool = False
 
     @property
@@ -167,6 +172,7 @@ def make_report(
     cpu_s: float,
     peak_memory_mb: float,
     resumed: bool,
+    destination_region: str | None = None,
     retried: Mapping[int, RetriedObject] | None = None,
 ) -> TransformReport:
     """Put a report together from the ledger's counts and this process's figures; `results` are `object_results` of them."""
@@ -207,6 +213,11 @@ def make_report(
         batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
         failures=dict(failures.most_common()),
         failed_objects=[_shown(r) for r in worst[:_WORST_MAX]],
+        bytes_across_regions=[
+            {"from": c.from_region, "to": c.to_region, "bytes": c.nbytes}
+            for c in crossings(plan, records, destination_region)
+        ],
+        tasks_left=tasks_left(plan, records),
         resumed=resumed,
     )
 

@@ -301,6 +301,7 @@ class Retry:
             cpu_s=cpu_used_s,
             peak_memory_mb=peak_memory_mb(),
             resumed=True,
+            destination_region=identity.get("destination_region"),
         )
         text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
         self._ledger.publish(REPORT_NAME, text)

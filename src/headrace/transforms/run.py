@@ -4,7 +4,7 @@ Arrives: a source, a destination, a runner whose model is loaded. Leaves: output
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -28,7 +28,7 @@ from headrace.transforms.assembler import Assembler
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
 from headrace.transforms.page import PAGE_NAME, report_page
-from headrace.transforms.plan import PlannedObject, TransformPlan, cut_tasks, make_plan
+from headrace.transforms.plan import PlannedObject, TransformPlan, cut_tasks, make_plan, nowhere
 from headrace.transforms.probe import learn
 from headrace.transforms.records import Checkpoint, TaskRecord
 from headrace.transforms.report import (
@@ -69,6 +69,7 @@ class Transform:
         made_with: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
         observation: Observation | None = None,
+        region_of: Callable[[str], str | None] = nowhere,
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
@@ -86,12 +87,16 @@ class Transform:
         """How the model was named, for whoever needs it again."""
         self._clock = clock or SystemClock()
         self._observation = observation
+        self._region_of = region_of
+        """In which region an object lies, by its URI."""
+        self._drained = False
         self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
         self._records: dict[int, TaskRecord] = {}
         self._resumed = False
 
     def drain(self) -> None:
         """Begin nothing new, keep what is under way, and leave a ledger to resume from."""
+        self._drained = True
         self._runner.drain()
 
     def statistics(self) -> PredictorStatistics:
@@ -130,12 +135,15 @@ class Transform:
         if begun and self._if_exists == "refuse":
             raise OutputExistsError(self.destination)
         # What cannot be run must not cost the output that is there, nor leave anything behind.
-        self.plan = make_plan(self.source, self.destination, self._stores, self._settings)
+        self.plan = make_plan(
+            self.source, self.destination, self._stores, self._settings, region_of=self._region_of
+        )
         learned = learn(self.plan, self._stores, self._settings, self._runner.metadata)
         if begun:
             self._delete_output()
         self._ledger.learn(learned)
-        self._ledger.begin({**self._identity(), "made_with": self._made_with}, self.plan.objects)
+        more = {"made_with": self._made_with, "destination_region": self._region_of(self.destination)}
+        self._ledger.begin({**self._identity(), **more}, self.plan.objects)
         _log.info("transform begun", extra={"output": self.destination, "objects": len(self.plan.objects)})
         return None
 
@@ -212,6 +220,7 @@ class Transform:
             on_task=on_task,
             on_batch=self._check_so_far,
             observation=self._observation,
+            run=self._ledger.run(),
         )
         assembler.publish_all()
         left = [task for task in self.plan.tasks if task.number not in self._records]
@@ -230,6 +239,7 @@ class Transform:
             on_task=work.on_task,
             clock=work.clock,
             replaces=True,
+            run=work.run,
         )
         while wrong := assembler.wrong():
             _log.info("ranges done again: their records begin elsewhere", extra={"tasks": sorted(wrong)})
@@ -297,7 +307,8 @@ class Transform:
             total = sum_counts(s.counts for r in records for s in r.shards)
             self._check_failures(total.rows_failed, total.records_in, at_end=True)
         withheld = any(r.withheld for r in results)
-        status: Status = "drained" if not complete else "failed" if withheld else "complete"
+        cut_short: Status = "drained" if self._drained else "partial"
+        status: Status = cut_short if not complete else "failed" if withheld else "complete"
         report = self._report(status, records, results, elapsed_s, cpu_used_s)
         _log.info(
             "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
@@ -333,6 +344,7 @@ class Transform:
             cpu_s=cpu_used_s + self._runner.cpu_s(),
             peak_memory_mb=peak_memory_mb() + self._runner.peak_memory_mb(),
             resumed=self._resumed,
+            destination_region=(self._ledger.identity() or {}).get("destination_region"),
         )
 
     def _explain(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:

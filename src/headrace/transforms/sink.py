@@ -60,6 +60,7 @@ class TaskSink:
         on_task: Callable[[TaskRecord], None],
         replaces: bool = False,
         region: str | None = None,
+        check: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._plan = plan
@@ -73,6 +74,7 @@ class TaskSink:
         self._on_task = on_task
         self._replaces = replaces
         self._region = region
+        self._check = check
         self._publisher = Publisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
         self._open: dict[int, ShardOutput] = {}
         self._appends = isinstance(ledger.store, LocalStore)
@@ -160,6 +162,7 @@ class TaskSink:
 
     def _finish(self, end: ShardEnd, output: ShardOutput) -> None:
         slot = self._slots[end.slot]
+        self._check()
         del self._open[end.slot]
         output.end(self._nothing)
         counts, out_bytes = output.counts, output.out.nbytes
@@ -208,6 +211,7 @@ class TaskSink:
             discard(self._ledger.store, kept)
 
     def _commit(self, task: int) -> None:
+        self._check()
         self._publisher.settle()
         elapsed_s = round(self._clock.now() - self._began_s, 6)
         record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s, self._region)
@@ -223,6 +227,7 @@ class TaskSink:
     def checkpoint(self, batch: ScoredBatch) -> None:
         """Keep what the task under way has come to, up to the end of `batch`."""
         self._checkpointed_s = self._clock.now()
+        self._check()
         slot = self._slots[batch.end.index] if batch.end.index < len(self._slots) else None
         if slot is None:
             return

@@ -35,6 +35,10 @@ def _ignore(_: Any) -> None:
     """Nobody looks."""
 
 
+def _nothing() -> None:
+    """Nobody has to be asked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What all tasks of a transform share.
@@ -42,7 +46,8 @@ class Work:
     `learned` is what the first records decided. `on_task` is told of every task that is committed, `on_batch` of every
     batch that was delivered; both on the working thread. A runner that delivers elsewhere tells None now and then, once
     `progress` is up to date. `observation` sees every batch, also one that is not written since it breaks the run.
-    `replaces`: the tasks were done before, and wrongly. `region` is where this is done, if that was said.
+    `replaces`: the tasks were done before, and wrongly. `region` is where this is done, if that was said. `run` is the run's
+    own name, for workers elsewhere; their `check` raises when it is over, and is called before anything is written.
     """
 
     plan: TransformPlan
@@ -57,6 +62,8 @@ class Work:
     observation: Observation | None = None
     replaces: bool = False
     region: str | None = None
+    run: str | None = None
+    check: Callable[[], None] = _nothing
 
 
 class TaskRun:
@@ -109,6 +116,7 @@ class TaskRun:
             on_task=work.on_task,
             replaces=work.replaces,
             region=work.region,
+            check=work.check,
         )
         self._drained = threading.Event()
 

@@ -153,6 +153,7 @@ class Dispatcher:
             replaces=work.replaces,
             observed_since_s=since_s,
             keep_all=alone,
+            run=work.run,
         )
 
     def told(self) -> None:

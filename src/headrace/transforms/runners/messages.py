@@ -45,7 +45,7 @@ def receive(connection: Connection) -> Message:
 class Assignment:
     """Tasks to do, by number, and where some of their ranges are known to begin.
 
-    `observed_since_s`: the worker is to tell what it observes, counted from then; None: it need not look. `keep_all`: it
+    `run` is the name of the run that they are of; None where it has none. `observed_since_s`: the worker is to tell what it observes, counted from then; None: it need not look. `keep_all`: it
     is to keep a checkpoint of every batch.
     """
 
@@ -54,6 +54,7 @@ class Assignment:
     replaces: bool = False
     observed_since_s: float | None = None
     keep_all: bool = False
+    run: str | None = None
 
     def to_json(self) -> Message:
         """As plain values."""
@@ -64,6 +65,7 @@ class Assignment:
             "replaces": self.replaces,
             "observed_since_s": self.observed_since_s,
             "keep_all": self.keep_all,
+            "run": self.run,
         }
 
     @classmethod
@@ -76,6 +78,7 @@ class Assignment:
             replaces=data["replaces"],
             observed_since_s=data.get("observed_since_s"),
             keep_all=data["keep_all"],
+            run=data["run"],
         )
 
 

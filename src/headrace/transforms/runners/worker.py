@@ -5,6 +5,7 @@ The other end is `headrace.transforms.runners.dispatch`; what is between them is
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +16,7 @@ from headrace.pipeline.items import ScoredBatch
 from headrace.pipeline.progress import Progress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
+from headrace.transforms.fence import Fence
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import TransformPlan, cut_tasks
@@ -23,6 +25,8 @@ from headrace.transforms.runners.messages import Assignment, Message, Tally, err
 from headrace.transforms.settings import TransformSettings
 from headrace.transforms.work import TaskRun, Work
 
+Opener = Callable[[Callable[[Message], None], str | None], AbstractContextManager["Worker"]]
+"""Makes a worker, of what it is to tell everything to, and the region that it is in. Is sent to where workers are."""
 TOLD_EVERY_S: Final = 0.2
 OBSERVED_EVERY_S: Final = 2.0
 
@@ -133,6 +137,7 @@ class Worker:
                 progress=progress,
                 replaces=assignment.replaces,
                 observation=self._observation,
+                check=self._fence(assignment.run),
             ),
             tasks,
             self._predictor,
@@ -149,6 +154,9 @@ class Worker:
             self.tell()
             self._tell_observed()
         self._send({"idle": True, "complete": complete})
+
+    def _fence(self, run: str | None) -> Callable[[], None]:
+        return (lambda: None) if run is None else Fence(self._ledger, run, self._clock).check
 
     def _on_task(self, record: TaskRecord) -> None:
         self._send({"task": record.to_json().decode()})

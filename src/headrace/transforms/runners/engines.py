@@ -1,0 +1,60 @@
+"""What a transform may be told of the engines that spread its tasks: values, so that naming one imports nothing of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RayWorkers:
+    """Workers on a Ray cluster: how many, and what each of them takes of it.
+
+    There are `workers_min` from the beginning, and up to `workers_max` while there is work for them; None for as many as
+    the cluster has room for. A worker that Ray cannot place yet makes its autoscaler add a machine. `place_s` is how long
+    the first of them is waited for. `label_selector` says which nodes will do, as Ray has it.
+    """
+
+    workers_min: int = 1
+    workers_max: int | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_bytes: int | None = None
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    label_selector: Mapping[str, str] = field(default_factory=dict[str, str])
+    address: str | None = None
+    """Of the cluster; None: the one that RAY_ADDRESS names, else one on this machine, for as long as the run."""
+    place_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.workers_min < 1 or (self.workers_max is not None and self.workers_max < self.workers_min):
+            raise ConfigError(
+                f"workers_min must be 1 or more, and workers_max as many or more, not {self.workers_min} and "
+                f"{self.workers_max}"
+            )
+        if self.cpus < 0 or self.gpus < 0 or self.place_s <= 0:
+            raise ConfigError("cpus and gpus of a worker must be 0 or more, and place_s more than 0")
+        if (self.address or "").startswith("ray://"):
+            raise ConfigError(
+                f"{self.address}: Ray's client does not pass on what workers tell while they work. Run headrace on a "
+                "machine of the cluster, such as with ray job submit, and leave the address out"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class BeamWorkers:
+    """Workers of an Apache Beam runner; `options` are Beam's own, such as ``("--runner=FlinkRunner", "--parallelism=8")``.
+
+    Without a runner among them it is Beam's DirectRunner with processes on this machine, `direct_workers` of them. `poll_s` is
+    how often the ledger is looked at for what is done.
+    """
+
+    options: tuple[str, ...] = ()
+    direct_workers: int = 1
+    poll_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.direct_workers < 1 or self.poll_s <= 0:
+            raise ConfigError("direct_workers must be 1 or more, and poll_s more than 0")
