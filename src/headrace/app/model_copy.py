@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.runtimes.load import model_files
+from headrace.storage.resolve import Stores
 
 COPY_BYTES_MAX: Final = 1 << 30
 """A larger model is not sent: it has to be where its workers are."""
@@ -25,6 +26,18 @@ class ModelCopy:
         with tarfile.open(fileobj=io.BytesIO(self.archive)) as archive:
             archive.extractall(folder, filter="data")
         return str(folder / self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCopy:
+    """A copy that lies in a store, where whoever wants it can reach it."""
+
+    spec: str
+    uri: str
+
+    def get(self, stores: Stores) -> ModelCopy:
+        """The copy. Raises what getting it raises."""
+        return ModelCopy(self.spec, stores.for_uri(self.uri).get(self.uri))
 
 
 def copy_model(spec: str, options: Mapping[str, Any] | None = None) -> ModelCopy | None:

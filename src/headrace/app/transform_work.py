@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from headrace.app.model_copy import ModelCopy
+from headrace.app.model_copy import ModelCopy, StoredCopy
 from headrace.app.streaming import (
     ModelLike,
     OpenedPredictor,
@@ -128,7 +128,7 @@ class WorkerOpener:
 
     job: WorkerJob
     environ: Mapping[str, str] | None = None
-    copy: ModelCopy | None = None
+    copy: ModelCopy | StoredCopy | None = None
 
     @contextmanager
     def __call__(self, tell: Callable[[Message], None], region: str | None = None) -> Generator[Worker]:
@@ -138,12 +138,13 @@ class WorkerOpener:
         settings = settings_of(job.settings, flow=job.flow, checkpoint_s=job.checkpoint_s)
         environ = None if self.environ is None else {**os.environ, **self.environ}
         with ExitStack() as stack:
-            opened = self._model(stack)
+            stores = stack.enter_context(Stores(environ, **job.stores))
+            opened = self._model(stack, stores)
             stack.enter_context(Started(opened.predictor))
             yield Worker(
                 opened.predictor,
                 tell,
-                stores=stack.enter_context(Stores(environ, **job.stores)),
+                stores=stores,
                 destination=job.destination,
                 settings=settings,
                 region=region,
@@ -156,7 +157,7 @@ class WorkerOpener:
         if Path(self.job.folder).is_dir():
             os.chdir(self.job.folder)
 
-    def _model(self, stack: ExitStack) -> OpenedPredictor:
+    def _model(self, stack: ExitStack, stores: Stores) -> OpenedPredictor:
         """The model that is here, if it is the run's; else the copy."""
         job, options = self.job, PredictorOptions(**self.job.options)
         try:
@@ -169,7 +170,8 @@ class WorkerOpener:
             return opened
         if self.copy is not None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-model-")))
-            opened = open_predictor(self.copy.unpack(folder), None, options)
+            copy = self.copy.get(stores) if isinstance(self.copy, StoredCopy) else self.copy
+            opened = open_predictor(copy.unpack(folder), None, options)
         if opened is None or opened.identity != job.identity:
             raise ModelLoadError(
                 job.model or "model",

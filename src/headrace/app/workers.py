@@ -5,15 +5,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from headrace.app.model_copy import copy_model
+from headrace.app.model_copy import StoredCopy, copy_model
 from headrace.app.streaming import ModelLike, OpenedPredictor, PredictorOptions
 from headrace.app.transform_work import Started, WorkerOpener, sent_elsewhere, worker_command, worker_job
 from headrace.core.errors import ConfigError
 from headrace.storage.regions import RegionRules, Regions
 from headrace.storage.resolve import Stores
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.locality import Locality, OtherRegions
 from headrace.transforms.plan import nowhere
 from headrace.transforms.runner import InProcessRunner, Runner
+from headrace.transforms.runners.beam import BeamRunner
 from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
 from headrace.transforms.runners.processes import ProcessRunner
 from headrace.transforms.settings import TransformSettings
@@ -105,11 +107,25 @@ def open_runner(
         command = worker_command(job, locality.region)
         made = ProcessRunner(command, workers.count, model=name, environ=stores.environ, locality=locality)
         return OpenedRunner(made, made)
+    elsewhere = sent_elsewhere(job)
     copy = copy_model(job.model, options.model_options) if job.model is not None else None
-    opener = WorkerOpener(sent_elsewhere(job), stores.environ, copy)
     if isinstance(workers, RayWorkers):
         from headrace.transforms.runners.ray import RayRunner  # noqa: PLC0415 - an extra
 
+        opener = WorkerOpener(elsewhere, stores.environ, copy)
         on_ray = RayRunner(opener, workers, model=name, locality=locality)
         return OpenedRunner(on_ray, on_ray)
-    raise NotImplementedError
+    # A pipeline's description is shown to many, and is to be small: no secrets go into it, and no model.
+    sent = None if workers.direct else copy
+    place = TransformLedger(stores.for_uri(destination), job.destination).draft_uri("model.tar")
+    stored = None if sent is None else StoredCopy(sent.spec, place)
+    on_beam = BeamRunner(
+        WorkerOpener(elsewhere, None, stored),
+        workers,
+        predictor=opened.predictor,
+        model=name,
+        environ=stores.environ,
+        locality=locality,
+        prepare=lambda ledger: None if sent is None else ledger.store.put(place, sent.archive),
+    )
+    return OpenedRunner(on_beam, on_beam)

@@ -45,6 +45,7 @@
     │   └── EndpointError           an endpoint elsewhere
     │       ├── EndpointRefusedError      it says that the request is wrong: never retried
     │       └── EndpointUnavailableError  retries spent, or the circuit is open
+    ├── RunnerError                 what spreads tasks over machines failed, or lost some of them
     ├── LedgerError                 the record of what a run has done
     │   ├── ResumeRefusedError      model, source or settings differ from the run's
     │   └── CountMismatchError      in is not out + failed
@@ -348,6 +349,13 @@ class EndpointRefusedError(EndpointError):
 
 class EndpointUnavailableError(EndpointError):
     """The endpoint did not answer within the retries, or its circuit is open."""
+
+
+class RunnerError(HeadraceError):
+    """What spreads tasks over machines failed as a whole, or said that it was done and was not.
+
+    What is finished stays, and can be resumed.
+    """
 
 
 class LedgerError(HeadraceError):

@@ -82,6 +82,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.EndpointError: Cause.UNAVAILABLE,
     e.EndpointRefusedError: Cause.INPUT,
     e.EndpointUnavailableError: Cause.UNAVAILABLE,
+    e.RunnerError: Cause.UNAVAILABLE,
     e.LedgerError: Cause.DEFECT,
     e.ResumeRefusedError: Cause.INPUT,
     e.CountMismatchError: Cause.DEFECT,

@@ -13,6 +13,7 @@ Everything is small objects below ``DEST/_headrace/``, each written whole:
 ``again.json``                 objects that are being done again whole, by a retry that is not through with them
 ``renewed-00007.json``         an object that was broken is another one now: size and ETag of what was read instead
 ``drafts/``                    outputs under way
+``workers/``                   what workers on other machines tell of themselves, where an engine does not carry it
 ``report.json``                the run is finished: its counts
 ============================== =====================================================================
 
@@ -35,6 +36,8 @@ from headrace.transforms.records import VERSION, Checkpoint, RetriedObject, Task
 
 KIND: Final = "transform"
 DRAFTS: Final = "drafts/"
+WORKERS: Final = "workers/"
+"""What workers far away have told of themselves; nothing that counts."""
 _CHECKPOINT: Final = ".checkpoint.json"
 
 
@@ -254,7 +257,8 @@ class TransformLedger:
         for info in self.store.list(self.uri("task-")):
             if info.uri.endswith(_CHECKPOINT):
                 self.store.delete(info.uri)
-        discard_all(self.store, self.uri(DRAFTS))
+        for folder in (DRAFTS, WORKERS):
+            discard_all(self.store, self.uri(folder))
         remove_unfinished(self.store, self._base)
         self.store.put(self.uri("report.json"), dump(report))
 
@@ -273,7 +277,7 @@ class TransformLedger:
         for info in list(self.store.list(self._base)):
             if info.uri not in last:
                 self.store.delete(info.uri)
-        for folder in (self.uri(DRAFTS), self._base):
+        for folder in (self.uri(DRAFTS), self.uri(WORKERS), self._base):
             remove_unfinished(self.store, folder)
         for uri in last:
             self.store.delete(uri)

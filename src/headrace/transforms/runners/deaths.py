@@ -28,13 +28,17 @@ class Deaths:
         """Whether a worker died at it: it is to be tried alone, with a checkpoint of every batch, so that it is known where."""
         return task in self._by_task
 
+    def left_out(self, task: int) -> bool:
+        """Whether so many workers died at it that it is not tried any more."""
+        return self._by_task.get(task, 0) >= DEATHS_MAX
+
     def kills(self, task: int, work: Work, how: str) -> bool:
         """A worker died, as `how` says, while it did the task: whether the task is left out from now on.
 
         Raises InstanceLostError when so many tasks kill workers that it cannot be what is in them.
         """
         self._by_task[task] = self._by_task.get(task, 0) + 1
-        if self._by_task[task] < DEATHS_MAX:
+        if not self.left_out(task):
             return False
         self._left_out.append(f"{how} {_place(task, work)}")
         if len(self._left_out) >= LEFT_OUT_MAX:

@@ -120,8 +120,7 @@ class Dispatcher:
         assert self._work is not None, "begun before"
         if not self._left or hand.assigned or not hand.ready:
             return None
-        size = max(1, min(ASSIGNED_TASKS_MAX, len(self._left) // (of * ASSIGNMENTS_AIM)))
-        chosen = self._choose(hand.locality, size)
+        chosen = self._choose(hand.locality, assigned_tasks(len(self._left), of))
         if not chosen:
             return None
         # A task that a worker died of is tried by itself, so that it is known, and where in it.
@@ -132,7 +131,7 @@ class Dispatcher:
         self._left = [number for number in self._left if number not in taken]
         hand.assigned = tuple(chosen)
         hand.done.clear()
-        return self._assignment(hand.assigned, self._work, alone=alone)
+        return assignment_of(self._work, hand.assigned, self._begins, alone=alone)
 
     def _choose(self, locality: Locality, size: int) -> list[int]:
         assert self._work is not None, "begun before"
@@ -142,19 +141,6 @@ class Dispatcher:
             return own
         # Of others' tasks one at a time, and the last: that is the one its own workers come to last.
         return self._left[-1:]
-
-    def _assignment(self, numbers: tuple[int, ...], work: Work, *, alone: bool) -> Assignment:
-        shards = [s for number in numbers for s in work.plan.tasks[number].shards]
-        keys = {(s.index, s.number) for s in shards} & self._begins.keys()
-        since_s = work.observation.began_s if work.observation is not None else None
-        return Assignment(
-            numbers,
-            {key: self._begins[key] for key in keys},
-            replaces=work.replaces,
-            observed_since_s=since_s,
-            keep_all=alone,
-            run=work.run,
-        )
 
     def told(self) -> None:
         """Bring the run's progress up to date, and tell of it."""
@@ -236,3 +222,24 @@ class Dispatcher:
 def busy(hands: Iterable[Hand]) -> bool:
     """Whether any of them has something to do."""
     return any(hand.assigned for hand in hands)
+
+
+def assignment_of(
+    work: Work, numbers: Sequence[int], begins: Mapping[tuple[int, int], Spot], *, alone: bool
+) -> Assignment:
+    """The assignment of some tasks; `alone`: the one task is suspected of killing workers."""
+    shards = [s for number in numbers for s in work.plan.tasks[number].shards]
+    keys = {(s.index, s.number) for s in shards} & begins.keys()
+    return Assignment(
+        tuple(numbers),
+        {key: begins[key] for key in keys},
+        replaces=work.replaces,
+        observed_since_s=work.observation.began_s if work.observation is not None else None,
+        keep_all=alone,
+        run=work.run,
+    )
+
+
+def assigned_tasks(left: int, workers: int) -> int:
+    """How many tasks a worker is given at once, when so many are left for so many workers."""
+    return max(1, min(ASSIGNED_TASKS_MAX, left // (workers * ASSIGNMENTS_AIM)))

@@ -61,7 +61,7 @@ class Worker:
         self._stores = stores
         self._settings = settings
         self._region = region
-        self._ledger = TransformLedger(stores.for_uri(destination), destination)
+        self.ledger = TransformLedger(stores.for_uri(destination), destination)
         self._progress: list[Progress] = []
         self._told_s = self._observed_s = self._clock.now()
         self._observation: Observation | None = None
@@ -73,6 +73,12 @@ class Worker:
     def tell_ready(self) -> None:
         """Tell that the model is loaded, and what it is."""
         self._send({"ready": metadata_json(self._predictor.metadata)})
+
+    def undone(self, assignment: Assignment) -> list[int]:
+        """Of an assignment that may have been given before, the tasks that are still to be done."""
+        if assignment.replaces:
+            return list(assignment.tasks)
+        return [number for number in assignment.tasks if self.ledger.task(number) is None]
 
     def do(self, assignment: Assignment) -> None:
         """Do an assignment; tells tasks as they are done, then ``idle``, or ``error`` with what broke it. Raises nothing."""
@@ -103,18 +109,18 @@ class Worker:
 
     def _begin(self) -> Work:
         # Written before any worker is told to do anything.
-        objects = tuple(self._ledger.objects())
+        objects = tuple(self.ledger.objects())
         if not objects:
             raise LedgerError(
-                f"{self._ledger.uri('plan.jsonl')}: a worker does not find there what its run has written. All workers "
+                f"{self.ledger.uri('plan.jsonl')}: a worker does not find there what its run has written. All workers "
                 "must reach the destination by the same name: choose object storage, or a folder that they share"
             )
         return Work(
             plan=TransformPlan(objects, cut_tasks(objects, self._settings)),
             settings=self._settings,
             stores=self._stores,
-            ledger=self._ledger,
-            learned=self._ledger.learned() or {},
+            ledger=self.ledger,
+            learned=self.ledger.learned() or {},
             clock=self._clock,
             on_task=self._on_task,
             on_batch=self._on_batch,
@@ -122,13 +128,15 @@ class Worker:
         )
 
     def _do(self, assignment: Assignment) -> None:
+        check = self._fence(assignment.run)
+        check()
         self._work = work = self._work or self._begin()
         progress = Progress()
         self._progress.append(progress)
         tasks = [work.plan.tasks[number] for number in assignment.tasks]
         since_s = assignment.observed_since_s
         self._observation = None if since_s is None else Observation(since_s)
-        checkpoints = {} if assignment.replaces else self._ledger.checkpoints(assignment.tasks)
+        checkpoints = {} if assignment.replaces else self.ledger.checkpoints(assignment.tasks)
         settings = _keeping_all(work.settings) if assignment.keep_all else work.settings
         run = TaskRun(
             replace(
@@ -137,7 +145,7 @@ class Worker:
                 progress=progress,
                 replaces=assignment.replaces,
                 observation=self._observation,
-                check=self._fence(assignment.run),
+                check=check,
             ),
             tasks,
             self._predictor,
@@ -156,7 +164,7 @@ class Worker:
         self._send({"idle": True, "complete": complete})
 
     def _fence(self, run: str | None) -> Callable[[], None]:
-        return (lambda: None) if run is None else Fence(self._ledger, run, self._clock).check
+        return (lambda: None) if run is None else Fence(self.ledger, run, self._clock).check
 
     def _on_task(self, record: TaskRecord) -> None:
         self._send({"task": record.to_json().decode()})
