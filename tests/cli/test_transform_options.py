@@ -18,8 +18,8 @@ from headrace.cli.transform_options import (
     in_options_words,
     predictor_options_from,
     spec_from,
-    workers_from,
 )
+from headrace.cli.worker_options import WORKER_OPTIONS, workers_from
 from headrace.core.errors import ConfigError
 from headrace.transforms.own_words import WORDS
 from headrace.transforms.settings import FailurePolicy, TransformSettings
@@ -35,6 +35,7 @@ def given(*args: str) -> dict[str, Any]:
     @OUTPUT_OPTIONS
     @FAILURE_OPTIONS
     @WORK_OPTIONS
+    @WORKER_OPTIONS
     def command(**values: Any) -> None:
         found.update(values)
 
@@ -101,9 +102,11 @@ SAID = [
     (["--checkpoint-s", "0"], "tasks.checkpoint_s", 0.0),
 ]  # fmt: skip
 ELSEWHERE = {
-    "workers", "isolation", "protocol", "endpoint_model", "retry_s", "max_concurrent", "timeout_s",
+    "protocol", "endpoint_model", "retry_s", "max_concurrent", "timeout_s",
 }  # fmt: skip
 """Tested below: they are no settings."""
+WORKERS = {parameter.name for parameter in WORKER_OPTIONS(click.Command("none")).params}
+"""Tested in test_worker_options.py."""
 
 
 @pytest.mark.parametrize(("args", "name", "value"), SAID, ids=[" ".join(s[0]) + " " + s[1] for s in SAID])
@@ -116,7 +119,7 @@ def test_every_options_word_reaches_the_spec(args, name, value):
 
 def test_no_option_is_left_out_here():
     said = [name for args, _, _ in SAID for name, value in given(*args).items() if value != given()[name]]
-    assert set(said) == set(given()) - ELSEWHERE
+    assert set(said) == set(given()) - ELSEWHERE - WORKERS
 
 
 def test_how_endpoints_are_asked():
@@ -127,20 +130,6 @@ def test_how_endpoints_are_asked():
         protocol="torchserve", endpoint_model="m", in_flight_max=3, timeout_s=2.5, retry_s=7.0
     )
     assert predictor_options_from(given(), spec()) == PredictorOptions()
-
-
-@pytest.mark.parametrize(
-    ("args", "workers"),
-    [
-        ([], Workers()),
-        (["--workers", "1"], Workers()),
-        (["--workers", "3"], Workers(3, "process")),
-        (["--workers", "3", "--isolation", "thread"], Workers(3, "thread")),
-        (["--isolation", "process"], Workers(1, "process")),
-    ],
-)
-def test_how_many_work_and_where(args, workers):
-    assert workers_from(given(*args), spec(*args)) == workers
 
 
 def test_the_command_line_counts_before_the_file(tmp_path):

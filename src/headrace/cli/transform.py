@@ -31,8 +31,8 @@ from headrace.cli.transform_options import (
     in_options_words,
     predictor_options_from,
     spec_from,
-    workers_from,
 )
+from headrace.cli.worker_options import WORKER_OPTIONS, regions_from, workers_from
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.progress import Progress
@@ -52,6 +52,11 @@ Examples:
     headrace transform in/ out/ --model churn.onnx --dry-run
   All cores; stop when more than one record in a hundred fails:
     headrace transform in/ out/ --model churn.onnx --workers 8 --max-failed 1%
+  On a Ray cluster, workers with half an accelerator each; on Flink, through Beam:
+    headrace transform s3://bucket/in/ s3://bucket/out/ --model net.onnx \\
+        --runner ray --ray-address auto --worker-gpus 0.5
+    headrace transform s3://bucket/in/ s3://bucket/out/ --model net.onnx --runner beam \\
+        --beam-options '--runner=FlinkRunner --flink_master=flink:8081 --environment_type=LOOPBACK'
   A job as SageMaker has it (CreateTransformJob, as JSON or TOML), on this machine:
     headrace transform --spec job.json --model churn.onnx
   Go on after a kill, or after Ctrl-C; then try the failed records again:
@@ -64,7 +69,8 @@ failed, with line, byte, reason and bytes, out/day/a.csv.out.failed.
 
 \b
 Exit status: 0 all records predicted; 3 some records failed (see *.failed); 1 the run broke, an
-object is broken or has no output; 2 wrong usage; 130 stopped by Ctrl-C (resume with --resume).
+object is broken or has no output, or tasks are left for workers in other regions; 2 wrong usage;
+130 stopped by Ctrl-C (resume with --resume).
 """
 
 _log = logging.getLogger("headrace.cli")
@@ -118,6 +124,7 @@ class _Run(click.Command):
 @OUTPUT_OPTIONS
 @FAILURE_OPTIONS
 @WORK_OPTIONS
+@WORKER_OPTIONS
 @click.option("--resume", is_flag=True, help="Go on with the run that is there, or begin one.")
 @click.option("--overwrite", is_flag=True, help="Delete the run that is there, and begin anew.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, and what the model would see; write nothing.")
@@ -217,6 +224,7 @@ def _transform(places: tuple[str, ...], given: dict[str, Any]) -> int:
         destination,
         **common,
         workers=workers_from(given, spec),
+        regions=regions_from(given),
         if_exists=if_exists,
         page=given["report"] == "html",
     )

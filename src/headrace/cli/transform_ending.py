@@ -45,7 +45,7 @@ def _figures(report: TransformReport, progress: Progress) -> dict[str, str]:
     withheld = f" + {report.rows_withheld:,} withheld" if report.rows_withheld else ""
     done = (
         f"{report.objects_done:,} of {report.objects:,}"
-        if report.status == "drained"
+        if report.status in _STATUS_WORDS
         else f"{report.objects:,}"
     )
     return {
@@ -58,11 +58,26 @@ def _figures(report: TransformReport, progress: Progress) -> dict[str, str]:
         "no output": f"{report.objects_withheld:,} objects, since a record of theirs failed"
         if report.objects_withheld
         else "",
+        "across regions": _across_regions(report),
         "rows/s": f"{report.rows_per_s:,.0f} over {report.elapsed_s:.2f} s",
         "instances busy": f"{report.instance_busy_share:.0%}, {report.model_calls:,} calls",
         "peak memory": f"{report.peak_memory_mb:,.0f} MB",
-        "status": "stopped: go on with --resume" if report.status == "drained" else report.status,
+        "status": _STATUS_WORDS.get(report.status, report.status),
     }
+
+
+_STATUS_WORDS: Final = {
+    "drained": "stopped: go on with --resume",
+    "partial": "tasks are left for workers in other regions: go on there, with --resume",
+}
+
+
+def _across_regions(report: TransformReport) -> str:
+    """What went from where to where, and what was left."""
+    lines = [f"{c['bytes']:,} bytes from {c['from']} to {c['to']}" for c in report.bytes_across_regions]
+    if report.status == "partial":
+        lines += [f"{count:,} task(s) of {region} left" for region, count in report.tasks_left.items()]
+    return "\n".join(lines)
 
 
 def _failures(report: TransformReport) -> str:

@@ -12,7 +12,6 @@ from typing import Any, Final, get_args
 import click
 
 from headrace.app.streaming import PredictorOptions
-from headrace.app.workers import Workers
 from headrace.cli.options import (
     MEDIA_OPTIONS,
     options,
@@ -62,8 +61,6 @@ FAILURE_OPTIONS = options(
 )  # fmt: skip
 
 WORK_OPTIONS = options(
-    click.option("--workers", type=_COUNT, help="How many work at once.  [default: 1]"),
-    click.option("--isolation", type=click.Choice(["thread", "process"]), help="Workers are instances in threads, or processes that read and write too.  [default: thread; process where --workers is more]"),
     click.option("--strategy", type=click.Choice(["multi", "single"]), help="Many records a call, or one.  [default: multi]"),
     click.option("--batch-rows", type=_COUNT, help="Records a batch.  [default: the model's max_batch_rows]"),
     click.option("--batch-bytes", callback=parse_bytes, metavar="SIZE", help="Or this much of records.  [default: 64MiB]"),
@@ -163,13 +160,6 @@ def _said(given: Mapping[str, Any]) -> dict[str, Any]:
     if given["strategy"] == "single":
         words["batch_rows"] = 1
     return words
-
-
-def workers_from(given: Mapping[str, Any], spec: TransformSpec) -> Workers:
-    """How many work, and where."""
-    count = given["workers"] or spec.instances or 1
-    isolation = given["isolation"] or ("process" if (given["workers"] or 1) > 1 else "thread")
-    return Workers(count, isolation)
 
 
 def predictor_options_from(given: Mapping[str, Any], spec: TransformSpec) -> PredictorOptions:
