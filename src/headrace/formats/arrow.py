@@ -76,16 +76,30 @@ def column_array(column: Any) -> NDArray[Any]:
 
     An extension type of tensors is one that makes such an array by itself (``to_numpy_ndarray``), as Ray's do.
     """
-    array = column.combine_chunks() if isinstance(column, _pa.ChunkedArray) else column
-    if isinstance(array, _pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks else _pa.array([], array.type.storage_type)
-    if hasattr(array, "to_numpy_ndarray"):
-        return array.to_numpy_ndarray()
-    if array.null_count:
-        made = np.empty(len(array), object)
-        made[:] = array.to_pylist()
-        return made
-    return array.to_numpy(zero_copy_only=False)
+    arrays = [_chunk_array(chunk) for chunk in column.chunks]
+    if not arrays:
+        return np.empty(0)
+    if len(arrays) == 1 or not any(array.dtype == object for array in arrays):
+        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+    made = np.empty(len(column), object)
+    made[:] = [value for array in arrays for value in array]
+    return made
+
+
+def _chunk_array(chunk: Any) -> NDArray[Any]:
+    if is_tensors(chunk):
+        return chunk.to_numpy_ndarray()
+    if not chunk.null_count:
+        return chunk.to_numpy(zero_copy_only=False)
+    made = np.empty(len(chunk), object)
+    made[:] = chunk.to_pylist()
+    return made
+
+
+def is_tensors(column: Any) -> bool:
+    """Whether a column, or a chunk of one, is of an extension type of tensors."""
+    chunks = getattr(column, "chunks", [column])
+    return bool(chunks) and hasattr(chunks[0], "to_numpy_ndarray")
 
 
 def array_with_nulls(values: NDArray[Any], missing: NDArray[np.bool_]) -> Any:

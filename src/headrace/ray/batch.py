@@ -25,6 +25,15 @@ class Batch:
 
         return column_array(column)
 
+    def kept(self, name: str) -> Any:
+        """A column as it goes on: as it came, but for Ray's own tensors, which it takes back as arrays only."""
+        column = self.columns[name]
+        if not self.arrow:
+            return column
+        from headrace.formats.arrow import column_array, is_tensors  # noqa: PLC0415 - see above
+
+        return column_array(column) if is_tensors(column) else column
+
 
 def batch_of(given: object) -> Batch:
     """What `map_batches` gave. Raises ConfigError for a format that is not taken, DataError where columns' lengths differ."""

@@ -60,11 +60,11 @@ def cells_of(column: Array, spec: TensorSpec, text: Text) -> Cells:
     """A column's values for an input of a declared type; of a type that is only guessed, whatever they are."""
     guessed = spec.shape is None and spec.datatype == "FP32"
     if spec.datatype == "BYTES" or (guessed and _holds_text(column)):
-        return _each(column, lambda value: _text(value, text))
+        return _each(column, lambda value: _shaped(_text(value, text), spec))
     # numpy has no BF16: models of it take the same values widened.
     dtype = np.dtype(np.float32) if spec.datatype == "BF16" else dtype_of(spec.datatype)
     if column.dtype.kind not in _NUMBERS:
-        return _each(column, lambda value: _number(value, dtype))
+        return _each(column, lambda value: _shaped(_number(value, dtype), spec))
     fits = _fits(column, dtype)
     whys: dict[int, str] = {}
     if not fits.all():
@@ -77,14 +77,23 @@ def cells_of(column: Array, spec: TensorSpec, text: Text) -> Cells:
 
 
 def _holds_text(column: Array) -> bool:
-    if column.dtype.kind in "US":
-        return True
     if column.dtype.kind != "O":
-        return False
-    first = next((value for value in column if value is not None), None)
-    while isinstance(first, (list, np.ndarray)) and len(cast("list[Any]", first)):
-        first = cast("list[Any]", first)[0]
-    return isinstance(first, (str, bytes))
+        return column.dtype.kind in "US"
+    return isinstance(_first(column), str | bytes)
+
+
+def _first(value: Any) -> Any:
+    """The first value that there is, however deep in lists; None where there is none."""
+    if not isinstance(value, list | np.ndarray):
+        return value
+    found = (_first(part) for part in cast("list[Any]", value))
+    return next((one for one in found if one is not None), None)
+
+
+def _shaped(cell: Array, spec: TensorSpec) -> Array:
+    """A single value as a vector of one, or the other way round, where the model has it so."""
+    axes = cell.ndim if spec.shape is None else len(spec.shape) - 1
+    return cell.reshape((1,) * axes) if {axes, cell.ndim} == {0, 1} and cell.size == 1 else cell
 
 
 def _each(column: Array, convert: Callable[[Any], Array]) -> Cells:
@@ -154,7 +163,7 @@ def _array_of(value: Any) -> Array:
         return np.stack(parts) if parts else np.empty(0)
     if isinstance(value, (str, bytes)):
         raise _UnfitError("is text, where the model takes numbers")
-    one: Any = value
+    one = cast("Any", value)
     array: Array = np.asarray(one)
     if array.dtype.kind not in _NUMBERS:
         raise _UnfitError(f"is {_type_name(one)}, where the model takes numbers")

@@ -1,7 +1,7 @@
 """A batch's columns to requests: which column goes to which input, and which rows go together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -129,7 +129,7 @@ class InputColumns:
         values = batch.array(column)
         if alone:
             self._check_single(column, spec, values)
-        cells = cells_of(values, spec, self._text)
+        cells = cells_of(values, spec if alone else _of_one(spec), self._text)
         for row, why in cells.whys.items():
             whys.setdefault(row, f"column {column!r} {why}")
         wanted = spec.shape[1:] if alone and spec.shape is not None else None
@@ -173,6 +173,11 @@ class InputColumns:
         if spec is None or spec.shape is None or len(spec.shape) == data.ndim:
             return data
         return data.reshape(len(data), *(1,) * (len(spec.shape) - 1))
+
+
+def _of_one(spec: TensorSpec) -> TensorSpec:
+    """What one of an input's several columns is: a value a row."""
+    return spec if spec.shape is None else replace(spec, shape=(-1,))
 
 
 def _by_shape(good: Array, inputs: Sequence[Cells]) -> list[Array]:

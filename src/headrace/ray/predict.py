@@ -144,13 +144,12 @@ class Predict:
             self.close()
 
     def _kept(self, batch: Batch) -> dict[str, Any]:
-        if self._keep is None:
-            return dict(batch.columns)
-        if missing := [name for name in self._keep if name not in batch.columns]:
+        names = batch.columns if self._keep is None else self._keep
+        if missing := [name for name in names if name not in batch.columns]:
             raise ConfigError(
                 f"keep names {_listed(missing)}, and the batch has no such column (it has {_listed(batch.columns)})"
             )
-        return {name: batch.columns[name] for name in self._keep}
+        return {name: batch.kept(name) for name in names}
 
     def _check_names(self, kept: Mapping[str, Any]) -> None:
         new = self._outputs.known
