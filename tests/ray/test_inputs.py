@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError, ModelInputError
@@ -31,6 +31,7 @@ NUMBER = st.one_of(st.none(), st.integers(-200, 200), st.floats(width=32), st.sa
 TENSOR = st.one_of(NUMBER, st.lists(st.integers(-9, 9), min_size=1, max_size=3).map(np.array))
 
 
+@settings(deadline=None)  # pyarrow's first import, or a busy machine, may fall into an example
 @given(st.lists(st.tuples(NUMBER, NUMBER)), st.sampled_from(["FP32", "INT8"]))
 def test_several_columns_become_one_tensor(rows, datatype):
     """Row by row it is what the cells of that row alone would be."""
@@ -49,6 +50,7 @@ def test_several_columns_become_one_tensor(rows, datatype):
         )
 
 
+@settings(deadline=None)  # pyarrow's first import, or a busy machine, may fall into an example
 @given(st.lists(st.tuples(TENSOR, TENSOR)))
 def test_rows_of_one_shape_go_together(rows):
     """Inputs of any shape: each request has one, and each row its own values."""

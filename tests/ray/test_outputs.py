@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError, ModelContractError
@@ -24,6 +24,7 @@ def outputs(*specs, names=None, nullable=True):
     return OutputColumns(metadata, check_outputs(names), nullable=nullable)
 
 
+@settings(deadline=None)  # pyarrow's first import, or a busy machine, may fall into an example
 @given(st.lists(st.tuples(st.sampled_from("ab-"), st.booleans()), max_size=20), st.booleans())
 def test_every_value_is_in_its_rows_place(rows, nullable):
     """`-` is a row that was in no request, False one that failed in its own."""
@@ -89,6 +90,15 @@ def test_bytes_and_text():
     made = outputs().columns(2, [answer([0], y=np.array(["a"], object), b=np.array([b"\xff"], object))])
     assert (made["y"].type, made["y"].to_pylist()) == (pa.string(), ["a", None])
     assert (made["b"].type, made["b"].to_pylist()) == (pa.binary(), [b"\xff", None])
+
+
+def test_text_of_an_endpoint_comes_as_bytes_and_is_text_again():
+    made = OutputColumns(ModelMetadata("m"), None, nullable=False, decode=True)
+    text, image = np.array(["é".encode(), b"a"], object), np.array([[b"\xff"], [b"a"]], object)
+    out = made.columns(2, [answer([0, 1], t=text, i=image)])
+    assert out["t"].tolist() == ["é", "a"]
+    assert out["i"] is image
+    assert made.columns(1, [answer([0], t=text[1:], i=image[1:])])["i"].tolist() == [[b"a"]]
 
 
 def test_without_nulls_arrays_are_handed_on():

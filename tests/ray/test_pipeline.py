@@ -27,6 +27,7 @@ def scored(ray_data):
             fn_constructor_kwargs=kwargs,
             batch_size=10,
             batch_format=batch_format,
+            num_cpus=0.5,  # two models and the task that reads have two cores between them
             compute=ray_data.ActorPoolStrategy(size=1),
         )
 

@@ -41,12 +41,24 @@ class OutputColumns:
 
     Values of rows that failed: with `nullable` outputs of one value a row are Arrow arrays of the output's type, with
     nulls; tensors are NaN there (0, where they are no floats; empty, where they are text).
+
+    With `decode`, for endpoints, whose text comes as bytes, these become text again; of an output that had bytes that are
+    no UTF-8 once, they stay bytes from then on.
     """
 
-    def __init__(self, metadata: ModelMetadata, names: Mapping[str, str] | None, *, nullable: bool) -> None:
+    def __init__(
+        self,
+        metadata: ModelMetadata,
+        names: Mapping[str, str] | None,
+        *,
+        nullable: bool,
+        decode: bool = False,
+    ) -> None:
         self._model = metadata.name
         self._names = names
         self._nullable = nullable
+        self._decode = decode
+        self._no_text: set[str] = set()
         self._kinds: dict[str, _Kind | None] = dict.fromkeys(names or ())
         for spec in metadata.outputs:
             if names is None or spec.name in names:
@@ -89,11 +101,19 @@ class OutputColumns:
 
     def _values(self, name: str, response: InferResponse) -> Array:
         try:
-            return response[name]
+            data = response[name]
         except KeyError as error:
             raise ModelContractError(
                 self._model, f"its outputs differ from call to call: {error.args[0]}"
             ) from None
+        if not self._decode or data.dtype != object or name in self._no_text:
+            return data
+        try:
+            texts = [one.decode() if isinstance(one, bytes) else one for one in data.reshape(-1)]
+        except UnicodeDecodeError:
+            self._no_text.add(name)
+            return data
+        return text_array(texts).reshape(data.shape)
 
     def _joined(self, name: str, rows: int, parts: Sequence[tuple[Array, Array]]) -> Array | None:
         """The values in their rows' places; None where nothing is known of what they would be."""

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Self
 
 import numpy as np
 
-from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor, see_modules_here
+from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor
 from headrace.core.errors import ConfigError, RefusedRowsError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
 from headrace.ray.batch import Batch, batch_of
@@ -87,7 +87,6 @@ class Predict:
         self._keep = keep
         self._failures: Failures = failures
         self._failure_column = failure_column
-        see_modules_here()
         self._predictor = open_predictor(model, endpoint, options or PredictorOptions()).predictor
         self._predictor.start()
         try:
@@ -100,7 +99,9 @@ class Predict:
         self._model = metadata.name
         self._wanted = tuple(names or ())
         self._request_rows = request_rows or metadata.max_batch_rows
-        self._outputs = OutputColumns(metadata, names, nullable=failures == "column")
+        self._outputs = OutputColumns(
+            metadata, names, nullable=failures == "column", decode=endpoint is not None
+        )
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The columns that are kept, and one for each output, of as many rows as `batch` has.
