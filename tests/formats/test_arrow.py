@@ -5,7 +5,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
-from headrace.formats.arrow import delimited_numbers, parquet_modules
+import pyarrow as pa
+
+from headrace.core.errors import DataError
+from headrace.formats.arrow import (
+    array_with_nulls,
+    column_array,
+    delimited_numbers,
+    is_tensors,
+    nulls,
+    parquet_modules,
+    table_columns,
+)
 
 CELLS = st.one_of(
     st.floats(allow_nan=False).map(repr),
@@ -41,3 +52,52 @@ def test_it_takes_more_than_json_does():
 def test_parquets_modules_come_by_the_same_door():
     pa, parquet = parquet_modules()
     assert (pa.__name__, parquet.__name__) == ("pyarrow", "pyarrow.parquet")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "dtype"),
+    [
+        ([[1, 2], [3]], np.int64),
+        ([[1, None], [3]], object),
+        ([[1, 2], [None]], object),
+        ([["a"], [None], []], object),
+        ([[[1.0], [2.0, 3.0]], [[]]], object),
+        ([], np.float64),
+    ],
+)
+def test_all_chunks_of_a_column_are_in_its_array(chunks, dtype):
+    column = pa.chunked_array(chunks, type=None if chunks else pa.int64())
+    made = column_array(column)
+    assert made.dtype == dtype
+    assert not is_tensors(column)
+    assert [v.tolist() if isinstance(v, np.ndarray) else v for v in made.tolist()] == column.to_pylist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.booleans())), st.sampled_from(["int8", "float16", "bool"]))
+def test_nulls_stand_where_a_value_is_missing_in_the_arrays_own_type(cells, dtype):
+    values = np.array([value for value, _ in cells], dtype)
+    made = array_with_nulls(values, np.array([missing for _, missing in cells], bool))
+    assert made.type == pa.from_numpy_dtype(values.dtype)
+    expected = [
+        None if missing else value for value, (_, missing) in zip(values.tolist(), cells, strict=True)
+    ]
+    assert made.to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [(["a", None], pa.string()), ([b"a", None], pa.binary()), ([None], pa.string())]
+)
+def test_text_keeps_its_kind(values, kind):
+    objects = np.array(values, object)
+    made = array_with_nulls(objects, np.array([value is None for value in values]))
+    assert (made.type, made.to_pylist()) == (kind, values)
+
+
+def test_nulls_of_no_type():
+    assert (nulls(2).type, len(nulls(2))) == (pa.null(), 2)
+
+
+def test_a_table_by_its_columns():
+    assert table_columns(pa.table({"a": [1], "b": ["x"]}))["b"].to_pylist() == ["x"]
+    with pytest.raises(DataError, match="two columns of one name"):
+        table_columns(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]))

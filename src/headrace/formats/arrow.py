@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.errors import MissingExtraError
+from headrace.core.errors import DataError, MissingExtraError
 
 try:
     import pyarrow as pa
@@ -61,3 +61,58 @@ def parquet_modules() -> tuple[Any, Any]:
     from pyarrow import parquet  # noqa: PLC0415
 
     return pa, parquet
+
+
+def table_columns(table: Any) -> dict[str, Any]:
+    """The columns of a table by name. Of two columns of one name the second would be lost: that is a DataError."""
+    names: list[str] = table.column_names
+    if len(set(names)) < len(names):
+        raise DataError(f"a table has two columns of one name ({', '.join(names)}): rename one")
+    return dict(zip(names, table.columns, strict=True))
+
+
+def column_array(column: Any) -> NDArray[Any]:
+    """A column of a table as an array: of objects, where it has nulls (None) or lists; tensors of extension types as one array.
+
+    An extension type of tensors is one that makes such an array by itself (``to_numpy_ndarray``), as Ray's do.
+    """
+    arrays = [_chunk_array(chunk) for chunk in column.chunks]
+    if not arrays:
+        return np.empty(0)
+    if len(arrays) == 1 or not any(array.dtype == object for array in arrays):
+        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+    made = np.empty(len(column), object)
+    made[:] = [value for array in arrays for value in array]
+    return made
+
+
+def _chunk_array(chunk: Any) -> NDArray[Any]:
+    if is_tensors(chunk):
+        return chunk.to_numpy_ndarray()
+    if not chunk.null_count:
+        return chunk.to_numpy(zero_copy_only=False)
+    made = np.empty(len(chunk), object)
+    made[:] = chunk.to_pylist()
+    return made
+
+
+def is_tensors(column: Any) -> bool:
+    """Whether a column, or a chunk of one, is of an extension type of tensors."""
+    chunks = getattr(column, "chunks", [column])
+    return bool(chunks) and hasattr(chunks[0], "to_numpy_ndarray")
+
+
+def array_with_nulls(values: NDArray[Any], missing: NDArray[np.bool_]) -> Any:
+    """A flat array as an Arrow array of its own type, null where `missing`, also where that is everywhere.
+
+    Objects are text: str, or bytes where one of them is no str.
+    """
+    if values.dtype != object:
+        return _pa.array(values, mask=missing)
+    texts = all(isinstance(value, str) for value in values[~missing])
+    return _pa.array(values, type=_pa.string() if texts else _pa.binary(), mask=missing)
+
+
+def nulls(rows: int) -> Any:
+    """Nulls of no known type."""
+    return _pa.nulls(rows)

@@ -1,0 +1,27 @@
+"""A real Ray, one for each module that asks for it, and the models of these tests.
+
+This folder must hold no ``__init__.py``: ``import ray`` would find it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def ray_data() -> Iterator[Any]:
+    """The module ``ray.data`` with a cluster of our own: never one that runs on this machine already."""
+    import ray.data
+
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=100 * 1024 * 1024,
+    )
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield ray.data
+    ray.shutdown()
