@@ -43,7 +43,7 @@ MOONSHINE := useful_moonshine_onnx-20251121
 SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples sequences fmt lint quick test environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences peers docs-test clean
+.PHONY: help setup demo examples sequences fmt lint quick test environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers docs-test clean
 
 help: ## List these verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -109,6 +109,9 @@ bench-jobs: $(SETUP) ## Measure jobs beside the disk's limit and the peers that 
 
 bench-sequences: $(SETUP) ## Measure sequences beside what their model's full calls allow
 	$(BIN)/python benchmarks/sequences $(ARGS)
+
+bench-clusters: $(SETUP) ## Measure transforms by processes, by Ray and by Beam, on this machine
+	$(BIN)/python benchmarks/clusters $(ARGS)
 
 peers: $(PEER_SETUPS) ## Install what batch transform and jobs are compared with, each in an environment of its own
 

@@ -1,0 +1,90 @@
+"""Sections process, ray and beam: two workers against one, on a model that computes; and what beginning costs.
+
+Each side runs over a small and a large input. What the large one takes longer is work, at so many rows/s; what is left of the
+small one's time is beginning and ending: interpreter, engine, models.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from statistics import median
+
+from competition import BrokenRunError
+from inputs import made
+from promise import Promise, spread
+from runs import Used, use
+
+AT_LEAST = 1.7
+SMALL_ROWS = 20_000
+HERE = Path(__file__).parent
+MODEL = HERE / "busy_model.py"
+
+
+def section_of(runner: str):
+    """The section of one runner."""
+
+    def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
+        figures: dict[str, list[float]] = {}
+        for _ in range(asked.pairs):
+            for name, value in _round(runner, asked.rows).items():
+                figures.setdefault(name, []).append(value)
+        middle = {name: median(values) for name, values in figures.items()}
+        measured = f"{middle['rate_2']:,.0f} against {middle['rate_1']:,.0f} rows/s"
+        cores = f"{middle['engine_cores']:.2f} of {os.cpu_count()} cores are the engine's"
+        begins = f"{middle['begin_1']:.1f} and {middle['begin_2']:.1f} s with one worker and two"
+        return [
+            Promise(
+                runner, "two workers to one", measured, middle["ratio"], None, True, spread(figures["ratio"])
+            ),
+            Promise(
+                runner,
+                "the same, of the cores that the engine leaves",
+                cores,
+                middle["ratio_left"],
+                AT_LEAST,
+                True,
+                spread(figures["ratio_left"]),
+            ),
+            Promise(
+                runner,
+                "to begin and to end",
+                begins,
+                middle["begin_2"],
+                None,
+                False,
+                spread(figures["begin_2"]),
+            ),
+        ], figures
+
+    section.__doc__ = f"{runner}: two workers to one on a model that computes"
+    return section
+
+
+def _round(runner: str, rows: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for workers in (1, 2):
+        small = use(runner, workers, _input(SMALL_ROWS), SMALL_ROWS, MODEL)
+        large = use(runner, workers, _input(rows), rows, MODEL)
+        found |= _figures(workers, small, large, rows)
+    found["ratio"] = found["rate_2"] / found["rate_1"]
+    cores = os.cpu_count() or 1
+    found["ratio_left"] = found["ratio"] * cores / (cores - found["engine_cores"])
+    return found
+
+
+def _figures(workers: int, small: Used, large: Used, rows: int) -> dict[str, float]:
+    longer_s = large.wall_s - small.wall_s
+    if longer_s <= 0:
+        raise BrokenRunError(
+            f"{rows:,} rows took no longer than {SMALL_ROWS:,}: the machine is not quiet, or --rows too few"
+        )
+    rate = (rows - SMALL_ROWS) / longer_s
+    return {
+        f"rate_{workers}": rate,
+        f"begin_{workers}": small.wall_s - SMALL_ROWS / rate,
+        "engine_cores": max(0.0, large.engine_cpu_s - small.engine_cpu_s) / longer_s,
+    }
+
+
+def _input(rows: int) -> Path:
+    return made(f"clusters-{rows}", rows, "--object-rows", "2000")
