@@ -194,8 +194,7 @@ class RayRunner:
         A task that kills workers by itself is left out; once all others are done, it raises InstanceLostError. Workers
         that died with their machine cost what they had not committed, however often.
         """
-        del checkpoints
-        self._dispatcher.begin(work, tasks, begins)
+        self._dispatcher.begin(work, tasks, begins, checkpoints)
         self._waited_since_s = self._clock.now()
         self._assign()
         while busy(self._dispatcher.hands) or self._waits():
