@@ -2,23 +2,25 @@
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 
 from headrace import Model, RowError
 
-POISON = 666
+POISON = 1_000_000
 
 
 class Quick(Model):
-    """The sum of a row with weights; a negative first number is refused, and POISON ends the process."""
+    """The sum of a row with weights; a negative first number is refused, and POISON ends the process unless a file
+    ``harmless`` is beside this one."""
 
     max_batch_rows = 20
     _batch_s = 0.0
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         time.sleep(self._batch_s)
-        if (x[:, 0] == POISON).any():
+        if (x[:, 0] == POISON).any() and not Path(__file__).with_name("harmless").exists():
             os._exit(9)
         bad = dict.fromkeys(np.flatnonzero(x[:, 0] < 0).tolist(), "negative")
         if bad:

@@ -12,11 +12,17 @@ import ray
 from ray.cluster_utils import Cluster
 
 from headrace.app.transforming import OpenedTransform, execute, open_transform
-from headrace.app.workers import RayWorkers, Workers
+from headrace.app.workers import DataRegions, RayWorkers, Workers
+from headrace.core.errors import ConfigError, InstanceLostError, ModelLoadError
+from headrace.storage.local import LocalStore
+from headrace.storage.regions import RegionRules
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.report import TransformReport
 from headrace.transforms.runners.dispatch import Dispatcher
+from headrace.transforms.runners.messages import Assignment
 from headrace.transforms.runners.ray import RayRunner
 from integration.transforming import leftovers, outputs
+from transforms.runners.spread_model import POISON
 from transforms.support import cut, settings_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -98,7 +104,7 @@ def make_source(folder: Path) -> Path:
     return folder
 
 
-SETTINGS = settings_of(tasks={"task_bytes": 2_000, "checkpoint_s": 0.05})
+SETTINGS = settings_of(tasks={"task_bytes": 1_200, "checkpoint_s": 0.05})
 TWO = RayWorkers(2, 2, label_selector={"ray.io/region": "in(eu,us)"})
 
 
@@ -123,6 +129,12 @@ def opened(source: Path, out: Path, *, model: str = SLOW, workers: Any = TWO, **
     return open_transform(
         str(source), str(out), model=model, workers=workers, **{"settings": SETTINGS, **more}
     )
+
+
+def copied_model(folder: Path) -> str:
+    """The quick model in a file of its own."""
+    (folder / MODELS.name).write_bytes(MODELS.read_bytes())
+    return f"{folder / MODELS.name}:Quick"
 
 
 def runner_of(one: OpenedTransform) -> RayRunner:
@@ -173,3 +185,134 @@ def test_a_node_that_is_killed_costs_nothing(nodes, source, expected, tmp_path, 
         assert killed
         assert len(report.bytes_across_regions) == 0
     check_whole(report, tmp_path / "out", expected)
+
+
+def test_a_worker_that_is_killed_is_replaced(nodes, source, expected, tmp_path, when_told):
+    run = opened(source, tmp_path / "out")
+
+    def kill() -> None:
+        member = next(m for m in runner_of(run)._members if m.hand.assigned)
+        os.kill(ray.get(member.actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+    killed = when_told(5, kill)
+    check_whole(execute(run), tmp_path / "out", expected)
+    assert killed
+
+
+def test_a_record_that_kills_is_left_out_and_named(nodes, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    model = copied_model(tmp_path)
+    for number in range(6):
+        (source / f"{number}.csv").write_bytes(lines(60, start=100 * number))
+    good = (source / "3.csv").read_bytes().splitlines(keepends=True)
+    (source / "3.csv").write_bytes(b"".join([*good[:33], b"%d,1\n" % POISON, *good[33:]]))
+    tasks = settings_of(tasks={"task_objects_max": 1})
+    one = RayWorkers(1, 1)
+    with pytest.raises(InstanceLostError, match=r"at record 20 of .*/3\.csv, or soon behind it.*--resume"):
+        execute(opened(source, out, model=model, workers=one, settings=tasks))
+    assert sorted(n for n in outputs(out) if n.endswith(".out")) == [f"{n}.csv.out" for n in (0, 1, 2, 4, 5)]
+    # Where the record does not kill, such as on another machine, the rest is done.
+    (tmp_path / "harmless").touch()
+    report = execute(opened(source, out, model=model, workers=one, settings=tasks, if_exists="resume"))
+    assert (report.status, report.resumed, report.records_in) == ("complete", True, 6 * 60 + 1)
+
+
+def test_a_model_that_does_not_load_says_why(nodes, source, tmp_path):
+    with pytest.raises(ModelLoadError, match="the weights of broken are gone"):
+        execute(opened(source, tmp_path / "out", model=BROKEN))
+    assert not (tmp_path / "out").exists()
+
+
+def test_drained_it_keeps_what_is_done_and_resumes(nodes, source, expected, tmp_path, when_told):
+    run = opened(source, tmp_path / "out")
+    drained = when_told(3, run.transform.drain)
+    report = execute(run)
+    assert drained
+    assert (report.status, report.objects_done < report.objects) == ("drained", True)
+    resumed = execute(opened(source, tmp_path / "out", if_exists="resume"))
+    assert resumed.bytes_read < report.bytes_read + resumed.bytes_read
+    check_whole(resumed, tmp_path / "out", expected)
+
+
+def test_the_pool_grows_while_there_is_work_and_shrinks(nodes, source, expected, tmp_path, monkeypatch):
+    run = opened(source, tmp_path / "out", workers=RayWorkers(1, 2, cpus=0.5))
+    sizes: list[int] = []
+    real = Dispatcher.told
+
+    def told(self: Dispatcher) -> None:
+        sizes.append(sum(hand.ready for hand in self.hands))
+        real(self)
+
+    monkeypatch.setattr(Dispatcher, "told", told)
+    with run as transform:
+        report = transform.execute()
+        left = len(runner_of(run)._members)
+    check_whole(report, tmp_path / "out", expected)
+    assert (sizes[0], max(sizes)) == (1, 2)
+    assert left < 2 or all(m.leaving for m in runner_of(run)._members)
+
+
+def test_what_two_do_at_once_is_done_once(nodes, source, expected, tmp_path, monkeypatch):
+    """Each assignment is done by both workers, as an engine that speculates has it."""
+    run = opened(source, tmp_path / "out")
+    real = RayRunner._assign
+
+    def doubled(self: RayRunner) -> None:
+        had = {id(m): m.hand.assigned for m in self._members}
+        real(self)
+        for member in self._members:
+            if member.hand.assigned and not had.get(id(member)):
+                for other in self._members:
+                    order = Assignment(member.hand.assigned, run=self._dispatcher._work.run)
+                    if other is not member and other.hand.ready and not other.leaving:
+                        doubles.append(order.tasks)
+                        other.actor.do.remote(order.to_json())
+
+    doubles: list[tuple[int, ...]] = []
+    monkeypatch.setattr(RayRunner, "_assign", doubled)
+    check_whole(execute(run), tmp_path / "out", expected)
+    assert doubles
+
+
+def test_workers_do_what_lies_in_their_region(nodes, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    for region, count in (("eu", 3), ("us", 4)):
+        (source / region).mkdir(parents=True)
+        for number in range(count):
+            (source / region / f"{number}.csv").write_bytes(lines(50, start=1000 * number))
+    local = execute(opened(source, tmp_path / "local", model=QUICK, workers=Workers()))
+    rules = RegionRules.parse([f"{source}/{region}/={region}" for region in ("eu", "us")])
+
+    def there(region: str, folder: Path, other: str, **more) -> TransformReport:
+        here = RayWorkers(1, 1, label_selector={"ray.io/region": region})
+        regions = DataRegions(rules, other_regions=other)
+        settings = settings_of(tasks={"task_objects_max": 1})
+        run = opened(source, folder, model=QUICK, workers=here, settings=settings, regions=regions, **more)
+        return execute(run)
+
+    partial = there("eu", out, "never")
+    assert (partial.status, partial.tasks_left, partial.objects_done) == ("partial", {"us": 4}, 3)
+    whole = there("us", out, "never", if_exists="resume")
+    check_whole(whole, out, outputs(tmp_path / "local"))
+    assert (whole.bytes_across_regions, whole.tasks_left, whole.records_in) == ([], {}, local.records_in)
+    ledger = TransformLedger(LocalStore(), f"{out}/")
+    assert [r.region for _, r in sorted(ledger.tasks().items())] == ["eu"] * 3 + ["us"] * 4
+    crossed = there("eu", tmp_path / "crossed", "idle")
+    nbytes = sum(p.stat().st_size for p in (source / "us").iterdir())
+    assert crossed.bytes_across_regions == [{"from": "us", "to": "eu", "bytes": nbytes}]
+    assert outputs(tmp_path / "crossed") == outputs(tmp_path / "local")
+
+
+def test_no_place_in_the_cluster_is_said(nodes, source, tmp_path):
+    asks = RayWorkers(1, 1, gpus=99, place_s=0.1)
+    with pytest.raises(ConfigError, match=r"within 0\.1 s: each asks for 1 CPU of 3, 99 GPU of 0 that"):
+        execute(opened(source, tmp_path / "out", workers=asks))
+
+
+def test_the_model_is_sent_to_those_that_have_not_got_it(nodes, source, expected, tmp_path):
+    """It is loaded in a folder of the worker's own, and is the same by its fingerprint."""
+    run = opened(source, tmp_path / "out", model=copied_model(tmp_path))
+    (tmp_path / MODELS.name).unlink()
+    with run as transform:
+        check_whole(transform.execute(), tmp_path / "out", expected)
