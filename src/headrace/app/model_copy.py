@@ -3,7 +3,7 @@
 import io
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ class ModelCopy:
     """The files of one model, as a tar archive, and how the model is named below the folder that they are unpacked in."""
 
     spec: str
-    archive: bytes
+    archive: bytes = field(repr=False)
 
     def unpack(self, folder: Path) -> str:
         """Write the files below `folder`; the model's name there."""

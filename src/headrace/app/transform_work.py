@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,8 +127,8 @@ class WorkerOpener:
     """
 
     job: WorkerJob
-    environ: Mapping[str, str] | None = None
-    copy: ModelCopy | StoredCopy | None = None
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
+    copy: ModelCopy | StoredCopy | None = field(default=None, repr=False)
 
     @contextmanager
     def __call__(self, tell: Callable[[Message], None], region: str | None = None) -> Generator[Worker]:

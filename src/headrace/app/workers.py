@@ -99,6 +99,8 @@ def open_runner(
     locality: Locality,
 ) -> OpenedRunner:
     """The runner of these workers, not started. Raises ConfigError for what only this process has, MissingExtraError."""
+    if not isinstance(workers, RayWorkers):
+        locality.require_region()  # Ray's nodes may say where they are
     if isinstance(workers, Workers) and workers.isolation == "thread":
         return OpenedRunner(InProcessRunner(opened.predictor, locality), Started(opened.predictor))
     job = worker_job(destination, model, endpoint, settings, options, identity=opened.identity, stores=stores)

@@ -15,8 +15,8 @@ OtherRegions = Literal["idle", "never"]
 class Locality:
     """Where a worker is, and whether it may do others' tasks.
 
-    A worker that declares no region has none of its own: it takes tasks as they come. A task whose region is not known
-    is everybody's.
+    A worker that declares no region has none of its own: it takes tasks as they come; with "never", only those that lie
+    nowhere either. A task whose region is not known is everybody's.
     """
 
     region: str | None = None
@@ -26,12 +26,17 @@ class Locality:
         """Refuse what cannot be."""
         if self.other_regions not in get_args(OtherRegions):
             raise ConfigError(f"other_regions must be idle or never, not {self.other_regions!r}")
+
+    def require_region(self) -> None:
+        """Raise ConfigError for a worker whose place does not say where it is, when that decides what it may do."""
         if self.region is None and self.other_regions == "never":
             raise ConfigError("other_regions is never, and no region is declared to be the worker's own")
 
     def is_own(self, task: Task) -> bool:
         """Whether a worker here comes first for it, as far as anybody does."""
-        return self.region is None or task.region is None or task.region == self.region
+        if self.region is None and self.other_regions == "idle":
+            return True
+        return task.region is None or task.region == self.region
 
     def in_turn(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks that a single worker here does, in its order: its own first."""

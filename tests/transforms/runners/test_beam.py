@@ -121,13 +121,14 @@ def test_it_drains_and_goes_on(source):
         f"{source}/", f"{source.parent}/out/", model=SPEC, settings=settings(), workers=ONE
     )
     with opened as run:
-        done = run._runner._took
+        take = run._runner._take
 
-        def drained(work, numbers) -> None:
-            done(work, numbers)
-            run.drain()
+        def drained(letter, work) -> None:
+            take(letter, work)
+            if letter.done:
+                run.drain()
 
-        run._runner._took = drained
+        run._runner._take = drained
         report = run.execute()
     assert report.status in {"drained", "complete"}
     assert transform(source, "out", ONE, if_exists="resume").status == "complete"

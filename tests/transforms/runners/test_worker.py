@@ -1,17 +1,23 @@
 """What a worker process tells of what it observes, and what becomes of it at the other end."""
 
 import copy
+import json
+import threading
 
 import numpy as np
 
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
+from headrace.transforms.plan import make_plan
+from headrace.transforms.probe import learn
 from headrace.transforms.runners.messages import Assignment
 from headrace.transforms.runners.worker import OBSERVED_EVERY_S, Worker
 from headrace.transforms.settings import TransformSettings
 from pipeline.support import ScriptedPredictor
 from transforms.observing import failure, scored
+from transforms.support import Breaking, engine, rows, settings_of
 
 
 def _told(messages) -> list[Observation]:
@@ -58,3 +64,43 @@ def test_an_assignment_says_since_when_to_observe():
             Assignment.from_json(Assignment((1,), observed_since_s=since_s).to_json()).observed_since_s
             == since_s
         )
+
+
+def test_a_task_that_somebody_else_finishes_is_no_error(tmp_path):
+    """A worker goes on from a checkpoint; before it has begun, who wrote that finishes the task, and removes its drafts."""
+    settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": 1})
+    source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
+    stores = Stores()
+    for name in "ab":
+        stores.for_uri(source).put(f"{source}{name}.csv", rows(40))
+    plan = make_plan(source, out, stores, settings)
+    ledger = TransformLedger(stores.for_uri(out), out)
+    ledger.begin({}, plan.objects)
+
+    def worker(predictor, told: list) -> Worker:
+        return Worker(predictor, told.append, stores=stores, destination=out, settings=settings)
+
+    kept, given_up = threading.Event(), threading.Event()
+
+    def orphaned() -> None:
+        kept.set()
+        assert given_up.wait(30)
+
+    def finished() -> None:
+        given_up.set()
+        orphan.join(30)
+
+    with engine() as started:
+        ledger.learn(learn(plan, stores, settings, started.metadata))
+        told: list = []
+        slow = worker(Breaking(started, at=5, action=orphaned), [])
+        orphan = threading.Thread(target=slow.do, args=[Assignment((0,), keep_all=True)])
+        orphan.start()
+        assert kept.wait(30)
+        assert ledger.checkpoints([0])[0].entries
+        worker(Breaking(started, at=0, action=finished), told).do(Assignment((0, 1)))
+    assert [m for m in told if "error" in m] == []
+    assert [json.loads(m["task"])["task"] for m in told if "task" in m] == [0, 1]
+    assert told[-1] == {"idle": True, "complete": True}
+    assert stores.for_uri(out).get(f"{out}a.csv.out") == stores.for_uri(out).get(f"{out}b.csv.out")
+    assert sorted(ledger.tasks()) == [0, 1]

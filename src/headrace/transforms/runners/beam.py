@@ -16,18 +16,15 @@ from typing import Final, Self
 from headrace.core.errors import MissingExtraError, ModelLoadError, RunnerError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
-from headrace.pipeline.ledger import Counts
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.locality import Locality
-from headrace.transforms.observation import Observation
 from headrace.transforms.plan import Task
 from headrace.transforms.records import Checkpoint, Spot
 from headrace.transforms.runners.beam_process import PipelineOrder, PipelineProcess
-from headrace.transforms.runners.deaths import DEATHS_MAX, Deaths
-from headrace.transforms.runners.dispatch import assigned_tasks, assignment_of
+from headrace.transforms.runners.deaths import DEATHS_MAX
+from headrace.transforms.runners.dispatch import Dispatcher, Hand
 from headrace.transforms.runners.engines import BeamWorkers
 from headrace.transforms.runners.mailbox import Letter, Mailbox
-from headrace.transforms.runners.messages import Assignment, add_up, counts_of, error_of, statistics_of
 from headrace.transforms.runners.worker import Opener
 from headrace.transforms.work import Work
 
@@ -72,15 +69,12 @@ class BeamRunner:
         self._environ = environ
         self._locality = locality or Locality()
         self._prepare = prepare
-        self._deaths = Deaths(model)
+        self._dispatcher = Dispatcher(model)
         self._metadata: ModelMetadata | None = None
-        self._letters: dict[str, Letter] = {}
-        """The latest of each worker, of all pipelines so far."""
-        self._pipelines: list[str] = []
-        """The names of those of this runner."""
-        self._finished = set[int]()
-        """Tasks of the run under way that are known to be done."""
-        self._before = Counts()
+        self._pipeline = ""
+        """The name of the one under way."""
+        self._hands: dict[str, tuple[Letter, Hand]] = {}
+        """Its workers, by name, and what each told last."""
         self._unloaded = 0
         """Workers that died one after the other, and had begun nothing."""
         self._draining = False
@@ -116,63 +110,39 @@ class BeamRunner:
         A task that kills workers of the DirectRunner is left out; once all others are done, it raises InstanceLostError.
         Raises RunnerError when a runner fails, or ends without having done anything of what is left.
         """
-        del checkpoints
         mailbox = Mailbox(work.ledger)
         mailbox.clear()
         self._prepare(work.ledger)
-        self._before, self._finished = self._counts_before(work), set[int]()
-        ours = [task.number for task in self._locality.in_turn(tasks)]
-        left = ours
-        try:
-            while left and not self._draining:
-                left = self._pipeline(work, left, begins, mailbox)
-        finally:
-            self._tell_observed(work)
-        if not self._draining:
-            self._deaths.check()
-        return len(ours) == len(tasks) and self._finished.issuperset(ours)
-
-    def _counts_before(self, work: Work) -> Counts:
-        """What the run had come to without what this runner's workers tell."""
-        counts = counts_of(work.progress)
-        told = [letter.tally for letter in self._letters.values()]
-        return Counts(
-            counts.records_in - sum(t.records for t in told),
-            counts.rows_out - sum(t.rows_out for t in told),
-            counts.rows_failed - sum(t.rows_failed for t in told),
-            counts.objects_broken - sum(t.objects_broken for t in told),
-        )
+        ours = self._locality.in_turn(tasks)
+        self._dispatcher.begin(work, ours, begins, checkpoints)
+        while self._dispatcher.left and not self._draining:
+            self._do(work, mailbox)
+        return self._dispatcher.complete(drained=self._draining) and len(ours) == len(tasks)
 
     # One pipeline
 
-    def _pipeline(
-        self, work: Work, left: Sequence[int], begins: Mapping[tuple[int, int], Spot], mailbox: Mailbox
-    ) -> list[int]:
-        """Do tasks by one pipeline; those that are left then."""
-        workers, pipeline = self._workers, token_hex(6)
+    def _do(self, work: Work, mailbox: Mailbox) -> None:
+        """Have what is left done by one pipeline, as far as it comes."""
+        workers, left = self._workers, self._dispatcher.left
+        self._pipeline = token_hex(6)
+        count = workers.direct_workers if workers.direct else WORKERS_GUESSED
         order = PipelineOrder(
             opener=self._opener,
-            pipeline=pipeline,
+            pipeline=self._pipeline,
             region=self._locality.region,
-            assignments=[a.to_json() for a in self._assignments(work, left, begins)],
+            assignments=[a.to_json() for a in self._dispatcher.assign_all(of=count)],
             options=workers.all_options,
             direct=workers.direct,
         )
-        self._pipelines.append(pipeline)
+        died: str | None = None
         with PipelineProcess(order, self._environ) as process:
-            died = self._wait(process, work, mailbox)
-            self._look(work, mailbox)
-            if died is not None:
-                self._blame(work, died, pipeline)
-        self._look_up(work, left)
-        undone = [n for n in left if n not in self._finished and not self._deaths.left_out(n)]
-        if undone == list(left) and died is None and not self._draining:
-            raise RunnerError(
-                f"Beam's {workers.runner or 'DirectRunner'} says that its pipeline is done, and the ledger in "
-                f"{work.ledger.destination} lacks {len(undone)} tasks, none of which was begun there. What is finished stays: "
-                "choose another runner, then --resume"
-            )
-        return undone
+            try:
+                died = self._wait(process, work, mailbox)
+            finally:
+                guilty = self._part(died)
+        self._dispatcher.recover()
+        self._dispatcher.told()
+        self._check(work, died, nothing=self._dispatcher.left == left, guilty=guilty)
 
     def _wait(self, process: PipelineProcess, work: Work, mailbox: Mailbox) -> str | None:
         """Look at what workers tell until the pipeline has ended; how a worker died, if that is why."""
@@ -187,75 +157,82 @@ class BeamRunner:
             process.cancel()
             raise
         message = process.receive()
-        if "died" in message and self._workers.direct:
-            return str(message["died"])
-        if message.get("ended") != "DONE":
-            self._look(work, mailbox)
-            why = message.get("failed") or message.get("died") or f"it ended {message.get('ended')}"
-            raise RunnerError(
-                f"Beam's {self._workers.runner or 'DirectRunner'} failed: {_last_line(why)}. What is finished stays, and "
-                f"--resume goes on. The last that it said:\n{process.last_words()}"
-            )
-        return None
+        self._look(work, mailbox)
+        if message.get("ended") == "DONE":
+            return None
+        why = _last_line(message.get("failed") or message.get("died") or f"it ended {message.get('ended')}")
+        if self._workers.direct and ("died" in message or any(map(self._is_dead, self._letters()))):
+            return why
+        raise RunnerError(
+            f"Beam's {self._name} failed: {why}. What is finished stays, and --resume goes on. The last that it said:\n"
+            f"{process.last_words()}"
+        )
 
-    def _assignments(
-        self, work: Work, left: Sequence[int], begins: Mapping[tuple[int, int], Spot]
-    ) -> list[Assignment]:
-        count = self._workers.direct_workers if self._workers.direct else WORKERS_GUESSED
-        size = assigned_tasks(len(left), count)
-        suspects = [n for n in left if self._deaths.suspect(n)]
-        others = [n for n in left if not self._deaths.suspect(n)]
-        groups = [[n] for n in suspects]
-        groups += [others[at : at + size] for at in range(0, len(others), size)]
-        return [assignment_of(work, group, begins, alone=group[0] in suspects) for group in groups]
+    def _part(self, died: str | None) -> bool:
+        """The pipeline is over, and so are its workers, all of them; whether any was to blame for its death."""
+        blamed = False
+        for letter, hand in self._hands.values():
+            if letter.observed is not None:
+                self._dispatcher.heard(hand, {"observed": letter.observed})
+            if died is None:
+                self._dispatcher.released(hand)
+                continue
+            guilty = self._is_dead(letter)
+            blamed = blamed or guilty
+            # The others die only now, with the pipeline.
+            self._dispatcher.died(hand, f"({died})", by_itself=guilty)
+        self._hands.clear()
+        return blamed
+
+    def _check(self, work: Work, died: str | None, *, nothing: bool, guilty: bool) -> None:
+        """Raise what there is to say of a pipeline that has done nothing, so that it is not begun for ever."""
+        if not nothing or self._draining:
+            self._unloaded = 0
+            return
+        if died is None:
+            raise RunnerError(
+                f"Beam's {self._name} says that its pipeline is done, and the ledger in {work.ledger.destination} lacks "
+                f"{self._dispatcher.left} tasks, none of which was done. What is finished stays: choose another runner, then "
+                "--resume"
+            )
+        self._unloaded = 0 if guilty else self._unloaded + 1
+        if self._unloaded >= DEATHS_MAX:
+            raise ModelLoadError(self._model, f"its workers end before they do anything ({died})")
 
     # What workers tell
 
     def _look(self, work: Work, mailbox: Mailbox) -> None:
         """Read letters; the run's progress is up to date then. Raises what a worker tells that broke its tasks."""
         for letter in mailbox.read():
-            if letter.pipeline not in self._pipelines:
-                continue  # of a run before this one, which nobody could end
-            self._letters[letter.worker] = letter
-            self._took(work, letter.done)
-            if letter.error is not None:
-                raise error_of(letter.error)
-        add_up(work.progress, [letter.tally for letter in self._letters.values()], self._before)
-        work.on_batch(None)
+            if letter.pipeline == self._pipeline:  # not of one that nobody could end
+                self._take(letter, work)
+        self._dispatcher.told()
 
-    def _took(self, work: Work, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            record = None if number in self._finished else work.ledger.task(number)
+    def _take(self, letter: Letter, work: Work) -> None:
+        _, hand = self._hands.get(letter.worker) or (letter, Hand(self._locality, ready=True))
+        if letter.worker not in self._hands:
+            self._dispatcher.hands.append(hand)
+        self._hands[letter.worker] = letter, hand
+        for number in letter.done:
+            record = None if number in hand.done else work.ledger.task(number)
             if record is not None:
-                self._finished.add(number)
-                work.on_task(record)
+                self._dispatcher.heard(hand, {"task": record.to_json().decode()})
+        self._dispatcher.heard(hand, {"tally": letter.tally.to_json()})
+        hand.assigned = letter.doing
+        if letter.error is not None:
+            self._dispatcher.heard(hand, {"error": letter.error})
 
-    def _look_up(self, work: Work, left: Sequence[int]) -> None:
-        """Tasks that were done by workers that could not say so. Of tasks that are done again the ledger does not tell."""
-        if not work.replaces:
-            self._took(work, left)
+    def _letters(self) -> list[Letter]:
+        return [letter for letter, _ in self._hands.values()]
 
-    def _blame(self, work: Work, how: str, pipeline: str) -> None:
-        """A worker process of this machine died: what it was doing is suspect. The others die only now, with the pipeline."""
-        here = socket.gethostname()
-        letters = [x for x in self._letters.values() if x.pipeline == pipeline and x.host == here]
-        guilty = [x for x in letters if x.doing and not _alive(x.pid)]
-        for letter in guilty:
-            undone = [n for n in letter.doing if n not in self._finished]
-            _log.warning("worker died", extra={"how": how, "tasks": undone})
-            if undone:
-                self._deaths.kills(undone[0], work, f"({how})")
-        self._unloaded = 0 if guilty or letters else self._unloaded + 1
-        if self._unloaded >= DEATHS_MAX:
-            raise ModelLoadError(self._model, f"its workers end while they load it ({how})")
+    @staticmethod
+    def _is_dead(letter: Letter) -> bool:
+        """Whether a worker's process, which would be on this machine, is gone, and was doing something."""
+        return bool(letter.doing) and letter.host == socket.gethostname() and not _alive(letter.pid)
 
-    def _tell_observed(self, work: Work) -> None:
-        """What workers have seen goes to the page; once for each of them."""
-        if work.observation is None:
-            return
-        for letter in self._letters.values():
-            if letter.observed is not None:
-                work.observation.add_all(Observation.from_json(letter.observed))
+    @property
+    def _name(self) -> str:
+        return self._workers.runner or "DirectRunner"
 
     def drain(self) -> None:
         """See `Runner.drain`. Workers hear of it within seconds."""
@@ -265,19 +242,19 @@ class BeamRunner:
 
     def statistics(self) -> PredictorStatistics:
         """See `Runner.statistics`."""
-        return statistics_of([letter.tally for letter in list(self._letters.values())])
+        return self._dispatcher.statistics()
 
     def reading(self) -> Sequence[str]:
         """See `Runner.reading`."""
-        return [letter.tally.reading for letter in list(self._letters.values()) if letter.doing]
+        return self._dispatcher.reading()
 
     def cpu_s(self) -> float:
         """See `Runner.cpu_s`."""
-        return sum(letter.tally.cpu_s for letter in list(self._letters.values()))
+        return self._dispatcher.cpu_s()
 
     def peak_memory_mb(self) -> float:
         """See `Runner.peak_memory_mb`."""
-        return sum(letter.tally.peak_memory_mb for letter in list(self._letters.values()))
+        return self._dispatcher.peak_memory_mb()
 
 
 def _alive(pid: int) -> bool:

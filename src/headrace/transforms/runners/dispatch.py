@@ -6,7 +6,7 @@ What is done is in the ledger: a worker that dies costs what it had not committe
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Final
 
@@ -17,7 +17,8 @@ from headrace.pipeline.ledger import Counts
 from headrace.transforms.locality import Locality
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import Task
-from headrace.transforms.records import Spot, TaskRecord
+from headrace.transforms.records import Checkpoint, Spot, TaskRecord
+from headrace.transforms.report import sum_counts
 from headrace.transforms.runners.deaths import DEATHS_MAX, Deaths
 from headrace.transforms.runners.messages import (
     Assignment,
@@ -38,7 +39,7 @@ ASSIGNMENTS_AIM: Final = 4
 """How many assignments each worker should get, so that none is left with much to do at the end."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Hand:
     """One worker, as the run sees it: who it is to the runner, and what it was given and has told."""
 
@@ -48,6 +49,8 @@ class Hand:
     assigned: tuple[int, ...] = ()
     done: set[int] = field(default_factory=set[int])
     """Of what is assigned."""
+    counts: dict[int, Counts] = field(default_factory=dict[int, Counts])
+    """What each task came to that it has done."""
     tally: Tally = field(default_factory=Tally)
 
 
@@ -64,10 +67,15 @@ class Dispatcher:
         self._metadata: ModelMetadata | None = None
         self._gone: list[Tally] = []
         """Of the workers that are no more."""
+        self._kept: dict[int, Counts] = {}
+        """By task, what stays of the work of those that died."""
+        self._resumed: Mapping[int, Checkpoint] = {}
         self._unloaded = 0
         """Workers that died before they had loaded the model, one after the other."""
         self._left: list[int] = []
         self._wanted: Sequence[Task] = ()
+        self._done = set[int]()
+        """Of what is wanted, as far as it is known."""
         self._begins: Mapping[tuple[int, int], Spot] = {}
         self._before = Counts()
         self._work: Work | None = None
@@ -101,6 +109,8 @@ class Dispatcher:
         elif "task" in message and work is not None:
             record = TaskRecord.from_json(message["task"].encode())
             hand.done.add(record.task)
+            self._done.add(record.task)
+            hand.counts[record.task] = sum_counts(shard.counts for shard in record.shards)
             work.on_task(record)
         elif "observed" in message and work is not None and work.observation is not None:
             work.observation.add_all(Observation.from_json(message["observed"]))
@@ -109,9 +119,16 @@ class Dispatcher:
 
     # Tasks
 
-    def begin(self, work: Work, tasks: Sequence[Task], begins: Mapping[tuple[int, int], Spot]) -> None:
-        """From here on, these tasks are to be done."""
+    def begin(
+        self,
+        work: Work,
+        tasks: Sequence[Task],
+        begins: Mapping[tuple[int, int], Spot],
+        checkpoints: Mapping[int, Checkpoint] | None = None,
+    ) -> None:
+        """From here on, these tasks are to be done; the run's progress counts what is in their `checkpoints` already."""
         self._work, self._wanted, self._begins = work, tasks, begins
+        self._kept, self._resumed, self._done = {}, checkpoints or {}, set[int]()
         self._left = [task.number for task in tasks]
         self._before = counts_of(work.progress)
 
@@ -142,10 +159,37 @@ class Dispatcher:
         # Of others' tasks one at a time, and the last: that is the one its own workers come to last.
         return self._left[-1:]
 
+    def assign_all(self, *, of: int) -> list[Assignment]:
+        """All that is left, for an engine that gives it to its workers, about so many, as it likes; `recover` afterwards."""
+        assert self._work is not None, "begun before"
+        suspects = [number for number in self._left if self._deaths.suspect(number)]
+        others = [number for number in self._left if not self._deaths.suspect(number)]
+        size = assigned_tasks(len(others), of)
+        groups = [others[at : at + size] for at in range(0, len(others), size)]
+        self._left = []
+        alone = [assignment_of(self._work, [number], self._begins, alone=True) for number in suspects]
+        return alone + [assignment_of(self._work, group, self._begins, alone=False) for group in groups]
+
+    def recover(self) -> None:
+        """Nobody works any more: what nobody has done is left again, but for tasks that kill workers."""
+        work = self._work
+        assert work is not None, "begun before"
+        self._left = []
+        for task in self._wanted:
+            record = None if task.number in self._done or work.replaces else work.ledger.task(task.number)
+            if record is not None:
+                # By a worker that could not say so any more.
+                self._done.add(task.number)
+                self._kept[task.number] = sum_counts(shard.counts for shard in record.shards)
+                work.on_task(record)
+            elif task.number not in self._done and not self._deaths.left_out(task.number):
+                self._left.append(task.number)
+
     def told(self) -> None:
         """Bring the run's progress up to date, and tell of it."""
         assert self._work is not None, "begun before"
-        add_up(self._work.progress, self.tallies(), self._before)
+        before = sum_counts(kept.minus(self._counted(task)) for task, kept in self._kept.items())
+        add_up(self._work.progress, self.tallies(), self._before.plus(before))
         self._peak_memory_mb = max(self._peak_memory_mb, self._memory_mb())
         self._work.on_batch(None)
 
@@ -168,9 +212,10 @@ class Dispatcher:
         `by_itself`: it may have died of what it did; else of what took others with it, as a machine does. Raises
         ModelLoadError when workers die while they load, and InstanceLostError when too many tasks kill them.
         """
-        self.released(hand)
         work = self._work
-        undone = [n for n in hand.assigned if n not in hand.done and not self._committed(n)]
+        undone = [n for n in hand.assigned if n not in hand.done and not self._committed(hand, n)]
+        self._keep(hand, undone)
+        self.released(hand)
         _log.warning("worker died", extra={"how": how, "tasks": undone})
         if work is not None and undone and by_itself and self._deaths.kills(undone[0], work, how):
             undone = undone[1:]
@@ -185,13 +230,28 @@ class Dispatcher:
         self.hands.remove(hand)
         self._gone.append(hand.tally)
 
-    def _committed(self, number: int) -> bool:
+    def _committed(self, hand: Hand, number: int) -> bool:
         """Whether a worker had committed a task without having been able to say so."""
         work = self._work
         record = None if work is None or work.replaces else work.ledger.task(number)
         if record is not None and work is not None:
+            self._done.add(number)
+            hand.counts[number] = sum_counts(shard.counts for shard in record.shards)
             work.on_task(record)
         return record is not None
+
+    def _keep(self, hand: Hand, undone: Sequence[int]) -> None:
+        """Count only what stays of a dead worker's work: what it had not kept is done, and counted, again."""
+        hand.tally = replace(hand.tally, records=0, rows_out=0, rows_failed=0, objects_broken=0)
+        self._kept |= hand.counts
+        if self._work is None or self._work.replaces:
+            return
+        for task, checkpoint in self._work.ledger.checkpoints(undone).items():
+            self._kept[task] = _counts_of(checkpoint)
+
+    def _counted(self, task: int) -> Counts:
+        """What the run's progress counted of a task before it began."""
+        return _counts_of(self._resumed[task]) if task in self._resumed else Counts()
 
     # Figures; safe from any thread
 
@@ -217,6 +277,10 @@ class Dispatcher:
 
     def _memory_mb(self) -> float:
         return sum(hand.tally.peak_memory_mb for hand in list(self.hands))
+
+
+def _counts_of(checkpoint: Checkpoint) -> Counts:
+    return checkpoint.counts.plus(sum_counts(shard.counts for shard in checkpoint.done))
 
 
 def busy(hands: Iterable[Hand]) -> bool:

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from headrace.core.errors import ConfigError
 
@@ -37,11 +37,34 @@ class RayWorkers:
             )
         if self.cpus < 0 or self.gpus < 0 or self.place_s <= 0:
             raise ConfigError("cpus and gpus of a worker must be 0 or more, and place_s more than 0")
-        if (self.address or "").startswith("ray://"):
-            raise ConfigError(
-                f"{self.address}: Ray's client does not pass on what workers tell while they work. Run headrace on a "
-                "machine of the cluster, such as with ray job submit, and leave the address out"
-            )
+        refuse_client(self.address or "")
+
+    def ray_options(self) -> dict[str, Any]:
+        """What a worker asks the cluster for, as Ray's own options."""
+        asked: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
+        if self.memory_bytes is not None:
+            asked["memory"] = self.memory_bytes
+        if self.resources:
+            asked["resources"] = dict(self.resources)
+        if self.label_selector:
+            asked["label_selector"] = dict(self.label_selector)
+        return asked
+
+    def said_of(self, cluster: Mapping[str, float]) -> str:
+        """What a worker asks for, beside what the cluster has altogether; for messages."""
+        wants = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_bytes or 0, **self.resources}
+        said = [f"{value:g} {name} of {cluster.get(name, 0.0):g}" for name, value in wants.items() if value]
+        labels = f", on nodes labelled {dict(self.label_selector)}" if self.label_selector else ""
+        return f"each asks for {', '.join(said) or 'nothing'} that the cluster has{labels}"
+
+
+def refuse_client(address: str) -> None:
+    """Raise ConfigError for the address of Ray's client."""
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"{address}: Ray's client does not pass on what workers tell while they work. Run headrace on a "
+            "machine of the cluster, such as with ray job submit, and leave the address out"
+        )
 
 
 _DIRECT: Final = frozenset({"", "direct", "directrunner", "fnapirunner", "switchingdirectrunner"})

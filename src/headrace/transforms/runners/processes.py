@@ -130,8 +130,7 @@ class ProcessRunner:
 
         A task that kills workers is left out; once all others are done, it raises InstanceLostError.
         """
-        del checkpoints
-        self._dispatcher.begin(work, tasks, begins)
+        self._dispatcher.begin(work, tasks, begins, checkpoints)
         self._assign()
         while busy(self._dispatcher.hands) or self._waits():
             for worker in self._heard(_WAIT_S):

@@ -5,23 +5,24 @@ are off: a worker that dies is replaced here, so that it is known what it was do
 """
 
 import logging
-import queue
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, cast
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
+from headrace.core.errors import ConfigError, HeadraceError, MissingExtraError, ModelLoadError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
 from headrace.transforms.records import Checkpoint, Spot
+from headrace.transforms.runners.actor import Actor
 from headrace.transforms.runners.dispatch import Dispatcher, Hand, busy
-from headrace.transforms.runners.engines import RayWorkers
-from headrace.transforms.runners.messages import Assignment, Message, error_json
-from headrace.transforms.runners.worker import Opener, Worker
+from headrace.transforms.runners.engines import RayWorkers, refuse_client
+from headrace.transforms.runners.messages import Message
+from headrace.transforms.runners.worker import Opener
 from headrace.transforms.work import Work
 
 try:
@@ -40,47 +41,10 @@ _STOP_S: Final = 10.0
 """How long workers may take to let go of their models at the end."""
 _LATE_S: Final = 30.0
 """So often it is said that workers wait for their place in the cluster."""
-_MESSAGES_MAX: Final = 1_000
+_OWN: Final = "local"
+"""Ray's word for a cluster of its own on this machine; it says nothing of it to Ray's makers."""
 _REGION_LABEL: Final = "ray.io/region"
 """Of a node: where it is, by Ray's own convention."""
-
-
-class _Actor:
-    """A worker in its own process. `messages` runs as long as it lives; the others are called meanwhile."""
-
-    def __init__(self, opener: Opener, region: str | None) -> None:
-        self._opener, self._region = opener, region
-        self._messages = queue.Queue[Message | None](_MESSAGES_MAX)
-        self._stopped = threading.Event()
-        self._worker: Worker | None = None
-
-    def messages(self) -> Iterator[Message]:
-        """Load the model, and say so; then everything that the worker tells, until it is stopped."""
-        context: Any = ray.get_runtime_context()
-        region = self._region or context.get_node_labels().get(_REGION_LABEL)
-        yield {"node": context.get_node_id(), "region": region}
-        try:
-            with self._opener(self._messages.put, region) as worker:
-                self._worker = worker
-                worker.tell_ready()
-                while (message := self._messages.get()) is not None:
-                    yield message
-        except Exception as error:  # noqa: BLE001 - told to the run, which raises it
-            yield {"error": error_json(error)}
-
-    def do(self, assignment: Message) -> None:
-        assert self._worker is not None, "it has said that it is ready"
-        self._worker.do(Assignment.from_json(assignment))
-
-    def drain(self) -> None:
-        if self._worker is not None:
-            self._worker.drain()
-
-    def stop(self) -> None:
-        """Between two assignments."""
-        if self._worker is not None:
-            self._worker.tell()
-        self._messages.put(None)
 
 
 _METHODS_AT_ONCE: Final = 4
@@ -94,7 +58,16 @@ class _Member:
     actor: Any
     stream: Any
     hand: Hand
+    calls: list[Any] = field(default_factory=list[Any])
+    """What it was asked to do and has not answered yet; an answer says nothing, but that it did not arrive."""
     node: str | None = None
+    """Where it is, once it has got a place."""
+    leaving: bool = False
+    """Whether it was asked to let go of its model, and end."""
+
+    @property
+    def idle(self) -> bool:
+        return self.hand.ready and not self.hand.assigned and not self.leaving
 
 
 class RayRunner:
@@ -129,7 +102,9 @@ class RayRunner:
         self._joined = False
         self._workers_max = pool.workers_max or pool.workers_min
         self._said_s = 0.0
-        self._draining = False
+        self._waited_since_s = 0.0
+        self._draining = self._drained = False
+        """Whether that was asked for, and whether the workers were told."""
 
     # Beginning and end
 
@@ -138,59 +113,62 @@ class RayRunner:
 
         Raises what loading raises; ConfigError when the cluster has no place for a worker in time.
         """
-        self._join()
         try:
+            self._join()
             self._sent = ray.put(self._opener)
-            for _ in range(self._pool.workers_min):
-                self._spawn()
-            began_s = self._said_s = self._clock.now()
+            self._waited_since_s = self._said_s = self._clock.now()
             while self._dispatcher.metadata is None:
-                self._hear(_WAIT_S)
+                self._check_wanted()
                 self._refill(self._pool.workers_min)
-                self._check_place(self._clock.now() - began_s)
+                self._hear(_WAIT_S)
                 self._say_if_late()
+                self._waited_in_vain()
         except BaseException:
             self.stop()
             raise
 
+    def _check_wanted(self) -> None:
+        if self._draining:
+            raise ModelLoadError(self._model, "the run was stopped before a worker had loaded it")
+
     def _join(self) -> None:
         if not ray.is_initialized():
-            try:
-                ray.init(
-                    address=self._pool.address,
-                    include_dashboard=None if self._pool.address else False,
-                    configure_logging=False,
-                    log_to_driver=False,
-                )
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise ConfigError(f"Ray cannot be reached or started: {error}") from error
+            # Without an address, Ray would join whatever was last started on this machine.
+            address = self._pool.address or os.environ.get("RAY_ADDRESS") or _OWN
+            refuse_client(address)
             self._joined = True
+            try:
+                with _quiet():
+                    ray.init(
+                        address=address,
+                        include_dashboard=False if address == _OWN else None,
+                        configure_logging=False,
+                        log_to_driver=False,
+                    )
+            except (OSError, ValueError, RuntimeError, exceptions.RayError) as error:
+                raise ConfigError(f"Ray cannot be reached or started: {error}") from error
+        elif ray.util.client.ray.is_connected():
+            refuse_client("ray://")
         if self._pool.workers_max is None:
             room = ray.cluster_resources().get("CPU", 0.0) // self._pool.cpus if self._pool.cpus else 1
             self._workers_max = max(self._pool.workers_min, int(room))
 
     def stop(self) -> None:
         """End the workers: those that idle by themselves, any other at once; leave the cluster if `start` joined it."""
-        idle = [m for m in self._members if m.hand.ready and not m.hand.assigned]
-        leaving = [member.actor.stop.remote() for member in idle]
-        if leaving:
-            ray.wait(leaving, num_returns=len(leaving), timeout=_STOP_S)
-            for member in idle:
-                self._last_words(member)
-        for member in list(self._members):
-            self._let_go(member)
-            self._dispatcher.released(member.hand)
-        if self._joined:
-            ray.shutdown()
-            self._joined = False
-
-    def _last_words(self, member: _Member) -> None:
-        """What a worker told while it was stopped."""
-        while ray.wait([member.stream], timeout=_STOP_S)[0]:
-            try:
-                self._dispatcher.heard(member.hand, ray.get(next(member.stream)))
-            except (StopIteration, exceptions.RayError):
-                return
+        try:
+            for member in list(self._members):
+                if member.idle:
+                    self._ask_to_leave(member)
+                elif not member.leaving:
+                    self._let_go(member)
+            while self._members and self._hear(_STOP_S):
+                pass
+        finally:
+            for member in list(self._members):
+                self._let_go(member)
+            if self._joined:
+                self._joined = False
+                ray.shutdown()
 
     def __enter__(self) -> Self:
         """Start."""
@@ -216,21 +194,28 @@ class RayRunner:
         A task that kills workers by itself is left out; once all others are done, it raises InstanceLostError. Workers
         that died with their machine cost what they had not committed, however often.
         """
-        del checkpoints
-        self._dispatcher.begin(work, tasks, begins)
+        self._dispatcher.begin(work, tasks, begins, checkpoints)
+        self._waited_since_s = self._clock.now()
         self._assign()
         while busy(self._dispatcher.hands) or self._waits():
             self._hear(_WAIT_S)
             self._dispatcher.told()
             self._assign()
             self._say_if_late()
+            if self._waited_in_vain():
+                break
         return self._dispatcher.complete(drained=self._draining)
 
     def drain(self) -> None:
         """See `Runner.drain`."""
+        # No more than that: it may be called in a signal's handler, in the midst of anything of Ray's. `run` looks.
         self._draining = True
-        for member in list(self._members):
-            member.actor.drain.remote()
+
+    def _pass_drain_on(self) -> None:
+        told, self._drained = self._drained, True
+        for member in [] if told else self._members:
+            if member.hand.ready:
+                member.calls.append(member.actor.drain.remote())
 
     def _waits(self) -> bool:
         """Whether a task waits for a worker that may do it, or may turn out to."""
@@ -241,18 +226,16 @@ class RayRunner:
     def _assign(self) -> None:
         """Give every idle worker something to do; have as many workers as there is work for."""
         if self._draining:
+            self._pass_drain_on()
             return
         for member in self._members:
-            order = self._dispatcher.assign(member.hand, of=self._workers_max)
+            order = None if member.leaving else self._dispatcher.assign(member.hand, of=self._workers_max)
             if order is not None:
-                member.actor.do.remote(order.to_json())
-        self._refill(self._wanted())
-        for member in [m for m in self._members if m.hand.ready and not m.hand.assigned]:
-            if len(self._members) > self._pool.workers_min and not self._dispatcher.left:
-                member.actor.stop.remote()
-                self._last_words(member)
-                self._let_go(member)
-                self._dispatcher.released(member.hand)
+                member.calls.append(member.actor.do.remote(order.to_json()))
+        wanted = self._wanted()
+        self._refill(wanted)
+        if not self._dispatcher.left:
+            self._dismiss(wanted)
 
     def _wanted(self) -> int:
         """How many workers there is work for, within the pool's bounds."""
@@ -262,70 +245,105 @@ class RayRunner:
     # Workers
 
     def _spawn(self) -> None:
-        pool = self._pool
-        asked: dict[str, Any] = {"num_cpus": pool.cpus, "num_gpus": pool.gpus}
-        if pool.memory_bytes is not None:
-            asked["memory"] = pool.memory_bytes
-        if pool.resources:
-            asked["resources"] = dict(pool.resources)
-        if pool.label_selector:
-            asked["label_selector"] = dict(pool.label_selector)
-        actor = (
-            ray.remote(_Actor)
-            .options(
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=_METHODS_AT_ONCE,
-                scheduling_strategy="SPREAD",
-                **asked,
-            )
-            .remote(self._sent, self._locality.region)
-        )
+        options = {
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": _METHODS_AT_ONCE,
+            "scheduling_strategy": "SPREAD",
+            **self._pool.ray_options(),
+        }
+        actor = ray.remote(Actor).options(**options).remote(self._sent, self._locality.region, _where)
         stream = actor.messages.options(num_returns="streaming").remote()
         hand = Hand(self._locality)
         self._members.append(_Member(actor, stream, hand))
         self._dispatcher.hands.append(hand)
 
+    def _staying(self) -> list[_Member]:
+        return [member for member in self._members if not member.leaving]
+
     def _refill(self, wanted: int) -> None:
-        while len(self._members) < wanted:
+        for _ in range(wanted - len(self._staying())):
             self._spawn()
+
+    def _dismiss(self, wanted: int) -> None:
+        """Let go of workers that nothing is left for: those first that have not begun."""
+        surplus = len(self._staying()) - wanted
+        unready = [member for member in self._members if not member.hand.ready]
+        idle = [member for member in self._members if member.idle]
+        for member in [*unready, *idle][: max(0, surplus)]:
+            if member.hand.ready:
+                self._ask_to_leave(member)
+            else:
+                self._let_go(member)
+
+    def _ask_to_leave(self, member: _Member) -> None:
+        member.leaving = True
+        member.calls.append(member.actor.stop.remote())
 
     def _let_go(self, member: _Member) -> None:
         self._members.remove(member)
+        self._dispatcher.released(member.hand)
         ray.kill(member.actor)
 
-    def _hear(self, timeout_s: float) -> None:
-        """Take what workers have told; one message of each that has any."""
-        streams = {member.stream: member for member in self._members}
-        told, _ = ray.wait(list(streams), num_returns=1, timeout=timeout_s)
+    def _hear(self, timeout_s: float) -> bool:
+        """Take what workers have told, something of each that has any; whether any had."""
+        waited: dict[Any, _Member] = {}
+        for member in self._members:
+            waited |= dict.fromkeys([member.stream, *member.calls], member)
+        told, _ = ray.wait(list(waited), num_returns=1, timeout=timeout_s)
         if not told:
-            return
-        more, _ = ray.wait(list(streams), num_returns=len(streams), timeout=0)
-        for stream in {*told, *more}:
-            self._take(streams[stream])
+            return False
+        more, _ = ray.wait(list(waited), num_returns=len(waited), timeout=0)
+        for one in {*told, *more}:
+            member = waited[one]
+            if member not in self._members:
+                continue  # what it said before was its last
+            if one is member.stream:
+                self._take(member)
+            else:
+                self._answered(member, one)
+        return True
 
     def _take(self, member: _Member) -> None:
         try:
-            message: Message = ray.get(next(member.stream))
+            messages: list[Message] = ray.get(next(member.stream))
         except StopIteration:
-            self._died(member, "without a word")
+            self._ended(member, None)
         except exceptions.RayError as error:
-            self._died(member, _how(error))
+            self._ended(member, error)
         else:
-            if "node" in message:
-                member.node = message["node"]
-                member.hand.locality = replace(self._locality, region=message["region"])
+            for message in messages:
+                self._heard(member, message)
+
+    def _heard(self, member: _Member, message: Message) -> None:
+        if "node" in message:
+            member.node = message["node"]
+            member.hand.locality = replace(self._locality, region=message["region"])
+        try:
             self._dispatcher.heard(member.hand, message)
+        except HeadraceError:
+            if not member.leaving:
+                raise
+            # It had done all that it was asked, and could not put its model away.
+            _log.warning("worker did not end well", exc_info=True)
 
-    def _died(self, member: _Member, how: str) -> None:
-        self._let_go(member)
-        self._dispatcher.died(member.hand, how, by_itself=not self._lost_with_node(member))
+    def _answered(self, member: _Member, call: Any) -> None:
+        """A call that did not arrive, such as when a connection broke, leaves nobody to wait for: the worker is given up."""
+        member.calls.remove(call)
+        try:
+            ray.get(call)
+        except exceptions.RayError as error:
+            self._ended(member, error)
 
-    @staticmethod
-    def _lost_with_node(member: _Member) -> bool:
-        """Whether a worker's whole machine has gone: then it was nothing that it did."""
-        nodes = cast("list[dict[str, Any]]", ray.nodes())
-        return any(node["NodeID"] == member.node and not node["Alive"] for node in nodes)
+    def _ended(self, member: _Member, error: Exception | None) -> None:
+        """A worker is no more, or cannot be reached."""
+        if member.leaving:
+            self._let_go(member)
+            return
+        self._members.remove(member)
+        ray.kill(member.actor)
+        how = "without a word" if error is None else _how(error)
+        self._dispatcher.died(member.hand, how, by_itself=not _lost_with_others(member.node, error))
 
     # Waiting for a place
 
@@ -336,23 +354,27 @@ class RayRunner:
             self._said_s = now_s
         elif now_s - self._said_s >= _LATE_S:
             self._said_s = now_s
-            _log.warning("%d workers wait for a place in the cluster: %s", waiting, self._room())
+            _log.warning(
+                "%d workers wait for a place in the cluster: %s",
+                waiting,
+                self._pool.said_of(ray.cluster_resources()),
+            )
 
-    def _room(self) -> str:
-        pool = self._pool
-        wants = {"CPU": pool.cpus, "GPU": pool.gpus, "memory": pool.memory_bytes or 0, **pool.resources}
-        has = ray.cluster_resources()
-        said = [f"{value:g} {name} of {has.get(name, 0.0):g}" for name, value in wants.items() if value]
-        labels = f", on nodes labelled {dict(pool.label_selector)}" if pool.label_selector else ""
-        return f"each asks for {', '.join(said) or 'nothing'} that the cluster has{labels}"
+    def _waited_in_vain(self) -> bool:
+        """Whether nobody works, and those that are waited for got no place in all the time that they have.
 
-    def _check_place(self, waited_s: float) -> None:
-        if waited_s <= self._pool.place_s:
-            return
-        if any(member.node is not None for member in self._members):
-            raise ModelLoadError(self._model, f"no worker has loaded it within {self._pool.place_s:g} s")
+        Raises ConfigError when there is nobody else; those that are there may not do what is left.
+        """
+        loading = any(member.node is not None and not member.hand.ready for member in self._members)
+        now_s = self._clock.now()
+        if loading or busy(self._dispatcher.hands):
+            self._waited_since_s = now_s
+        if now_s - self._waited_since_s <= self._pool.place_s:
+            return False
+        if any(member.hand.ready for member in self._members):
+            return True
         raise ConfigError(
-            f"no worker got a place in the cluster within {self._pool.place_s:g} s: {self._room()}"
+            f"no worker got a place in the cluster within {self._pool.place_s:g} s: {self._pool.said_of(ray.cluster_resources())}"
         )
 
     # Figures
@@ -378,6 +400,36 @@ class RayRunner:
     def peak_memory_mb(self) -> float:
         """See `Runner.peak_memory_mb`."""
         return self._dispatcher.peak_memory_mb()
+
+
+def _where() -> tuple[str, str | None]:
+    """Of the worker that this is asked in: its node, and the region that this is labelled with."""
+    context: Any = ray.get_runtime_context()
+    return context.get_node_id(), context.get_node_labels().get(_REGION_LABEL)
+
+
+def _lost_with_others(node: str | None, error: Exception | None) -> bool:
+    """Whether a worker's whole machine has gone, or it cannot be reached: then it was nothing that it did."""
+    if isinstance(error, exceptions.ActorUnavailableError) or getattr(error, "preempted", False):
+        return True
+    # One that had not yet said where it is has only these words.
+    if "its node has died" in str(error):
+        return True
+    nodes = cast("list[dict[str, Any]]", ray.nodes())
+    return any(known["NodeID"] == node and not known["Alive"] for known in nodes)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Ray warns at each start, on stderr, of what it chose; unless somebody has said how loud it should be."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    if before == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _how(error: Exception) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import HeadraceError, LedgerError
+from headrace.core.errors import HeadraceError, LedgerError, StorageError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.items import ScoredBatch
 from headrace.pipeline.progress import Progress
@@ -68,6 +68,8 @@ class Worker:
         self._work: Work | None = None
         self._run: TaskRun | None = None
         self._running = threading.Lock()
+        self._done: set[int] = set()
+        """Of the tasks under way, those that are done and told."""
         self._draining = False
 
     def tell_ready(self) -> None:
@@ -128,6 +130,31 @@ class Worker:
         )
 
     def _do(self, assignment: Assignment) -> None:
+        while True:
+            self._done = set[int]()
+            try:
+                complete = self._execute(assignment)
+                break
+            except StorageError:
+                if not self._tell_others(assignment):
+                    raise
+                left = tuple(number for number in assignment.tasks if number not in self._done)
+                assignment = replace(assignment, tasks=left)
+        self._send({"idle": True, "complete": complete})
+
+    def _tell_others(self, assignment: Assignment) -> bool:
+        """Whether somebody else has finished tasks of an assignment meanwhile, by the ledger; tells of them.
+
+        A worker that was given up and lives may have: what it had kept of a task is gone then, from which this one was
+        about to go on.
+        """
+        undone = [number for number in assignment.tasks if number not in self._done]
+        found = [] if assignment.replaces else list(filter(None, map(self.ledger.task, undone)))
+        for record in found:
+            self._on_task(record)
+        return bool(found)
+
+    def _execute(self, assignment: Assignment) -> bool:
         check = self._fence(assignment.run)
         check()
         self._work = work = self._work or self._begin()
@@ -157,16 +184,16 @@ class Worker:
             if self._draining:
                 run.drain()
         try:
-            complete = run.execute()
+            return run.execute()
         finally:
             self.tell()
             self._tell_observed()
-        self._send({"idle": True, "complete": complete})
 
     def _fence(self, run: str | None) -> Callable[[], None]:
         return (lambda: None) if run is None else Fence(self.ledger, run, self._clock).check
 
     def _on_task(self, record: TaskRecord) -> None:
+        self._done.add(record.task)
         self._send({"task": record.to_json().decode()})
 
     def _on_batch(self, _: ScoredBatch | None) -> None:
