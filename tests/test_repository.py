@@ -47,7 +47,7 @@ _EXTRAS_APART = {"mlserver": "constraints-mlserver.txt"}
 _SEVERAL_DOORS = {
     "uvicorn": "its server, and its protocol, which is imported where it is extended",
     "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
-    "boto3": "credentials of the object store, and AWS's own queues and notifications",
+    "boto3": "credentials of the object store and regions of its buckets, and AWS's own queues and notifications",
     "redis": "a dispatcher of jobs, and a store of checkpoints: either is used without the other",
     "httpx": "the guarded client of addresses that others name, and the client of our own API",
 }

@@ -1,4 +1,4 @@
-"""The one door to the object-store client (obstore) and, for single sign-on and roles, to boto3.
+"""The one door to the object-store client (obstore).
 
 What leaves here are bytes and our errors: `TransientFault` for what may pass, everything else for good. One attempt a
 call: whoever calls decides on the next. Only the blocking API: its asynchronous twin aborts the interpreter at exit.
@@ -24,6 +24,7 @@ from headrace.core.errors import (
     NotFoundError,
 )
 from headrace.storage.aws_profile import AwsSettings, CredentialSource, aws_settings
+from headrace.storage.aws_sdk import sdk_session
 from headrace.storage.cloud_credentials import meant_plain_http, require_credentials
 from headrace.storage.faults import EmptyRangeError, translate
 from headrace.storage.retry import TransientFault
@@ -300,15 +301,14 @@ def _certificates(path: str) -> bytes:
 
 def _sdk_credentials(uri: str, profile: str) -> Any:
     try:
-        import boto3  # noqa: PLC0415 - the extra `aws`, needed only here
+        session = sdk_session(
+            f"the AWS profile {profile!r} (single sign-on, a role or a process)", profile_name=profile
+        )
         from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - imports boto3
-    except ImportError as error:
-        raise MissingExtraError(
-            "aws", f"the AWS profile {profile!r} (single sign-on, a role or a process)"
-        ) from error
-    try:
-        session: Any = boto3.Session(profile_name=profile)
+
         return Boto3CredentialProvider(session, ttl=SDK_CREDENTIALS_TTL)
+    except MissingExtraError:
+        raise
     except Exception as error:  # botocore raises dozens of kinds, and ValueError for "none"
         raise AccessDeniedError(
             uri, f"the AWS SDK got no credentials from profile {profile!r}: {error}"
