@@ -105,6 +105,7 @@ _UNMIRRORED: dict[str, str] = {
     "testing/job_checks/claiming.py": "tests/testing/test_job_ledger.py breaks what it promises, and sees it go red",
     "testing/job_checks/deciding.py": "tests/testing/test_job_ledger.py, the same",
     "testing/job_checks/looking.py": "tests/testing/test_job_ledger.py, the same",
+    "testing/job_checks/regions.py": "tests/testing/test_job_ledger.py, the same",
     "testing/job_checks/settling.py": "tests/testing/test_job_ledger.py, the same",
     "testing/job_checks/submitting.py": "tests/testing/test_job_ledger.py, the same",
     "testing/job_checks/upkeep.py": "tests/testing/test_job_ledger.py, the same",

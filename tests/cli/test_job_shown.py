@@ -16,6 +16,7 @@ from headrace.jobs.job import Progress
         (Progress(0, 0, "rows"), "100% of 0 rows"),
         (Progress(5, 5), "100% of 5"),
         (Progress(5, 5, "records", "2 records failed"), "100% of 5 records, 2 records failed"),
+        (Progress(5, 5, "bytes", "", 2_000), "100% of 5 bytes, 2.0 kB across regions"),
         (Progress(5, None, "bytes", "odd\x1b[1m"), "5 bytes, odd�[1m"),
     ],
 )

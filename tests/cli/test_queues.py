@@ -44,3 +44,14 @@ def test_what_it_wants_is_lines_or_json(served):
     assert typed(served, "queues", "scale", "default", "--json").lines[0]["desired"] == 1
     lines = dict(line.split() for line in typed(served, "queues", "scale", "default").out.splitlines())
     assert lines["desired"] == lines["backlog"] == "1"
+
+
+def test_what_waits_in_regions_is_seen(served):
+    typed(served, "submit", "-m", "m", "--input", "1", "--region", "eu-west-1")
+    typed(served, "submit", "-m", "m", "--input", "1", "--region", "us")
+    typed(served, "submit", "-m", "m", "--input", "1")
+    lines = typed(served, "queues").out.splitlines()
+    assert lines[0].rstrip().endswith("queued by region")
+    assert lines[1].rstrip().endswith("eu-west-1 1, us 1")
+    (queue,) = typed(served, "queues", "list", "--json").lines
+    assert (queue["queued"], queue["queued_by_region"]) == (3, {"eu-west-1": 1, "us": 1})

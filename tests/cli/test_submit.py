@@ -7,7 +7,7 @@ import pytest
 
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobFailure, Progress
-from headrace.jobs.ledger import JobFilter
+from headrace.jobs.ledger import ClaimRequest, JobFilter
 from integration.command import headrace
 from jobs.desk_support import WAIT_S, served_jobs
 
@@ -124,3 +124,16 @@ def test_what_cannot_be_is_one_line(served, arguments, code, why):
 
 def test_help_has_examples():
     assert "headrace submit rows.csv --model churn --wait" in headrace("submit", "--help").out
+
+
+def test_a_region_is_submitted_and_shown(served):
+    done = typed(served, "submit", "-m", "m", "--input", "1", "--region", "eu-west-1")
+    job_id = done.out.strip()
+    assert "eu-west-1" in typed(served, "jobs", "list").out
+    shown = [line.split(maxsplit=1) for line in typed(served, "jobs", "show", job_id).out.splitlines()]
+    assert ["region", "eu-west-1"] in shown
+    claim = ClaimRequest("w", ("default",), 1, 60_000, "us", other_regions=True)
+    served.ledger.turn((), claim)
+    assert "eu-west-1, worked on in us" in typed(served, "jobs", "show", job_id).out
+    wrong = typed(served, "submit", "-m", "m", "--input", "1", "--region", "eu west")
+    assert (wrong.code, "region: 'eu west' cannot be a region" in wrong.err) == (1, True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.config.jobs_file import anyone, read_jobs_file
+from headrace.config.jobs_file import WorkerPlace, anyone, read_jobs_file, read_worker_place
 from headrace.core.api_key import digest_of, digest_text
 from headrace.core.errors import ConfigError, ForbiddenError
 from headrace.jobs.access import Scope
@@ -84,6 +84,19 @@ def test_what_is_headraces_own_is_nobodys_to_name(tmp_path, place):
     ("text", "why"),
     [
         ("x = 1", "there is no 'x'"),
+        ("regions = 1", "regions must be a table"),
+        ("[regions]\nhere = 1", "regions: there is no 'here'"),
+        ("[regions]\nask_buckets = 1", "regions.ask_buckets must be true or false, not 1"),
+        ("[regions]\nworker = 1", "regions.worker must be a region, not 1"),
+        ("[regions]\nworker = 'eu west'", "'eu west' cannot be a region"),
+        (
+            "[regions]\nother_regions = 'often'",
+            "regions.other_regions must be one of idle, never, not 'often'",
+        ),
+        ("[regions]\ndata = 1", "regions.data must be a table of prefixes"),
+        ("[regions.data]\n's3://b/' = 1.5", "regions.data: s3://b/ must have a region, not 1.5"),
+        ("[regions.data]\n's3://' = 'eu'", "regions.data: s3://: no bucket"),
+        ("[regions.data]\n's3://b' = 'eu'\n's3://b/' = 'us'", "s3://b/ is in two regions"),
         ("= 1", "it is no TOML"),
         ("keys = 1", "there is no key"),
         (FILE + "[anyone]\ninputs = []", "nobody is anyone"),
@@ -121,3 +134,28 @@ def test_mistakes_are_told_with_file_and_place(tmp_path, text, why):
 def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_jobs_file(tmp_path / "none.toml", store_uri="s3://own/")
+
+
+def test_regions_of_data_and_of_workers_are_read(tmp_path):
+    text = """
+[regions]
+ask_buckets = true
+worker = "eu-west-1"
+other_regions = "never"
+
+[regions.data]
+"s3://b/" = "eu-west-1"
+"s3://b/us/" = "us-east-1"
+"""
+    rules = read(tmp_path, text).regions
+    assert (rules.region("s3://b/k"), rules.region("s3://b/us/k"), rules.ask_buckets) == (
+        "eu-west-1",
+        "us-east-1",
+        True,
+    )
+    assert read_worker_place(tmp_path / "jobs.toml") == WorkerPlace("eu-west-1", "never")
+    assert read(tmp_path, "").regions.ask_buckets is False
+    assert read_worker_place(tmp_path / "jobs.toml") == read_worker_place(None) == WorkerPlace("", "idle")
+    (tmp_path / "jobs.toml").write_text("[regions]\nworker = ''\nother_regions = 1")
+    with pytest.raises(ConfigError, match=r"jobs.toml: regions.other_regions must be text"):
+        read_worker_place(tmp_path / "jobs.toml")

@@ -92,6 +92,32 @@ def test_long_jobs_are_killed_and_their_output_is_an_undisturbed_runs(tmp_path, 
     assert contents(tmp_path / "out" / "killed") == written
 
 
+def test_a_job_is_worked_on_away_from_its_data_only_where_that_is_allowed(tmp_path):
+    """The file says where data lives; the worker says where it is."""
+    (tmp_path / "model.py").write_text(MODEL)
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.csv").write_text("1,0\n" * 50)
+    (tmp_path / "jobs.toml").write_text(
+        f'[anyone]\ninputs = ["{source}"]\noutputs = ["{tmp_path}/out"]\n'
+        f'[regions]\nworker = "us"\nother_regions = "never"\n[regions.data]\n"{source}/" = "eu"\n'
+    )
+    job = {"kind": "transform", "input_uri": f"{source}/", "output_uri": f"{tmp_path}/out/"}
+    options = ("model.py", "--config", str(tmp_path / "jobs.toml"), "--isolation", "thread", "--no-serve")
+    with Up(tmp_path, *options) as up, up.wait_until_ready().client() as client:
+        far = client.submit("model", **job)
+        # After it has been passed over: with "never" the worker has only this one to do.
+        near = client.wait(client.submit("model", "1,0\n", content_type="text/csv", region="us").id, WAIT_S)
+        assert (near.state, near.worker_region) == (JobState.COMPLETED, "us")
+        assert client.queue("default")["queued_by_region"] == {"eu": 1}
+        assert up.terminate() == 0
+    with Up(tmp_path, *options, "--other-regions", "idle") as up, up.wait_until_ready().client() as client:
+        done = client.wait(far.id, WAIT_S)
+        assert (done.state, done.spec.region, done.worker_region) == (JobState.COMPLETED, "eu", "us")
+        assert done.progress.bytes_across_regions == (source / "a.csv").stat().st_size
+        assert up.terminate() == 0
+
+
 def contents(folder):
     files = [path for path in folder.rglob("*") if path.is_file() and "_headrace" not in path.parts]
     return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.name != "_report.json"}

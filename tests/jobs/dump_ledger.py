@@ -33,7 +33,7 @@ def fill(path: Path) -> None:
             NewJob(id="failed", priority=1, idempotency_key="k", body_digest="d", options={"rows": 3}),
             NewJob(id="pending", priority=2),
             NewJob(id="running", priority=3),
-            NewJob(id="later", delay_ms=60_000, deadline_s=3600.0, time_to_live_s=1800.0),
+            NewJob(id="later", region="eu-east", delay_ms=60_000, deadline_s=3600.0, time_to_live_s=1800.0),
         ]
     )
     claim = ClaimRequest("w", ("default",), 4, 60_000)

@@ -157,3 +157,50 @@ def test_how_many_workers_are_wanted_is_never_guessed(desk, ledger):
         desk.scale(ANY_PLACE, "q")
     with pytest.raises(JobLedgerUnavailableError):
         desk.check_ready()
+
+
+@pytest.fixture
+def placing(ledger, stores):
+    """A desk that knows where data lives, and the URIs that it asked for."""
+    asked = []
+
+    def region_of(uri):
+        asked.append(uri)
+        return "eu" if uri.startswith(("s3://in", "memory://s/")) else None
+
+    made = JobDesk(ledger, stores, DeskSettings("memory://s"), region_of=region_of)
+    made.start()
+    yield made, asked
+    made.stop()
+
+
+def test_a_job_goes_where_its_input_lives(placing):
+    desk, asked = placing
+    told = desk.submit(ANY_PLACE, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
+    assert told.job.spec.region == "eu"
+    ours = desk.submit_ours(NewJob(model="m", input_uri="s3://elsewhere/k")).result(WAIT_S)
+    assert ours.job.spec.region == ""
+    assert asked == ["s3://in/k", "s3://elsewhere/k"]
+
+
+def test_the_submitters_region_goes_first(placing):
+    desk, asked = placing
+    job = NewJob(model="m", input_uri="s3://in/k", region="us")
+    assert desk.submit(ANY_PLACE, Submission(job)).result(WAIT_S).job.spec.region == "us"
+    assert desk.submit_ours(job).result(WAIT_S).job.spec.region == "us"
+    assert asked == []
+
+
+def test_what_comes_with_the_submission_goes_anywhere_and_an_upload_where_it_lies(placing, stores):
+    desk, _ = placing
+    assert desk.submit(ANY_PLACE, INLINE).result(WAIT_S).job.spec.region == ""
+    upload = desk.begin_upload(ANY_PLACE)
+    with desk.open_upload(ANY_PLACE, upload.id) as writer:
+        writer.write(b"1,2\n")
+    job = NewJob(model="m", content_type="text/csv", owned_input=True)
+    assert desk.submit(ANY_PLACE, Submission(job, upload=upload.id)).result(WAIT_S).job.spec.region == "eu"
+
+
+def test_without_rules_a_job_has_no_region(desk):
+    told = desk.submit(ANY_PLACE, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
+    assert told.job.spec.region == ""

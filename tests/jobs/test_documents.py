@@ -28,10 +28,14 @@ jobs = st.builds(
     id=st.uuids().map(str),
     state=st.sampled_from(JobState),
     spec=st.builds(
-        NewJob, model=st.text(max_size=5), tags=st.dictionaries(st.text(max_size=3), st.text(max_size=3))
+        NewJob,
+        model=st.text(max_size=5),
+        region=st.sampled_from(("", "eu")),
+        tags=st.dictionaries(st.text(max_size=3), st.text(max_size=3)),
     ),
     attempt=st.integers(0, 5),
     lease=st.integers(0, 5),
+    worker_region=st.sampled_from(("", "us")),
     started_at_ms=times,
     ended_at_ms=times,
     cancel_requested=st.booleans(),
@@ -49,6 +53,20 @@ def test_what_is_written_is_read_again(job):
     for field in fields(NewJob):
         if field.name not in UNTOLD | {"id"}:
             assert getattr(read.spec, field.name) == getattr(job.spec, field.name)
+
+
+def test_an_older_api_tells_of_no_regions():
+    job = Job(
+        "j",
+        JobState.RUNNING,
+        NewJob(region="eu"),
+        worker_region="us",
+        progress=Progress(1, 2, "bytes", "", 3),
+    )
+    document = job_document(job)
+    del document["region"], document["worker_region"], document["progress"]["bytes_across_regions"]
+    read = read_job(document)
+    assert (read.spec.region, read.worker_region, read.progress.bytes_across_regions) == ("", "", 0)
 
 
 def test_secrets_of_whom_it_notifies_are_not_told():
@@ -88,8 +106,8 @@ def test_a_mark_may_stand_in_a_header():
 def test_history_and_queues():
     entry = HistoryEntry(5, HistoryEvent.LEASE_LOST, 1, 2, "w", "crash", "m", "by")
     assert read_history(history_document(entry)) == entry
-    told = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500))
+    told = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500, {"eu": 1}))
     assert told == {
         "queue": "q", "paused": False, "draining": False, "pending_max": 3, "queued": 2, "later": 1, "running": 4,
-        "oldest_seconds": 1.5,
+        "oldest_seconds": 1.5, "queued_by_region": {"eu": 1},
     }  # fmt: skip

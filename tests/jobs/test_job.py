@@ -60,3 +60,12 @@ def test_jobs_are_values():
 def test_a_new_job_says_what_it_is_in_words_that_the_contract_has():
     assert NewJob().kind in KINDS
     assert all(field.default is not None or field.name.endswith("_s") for field in fields(NewJob))
+
+
+@pytest.mark.parametrize(
+    ("region", "worker_region", "across"),
+    [("eu", "us", True), ("eu", "eu", False), ("", "us", False), ("eu", "", False), ("", "", False)],
+)
+def test_regions_are_crossed_where_both_are_known(region, worker_region, across):
+    job = Job("j", JobState.RUNNING, NewJob(region=region), worker_region=worker_region)
+    assert job.across_regions is across

@@ -46,6 +46,7 @@ from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.ledgers_under_test import LEDGERS
 
 QUEUES = ("a", "b")
+REGIONS = ("", "", "east", "west")
 WORKERS = ("w0", "w1", "w2")
 LEASE_MS = 60_000
 LIMIT = 1_000
@@ -73,6 +74,7 @@ plain_jobs = st.builds(
     attempts_max=st.sampled_from((1, 3, 5, 9)),
     time_limit_s=st.just(2.5),
     tags=st.just({"team": "blue"}),
+    region=st.sampled_from(REGIONS),
 )
 timed_jobs = st.builds(
     NewJob,
@@ -97,6 +99,7 @@ new_jobs = st.builds(
     idempotency_key=st.sampled_from(("", "", "k1", "k2")),
     body_digest=st.sampled_from(("d1", "d1", "d2")),
     tenant=st.sampled_from(("", "t")),
+    region=st.sampled_from(REGIONS),
 )
 outcomes = st.one_of(
     st.builds(lambda n: Completed(ResultRef(f"memory://box/{n}", n)), st.integers(0, 9)),
@@ -198,6 +201,19 @@ class LedgerBesideReference(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 4), queues=st.permutations(QUEUES))
     def claim(self, worker, room, queues):
         self._turn(worker, [], ClaimRequest(worker, tuple(queues), room, LEASE_MS))
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        room=st.integers(1, 4),
+        queues=st.permutations(QUEUES),
+        region=st.sampled_from(("east", "west", "nobody's")),
+        others=st.booleans(),
+    )
+    def claim_for_a_region(self, worker, room, queues, region, others):
+        claim = ClaimRequest(worker, tuple(queues), room, LEASE_MS, region, others)
+        found = self._turn(worker, [], claim)
+        near = [job for job in found.claimed if job.spec.region in ("", region)]
+        assert others or len(near) == len(found.claimed)
 
     @rule(room=st.integers(1, 3), first=st.sampled_from(QUEUES))
     def all_claim(self, room, first):
@@ -573,7 +589,12 @@ def _view(job, as_it_should_be, requeued):
     if state is JobState.PENDING and as_it_should_be.started_at_ms is None:
         view["expires_at_ms"] = job.expires_at_ms
     if state is JobState.RUNNING:
-        view |= {"worker": job.worker, "started": job.started_at_ms, "cancel": job.cancel_requested}
+        view |= {
+            "worker": job.worker,
+            "where": job.worker_region,
+            "started": job.started_at_ms,
+            "cancel": job.cancel_requested,
+        }
         if as_it_should_be.progress is not None:
             view["progress"] = job.progress
     if state is JobState.FAILED:

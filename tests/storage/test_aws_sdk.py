@@ -51,8 +51,10 @@ def test_who_is_refused_is_told_the_region_all_the_same():
 def test_the_location_is_asked_for_where_the_header_is_missing(constraint, region):
     body = f'<LocationConstraint xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{constraint}</LocationConstraint>'
     with Receiver() as server:
-        location = Reply(200, {"Content-Type": "application/xml"}, body.encode())
-        server.answer = lambda request: location if request.method == "GET" else Reply()
+        # The receiver closes after each answer; whoever is not told so may send the next request into that.
+        closes = {"Connection": "close"}
+        location = Reply(200, {"Content-Type": "application/xml"} | closes, body.encode())
+        server.answer = lambda request: location if request.method == "GET" else Reply(headers=closes)
         assert bucket_region("box", KEYS | {"AWS_ENDPOINT_URL": server.url}, timeout_s=5) == region
 
 

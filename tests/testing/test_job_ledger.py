@@ -54,22 +54,53 @@ class QueuesOfAnyOrder(MemoryJobLedger):
 
 
 class ExpiredJobsGivenOut(MemoryJobLedger):
-    def _claimable(self, queues):
-        return [job for job in self._waiting(queues) if job.due_at_ms <= self.now_ms()]
+    def _claimable(self, claim):
+        return [job for job in self._waiting(claim.queues) if job.due_at_ms <= self.now_ms()]
 
 
 class SleepersGivenOut(MemoryJobLedger):
-    def _claimable(self, queues):
-        return self._waiting(queues)
+    def _claimable(self, claim):
+        return self._waiting(claim.queues)
+
+
+class RegionsIgnored(MemoryJobLedger):
+    def _claimable(self, claim):
+        return super()._claimable(replace(claim, region=""))
+
+
+class OthersNever(MemoryJobLedger):
+    def _claimable(self, claim):
+        return super()._claimable(replace(claim, other_regions=not claim.region))
+
+
+class OthersAsIfItsOwn(MemoryJobLedger):
+    def _claimable(self, claim):
+        return super()._claimable(replace(claim, region="") if claim.other_regions else claim)
+
+
+class OnlyItsOwn(MemoryJobLedger):
+    def _claimable(self, claim):
+        found = super()._claimable(claim)
+        return [job for job in found if job.spec.region] if claim.region else found
+
+
+class NewsOfOtherRegions(MemoryJobLedger):
+    def _due_in_ms(self, claim):
+        return super()._due_in_ms(replace(claim, region=""))
+
+
+class CountsNoRegions(MemoryJobLedger):
+    def counts(self, queue):
+        return replace(super().counts(queue), due_by_region={})
 
 
 class NeverAlone(MemoryJobLedger):
-    def _claimable(self, queues):
-        return [replace(job, crashes=0) for job in super()._claimable(queues)]
+    def _claimable(self, claim):
+        return [replace(job, crashes=0) for job in super()._claimable(claim)]
 
 
 class NoRoomForOne(MemoryJobLedger):
-    def _due_in_ms(self, queues):
+    def _due_in_ms(self, claim):
         return None
 
 
@@ -149,12 +180,12 @@ class ClaimsTwiceTheSame(MemoryJobLedger):
 
     def turn(self, settlements, claim=None):
         with self._open():
-            found = self._claimable(claim.queues if claim else ())[: claim.jobs_max if claim else 0]
+            found = self._claimable(claim)[: claim.jobs_max] if claim else []
         threading.Event().wait(0.001)
         with self._open() as table:
             turn = super().turn(settlements)
             for job in found:
-                table.jobs[job.id] = memory.claimed(job, claim.worker, claim.lease_ms, self.now_ms())
+                table.jobs[job.id] = memory.claimed(job, claim, self.now_ms())
             return replace(turn, claimed=tuple(table.jobs[job.id] for job in found))
 
 
@@ -355,6 +386,17 @@ _LEDGERS = [
     (NeverAlone, "check_lonely_job_across_queues"),
     (NeverAlone, "check_lonely_after_lost_leases"),
     (NoRoomForOne, "check_future_jobs_sleep"),
+    (RegionsIgnored, "check_own_region_first"),
+    (RegionsIgnored, "check_regions_that_sleep"),
+    (RegionsIgnored, "check_released_jobs_keep_their_region"),
+    (RegionsIgnored, "check_region_race"),
+    (OthersNever, "check_other_regions_last"),
+    (OthersAsIfItsOwn, "check_other_regions_last"),
+    (OnlyItsOwn, "check_own_region_first"),
+    (NewsOfOtherRegions, "check_regions_that_sleep"),
+    (CountsNoRegions, "check_counts_by_region"),
+    (PausesNothing, "check_regions_in_paused_queues"),
+    (NeverAlone, "check_lonely_jobs_of_regions"),
     (KeysOfEverybody, "check_idempotency_keys"),
     (DigestsIgnored, "check_key_with_another_digest"),
     (DigestsIgnored, "check_keys_within_one_call"),

@@ -3,9 +3,12 @@
 import pytest
 
 from headrace.jobs.job import Cancelled, Completed, Expired, Failed, Job, NewJob, Released, ResultRef
+from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState
 from headrace.testing.job_checks.bench import OOPS
 from headrace.testing.job_rules import claimed, fresh, lost, moved, requeued, settled
+
+CLAIM = ClaimRequest("w", ("default",), 1, 100)
 
 
 @pytest.mark.parametrize("state", JobState)
@@ -36,8 +39,8 @@ def test_what_has_ended_is_neither_settled_nor_lost(state):
 def test_a_life_from_end_to_end():
     job = fresh(NewJob(delay_ms=3, deadline_s=1.5, attempts_max=1), "id", 10)
     assert (job.due_at_ms, job.deadline_at_ms, job.spec.id) == (13, 1_510, "id")
-    job = lost(claimed(job, "w", 100, 20), 200, 5)
+    job = lost(claimed(job, CLAIM, 20), 200, 5)
     assert (job.state, job.ended_at_ms, job.crashes) == (JobState.FAILED, 200, 1)
     job = requeued(job, 300)
     assert (job.state, job.due_at_ms, job.deadline_at_ms, job.attempt) == (JobState.PENDING, 300, 1_800, 0)
-    assert claimed(job, "w", 100, 400).lease == 2
+    assert claimed(job, CLAIM, 400).lease == 2

@@ -19,7 +19,7 @@ from headrace.core.service import Service
 from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import JobAccess
-from headrace.jobs.desk import DeskSettings, JobDesk
+from headrace.jobs.desk import DeskSettings, JobDesk, RegionOf
 from headrace.jobs.maintenance.sweeper import Retention
 from headrace.jobs.notifier import EmailTarget
 from headrace.jobs.subscription import read_subscriptions
@@ -32,6 +32,7 @@ from headrace.server.jobs.workroom import Workroom
 from headrace.server.listen import HttpListener, Listener, TlsFiles, new_event_loop
 from headrace.server.security import check_bind
 from headrace.server.serving import DrainSettings, Serving
+from headrace.storage.regions import Regions
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -130,7 +131,14 @@ def open_jobs(
     )
     desk_settings = DeskSettings(at.store_uri, slots_per_worker=settings.concurrency)
     announce = None if parts.dispatcher is None else parts.dispatcher.announce
-    desk = JobDesk(parts.ledger, parts.stores, desk_settings, announce=announce, check_notify=_check_of(file))
+    desk = JobDesk(
+        parts.ledger,
+        parts.stores,
+        desk_settings,
+        announce=announce,
+        check_notify=_check_of(file),
+        region_of=_region_of(file),
+    )
     triggering = None if file.triggers is None else Triggering(file.triggers, desk.submit_ours)
     worker = join_worker(parts, repository, settings) if models else None
     services: list[Service] = [parts, repository, *([worker] if worker else []), desk]
@@ -151,6 +159,12 @@ def open_jobs(
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
     together = Serving(_Together(services), dataplane, list(doors.values()), drain=drain)
     return OpenedJobs(together, doors, parts, worker)
+
+
+def _region_of(file: JobsFile) -> RegionOf | None:
+    """Where data lives, by the file; None where it says nothing, so that nobody is asked."""
+    rules = file.regions
+    return Regions(rules).of if rules.rules or rules.ask_buckets else None
 
 
 def _check_of(file: JobsFile) -> Callable[[Mapping[str, Any]], None]:

@@ -32,6 +32,14 @@ WORKER_OPTIONS = options(
         "--queue", "queues", multiple=True, metavar="NAME",
         help="Whose jobs to take, the first ones first.  [default: default]",
     ),
+    click.option(
+        "--region", metavar="LABEL",
+        help="Where it is: jobs whose data lives there come first, with those of no region.  [default: all alike]",
+    ),
+    click.option(
+        "--other-regions", type=click.Choice(["idle", "never"]),
+        help="With --region: when to take other regions' jobs: having nothing else to do, or never.  [default: idle]",
+    ),
     click.option("--concurrency", type=int, default=8, show_default=True, help="Jobs at once; they share the model's calls."),
     click.option("--lease-s", type=float, default=60.0, show_default=True, help="A dead worker's jobs are run again after so long."),
     click.option("--beat-s", type=float, default=15.0, show_default=True, help="How often it says that it lives."),
@@ -71,11 +79,15 @@ def jobs_at(given: dict[str, Any]) -> Any:
 
 
 def worker_settings(given: dict[str, Any]) -> Any:
-    """How the worker works, by its options."""
+    """How the worker works, by its options, and by the file of `--config` where they do not say."""
+    from headrace.config.jobs_file import read_worker_place  # noqa: PLC0415 - imported by jobs alone
     from headrace.jobs.worker.settings import WorkerSettings  # noqa: PLC0415 - imported by jobs alone
 
+    place = read_worker_place(given["config"])
     return WorkerSettings(
         queues=given["queues"] or ("default",),
+        region=given["region"] or place.region,
+        other_regions=given["other_regions"] or place.other_regions,
         concurrency=given["concurrency"],
         lease_s=given["lease_s"],
         beat_s=given["beat_s"],

@@ -39,25 +39,37 @@ def say_job_json(job: Job) -> None:
 
 def say_jobs(jobs: Iterable[Job]) -> int:
     """A line a job; how many there were."""
-    table = plain_table("id", "state", "queue", "model", "progress ", "attempt ", "age ", "why")
-    count = 0
-    for job in jobs:
-        count += 1
+    listed = list(jobs)
+    # A column that is empty for whoever has no regions is left out.
+    regions = any(job.spec.region for job in listed)
+    table = plain_table(
+        "id",
+        "state",
+        "queue",
+        "model",
+        *(["region"] if regions else []),
+        "progress ",
+        "attempt ",
+        "age ",
+        "why",
+    )
+    for job in listed:
         table.add_row(
             job.id,
             Text(job.state.value, _COLOURS[job.state]),
             job.spec.queue,
             job.spec.model or "-",
+            *([job.spec.region or "-"] if regions else []),
             progress_text(job.progress) or "-",
             f"{job.attempt}/{job.spec.attempts_max}",
             _age(job.created_at_ms),
             Text(_why(job)),
         )
-    if count:
+    if listed:
         say_table(table)
     else:
         click.echo("there is no such job", err=True)
-    return count
+    return len(listed)
 
 
 def say_job(job: Job, history: Iterable[HistoryEntry]) -> None:
@@ -78,7 +90,10 @@ def progress_text(progress: Progress | None) -> str:
     share = progress.done / progress.total if progress.total else 1.0
     done = f"{progress.done:,}" if progress.total is None else f"{share:.0%} of {progress.total:,}"
     note = f", {printable(progress.note)}" if progress.note else ""
-    return f"{done} {progress.unit}".rstrip() + note
+    across = progress.bytes_across_regions
+    return (
+        f"{done} {progress.unit}".rstrip() + note + (f", {decimal(across)} across regions" if across else "")
+    )
 
 
 def follow(jobs: Iterable[Job], *, json_lines: bool, quiet: bool = False) -> Job | None:
@@ -158,6 +173,7 @@ def _figures(job: Job) -> dict[str, str]:
         "attempt": f"{job.attempt} of {spec.attempts_max}" + (f" by {job.worker}" if job.worker else ""),
         "progress": progress_text(job.progress),
         "input": spec.input_uri,
+        "region": _regions(job),
         "result": "" if result is None else _result(result),
         "failure": "" if failure is None else f"{failure.cause.value}: {one_line(failure.message)}",
         "details": "" if failure is None else failure.uri,
@@ -170,6 +186,11 @@ def _figures(job: Job) -> dict[str, str]:
         "correlation": spec.correlation_id,
         "tenant": spec.tenant,
     }
+
+
+def _regions(job: Job) -> str:
+    where = f"worked on in {job.worker_region}" if job.worker_region else ""
+    return ", ".join(filter(None, (job.spec.region, where)))
 
 
 def _result(result: Any) -> str:

@@ -100,7 +100,9 @@ def _say(queues: Any, given: dict[str, Any]) -> None:
         return
     from headrace.cli.answers import plain_table, say_table  # noqa: PLC0415 - see cli.infer
 
-    table = plain_table(*_COLUMNS)
+    # A column for whoever has regions: what waits in one that no worker takes is seen here.
+    regions = any(_regions(queue) for queue in queues)
+    table = plain_table(*_COLUMNS, *(["queued by region"] if regions else []))
     for queue in queues:
         table.add_row(
             queue["queue"],
@@ -110,8 +112,16 @@ def _say(queues: Any, given: dict[str, Any]) -> None:
             f"{queue['oldest_seconds']:,.0f}",
             "-" if queue["pending_max"] is None else f"{queue['pending_max']:,}",
             _state(queue),
+            *([_regions(queue)] if regions else []),
         )
     say_table(table)
+
+
+def _regions(queue: dict[str, Any]) -> str:
+    # An older API does not tell.
+    return ", ".join(
+        f"{region} {jobs:,}" for region, jobs in sorted(queue.get("queued_by_region", {}).items())
+    )
 
 
 def _state(queue: dict[str, Any]) -> str:

@@ -20,6 +20,8 @@ Examples:
     headrace submit --input '[[42, 3.5, 0]]' --model churn --tag day=2026-11-21 --idempotency-key day-21
   An object that is in a bucket already, its result published beside it, before all others:
     headrace submit s3://bucket/day.csv --model churn --output-uri s3://bucket/scored/ --priority 0
+  By a worker beside the data, if there is one:
+    headrace submit s3://bucket-eu/day.csv --model churn --region eu-west-1
   Later, for at most ten minutes; from standard input:
     headrace submit - --content-type text/csv --model churn --delay-s 3600 --time-limit-s 600 < rows.csv
   For a script:
@@ -30,8 +32,8 @@ Exit status: 0 submitted, with --wait completed; 1 refused, or failed, cancelled
 by Ctrl-C: the job goes on.
 """
 _FIELDS = (
-    "kind", "queue", "content_type", "accept", "output_uri", "key", "priority", "delay_s", "attempts_max", "time_limit_s",
-    "time_to_live_s", "deadline_s", "correlation_id", "idempotency_key",
+    "kind", "queue", "content_type", "accept", "output_uri", "key", "region", "priority", "delay_s", "attempts_max",
+    "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "idempotency_key",
 )  # fmt: skip
 _SECONDS = click.FloatRange(min=0)
 
@@ -46,6 +48,11 @@ _SECONDS = click.FloatRange(min=0)
 @click.option("--accept", help="How to write the result, by its content type.")
 @click.option("--output-uri", metavar="URI", help="A prefix to publish the result below, as KEY.out.")
 @click.option("--key", help="The KEY in KEY.out.  [default: the job's id]")
+@click.option(
+    "--region",
+    metavar="LABEL",
+    help="Where its data lives: workers there go first.  [default: the server's rules]",
+)
 @click.option(
     "--option", "-O", "options", multiple=True, metavar="KEY=VALUE", help="Of its kind; may be repeated."
 )

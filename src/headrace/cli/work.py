@@ -26,6 +26,8 @@ Examples:
     headrace work churn.onnx
   Sixteen jobs at once, which share the model's calls, from two queues:
     headrace work churn.onnx --queue urgent --queue default --concurrency 16
+  Beside the data: its own region's jobs first, others' while it has none of those (or --other-regions never):
+    headrace work churn.onnx --region eu-west-1 --config jobs.toml
   Jobs in PostgreSQL, payloads and results in S3:
     headrace work models/ --ledger postgresql://jobs@db/jobs --store s3://bucket/jobs/
 """

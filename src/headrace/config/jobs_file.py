@@ -36,14 +36,23 @@
 
     [vendor]                          # the vendor's asynchronous door
     output_uri = "s3://bucket/async/"
+
+    [regions]                         # where data lives, and where these workers are
+    ask_buckets = true                # ask S3 for the regions of buckets of which nothing is said below; default: false
+    worker = "eu-west-1"              # --region
+    other_regions = "never"           # --other-regions; default: "idle"
+
+    [regions.data]                    # the longest prefix wins
+    "s3://bucket-eu/" = "eu-west-1"
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, get_args
 
 from headrace.core.errors import ConfigError
 from headrace.jobs.access import ANYONE, JobAccess, JobKey, read_job_keys
@@ -55,11 +64,31 @@ from headrace.jobs.outbound.urls import PORTS, OutboundPolicy
 from headrace.jobs.places import Allowed
 from headrace.jobs.subscription import read_subscriptions
 from headrace.jobs.trigger import Triggers, read_triggers
+from headrace.jobs.worker.settings import OtherRegions
 from headrace.server.jobs.vendor import VendorSettings
+from headrace.storage.regions import RegionRule, RegionRules, require_region
 
-_TABLES: Final = ("keys", "anyone", "queues", "triggers", "endpoints", "smtp", "outbound", "vendor")
+_TABLES: Final = (
+    "keys",
+    "anyone",
+    "queues",
+    "triggers",
+    "endpoints",
+    "smtp",
+    "outbound",
+    "vendor",
+    "regions",
+)
 _PORT_MAX: Final = 65535
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Where workers are, and when they take jobs of elsewhere; see `WorkerSettings`."""
+
+    region: str = ""
+    other_regions: OtherRegions = "idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +103,8 @@ class JobsFile:
     smtp: SmtpSettings | None = None
     outbound: OutboundPolicy = field(default_factory=OutboundPolicy)
     vendor: VendorSettings | None = None
+    regions: RegionRules = field(default_factory=lambda: RegionRules(ask_buckets=False))
+    """Where data lives."""
 
 
 def read_jobs_file(path: Path, *, store_uri: str, reserved: Iterable[str] = ()) -> JobsFile:
@@ -81,6 +112,30 @@ def read_jobs_file(path: Path, *, store_uri: str, reserved: Iterable[str] = ()) 
 
     Raises ConfigError with the file, the table and the key for whatever cannot be.
     """
+    document = _document(path)
+    with _named(path):
+        return _jobs_file(document, str(path), store_uri, (store_uri, *reserved))
+
+
+def read_worker_place(path: Path | None) -> WorkerPlace:
+    """What the file alone says of where workers are; as by default without a file. ConfigError as `read_jobs_file`."""
+    if path is None:
+        return WorkerPlace()
+    document = _document(path)
+    with _named(path):
+        return _regions(document)[1]
+
+
+@contextmanager
+def _named(path: Path) -> Generator[None]:
+    """Errors name the file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -90,10 +145,7 @@ def read_jobs_file(path: Path, *, store_uri: str, reserved: Iterable[str] = ()) 
     unknown = sorted(document.keys() - set(_TABLES))
     if unknown:
         raise ConfigError(f"{path}: there is no {unknown[0]!r} (there are {', '.join(_TABLES)})")
-    try:
-        return _jobs_file(document, str(path), store_uri, (store_uri, *reserved))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+    return document
 
 
 def _jobs_file(
@@ -102,6 +154,7 @@ def _jobs_file(
     outbound = _outbound(_table(document, "outbound"))
     vendor = _made(VendorSettings, _table(document, "vendor"), "vendor") if "vendor" in document else None
     outputs = [store_uri] if store_uri.startswith("s3://") else []
+    regions, _ = _regions(document)
     return JobsFile(
         access=_access(document, where, reserved, outbound),
         queues={name: _queue(tables, name) for tables in [_table(document, "queues")] for name in tables},
@@ -110,7 +163,38 @@ def _jobs_file(
         smtp=_made(SmtpSettings, _table(document, "smtp"), "smtp") if "smtp" in document else None,
         outbound=outbound,
         vendor=vendor,
+        regions=regions,
     )
+
+
+def _regions(document: Mapping[str, Any]) -> tuple[RegionRules, WorkerPlace]:
+    table = _table(document, "regions")
+    unknown = sorted(table.keys() - _REGION_WORDS.keys())
+    if unknown:
+        raise ConfigError(f"regions: there is no {unknown[0]!r} (there are {', '.join(_REGION_WORDS)})")
+    for name, value in table.items():
+        kind, what = _REGION_WORDS[name]
+        if not isinstance(value, kind):
+            raise ConfigError(f"regions.{name} must be {what}, not {value!r}")
+    data = cast("dict[str, Any]", table.get("data", {}))
+    rules = tuple(_region_rule(prefix, region) for prefix, region in data.items())
+    if worker := table.get("worker", ""):
+        require_region(worker)
+    others = table.get("other_regions", "idle")
+    if others not in get_args(OtherRegions):
+        raise ConfigError(
+            f"regions.other_regions must be one of {', '.join(get_args(OtherRegions))}, not {others!r}"
+        )
+    return RegionRules(rules, table.get("ask_buckets", False)), WorkerPlace(worker, others)
+
+
+def _region_rule(prefix: str, region: Any) -> RegionRule:
+    if not isinstance(region, str):
+        raise ConfigError(f"regions.data: {prefix} must have a region, not {region!r}")
+    try:
+        return RegionRule(prefix, region)
+    except ConfigError as error:
+        raise ConfigError(f"regions.data: {error}") from error
 
 
 def _queue(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -235,6 +319,12 @@ def _missing(error: TypeError) -> str:
     return str(error).rpartition("argument")[2].lstrip("s: ").strip() + " is missing"
 
 
+_REGION_WORDS: Final[Mapping[str, tuple[type, str]]] = {
+    "data": (dict, "a table of prefixes and regions"),
+    "ask_buckets": (bool, "true or false"),
+    "worker": (str, "a region"),
+    "other_regions": (str, "text"),
+}
 _WORDS: Final[Mapping[str, tuple[Any, str]]] = {
     "<class 'str'>": (str, "text"),
     "<class 'bool'>": (bool, "true or false"),

@@ -38,6 +38,9 @@ DECIDE: Final = (Scope.SUBMIT, Scope.OPERATE)
 CheckNotify = Callable[[Mapping[str, Any]], None]
 """Raises DataError, ConfigError or ForbiddenError for somebody who cannot, or may not, be told of a job."""
 
+RegionOf = Callable[[str], str | None]
+"""Where a URI's data lives, None where that is not known. May wait for a server; never raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeskSettings:
@@ -107,12 +110,14 @@ class JobDesk:
         *,
         check_notify: CheckNotify | None = None,
         announce: Announce | None = None,
+        region_of: RegionOf | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.settings = settings
         # For ids, which sort by it; nothing is decided by it.
         self._now_ms = now_ms
         self._check_notify = check_notify
+        self._region_of = region_of
         self._ledger = ledger
         self._payloads = Payloads(
             stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
@@ -188,7 +193,8 @@ class JobDesk:
                 job_id = new_job_id(self._now_ms())
                 stored = self._payloads.keep(job_id, submission.payload)
                 job = replace(job, id=job_id, input_uri=stored)
-            answer = self._submitter.submit(job)
+            # What came with the submission is small, and as well sent to any region.
+            answer = self._submitter.submit(job if stored else self._placed(job))
         except BaseException:
             self._arrived(caller)
             if stored:
@@ -222,7 +228,13 @@ class JobDesk:
 
     def submit_ours(self, job: NewJob) -> "Future[Submitted]":
         """Have a job queued that whoever runs the server has asked for, such as one that a trigger makes."""
-        return self._submitter.submit(job)
+        return self._submitter.submit(self._placed(job))
+
+    def _placed(self, job: NewJob) -> NewJob:
+        """The job with its region: the one that it came with, else that in which its input lives."""
+        if job.region or self._region_of is None:
+            return job
+        return replace(job, region=self._region_of(job.input_uri) or "")
 
     def _admit(self, caller: JobKey) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 """Jobs and queues as JSON, as the HTTP API says them and its clients read them. Pure; both directions are here, so that they agree.
 
-Times are integers, milliseconds since the epoch. What is not known yet, or was not asked for, is null or left out.
+What an older API does not tell yet is as by default. Times are integers, milliseconds since the epoch. What is not known yet, or was not asked for, is null or left out.
 """
 
 import zlib
@@ -32,12 +32,14 @@ def job_document(job: Job) -> Document:
         "id": job.id,
         "state": job.state.value,
         **{name: getattr(spec, name) for name in _SPEC},
+        "region": spec.region,
         "options": dict(spec.options),
         "tags": dict(spec.tags),
         "attempt": job.attempt,
         "lease": job.lease,
         "crashes": job.crashes,
         "worker": job.worker,
+        "worker_region": job.worker_region,
         **{name: getattr(job, name) for name in _TIMES},
         "cancel_requested": job.cancel_requested,
         "progress": None if job.progress is None else progress_document(job.progress),
@@ -51,6 +53,7 @@ def read_job(document: Mapping[str, Any]) -> Job:
     spec = NewJob(
         **{name: document[name] for name in _SPEC},
         id=document["id"],
+        region=document.get("region", ""),
         options=document["options"],
         tags=document["tags"],
     )
@@ -62,6 +65,7 @@ def read_job(document: Mapping[str, Any]) -> Job:
         lease=document["lease"],
         crashes=document["crashes"],
         worker=document["worker"],
+        worker_region=document.get("worker_region", ""),
         **{name: document[name] for name in _TIMES},
         cancel_requested=document["cancel_requested"],
         progress=_maybe(document["progress"], read_progress),
@@ -77,12 +81,19 @@ def progress_document(progress: Progress) -> Document:
         "total": progress.total,
         "unit": progress.unit,
         "note": progress.note,
+        "bytes_across_regions": progress.bytes_across_regions,
     }
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
     """What `progress_document` wrote."""
-    return Progress(document["done"], document["total"], document["unit"], document["note"])
+    return Progress(
+        document["done"],
+        document["total"],
+        document["unit"],
+        document["note"],
+        document.get("bytes_across_regions", 0),
+    )
 
 
 def history_document(entry: HistoryEntry) -> Document:
@@ -113,6 +124,7 @@ def queue_document(settings: QueueSettings, counts: QueueCounts) -> Document:
         "draining": settings.draining,
         "pending_max": settings.pending_max,
         "queued": counts.due,
+        "queued_by_region": dict(counts.due_by_region),
         "later": counts.later,
         "running": counts.running,
         "oldest_seconds": oldest_seconds(counts),

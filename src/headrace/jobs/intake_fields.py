@@ -10,6 +10,7 @@ import orjson
 
 from headrace.core.errors import ConfigError, DataError, LimitError
 from headrace.jobs.job import KINDS, PRIORITY_FIRST, PRIORITY_LAST
+from headrace.storage.regions import require_region
 from headrace.storage.uri import parse
 
 SHOWN_CHARS: Final = 80
@@ -114,6 +115,15 @@ def _key(name: str, value: Any, _limits: IntakeLimits) -> str:
     return value
 
 
+def _region(name: str, value: Any, _limits: IntakeLimits) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, "a label, such as eu-west-1", value)
+    try:
+        return require_region(value)
+    except ConfigError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
 def _whole(first: int, last: Callable[[IntakeLimits], int]) -> Read:
     def read(name: str, value: Any, limits: IntakeLimits) -> int:
         fits = isinstance(value, int) and not isinstance(value, bool)
@@ -198,6 +208,7 @@ FIELDS: Final[Mapping[str, Field]] = {
     "accept": Field(_media, "accept"),
     "output_uri": Field(_uri, "output_uri"),
     "key": Field(_key, "key"),
+    "region": Field(_region, "region"),
     "options": Field(_options, "options"),
     "priority": Field(_whole(PRIORITY_FIRST, lambda _: PRIORITY_LAST), "priority"),
     "delay_s": Field(_delay_ms, "delay_ms"),

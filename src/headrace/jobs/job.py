@@ -67,6 +67,8 @@ class NewJob:
     """What its kind takes beside all this; JSON."""
     priority: int = PRIORITY_DEFAULT
     """0 is taken first, 9 last; jobs of one priority by due time."""
+    region: str = ""
+    """Where its data lives: a label, see `headrace.storage.regions`. "" for what is nowhere, or for which nobody knows."""
     delay_ms: int = 0
     """How long from now it becomes due."""
     attempts_max: int = ATTEMPTS_MAX_DEFAULT
@@ -99,6 +101,8 @@ class Progress:
     total: int | None = None
     unit: str = ""
     note: str = ""
+    bytes_across_regions: int = 0
+    """How many bytes of the input this attempt has read although they live in another region than it works in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ class Job:
     crashes: int = 0
     """How often the worker, or the model's process, died under it."""
     worker: str = ""
+    worker_region: str = ""
+    """Where that worker is, as it declared; "" where it did not."""
     created_at_ms: int = 0
     due_at_ms: int = 0
     started_at_ms: int | None = None
@@ -160,6 +166,11 @@ class Job:
         if not self.spec.output_uri or not self.state.ended:
             return False
         return self.spec.kind == "infer" or self.state is not JobState.COMPLETED
+
+    @property
+    def across_regions(self) -> bool:
+        """Whether its last attempt is, or was, made in another region than its data lives in, as far as both are known."""
+        return bool(self.spec.region and self.worker_region) and self.spec.region != self.worker_region
 
     @property
     def alone(self) -> bool:

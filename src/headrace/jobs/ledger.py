@@ -38,20 +38,25 @@ class ClaimRequest:
     """What a worker has room for. Queues are asked in this order; a job counts as one, whatever its size.
 
     A job that must be alone (`Job.alone`) comes as the only one of an answer: the worker runs it when it has nothing else.
+
+    A worker without a `region` takes the jobs of all. One that declares its own takes that region's jobs and those that have
+    none, among them in the order of the queue; with `other_regions` all others', where no queue has one of those for it.
     """
 
     worker: str
     queues: tuple[str, ...]
     jobs_max: int
     lease_ms: int
+    region: str = ""
+    other_regions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The answer to `turn`: which settlements counted, in their order, and the jobs that were claimed.
 
-    `due_in_ms` is when the next pending job of those queues becomes due, None where there is none or it is not known:
-    asked for only where fewer jobs were claimed than there was room for.
+    `due_in_ms` is when the next pending job of those queues that this claim may take becomes due, None where there is none
+    or it is not known: asked for only where fewer jobs were claimed than there was room for.
     """
 
     accepted: tuple[bool, ...]
@@ -121,6 +126,8 @@ class QueueCounts:
     later: int = 0
     running: int = 0
     oldest_due_ms: int | None = None
+    due_by_region: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Of those that are due: how many each region has; those without a region are left out."""
 
     @property
     def backlog(self) -> int:
@@ -192,7 +199,7 @@ class JobLedger(Service, Protocol):
         """Settle attempts and claim jobs, in one transaction.
 
         Claimed are pending jobs that are due, of queues that are not paused, in the order of (priority, due time, id),
-        each under a new lease. Jobs whose time to live or deadline is over are not given out. Two workers never wait for
+        each under a new lease; of which regions, `ClaimRequest` says. Jobs whose time to live or deadline is over are not given out. Two workers never wait for
         each other, and never get the same job.
         """
         ...

@@ -24,6 +24,7 @@ from headrace.testing.job_checks.claiming import CLAIMING_CHECKS
 from headrace.testing.job_checks.deciding import DECIDING_CHECKS
 from headrace.testing.job_checks.knowing import KNOWING_CHECKS
 from headrace.testing.job_checks.looking import LOOKING_CHECKS
+from headrace.testing.job_checks.regions import REGION_CHECKS
 from headrace.testing.job_checks.settling import SETTLING_CHECKS
 from headrace.testing.job_checks.submitting import SUBMITTING_CHECKS
 from headrace.testing.job_checks.upkeep import UPKEEP_CHECKS
@@ -34,6 +35,7 @@ JobLedgerCheck = Callable[[LedgerBench], None]
 JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = (
     *SUBMITTING_CHECKS,
     *CLAIMING_CHECKS,
+    *REGION_CHECKS,
     *SETTLING_CHECKS,
     *UPKEEP_CHECKS,
     *DECIDING_CHECKS,

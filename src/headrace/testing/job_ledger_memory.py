@@ -4,6 +4,7 @@ Plain dicts behind one lock. It keeps nothing after the process, and looks at ev
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from headrace.testing.job_rules import (
     claimed,
     fits,
     fresh,
+    is_near,
     is_over,
     lost,
     moved,
@@ -178,7 +180,7 @@ class MemoryJobLedger:
                 return Turn(accepted, ())
             taken = self._claim(claim)
             room = len(taken) < claim.jobs_max
-            return Turn(accepted, taken, self._due_in_ms(claim.queues) if room else None)
+            return Turn(accepted, taken, self._due_in_ms(claim) if room else None)
 
     def _settle(self, settlement: Settlement) -> bool:
         job = self._running(settlement.job_id, settlement.lease)
@@ -196,19 +198,21 @@ class MemoryJobLedger:
 
     def _claim(self, claim: ClaimRequest) -> tuple[Job, ...]:
         taken: list[Job] = []
-        for job in self._claimable(claim.queues):
+        for job in self._claimable(claim):
             # What must be alone comes first or waits: nothing behind it goes ahead of it.
             if len(taken) >= claim.jobs_max or (job.alone and taken):
                 break
-            taken.append(claimed(job, claim.worker, claim.lease_ms, self.now_ms()))
+            taken.append(claimed(job, claim, self.now_ms()))
             self._put(taken[-1])
             if job.alone:
                 break
         return tuple(taken)
 
-    def _claimable(self, queues: Iterable[str]) -> list[Job]:
-        now_ms = self.now_ms()
-        return [job for job in self._waiting(queues) if job.due_at_ms <= now_ms and not is_over(job, now_ms)]
+    def _claimable(self, claim: ClaimRequest) -> list[Job]:
+        now_ms, waiting = self.now_ms(), self._waiting(claim.queues)
+        due = [job for job in waiting if job.due_at_ms <= now_ms and not is_over(job, now_ms)]
+        near = [job for job in due if is_near(job, claim)]
+        return near or due if claim.other_regions else near
 
     def _waiting(self, queues: Iterable[str]) -> list[Job]:
         """Pending jobs of queues that are not paused, in the order in which they are taken."""
@@ -219,9 +223,10 @@ class MemoryJobLedger:
                 found += sorted(pending, key=lambda job: (job.spec.priority, job.due_at_ms, job.id))
         return found
 
-    def _due_in_ms(self, queues: Iterable[str]) -> int | None:
+    def _due_in_ms(self, claim: ClaimRequest) -> int | None:
         now_ms = self.now_ms()
-        dues = [job.due_at_ms for job in self._waiting(queues) if not is_over(job, now_ms)]
+        waiting = [j for j in self._waiting(claim.queues) if claim.other_regions or is_near(j, claim)]
+        dues = [job.due_at_ms for job in waiting if not is_over(job, now_ms)]
         return max(0, min(dues) - now_ms) if dues else None
 
     def beat(self, worker: str, beats: Sequence[Beat], lease_ms: int) -> BeatReply:
@@ -414,7 +419,11 @@ class MemoryJobLedger:
             dues = [job.due_at_ms for job in jobs if job.state is JobState.PENDING]
             waits = [now_ms - due_at_ms for due_at_ms in dues if due_at_ms <= now_ms]
             running = sum(job.state is JobState.RUNNING for job in jobs)
-            return QueueCounts(len(waits), len(dues) - len(waits), running, max(waits, default=None))
+            due = [job for job in jobs if job.state is JobState.PENDING and job.due_at_ms <= now_ms]
+            regions = Counter(job.spec.region for job in due if job.spec.region)
+            return QueueCounts(
+                len(due), len(dues) - len(due), running, max(waits, default=None), dict(regions)
+            )
 
     def pending_of(self, tenant: str, *, at_most: int) -> int:
         """See `JobLedger.pending_of`."""

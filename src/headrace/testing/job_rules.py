@@ -21,7 +21,7 @@ from headrace.jobs.job import (
     Outcome,
     Released,
 )
-from headrace.jobs.ledger import JobFilter
+from headrace.jobs.ledger import ClaimRequest, JobFilter
 from headrace.jobs.state import JobEvent, JobState, after
 
 
@@ -64,7 +64,12 @@ def past_deadline(job: Job, at_ms: int) -> bool:
     return job.deadline_at_ms is not None and job.deadline_at_ms <= at_ms
 
 
-def claimed(job: Job, worker: str, lease_ms: int, at_ms: int) -> Job:
+def is_near(job: Job, claim: ClaimRequest) -> bool:
+    """Whether the job is of the region that the claim names, or of none; where it names none, every job is."""
+    return not claim.region or job.spec.region in {"", claim.region}
+
+
+def claimed(job: Job, claim: ClaimRequest, at_ms: int) -> Job:
     """The job under a new lease, its attempt counted; what the attempt before told of its progress is forgotten."""
     return moved(
         job,
@@ -72,9 +77,10 @@ def claimed(job: Job, worker: str, lease_ms: int, at_ms: int) -> Job:
         at_ms,
         attempt=job.attempt + 1,
         lease=job.lease + 1,
-        worker=worker,
+        worker=claim.worker,
+        worker_region=claim.region,
         started_at_ms=at_ms,
-        lease_until_ms=at_ms + lease_ms,
+        lease_until_ms=at_ms + claim.lease_ms,
         progress=None,
     )
 

@@ -1,10 +1,14 @@
 """A stream as a job: parts of a bound, in the words of its options. What it shares with `transform` is tested there."""
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.core.errors import ConfigError
+from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import NewJob
 from headrace.jobs.kinds.stream import StreamKind
+from headrace.jobs.kinds.transform import TransformKind
 from headrace.storage.resolve import Stores
 from jobs.support import attempt_at, one_model
 
@@ -28,3 +32,17 @@ def test_bounds_that_cannot_be_are_refused(tmp_path, options):
     spec = NewJob(model="m", input_uri=f"{tmp_path}/in.csv", output_uri=f"{tmp_path}/out/", options=options)
     with Stores() as stores, one_model() as models, pytest.raises(ConfigError):
         StreamKind(models, stores).run(attempt_at(spec))
+
+
+@pytest.mark.parametrize(("worker_region", "across"), [("us", 400), ("eu", 0), ("", 0)])
+def test_bytes_that_live_in_another_region_are_counted(tmp_path, worker_region, across):
+    (tmp_path / "in.csv").write_text("1,2\n" * 100)
+    for kind, folder in ((StreamKind, "parts"), (TransformKind, "files")):
+        spec = NewJob(
+            model="m", input_uri=f"{tmp_path}/in.csv", output_uri=f"{tmp_path}/{folder}/", region="eu"
+        )
+        attempt = attempt_at(spec)
+        attempt = Attempt(replace(attempt.job, worker_region=worker_region))
+        with Stores() as stores, one_model() as models:
+            kind(models, stores).run(attempt)
+        assert attempt.progress.bytes_across_regions == across

@@ -74,6 +74,8 @@ def test_what_an_earlier_version_wrote_is_read(old):
     assert [entry.event for entry in old.history("failed")] == [HistoryEvent.ATTEMPT_FAILED]
     assert (pending.attempt, pending.lease, pending.cursor) == (1, 2, {"chunk": 7})
     assert old.get("running").progress == Progress(3, 9, "records")
+    assert old.get("later").spec.region in {"", "eu-east"}  # none until version 2
+    assert (completed.spec.region, completed.worker_region) == ("", "")
     assert old.queue("narrow") == QueueSettings("narrow", pending_max=5)
     assert [job.id for job in old.find(JobFilter(tags={"team": "blue"})).jobs] == ["completed"]
 

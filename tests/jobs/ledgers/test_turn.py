@@ -12,8 +12,9 @@ from headrace.jobs.ledgers import turn as turns
 from headrace.testing import ManualWallClock
 from jobs.ledgers_under_test import LEDGERS
 
+REGIONS = ("", "east", "west")
 SQL = [name for name in LEDGERS if name != "memory"]
-CLAIM = {"queue": "default", "room": 10, "taken": 0, "worker": "w", "lease_ms": 1000}
+CLAIM = {"queue": "default", "room": 10, "taken": 0, "worker": "w", "lease_ms": 1000, "region": "east"}
 
 
 @pytest.fixture(params=SQL)
@@ -34,7 +35,7 @@ def fill(ledger, *, ended=2_000, pending=500, asleep=500):
         )
 
     ledger._database.write(end)
-    ledger.submit([NewJob(model="m", priority=n % 10) for n in range(pending)])
+    ledger.submit([NewJob(model="m", priority=n % 10, region=REGIONS[n % 3]) for n in range(pending)])
     ledger.submit([NewJob(model="m", delay_ms=60_000 + n) for n in range(asleep)])
 
 
@@ -52,7 +53,15 @@ def plan_of(ledger, statement, values) -> str:
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["fresh", "analyzed"])
-def test_a_claim_goes_by_the_partial_indices(ledger, analyzed):
+@pytest.mark.parametrize(
+    ("claim", "sources"),
+    [
+        (turns._CLAIM, {"awake": "headrace_job_awake"}),
+        (turns._CLAIM_NEAR, {"own": "headrace_job_region", "nowhere": "headrace_job_region"}),
+    ],
+    ids=["all", "near"],
+)
+def test_a_claim_goes_by_the_partial_indices(ledger, claim, sources, analyzed):
     """Neither scans nor sorts the table, also where the planner was told of it while nothing was pending."""
     if analyzed:
         ledger.submit([NewJob(model="m") for _ in range(2_000)])
@@ -61,17 +70,22 @@ def test_a_claim_goes_by_the_partial_indices(ledger, analyzed):
         )
         ledger._database.write(lambda t: t.connection.exec_driver_sql("ANALYZE"))
     fill(ledger)
-    plan = plan_of(ledger, turns._CLAIM, CLAIM)
-    assert "headrace_job_awake" in plan
+    plan = plan_of(ledger, claim, CLAIM)
+    assert {name for name in ("headrace_job_awake", "headrace_job_region") if name in plan} == set(
+        sources.values()
+    )
     assert "headrace_job_asleep" in plan
     for scan in ("SCAN job", "SCAN headrace_job", "SCAN sleeper", "Seq Scan on headrace_job"):
         assert scan not in plan
     if ledger._database.dialect.name == "sqlite":
-        awake = plan.split("MATERIALIZE woken")[0]
-        assert "TEMP B-TREE" not in awake.split("MATERIALIZE numbered")[0].split("MATERIALIZE awake")[-1]
+        for source in sources:
+            part = plan.split(f"MATERIALIZE {source}")[1].split(f"SCAN {source}")[0]
+            assert "TEMP B-TREE" not in part
+            assert "queue=? AND region=?" in part or source == "awake"
     else:
         awake = plan.split("CTE woken")[0]
         assert "Sort" not in awake
+        assert awake.count("(region = ") == len(sources) - ("awake" in sources)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from headrace.jobs.worker.settings import CONCURRENCY_MAX, WorkerSettings, new_w
         ({"queues": ("a", "")}, "each with a name"),
         ({"queues": "default"}, "a tuple of queues"),
         ({"name": ""}, "needs a name"),
+        ({"region": "eu west"}, "'eu west' cannot be a region"),
+        ({"region": "eu", "other_regions": "sometimes"}, "other_regions must be one of idle, never"),
         ({"concurrency": 0}, "concurrency"),
         ({"concurrency": CONCURRENCY_MAX + 1}, "concurrency"),
         *(
@@ -41,3 +43,9 @@ def test_what_is_just_possible_is_taken():
 def test_no_two_workers_have_one_name():
     assert new_worker_name() != new_worker_name()
     assert WorkerSettings().name != WorkerSettings().name
+
+
+def test_only_a_worker_that_has_a_region_waits_for_idleness():
+    assert WorkerSettings(region="eu").waits_for_idleness
+    assert not WorkerSettings(region="eu", other_regions="never").waits_for_idleness
+    assert not WorkerSettings().waits_for_idleness

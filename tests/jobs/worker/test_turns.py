@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from jobs.worker.faulty import FaultyLedger, Times, cut
 class Desk:
     """Turns over a ledger; it runs in the test's own thread, until `enough` says that it has seen enough."""
 
-    def __init__(self, *, concurrency: int = 3, poll_s: float = 5.0) -> None:
+    def __init__(self, *, concurrency: int = 3, poll_s: float = 5.0, **settings: Any) -> None:
         self.wall = ManualWallClock()
         self.ledger = FaultyLedger(self.wall)
         self.ledger.start()
@@ -34,7 +35,7 @@ class Desk:
         self.may_claim = lambda: True
         self.turns = Turns(
             self.ledger,
-            WorkerSettings(name="w1", concurrency=concurrency, poll_s=poll_s),
+            WorkerSettings(name="w1", concurrency=concurrency, poll_s=poll_s, **settings),
             self.roster,
             begin=self._begin,
             secure=self._secure,
@@ -422,3 +423,62 @@ def test_queues_that_are_paused_are_not_claimed_from(desk):
     desk.enough = lambda: bool(desk.begun)
     desk.turns.run()
     assert desk.clock.now() > 20.0
+
+
+def test_a_worker_takes_its_own_regions_jobs_first_and_then_others():
+    desk = Desk(region="eu", concurrency=1)
+    far = desk.submit(region="us", priority=0)
+    own = desk.submit(2, region="eu")
+
+    def begun():
+        if len(desk.begun) == 3:
+            return True
+        if desk.begun and (held := desk.roster.get(desk.begun[-1], 1)):
+            desk.settle(held)
+        return False
+
+    desk.enough = begun
+    desk.turns.run()
+    assert desk.begun == [*sorted(own), *far]
+    assert {claim.region for _, claim in desk.ledger.log if claim} == {"eu"}
+
+
+def test_a_worker_that_has_something_leaves_other_regions_alone_until_it_is_done():
+    """Without any news: that it is idle is reason enough to look."""
+    desk = Desk(region="eu", poll_s=1_000.0)
+    (busy,) = desk.claim(1)
+    far = desk.submit(region="us")
+    looks = []
+
+    def sleep(seconds, wake=None):
+        looks.append(len(desk.ledger.log))
+        if len(looks) == 1:
+            desk.settle(busy)
+        elif len(looks) > 5:
+            desk.turns.end()
+        return True
+
+    desk.clock.sleep = sleep
+    desk.enough = lambda: bool(desk.begun)
+    desk.turns.run()
+    claims = [claim for _, claim in desk.ledger.log]
+    assert [claim.other_regions for claim in claims] == [False, True]
+    assert desk.begun == far
+
+
+def test_a_worker_that_may_not_never_asks_for_other_regions():
+    desk = Desk(region="eu", other_regions="never")
+    desk.submit(2, region="us")
+    (own,) = desk.submit(region="eu")
+    desk.enough = lambda: bool(desk.begun)
+    desk.turns.run()
+    assert desk.begun == [own]
+    assert not any(claim.other_regions for _, claim in desk.ledger.log)
+
+
+def test_a_thread_that_comes_free_wakes_who_passed_other_regions_over(desk):
+    desk = Desk(region="eu")
+    desk.turns._news, desk.turns._passed_over = False, True
+    desk.turns._wake.clear()
+    desk.turns.room()
+    assert desk.turns._wake.is_set()

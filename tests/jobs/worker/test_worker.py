@@ -76,6 +76,21 @@ def test_a_submitted_job_is_run_and_its_result_recorded(ledger):
     assert (job.attempt, job.lease) == (1, 1)
 
 
+def test_another_regions_job_is_begun_as_soon_as_nothing_else_is_in_hand(ledger):
+    """Not at the next poll."""
+    kind = ScriptedKind()
+    own = submit(ledger, region="eu")
+    with working(ledger, kind, region="eu", poll_s=PATIENCE_S * 10):
+        first = kind.next()
+        far = submit(ledger, region="us")
+        assert first.id == own
+        first.finish()
+        second = kind.next()
+        assert second.id == far
+        second.finish()
+        assert until(ledger, far, ended).worker_region == "eu"
+
+
 def test_no_more_jobs_run_at_once_than_there_is_room_for(ledger):
     kind = ScriptedKind()
     ids = [submit(ledger) for _ in range(5)]

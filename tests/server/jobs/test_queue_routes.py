@@ -46,7 +46,7 @@ def test_a_queue_nobody_has_heard_of_is_empty(http):
     look = http.get("/v1/queues/nowhere").json()
     assert look == {
         "queue": "nowhere", "paused": False, "draining": False, "pending_max": None, "queued": 0, "later": 0,
-        "running": 0, "oldest_seconds": 0.0,
+        "running": 0, "oldest_seconds": 0.0, "queued_by_region": {},
     }  # fmt: skip
     assert http.get("/v1/queues/a%2fb").status_code in (400, 404)
 

@@ -49,6 +49,8 @@ class SubmitOptions(TypedDict, total=False):
     """A prefix to publish the result below, as ``KEY.out``."""
     key: str
     """The KEY; the job's id otherwise."""
+    region: str
+    """Where its data lives; workers of that region take it first."""
     options: Mapping[str, Any]
     """What the kind takes besides."""
     priority: int

@@ -36,7 +36,7 @@ class StreamKind:
             if_exists="resume",
         )
 
-        attempt.report(lambda: _how_far(run))
+        attempt.report(lambda: _how_far(attempt, run))
         predictor.end_with(attempt, run.drain)
         report = run.execute()
         attempt.check()
@@ -49,7 +49,8 @@ class StreamKind:
         """Nothing: what was written is what the next attempt goes on from."""
 
 
-def _how_far(run: Run) -> Progress:
+def _how_far(attempt: Attempt, run: Run) -> Progress:
     progress = run.progress
     done = progress.bytes_read + progress.bytes_before
-    return Progress(done, progress.bytes_total or None, "bytes", failed_note(progress.rows_failed))
+    across = progress.bytes_read if attempt.job.across_regions else 0
+    return Progress(done, progress.bytes_total or None, "bytes", failed_note(progress.rows_failed), across)

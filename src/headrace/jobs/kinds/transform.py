@@ -56,9 +56,9 @@ def follow(attempt: Attempt, transform: Transform, predictor: AttemptPredictor) 
         note = failed_note(progress.rows_failed)
         if plan is None:
             return Progress(unit="bytes", note=note)
-        return Progress(
-            min(progress.bytes_read + progress.bytes_before, plan.nbytes), plan.nbytes, "bytes", note
-        )
+        done = min(progress.bytes_read + progress.bytes_before, plan.nbytes)
+        across = progress.bytes_read if attempt.job.across_regions else 0
+        return Progress(done, plan.nbytes, "bytes", note, across)
 
     attempt.report(how_far)
     predictor.end_with(attempt, transform.drain)

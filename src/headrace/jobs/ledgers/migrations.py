@@ -144,6 +144,15 @@ CREATE INDEX headrace_notification_dead ON headrace_notification (ended_at_ms) W
 CREATE INDEX headrace_notification_of ON headrace_notification (job_id)
 """
 
+# The last condition of the index holds for every row. Only statements that say it are offered the index: to claims that take all
+# regions it is no help, and planners might believe that it is. (A comparison would become a range, instead of the region.)
+_REGIONS: Final = """
+ALTER TABLE headrace_job ADD COLUMN region {text} NOT NULL DEFAULT '';
+ALTER TABLE headrace_job ADD COLUMN worker_region {text} NOT NULL DEFAULT '';
+CREATE INDEX headrace_job_region ON headrace_job (queue, region, priority, due_at_ms, id)
+    WHERE state = 'pending' AND NOT asleep AND length(region) >= 0
+"""
+
 # Rows are changed in place a few times in their lives, so pages keep room for that; and dead rows must go soon, because
 # every claim would have to pass over them.
 _POSTGRES_JOB_OPTIONS: Final = """WITH (
@@ -188,6 +197,13 @@ STEPS: Final = (
             ),
             *_statements(_NOTIFICATIONS, text='TEXT COLLATE "C"'),
         ),
+    ),
+    # Older programs submit jobs without a region, and their workers take those of all regions.
+    Step(
+        number=2,
+        min_reader=1,
+        sqlite=_statements(_REGIONS, text="TEXT"),
+        postgres=_statements(_REGIONS, text='TEXT COLLATE "C"'),
     ),
 )
 

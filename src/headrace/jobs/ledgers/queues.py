@@ -1,5 +1,6 @@
 """Queues: their settings, and how much waits in them."""
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
@@ -52,6 +53,20 @@ FROM clock
 """
     )
 )
+# By the index of regions; of those that slept, by theirs.
+_BY_REGION = Statement(
+    lambda _: (
+        f"""
+SELECT job.region, count(*) FROM headrace_job AS job
+WHERE job.queue = :name AND job.state = 'pending' AND NOT job.asleep AND length(job.region) >= 0 AND job.region > ''
+GROUP BY job.region
+UNION ALL
+SELECT job.region, count(*) FROM headrace_job AS job
+WHERE job.queue = :name AND job.state = 'pending' AND job.asleep AND job.due_at_ms <= {NOW_MS} AND job.region || '' <> ''
+GROUP BY job.region
+"""
+    )
+)
 _PENDING_OF = Statement(
     lambda _: (
         """
@@ -96,7 +111,10 @@ def count(transaction: Transaction, name: str) -> QueueCounts:
     awake, woken, later, running, *dues, now_ms = transaction.run(_COUNTS, name=name)[0]
     waits = [now_ms - due_at_ms for due_at_ms in dues if due_at_ms is not None and due_at_ms <= now_ms]
     due = awake + woken
-    return QueueCounts(due, later, running, max(waits, default=0 if due else None))
+    by_region: Counter[str] = Counter()
+    for region, jobs in transaction.run(_BY_REGION, name=name):
+        by_region[region] += jobs
+    return QueueCounts(due, later, running, max(waits, default=0 if due else None), dict(by_region))
 
 
 def pending_of(transaction: Transaction, tenant: str, at_most: int) -> int:

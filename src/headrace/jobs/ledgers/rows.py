@@ -21,6 +21,7 @@ SPEC_COLUMNS: Final = (
     "attempts_max",
     "body_digest",
     "correlation_id",
+    "region",
 )
 """Fields of NewJob with a column of the same name. `id` and `idempotency_key` have one too."""
 
@@ -34,6 +35,7 @@ JOB_COLUMNS: Final = (
     "lease",
     "crashes",
     "worker",
+    "worker_region",
     "created_at_ms",
     "due_at_ms",
     "started_at_ms",
@@ -137,6 +139,7 @@ def job_of(row: Sequence[Any]) -> Job:
         lease=row[_AT["lease"]],
         crashes=row[_AT["crashes"]],
         worker=row[_AT["worker"]],
+        worker_region=row[_AT["worker_region"]],
         created_at_ms=row[_AT["created_at_ms"]],
         due_at_ms=row[_AT["due_at_ms"]],
         started_at_ms=row[_AT["started_at_ms"]],

@@ -47,6 +47,8 @@ JOB_TABLE: Final = sa.Table(
     sa.Column("published_uri", sa.Text, nullable=False),
     sa.Column("unpublished", sa.Boolean, nullable=False),
     sa.Column("failure", sa.Text),
+    sa.Column("region", sa.Text, nullable=False),
+    sa.Column("worker_region", sa.Text, nullable=False),
 )
 
 HISTORY_TABLE: Final = sa.Table(

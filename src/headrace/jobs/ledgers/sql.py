@@ -39,7 +39,7 @@ from headrace.jobs.ledgers.turn import turn
 from headrace.jobs.ledgers.upkeep import maintain
 
 _NOW = Statement(lambda _: "SELECT headrace_now()")
-_TEXTS: Final = ("queue", "model", "tenant", "body_digest", "correlation_id", "idempotency_key")
+_TEXTS: Final = ("queue", "model", "tenant", "body_digest", "correlation_id", "idempotency_key", "region")
 """Fields of NewJob that are columns of text as they are given."""
 
 

@@ -31,6 +31,7 @@ _NEW: Final = {
     "new_correlation_id": "text",
     "new_key": "text",
     "new_spec": "text",
+    "new_region": "text",
     "delay_ms": "bigint",
     "expires_in_ms": "bigint",
     "deadline_in_ms": "bigint",
@@ -50,11 +51,11 @@ WITH {CLOCK}, {dialect.records(_NEW)}, open_queue AS MATERIALIZED (
 )
 INSERT INTO headrace_job (
     id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, idempotency_key, spec,
-    created_at_ms, due_at_ms, asleep, expires_at_ms, deadline_at_ms
+    region, created_at_ms, due_at_ms, asleep, expires_at_ms, deadline_at_ms
 )
 SELECT new_id, '{JobState.PENDING.value}', new_queue, new_model, new_kind, new_tenant, new_priority, new_attempts_max,
     new_body_digest, new_correlation_id, new_key, new_spec,
-    now_ms, now_ms + delay_ms, delay_ms > 0, now_ms + expires_in_ms, now_ms + deadline_in_ms
+    new_region, now_ms, now_ms + delay_ms, delay_ms > 0, now_ms + expires_in_ms, now_ms + deadline_in_ms
 FROM given JOIN open_queue ON open_queue.name = new_queue CROSS JOIN clock
 WHERE open_queue.room IS NULL OR place <= open_queue.room
 ORDER BY place
@@ -226,6 +227,7 @@ def _row(new: NewJob, places: dict[str, int]) -> dict[str, Any]:
         "new_correlation_id": new.correlation_id,
         "new_key": new.idempotency_key or None,
         "new_spec": dump_spec(new),
+        "new_region": new.region,
         "delay_ms": max(0, new.delay_ms),
         "expires_in_ms": after_ms(new.time_to_live_s),
         "deadline_in_ms": after_ms(new.deadline_s),

@@ -1,13 +1,13 @@
 """Settling attempts and claiming jobs: what workers do all day, in one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from headrace.jobs.job import CRASHES_TOGETHER_MAX, Job, Settlement
 from headrace.jobs.ledger import ClaimRequest, Turn
 from headrace.jobs.ledgers.changes import write_changes
 from headrace.jobs.ledgers.database import Statement, Transaction
-from headrace.jobs.ledgers.dialect import CLOCK, NOW_MS, known_by_id
+from headrace.jobs.ledgers.dialect import CLOCK, NOW_MS, Dialect, known_by_id
 from headrace.jobs.ledgers.reading import read_jobs
 from headrace.jobs.ledgers.rows import NOT_OVER, RETURNED, clean, job_of
 from headrace.jobs.ledgers.transitions import Change, settled
@@ -34,44 +34,62 @@ _SLEEPER: Final = f"""{known_by_id("job", JobState.PENDING)} AND job.asleep AND 
         WHERE sleeper.queue = :queue AND sleeper.state = 'pending' AND sleeper.asleep AND sleeper.due_at_ms <= {NOW_MS}
         ORDER BY sleeper.due_at_ms LIMIT {SLEEPERS_MAX}
     )"""
-_NUMBERED: Final = """
-    SELECT candidate_id, alone,
-        row_number() OVER (ORDER BY candidate_priority, candidate_due, candidate_id) AS place
-    FROM (SELECT * FROM awake UNION ALL SELECT * FROM woken) AS candidate"""
+_ALL: Final = {"awake": _AWAKE, "woken": _SLEEPER}
+# What holds of every region is said so that the index of regions is used: each of the two has its jobs there in their order.
+_OF_REGION: Final = f"{_AWAKE} AND length(job.region) >= 0 AND job.region"
+_NEAR: Final = {
+    "own": f"{_OF_REGION} = :region",
+    "nowhere": f"{_OF_REGION} = ''",
+    "woken": f"{_SLEEPER} AND job.region IN (:region, '')",
+}
+"""Where candidates come from, by name: jobs of all regions, or those of the worker's own and of none."""
+
+
+def _together(sources: Mapping[str, str]) -> str:
+    return " UNION ALL ".join(f"SELECT * FROM {name}" for name in sources)
+
 
 # What is found is locked before anything is changed, in steps of their own that cannot be planned into the rest, or more
 # might be taken than was asked for. Of jobs that must be alone the first one is taken if nothing else is, and nothing
 # behind it.
-_CLAIM = Statement(
-    lambda dialect: (
-        f"""
-WITH {CLOCK}, awake AS MATERIALIZED ({_CANDIDATE}
-        AND {_AWAKE} AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
+def _claiming(dialect: Dialect, sources: Mapping[str, str]) -> str:
+    found = ", ".join(
+        f"""{name} AS MATERIALIZED ({_CANDIDATE}
+        AND {condition} AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
     {_IN_ORDER} {dialect.lock_free}
-), woken AS MATERIALIZED ({_CANDIDATE}
-        AND {_SLEEPER} AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
-    {_IN_ORDER} {dialect.lock_free}
-), numbered AS MATERIALIZED ({_NUMBERED})
+)"""
+        for name, condition in sources.items()
+    )
+    return f"""
+WITH {CLOCK}, {found}, numbered AS MATERIALIZED (
+    SELECT candidate_id, alone,
+        row_number() OVER (ORDER BY candidate_priority, candidate_due, candidate_id) AS place
+    FROM ({_together(sources)}) AS candidate
+)
 UPDATE headrace_job SET
     state = '{_RUNNING}', asleep = FALSE, attempt = headrace_job.attempt + 1, lease = headrace_job.lease + 1,
-    worker = :worker, started_at_ms = now_ms, lease_until_ms = now_ms + :lease_ms, progress = NULL
+    worker = :worker, worker_region = :region, started_at_ms = now_ms, lease_until_ms = now_ms + :lease_ms, progress = NULL
 FROM numbered, clock
 WHERE headrace_job.id = candidate_id AND {known_by_id("headrace_job", JobState.PENDING)} AND place <= :room
     AND (place < coalesce((SELECT min(place) FROM numbered WHERE alone), :room + 1) OR (place = 1 AND :taken = 0))
 RETURNING {RETURNED}
 """
-    )
-)
 
-_ALONE_NEXT = Statement(
-    lambda _: (
-        f"""
-WITH awake AS ({_CANDIDATE} AND {_AWAKE} {_IN_ORDER}), woken AS ({_CANDIDATE} AND {_SLEEPER} {_IN_ORDER})
-SELECT alone FROM (SELECT * FROM awake UNION ALL SELECT * FROM woken) AS candidate
+
+def _next_alone(sources: Mapping[str, str]) -> str:
+    found = ", ".join(
+        f"{name} AS ({_CANDIDATE} AND {condition} {_IN_ORDER})" for name, condition in sources.items()
+    )
+    return f"""
+WITH {found} SELECT alone FROM ({_together(sources)}) AS candidate
 ORDER BY candidate_priority, candidate_due, candidate_id LIMIT 1
 """
-    )
-)
+
+
+_CLAIM = Statement(lambda dialect: _claiming(dialect, _ALL))
+_CLAIM_NEAR = Statement(lambda dialect: _claiming(dialect, _NEAR))
+_ALONE_NEXT = Statement(lambda _: _next_alone(_ALL))
+_ALONE_NEXT_NEAR = Statement(lambda _: _next_alone(_NEAR))
 
 _DUE_IN = Statement(
     lambda dialect: (
@@ -90,6 +108,26 @@ WHERE NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = queue_name AND pause
     )
 )
 
+# Jobs of other regions that sleep are passed over up to a bound: what is not known is polled for.
+_DUE_IN_NEAR = Statement(
+    lambda dialect: (
+        f"""
+WITH {dialect.records({"queue_name": "text"})}
+SELECT min(coalesce(
+    (SELECT 0 FROM headrace_job AS job WHERE job.queue = queue_name AND {_OF_REGION} = :region AND {NOT_OVER} LIMIT 1),
+    (SELECT 0 FROM headrace_job AS job WHERE job.queue = queue_name AND {_OF_REGION} = '' AND {NOT_OVER} LIMIT 1),
+    (SELECT min(sleeper.due_at_ms) - {NOW_MS} FROM (
+        SELECT job.region, job.due_at_ms FROM headrace_job AS job
+        WHERE job.queue = queue_name AND job.state = 'pending' AND job.asleep AND {NOT_OVER}
+        ORDER BY job.due_at_ms LIMIT {SLEEPERS_MAX}
+    ) AS sleeper WHERE sleeper.region IN (:region, ''))
+))
+FROM given
+WHERE NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = queue_name AND paused)
+"""
+    )
+)
+
 
 def turn(transaction: Transaction, settlements: Sequence[Settlement], claim: ClaimRequest | None) -> Turn:
     """See `JobLedger.turn`."""
@@ -97,10 +135,21 @@ def turn(transaction: Transaction, settlements: Sequence[Settlement], claim: Cla
     if claim is None:
         return Turn(accepted, ())
     queues = list(dict.fromkeys(claim.queues))
-    claimed = _claim(transaction, claim, queues)
+    near = bool(claim.region)
+    claimed = _claim(transaction, claim, queues, near=near)
+    if near and claim.other_regions:
+        near = False
+        # Nothing of its own: whatever is next.
+        claimed = claimed or _claim(transaction, claim, queues, near=False)
     if len(claimed) >= claim.jobs_max:
         return Turn(accepted, tuple(claimed))
-    due_in_ms = transaction.run(_DUE_IN, [{"queue_name": name} for name in queues])[0][0]
+    names = [{"queue_name": name} for name in queues]
+    rows = (
+        transaction.run(_DUE_IN_NEAR, names, region=clean(claim.region))
+        if near
+        else transaction.run(_DUE_IN, names)
+    )
+    due_in_ms = rows[0][0]
     return Turn(accepted, tuple(claimed), None if due_in_ms is None else max(0, due_in_ms))
 
 
@@ -123,18 +172,21 @@ def _settle(transaction: Transaction, settlements: Sequence[Settlement]) -> tupl
     return tuple(accepted)
 
 
-def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str]) -> list[Job]:
+def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str], *, near: bool) -> list[Job]:
     claimed: list[Job] = []
     for place, queue in enumerate(queues):
         room = claim.jobs_max - len(claimed)
-        if room <= 0 or (claimed and place and _alone_is_next(transaction, queues[place - 1])):
+        if room <= 0 or (
+            claimed and place and _alone_is_next(transaction, claim, queues[place - 1], near=near)
+        ):
             break
         rows = transaction.run(
-            _CLAIM,
+            _CLAIM_NEAR if near else _CLAIM,
             queue=queue,
             room=room,
             taken=len(claimed),
             worker=clean(claim.worker),
+            region=clean(claim.region),
             lease_ms=claim.lease_ms,
         )
         found = sorted(map(job_of, rows), key=_order)
@@ -145,9 +197,13 @@ def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str])
     return claimed
 
 
-def _alone_is_next(transaction: Transaction, queue: str) -> bool:
+def _alone_is_next(transaction: Transaction, claim: ClaimRequest, queue: str, *, near: bool) -> bool:
     """Whether what was claimed ended before a job that must be alone, so that nothing may go ahead of that."""
-    return any(row[0] for row in transaction.run(_ALONE_NEXT, queue=queue, room=1))
+    if near:
+        rows = transaction.run(_ALONE_NEXT_NEAR, queue=queue, room=1, region=clean(claim.region))
+    else:
+        rows = transaction.run(_ALONE_NEXT, queue=queue, room=1)
+    return any(row[0] for row in rows)
 
 
 def _order(job: Job) -> tuple[int, int, str]:

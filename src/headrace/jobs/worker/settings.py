@@ -4,10 +4,14 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal, get_args
 
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import QUEUE_DEFAULT
+from headrace.storage.regions import require_region
+
+OtherRegions = Literal["idle", "never"]
+"""When a worker that has a region takes jobs of others: while it has nothing else, or not at all."""
 
 CONCURRENCY_MAX: Final = 1000
 """Each is a thread."""
@@ -26,6 +30,10 @@ class WorkerSettings:
     """Asked in this order: a later one is worked on when the earlier are empty."""
     concurrency: int = 8
     """Jobs at once. They share the model's calls, so that this is what batches are made of."""
+    region: str = ""
+    """Where it is: jobs whose data lives there come first, together with those that live nowhere. "" takes all alike."""
+    other_regions: OtherRegions = "idle"
+    """Of a worker with a region: when it takes others' jobs."""
     name: str = field(default_factory=new_worker_name)
     lease_s: float = 60.0
     """How long a job is this worker's without a sign of life; a dead worker's jobs are run again after so long."""
@@ -49,6 +57,12 @@ class WorkerSettings:
             )
         if not self.name:
             raise ConfigError("a worker needs a name that no other has")
+        if self.region:
+            require_region(self.region)
+        if self.other_regions not in get_args(OtherRegions):
+            raise ConfigError(
+                f"other_regions must be one of {', '.join(get_args(OtherRegions))}, not {self.other_regions!r}"
+            )
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
             raise ConfigError(f"concurrency must be 1 to {CONCURRENCY_MAX}, not {self.concurrency}")
         for name in ("lease_s", "beat_s", "poll_s", "stop_s", "maintain_s"):
@@ -66,3 +80,8 @@ class WorkerSettings:
     def lease_ms(self) -> int:
         """`lease_s` as the ledger takes it."""
         return round(self.lease_s * 1000)
+
+    @property
+    def waits_for_idleness(self) -> bool:
+        """Whether there are jobs that it takes only while it has nothing else."""
+        return bool(self.region) and self.other_regions == "idle"

@@ -91,6 +91,8 @@ class Turns:
         self._waiting: deque[Settlement] = deque()
         self._news = True
         """Whether a claim may bring something."""
+        self._passed_over = False
+        """Whether the last claim left other regions' jobs alone, for there was something in hand."""
         self._look_s = clock.now()
         """When the queues are looked at although nothing was announced."""
         self._closed = False
@@ -120,7 +122,7 @@ class Turns:
 
     def room(self) -> None:
         """Something was let go of: where the queues were not empty, there is room for more."""
-        if self._news:
+        if self._news or self._passed_over:
             self._wake.set()
 
     def close(self) -> None:
@@ -237,6 +239,7 @@ class Turns:
             return None
         # Before the ledger is asked: news that comes meanwhile stands.
         self._news = False
+        self._passed_over = self._settings.waits_for_idleness and not claim.other_regions
         return claim
 
     def _wanted(self, waiting: Sequence[Settlement]) -> ClaimRequest | None:
@@ -245,15 +248,22 @@ class Turns:
         if now_s >= self._look_s:
             self._news = True
             self._look_s = now_s + self._poll_s()
-        if self._closed or not self._news or not self._may_claim():
+        if self._closed or not (self._news or self._passed_over) or not self._may_claim():
             return None
         if self._singly and waiting:
             return None
         taken, alone = self._roster.staying((s.job_id, s.lease) for s in waiting)
         room = self._settings.concurrency - taken
-        if room <= 0 or alone:
+        if room <= 0 or alone or (taken and not self._news):
             return None
-        return ClaimRequest(self._settings.name, self._settings.queues, room, self._settings.lease_ms)
+        return ClaimRequest(
+            self._settings.name,
+            self._settings.queues,
+            room,
+            self._settings.lease_ms,
+            self._settings.region,
+            other_regions=not taken and self._settings.waits_for_idleness,
+        )
 
     def _poll_s(self) -> float:
         return self._settings.poll_s * (0.75 + self._share() / 4)

@@ -35,6 +35,8 @@ class SubmissionModel(BaseModel):
     output_uri: str | None = None
     """Where the result is published: a prefix; `KEY.out` is put below it."""
     key: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    region: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
+    """Where its data lives: workers of that region take it first. Else told by the server's rules, where it has some."""
     options: dict[str, Any] = {}
     priority: Annotated[int, Field(ge=0, le=9)] = PRIORITY_DEFAULT
     """0 is taken first."""
@@ -55,6 +57,8 @@ class ProgressModel(BaseModel):
     total: int | None
     unit: str
     note: str
+    bytes_across_regions: int
+    """Bytes of the input that this attempt read although they live in another region."""
 
 
 class ResultModel(BaseModel):
@@ -95,12 +99,16 @@ class JobModel(BaseModel):
     deadline_s: float | None
     correlation_id: str
     tenant: str
+    region: str
+    """Where its data lives; empty where that is not known."""
     options: dict[str, Any]
     tags: dict[str, str]
     attempt: int
     lease: int
     crashes: int
     worker: str
+    worker_region: str
+    """Where that worker is; empty where it did not say."""
     created_at_ms: Milliseconds
     due_at_ms: Milliseconds
     started_at_ms: Milliseconds | None
@@ -147,6 +155,8 @@ class QueueModel(BaseModel):
     draining: bool
     pending_max: int | None
     queued: int
+    queued_by_region: dict[str, int]
+    """Of these, how many each region has; those without one are left out."""
     later: int
     running: int
     oldest_seconds: float
