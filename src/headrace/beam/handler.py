@@ -49,7 +49,7 @@ class ModelHandler(base.ModelHandler):
             each process fetches with the credentials of its environment. Plain paths are paths on the workers.
         options: Instances and `model_options`.
         failures: What happens to elements that have no prediction, ``"raise"`` or ``"return"``.
-        min_batch_size, max_batch_size: Bounds of Beam's batches. Where neither is given, no batch is larger than what the model takes
+        min_batch_size, max_batch_size: Bounds of Beam's batches. Where no maximum is given, no batch is larger than what the model takes
             in one call; to know that, the model is loaded once where the pipeline is built, unless it is not there, or `large_model`.
         max_batch_duration_secs, max_batch_weight, element_size_fn, batch_length_fn, batch_bucket_boundaries: As Beam has them.
         large_model: One copy of the model for all processes of a worker; what it is asked crosses a pipe.
@@ -130,8 +130,8 @@ class ModelHandler(base.ModelHandler):
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         """What was given, and else the most rows that the model takes in one call."""
         given: dict[str, Any] = dict(base.ModelHandler.batch_elements_kwargs(self))
-        if "max_batch_size" not in given and "min_batch_size" not in given:
-            given["max_batch_size"] = self._rows_of_model()
+        if "max_batch_size" not in given:
+            given["max_batch_size"] = max(self._rows_of_model(), given.get("min_batch_size", 1))
         return given
 
     def _rows_of_model(self) -> int:
