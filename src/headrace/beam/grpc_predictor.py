@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from threading import Semaphore
+from threading import Lock, Semaphore
 
 from headrace.batching.bisect import Bisection
 from headrace.client.oip_grpc import GrpcRefusedError
@@ -32,6 +32,8 @@ class GrpcPredictor:
         self._model = model
         self._in_flight_max = in_flight_max
         self._room = Semaphore(in_flight_max)
+        self._starting = Lock()
+        self._changing = Lock()
         self._asking: _Asking | None = None
         self._metadata: ModelMetadata | None = None
         self._rows = 0
@@ -53,21 +55,24 @@ class GrpcPredictor:
 
     def start(self) -> None:
         """Ask for the model's metadata. Raises EndpointUnavailableError, EndpointRefusedError."""
-        if self._asking is not None:
-            return
-        asking = _Asking(self._open_server(), self._model)
-        try:
-            self._metadata = asking.begin()
-        except BaseException:
-            asking.end(drain=False)
-            raise
-        self._asking = asking
+        with self._starting:
+            if self._asking is not None:
+                return
+            asking = _Asking(self._open_server(), self._model)
+            try:
+                self._metadata = asking.begin()
+            except BaseException:
+                asking.end(drain=False)
+                raise
+            self._asking = asking
 
     def stop(self, *, drain: bool = True) -> None:
-        """Finish what was accepted, or fail it with StoppedError; then close the connection."""
-        asking, self._asking = self._asking, None
-        if asking is not None:
-            asking.end(drain=drain)
+        """Finish what was accepted, or fail it with StoppedError; then close the connection. Waits for a start under way."""
+        with self._starting:
+            with self._changing:
+                asking, self._asking = self._asking, None
+            if asking is not None:
+                asking.end(drain=drain)
 
     def submit(self, request: InferRequest) -> Future[InferResponse]:
         """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError when not running."""
@@ -78,11 +83,14 @@ class GrpcPredictor:
             future.set_exception(ModelInputError(self._model.name, error.why))
             return future
         self._room.acquire()
-        asking = self._asking
-        if asking is None:
-            self._room.release()
-            raise StoppedError(f"model {self._model.name} is not being asked: the predictor is not running")
-        future = asking.ask(request, rows)
+        # Nothing is asked of a loop that has ended, or is about to.
+        with self._changing:
+            if self._asking is None:
+                self._room.release()
+                raise StoppedError(
+                    f"model {self._model.name} is not being asked: the predictor is not running"
+                )
+            future = self._asking.ask(request, rows)
         future.add_done_callback(lambda done: self._answered(rows, done))
         return future
 
