@@ -8,7 +8,10 @@ import threading
 
 import numpy as np
 import pytest
+from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, RunInference
+from apache_beam.utils.shared import Shared
 
+from beam.support import created, holds, pipeline, rows
 from headrace import InferRequest, Model, Tensor
 from headrace.beam import ModelHandler
 from headrace.beam.elements import ONLY_INPUT
@@ -24,6 +27,10 @@ class Same(Model):
 
     def close(self):
         self.closed.set()
+
+
+class Other(Same):
+    closed = threading.Event()
 
 
 class Steps(Model):
@@ -75,6 +82,30 @@ def test_it_may_be_closed_before_and_twice():
     loaded.close()
     with pytest.raises(StoppedError):
         loaded.answer([request_of([1])])
+
+
+def test_a_model_that_makes_room_for_another_is_closed():
+    # With a size of batches none is loaded to look at it.
+    one, other = (ModelHandler(model, max_batch_size=4) for model in (Same, Other))
+    Same.closed.clear()
+    handler = KeyedModelHandler(
+        [KeyModelMapping(["a"], one), KeyModelMapping(["b"], other)], max_models_per_worker_hint=1
+    )
+    with pipeline() as p:
+        results = created(p, [("a", rows(1)[0]), ("b", rows(2)[0])]) | RunInference(handler)
+        holds(results, [("a", (1, 1)), ("b", (2, 2))])
+    assert Same.closed.is_set()
+
+
+def test_a_model_that_was_updated_is_closed():
+    handler = ModelHandler(Same)
+    Same.closed.clear()
+    shared = Shared()
+    shared.acquire(handler.load_model, tag="old")
+    handler.update_model_path(f"{__file__}:Other")
+    assert not Same.closed.is_set()
+    shared.acquire(handler.load_model, tag="new").close()
+    assert Same.closed.is_set()
 
 
 def test_a_model_that_hangs_holds_nobody_for_ever(monkeypatch):

@@ -169,6 +169,12 @@ def test_who_refuses_is_not_asked_again(endpoint, client, waits):
     assert (len(endpoint.requests), waits) == (1, [])
 
 
+def test_inference_args_go_with_the_request(endpoint, client):
+    handler, loaded = client
+    handler.run_inference([x(1)], loaded, {"key": "value"})
+    assert b'"parameters":{"key":"value"' in endpoint.requests[0].body
+
+
 def test_a_rate_limiter_holds_requests_back(endpoint, waits):
     refused = RemoteModelHandler(endpoint.oip_url, num_retries=2, rate_limiter=Allow(0))
     client = refused.load_model()

@@ -48,6 +48,7 @@ def told(result):
 @pytest.mark.parametrize("more", [{}, {"large_model": True}, {"model_copies": 2}])
 def test_a_side_input_changes_the_model(tmp_path, more):
     one, ten, hundred = (write_model(tmp_path, f"by{by}", by) for by in (1, 10, 100))
+    hundred = f"file://{hundred}"
     models = [
         (1, ModelMetadata("", "")),
         (8, ModelMetadata(ten, "ten")),

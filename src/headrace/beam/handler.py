@@ -42,7 +42,7 @@ class ModelHandler(base.ModelHandler):
     names the row, and Beam's `with_exception_handling` puts the whole batch aside, as it does for every handler.
 
     Each process loads the model once, in an engine of its own (with `large_model`, one process for all), which ends when
-    Beam drops the model, or its process ends. Request parameters are whatever `inference_args` has.
+    Beam drops the model, or its process ends. RunInference's `inference_args` are parameters of each request.
 
     Args:
         model: What `headrace.stream` takes, or a file's URI such as ``s3://models/churn.onnx`` (a folder's ends in ``/``), which
