@@ -3,6 +3,7 @@
 import os
 import pickle
 import threading
+from uuid import uuid4
 
 import apache_beam as beam
 import numpy as np
@@ -413,6 +414,28 @@ def test_copies_are_asked_in_turns():
         results = created(p, rows(*range(16))) | RunInference(handler)
         called = results | beam.Map(lambda result: int(result.inference["output"][0]))
         gives(called, [1, 2, 3, 4] * 4)
+
+
+def test_copies_are_asked_in_turns_also_with_keys():
+    with pipeline() as p:
+        handler = ModelHandler(Counts, model_copies=2, max_batch_size=1, min_batch_size=1)
+        keyed = [("key", row) for row in rows(*range(4))]
+        results = created(p, keyed) | RunInference(KeyedModelHandler(handler))
+        gives(results, [1, 1, 2, 2], lambda pair: int(pair[1].inference["output"][0]))
+
+
+def test_two_steps_may_share_one_model():
+    name = uuid4().hex
+    with pipeline() as p:
+        values = created(p, rows(0))
+        calls = [
+            values
+            | step
+            >> RunInference(ModelHandler(Counts, large_model=True, max_batch_size=1), model_identifier=name)
+            for step in ("first", "second")
+        ]
+        # Whichever is asked first, the other is the second call of the same model.
+        gives(calls | beam.Flatten(), [1, 2], lambda result: int(result.inference["output"][0]))
 
 
 def test_a_failing_load_is_raised_through_the_process_that_shares(tmp_path):

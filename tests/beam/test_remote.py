@@ -11,7 +11,7 @@ from beam.support import created, gives, metrics, pipeline
 from headrace import InferRequest, Tensor, TensorSpec
 from headrace.beam import ModelHandler, RemoteModelHandler, SplitFailures
 from headrace.beam.remote import is_retryable
-from headrace.client.endpoint import TOKEN_VARIABLE
+from headrace.client.address import TOKEN_VARIABLE
 from headrace.core.errors import (
     ConfigError,
     EndpointRefusedError,

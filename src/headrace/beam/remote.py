@@ -10,8 +10,7 @@ from headrace.beam.elements import element_bytes
 from headrace.beam.library import base
 from headrace.beam.loaded import LoadedModel
 from headrace.beam.results import NAMESPACE, Failures, checked_failures, checked_parameters, results
-from headrace.client.address import resolve_address
-from headrace.client.endpoint import TOKEN_VARIABLE
+from headrace.client.address import TOKEN_VARIABLE, resolve_address
 from headrace.client.server import ModelAddress
 from headrace.core.errors import EndpointUnavailableError, OverloadedError
 from headrace.core.predictor import Predictor
