@@ -9,6 +9,15 @@ from headrace.core.errors import ConfigError, NotFoundError
 from headrace.storage.resolve import Stores
 
 
+@pytest.fixture(autouse=True)
+def below(tmp_path, monkeypatch):
+    """Where folders for models are made."""
+    below = tmp_path / "fetched"
+    below.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(below))
+    return below
+
+
 @pytest.fixture
 def stores():
     with Stores() as stores:
@@ -40,29 +49,25 @@ def test_a_folder_comes_with_all_that_is_in_it(stores):
     assert (found.folder / "bert" / "weights" / "one.bin").read_bytes() == b"1"
 
 
-def test_what_is_not_there_leaves_nothing_behind(stores, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_what_is_not_there_leaves_nothing_behind(stores, below):
     with pytest.raises(NotFoundError):
         fetched("memory://models/gone.onnx", stores)
     with pytest.raises(ConfigError, match="nothing below it"):
         fetched("memory://models/gone/", stores)
-    assert list(tmp_path.iterdir()) == []
+    assert list(below.iterdir()) == []
 
 
-def test_the_files_go_with_the_model(tmp_path, monkeypatch):
+def test_the_files_go_with_the_model(tmp_path, below):
     spec = write_model(tmp_path)
-    folder = tmp_path / "fetched"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
     handler = ModelHandler(f"file://{spec}")
     assert handler.batch_elements_kwargs() == {"max_batch_size": 1024}
     loaded = handler.load_model()
     (result,) = handler.run_inference(rows(1), loaded)
     assert (plain(result), result.model_id) == ((1, 2), f"file://{spec}")
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(below.iterdir())) == 1
     loaded.close()
-    assert list(folder.iterdir()) == []
+    assert list(below.iterdir()) == []
     (tmp_path / "plus.py").write_text("no = ")
     with pytest.raises(Exception, match=r"plus\.py"):
         handler.load_model()
-    assert list(folder.iterdir()) == []
+    assert list(below.iterdir()) == []
