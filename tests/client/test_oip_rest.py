@@ -6,7 +6,8 @@ import pytest
 
 from client.support import ScriptedConnection, asker_over, predicting, request_of, run, status
 from headrace.client.address import resolve_address
-from headrace.client.oip_rest import OipRest, joined
+from headrace.client.oip_rest import OipRest
+from headrace.client.outputs import joined
 from headrace.client.refusals import RefusalGuard
 from headrace.core import InferRequest, RowError, Tensor, TensorSpec
 from headrace.core.errors import (

@@ -208,8 +208,8 @@ def test_a_request_cancelled_before_it_began_makes_room(endpoint):
 
 def test_a_defect_of_ours_fails_the_request_and_nothing_else(endpoint):
     with predicting(endpoint.oip_url) as predictor:
-        predictor._life.dialect._check = None
-        with pytest.raises(EndpointError, match="asking it raised TypeError"):
+        predictor._life.dialect._guard = None
+        with pytest.raises(EndpointError, match="asking it raised AttributeError"):
             predictor.submit(request_of(1)).result(10)
 
 

@@ -1,4 +1,7 @@
 import inspect
+import pickle
+
+import pytest
 
 from headrace.core import errors
 
@@ -40,3 +43,23 @@ def test_messages_say_what_to_do():
     assert "pip install 'headrace[onnx]'" in str(errors.MissingExtraError("onnx", "model.onnx"))
     assert "--resume" in str(errors.OutputExistsError("s3://b/out/"))
     assert "2 in" not in str(errors.CountMismatchError("part 1", records_in=3, out=1, failed=1))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ConfigError("no"),
+        errors.MissingExtraError("onnx", "model.onnx"),
+        errors.TruncatedError("ends early", byte=7, object="s3://b/k"),
+        errors.NotFoundError("s3://b/k", "no such key"),
+        errors.InstanceLostError("m", "died", cause="oom", signal="SIGKILL"),
+        errors.SequenceFullError("q", "full", retry_after_s=2.0),
+        errors.EndpointRefusedError("http://h", "no", status=400),
+        errors.CountMismatchError("part 1", records_in=3, out=1, failed=1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_comes_out_of_another_process_as_it_went_in(error):
+    found = pickle.loads(pickle.dumps(error))
+    assert type(found) is type(error)
+    assert (str(found), vars(found)) == (str(error), vars(error))

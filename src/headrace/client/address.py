@@ -12,6 +12,8 @@ from headrace.core.errors import ConfigError
 
 Protocol = Literal["oip", "torchserve"]
 
+TOKEN_VARIABLE = "HEADRACE_ENDPOINT_TOKEN"  # noqa: S105 - where the token of any endpoint is, not what it is
+
 _SAFE = "/%:@!$&'()*+,;=~-._"
 """What a path may hold as it is; everything else is quoted."""
 _OIP = re.compile(r"(?P<root>.*)/v2/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?(/infer)?")

@@ -3,15 +3,13 @@
 import os
 from collections.abc import Mapping
 
-from headrace.client.address import resolve_address
+from headrace.client.address import TOKEN_VARIABLE, resolve_address
 from headrace.client.oip_rest import OipRest
 from headrace.client.predictor import EndpointPredictor
 from headrace.client.refusals import RefusalGuard
 from headrace.client.torchserve_rest import TorchServeRest
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
-
-TOKEN_VARIABLE = "HEADRACE_ENDPOINT_TOKEN"  # noqa: S105 - where the token is, not what it is
 
 
 def endpoint_predictor(

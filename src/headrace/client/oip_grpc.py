@@ -32,7 +32,20 @@ MESSAGE_BYTES_MAX: Final = 1 << 30
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 # The server may answer when asked again, or was not reached at all.
 _UNAVAILABLE: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
+# No request like this can succeed, with whatever rows.
+_WHOLE: Final = ("CANCELLED", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
 _T = TypeVar("_T")
+
+
+class GrpcRefusedError(EndpointRefusedError):
+    """A refusal, with gRPC's own word for it; it is an EndpointRefusedError to whoever does not part requests."""
+
+    code: str = ""
+
+    @property
+    def may_be_about_rows(self) -> bool:
+        """Whether the same question with fewer rows may be answered."""
+        return self.code not in _WHOLE
 
 
 class GrpcServer:
@@ -159,7 +172,9 @@ class GrpcServer:
             why = f"not reached: {details}. Is the server up and the URL right?"
             return EndpointUnavailableError(self.url, why)
         if code not in _UNAVAILABLE or (code == "ABORTED" and _is_of_a_sequence(error)):
-            return EndpointRefusedError(self.url, f"{code}: {details}")
+            refused = GrpcRefusedError(self.url, f"{code}: {details}")
+            refused.code = code
+            return refused
         return EndpointUnavailableError(self.url, f"{code}: {details}")
 
     def _late(self, details: str = "") -> EndpointUnavailableError:

@@ -5,19 +5,17 @@ Arrives: requests. Leaves: responses whose failures are the rows that the endpoi
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from headrace.batching.bisect import Bisection
 from headrace.client.address import Address
 from headrace.client.asking import Asker, RowsRefusedError
 from headrace.client.connection import HttpCall
-from headrace.client.outputs import called, require_outputs
+from headrace.client.outputs import joined, part_of, require_rows
 from headrace.client.refusals import RefusalGuard
 from headrace.client.retry import HttpAnswer, Verdict, judge
 from headrace.core.errors import (
@@ -25,7 +23,6 @@ from headrace.core.errors import (
     EndpointError,
     EndpointRefusedError,
     EndpointUnavailableError,
-    ModelContractError,
 )
 from headrace.core.tensor import (
     InferRequest,
@@ -126,7 +123,7 @@ class OipRest:
         rows_max = self._metadata.max_batch_rows
         for start in range(0, rows, rows_max):
             stop = min(start + rows_max, rows)
-            part = request if stop - start == rows else _part(request, slice(start, stop))
+            part = request if stop - start == rows else part_of(request, slice(start, stop))
             failures.extend(
                 RowFailure(f.row + start, f.why, f.attempts)
                 for f in await self._answer_batch(asker, part, stop - start, kept)
@@ -145,7 +142,7 @@ class OipRest:
         """Ask once; if the batch is refused, bisect it. Adds to `kept` the outputs of its good rows, in order."""
         search = Bisection(rows)
         while (indices := search.next()) is not None:
-            part = request if len(indices) == rows else _part(request, indices)
+            part = request if len(indices) == rows else part_of(request, indices)
             try:
                 outputs = await self._ask(asker, part)
             except (RowsRefusedError, DataError) as error:
@@ -154,7 +151,7 @@ class OipRest:
                     self._guard.refused(why, getattr(error, "status", None))
                 search.failed(why)
                 continue
-            self._check(outputs, len(indices), request)
+            require_rows(request, outputs, len(indices), self._metadata.name)
             self._guard.answered(len(indices))
             kept.append(outputs)
             search.succeeded()
@@ -200,20 +197,6 @@ class OipRest:
                 status=answer.status,
             ) from error
 
-    def _check(self, outputs: Sequence[Tensor], rows: int, request: InferRequest) -> None:
-        """Hold the endpoint to a row for each row."""
-        found = {t.name: t.rows for t in outputs}
-        name = called(request)
-        if not found:
-            raise ModelContractError(
-                self._metadata.name, f"{name}the endpoint answered {rows} rows without any output"
-            )
-        for output, got in found.items():
-            if got != rows:
-                why = f"{name}output {output!r} has {got} rows for {rows} rows: the endpoint must answer every row"
-                raise ModelContractError(self._metadata.name, why)
-        require_outputs(request, found, self._metadata.name)
-
 
 def _judge_undecided(answer: HttpAnswer) -> Verdict:
     return Verdict.REFUSED if answer.status in _NO_BINARY else judge(answer)
@@ -221,23 +204,3 @@ def _judge_undecided(answer: HttpAnswer) -> Verdict:
 
 def _widened(spec: TensorSpec) -> TensorSpec:
     return replace(spec, datatype="FP32") if spec.datatype == "BF16" else spec
-
-
-def _part(request: InferRequest, rows: NDArray[np.int64] | slice) -> InferRequest:
-    return replace(request, inputs=tuple(Tensor(t.name, t.data[rows]) for t in request.inputs))
-
-
-def joined(model: str, request: str, parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-    """The outputs of one request's parts, one after another.
-
-    Raises ModelContractError unless parts agree on names, types and the shape of a row.
-    """
-    if len(parts) <= 1:
-        return tuple(parts[0]) if parts else ()
-    named: list[Mapping[str, Tensor]] = [{t.name: t for t in part} for part in parts]
-    forms = [{n: (t.datatype, t.data.shape[1:]) for n, t in part.items()} for part in named]
-    other = next((f for f in forms if f != forms[0]), None)
-    if other is not None:
-        why = f"request {request}: its outputs differ from call to call: {forms[0]}, then {other}"
-        raise ModelContractError(model, why)
-    return tuple(Tensor(name, np.concatenate([part[name].data for part in named])) for name in named[0])

@@ -63,7 +63,7 @@ are attributes too. Which status code an error becomes is the server's business 
 model raises for one row, is in `headrace.core.model`: it is a value on its way to a `Failure`.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 DeathCause = Literal["crash", "oom", "killed", "timeout", "exit"]
 """How a process of a model died; see `InstanceLostError`."""
@@ -71,6 +71,18 @@ DeathCause = Literal["crash", "oom", "killed", "timeout", "exit"]
 
 class HeadraceError(Exception):
     """The root of the tree: catch this to catch all that headrace raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is: to make it anew would hand a finished message to an `__init__` that wants its parts."""
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(
+    kind: type[HeadraceError], arguments: tuple[object, ...], facts: dict[str, object]
+) -> HeadraceError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(facts)
+    return error
 
 
 class ConfigError(HeadraceError):
