@@ -433,6 +433,7 @@ def _quiet() -> Generator[None]:
 
 
 def _how(error: Exception) -> str:
-    """How a worker ended, in the last line of what Ray says."""
+    """How a worker ended, in the last line of what Ray says, without its guesses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"({lines[-1] if lines else type(error).__name__})"
+    said = lines[-1] if lines else type(error).__name__
+    return f"({said.partition(' Some common causes')[0]})"
