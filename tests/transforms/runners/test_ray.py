@@ -3,6 +3,8 @@
 import gzip
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+import headrace
 from headrace.app.transforming import OpenedTransform, execute, open_transform
 from headrace.app.workers import DataRegions, RayWorkers, Workers
 from headrace.core.errors import ConfigError, HeadraceError, InstanceLostError, ModelLoadError
@@ -361,3 +364,30 @@ def test_stopped_while_it_waits_for_a_place_it_ends(nodes):
 def test_one_that_cannot_be_opened_says_so(nodes):
     with pytest.raises(HeadraceError, match="NotImplementedError"):
         RayRunner(_no_worker, RayWorkers(), model="m").start()
+
+
+HERE = """
+import sys
+from headrace.app.transforming import transform_sync
+from headrace.app.workers import RayWorkers
+from transforms.support import settings_of
+report = transform_sync(*sys.argv[1:3], model=sys.argv[3], workers=RayWorkers(), settings=settings_of())
+print(report.status, report.rows_out)
+"""
+
+
+def test_a_cluster_of_its_own_is_begun_and_ended_quietly(tmp_path):
+    """Nobody named a cluster; the one that was started last on this machine is not this run's."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_bytes(lines(90))
+    environ = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    paths = os.pathsep.join([str(Path(headrace.__file__).parents[1]), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-c", HERE, str(tmp_path / "in"), str(tmp_path / "out"), QUICK],
+        env={**environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "complete 88\n", "")
