@@ -45,6 +45,7 @@ _EXTRAS_WITHOUT_DOOR = {
 _EXTRAS_APART = {"mlserver": "constraints-mlserver.txt"}
 
 _SEVERAL_DOORS = {
+    "apache_beam": "handlers for a pipeline of the user's, and the pipeline of a transform: either is used without the other",
     "uvicorn": "its server, and its protocol, which is imported where it is extended",
     "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
     "boto3": "credentials of the object store and regions of its buckets, and AWS's own queues and notifications",
@@ -95,9 +96,10 @@ _UNMIRRORED: dict[str, str] = {
     "server/grpc_contract.py": "Protocols; tests/server/grpc_support.py implements them",
     "cli/transform.py": "tests/integration/test_transform_command.py types it as a user would",
     "cli/transform_ending.py": "tests/integration/test_transform_command.py reads what it says, in words and as JSON",
-    "transforms/processes.py": "tests/integration/test_transform_faults.py and test_transform_kill.py run, kill and lose processes",
+    "transforms/runners/processes.py": "tests/integration/test_transform_faults.py and test_transform_kill.py run, kill and lose processes",
+    "transforms/runners/beam_pipeline.py": "tests/transforms/runners/test_beam.py runs it, in processes of Beam's",
+    "transforms/runners/beam_process.py": "tests/transforms/runners/test_beam.py runs it, and kills what it starts",
     "transforms/retry_whole.py": "tests/transforms/test_retry.py does objects again, and dies between any two calls",
-    "transforms/worker.py": "tests/integration/test_transform_kill.py and tests/transforms/test_observed_workers.py run it",
     "jobs/outbox.py": "a Protocol and values; headrace.testing checks implementations, and tests/testing/test_outbox.py the checks",
     "jobs/dispatcher.py": "Protocols, and counts; headrace.testing checks implementations",
     "jobs/ledger.py": "a Protocol and values; tests/conformance/test_job_ledgers.py and tests/jobs/test_ledger_model.py run implementations",

@@ -3,6 +3,8 @@
 import gzip
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,15 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+import headrace
 from headrace.app.transforming import OpenedTransform, execute, open_transform
 from headrace.app.workers import DataRegions, RayWorkers, Workers
-from headrace.core.errors import ConfigError, InstanceLostError, ModelLoadError
+from headrace.core.errors import ConfigError, HeadraceError, InstanceLostError, ModelLoadError
 from headrace.storage.local import LocalStore
 from headrace.storage.regions import RegionRules
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.report import TransformReport
-from headrace.transforms.runners.dispatch import Dispatcher
+from headrace.transforms.runners.dispatch import Dispatcher, Hand
 from headrace.transforms.runners.messages import Assignment
 from headrace.transforms.runners.ray import RayRunner
 from integration.transforming import leftovers, outputs
@@ -29,6 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 MODELS = Path(__file__).parent / "spread_model.py"
 SLOW, QUICK, BROKEN = (f"{MODELS}:{name}" for name in ("Slow", "Quick", "Broken"))
+DIED = r"its worker process has died\..* End of file\.\)"
 STORE_BYTES = 80 << 20
 SOON_DEAD = {
     "health_check_initial_delay_ms": 0,
@@ -204,18 +208,18 @@ def test_a_record_that_kills_is_left_out_and_named(nodes, tmp_path):
     source.mkdir()
     model = copied_model(tmp_path)
     for number in range(6):
-        (source / f"{number}.csv").write_bytes(lines(60, start=100 * number))
+        (source / f"{number}.csv").write_bytes(lines(120, start=200 * number))
     good = (source / "3.csv").read_bytes().splitlines(keepends=True)
-    (source / "3.csv").write_bytes(b"".join([*good[:33], b"%d,1\n" % POISON, *good[33:]]))
+    (source / "3.csv").write_bytes(b"".join([*good[:113], b"%d,1\n" % POISON, *good[113:]]))
     tasks = settings_of(tasks={"task_objects_max": 1})
     one = RayWorkers(1, 1)
-    with pytest.raises(InstanceLostError, match=r"at record 20 of .*/3\.csv, or soon behind it.*--resume"):
+    with pytest.raises(InstanceLostError, match=rf"{DIED} at record [4-8]0 of .*/3\.csv, or soon.*--resume"):
         execute(opened(source, out, model=model, workers=one, settings=tasks))
     assert sorted(n for n in outputs(out) if n.endswith(".out")) == [f"{n}.csv.out" for n in (0, 1, 2, 4, 5)]
     # Where the record does not kill, such as on another machine, the rest is done.
     (tmp_path / "harmless").touch()
     report = execute(opened(source, out, model=model, workers=one, settings=tasks, if_exists="resume"))
-    assert (report.status, report.resumed, report.records_in) == ("complete", True, 6 * 60 + 1)
+    assert (report.status, report.resumed, report.records_in) == ("complete", True, 6 * 120 + 1)
 
 
 def test_a_model_that_does_not_load_says_why(nodes, source, tmp_path):
@@ -254,25 +258,22 @@ def test_the_pool_grows_while_there_is_work_and_shrinks(nodes, source, expected,
 
 
 def test_what_two_do_at_once_is_done_once(nodes, source, expected, tmp_path, monkeypatch):
-    """Each assignment is done by both workers, as an engine that speculates has it."""
-    run = opened(source, tmp_path / "out")
-    real = RayRunner._assign
+    """One of the two always does what the other does already, as an engine that speculates has it."""
+    real, doubles = Dispatcher.assign, list[tuple[int, ...]]()
 
-    def doubled(self: RayRunner) -> None:
-        had = {id(m): m.hand.assigned for m in self._members}
-        real(self)
-        for member in self._members:
-            if member.hand.assigned and not had.get(id(member)):
-                for other in self._members:
-                    order = Assignment(member.hand.assigned, run=self._dispatcher._work.run)
-                    if other is not member and other.hand.ready and not other.leaving:
-                        doubles.append(order.tasks)
-                        other.actor.do.remote(order.to_json())
+    def assign(self: Dispatcher, hand: Hand, *, of: int) -> Assignment | None:
+        first = next((other for other in self.hands if other.assigned), None)
+        if first is None or not hand.ready or hand.assigned:
+            return real(self, hand, of=of)
+        assert self._work is not None
+        hand.assigned = first.assigned
+        hand.done.clear()
+        doubles.append(hand.assigned)
+        return Assignment(hand.assigned, run=self._work.run)
 
-    doubles: list[tuple[int, ...]] = []
-    monkeypatch.setattr(RayRunner, "_assign", doubled)
-    check_whole(execute(run), tmp_path / "out", expected)
-    assert doubles
+    monkeypatch.setattr(Dispatcher, "assign", assign)
+    check_whole(execute(opened(source, tmp_path / "out")), tmp_path / "out", expected)
+    assert len(doubles) > 2
 
 
 def test_workers_do_what_lies_in_their_region(nodes, tmp_path):
@@ -316,3 +317,77 @@ def test_the_model_is_sent_to_those_that_have_not_got_it(nodes, source, expected
     (tmp_path / MODELS.name).unlink()
     with run as transform:
         check_whole(transform.execute(), tmp_path / "out", expected)
+
+
+@pytest.mark.parametrize(
+    ("address", "environ", "used"),
+    [(None, None, "local"), (None, "10.0.0.1:6379", "10.0.0.1:6379"), ("10.0.0.2:6379", "10.0.0.1:6379", "10.0.0.2:6379")],
+)  # fmt: skip
+def test_without_an_address_no_cluster_is_joined_by_chance(monkeypatch, address, environ, used):
+    """Ray itself would join whatever was last started on this machine."""
+    asked: list[dict[str, Any]] = []
+
+    def init(**options: Any) -> None:
+        asked.append(options)
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if environ:
+        monkeypatch.setenv("RAY_ADDRESS", environ)
+    with pytest.raises(ConfigError, match="cannot be reached or started: nobody there"):
+        RayRunner(_no_worker, RayWorkers(address=address), model="m").start()
+    assert [options["address"] for options in asked] == [used]
+
+
+def test_rays_client_is_refused_however_it_is_named(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(ConfigError, match="ray://head:10001"):
+        RayRunner(_no_worker, RayWorkers(), model="m").start()
+
+
+def _no_worker(tell: object, region: object) -> Any:
+    raise NotImplementedError
+
+
+def test_stopped_while_it_waits_for_a_place_it_ends(nodes):
+    runner = RayRunner(_no_worker, RayWorkers(gpus=99), model="m")
+    runner.drain()
+    with pytest.raises(ModelLoadError, match="stopped before a worker had loaded it"):
+        runner.start()
+    assert runner._members == []
+
+
+def test_one_that_cannot_be_opened_says_so(nodes):
+    with pytest.raises(HeadraceError, match="NotImplementedError"):
+        RayRunner(_no_worker, RayWorkers(), model="m").start()
+
+
+HERE = """
+import sys
+from headrace.app.transforming import transform_sync
+from headrace.app.workers import RayWorkers
+from transforms.support import settings_of
+report = transform_sync(*sys.argv[1:3], model=sys.argv[3], workers=RayWorkers(), settings=settings_of())
+print(report.status, report.rows_out)
+"""
+
+
+def test_a_cluster_of_its_own_is_begun_and_ended_quietly(tmp_path):
+    """Nobody named a cluster; the one that was started last on this machine is not this run's."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_bytes(lines(90))
+    environ = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    paths = os.pathsep.join([str(Path(headrace.__file__).parents[1]), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-c", HERE, str(tmp_path / "in"), str(tmp_path / "out"), QUICK],
+        env={**environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "complete 88\n", "")

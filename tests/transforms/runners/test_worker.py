@@ -3,11 +3,14 @@
 import copy
 import json
 import threading
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
+from headrace.transforms.fence import LOOKED_EVERY_S
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import make_plan
@@ -66,7 +69,8 @@ def test_an_assignment_says_since_when_to_observe():
         )
 
 
-def test_a_task_that_somebody_else_finishes_is_no_error(tmp_path):
+@pytest.mark.parametrize("more", [(), (1,)])
+def test_a_task_that_somebody_else_finishes_is_no_error(tmp_path, more):
     """A worker goes on from a checkpoint; before it has begun, who wrote that finishes the task, and removes its drafts."""
     settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": 1})
     source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
@@ -98,9 +102,54 @@ def test_a_task_that_somebody_else_finishes_is_no_error(tmp_path):
         orphan.start()
         assert kept.wait(30)
         assert ledger.checkpoints([0])[0].entries
-        worker(Breaking(started, at=0, action=finished), told).do(Assignment((0, 1)))
+        worker(Breaking(started, at=0, action=finished), told).do(Assignment((0, *more)))
     assert [m for m in told if "error" in m] == []
-    assert [json.loads(m["task"])["task"] for m in told if "task" in m] == [0, 1]
+    assert [json.loads(m["task"])["task"] for m in told if "task" in m] == [0, *more]
     assert told[-1] == {"idle": True, "complete": True}
-    assert stores.for_uri(out).get(f"{out}a.csv.out") == stores.for_uri(out).get(f"{out}b.csv.out")
-    assert sorted(ledger.tasks()) == [0, 1]
+    assert sorted(ledger.tasks()) == [0, *more]
+    assert stores.for_uri(out).get(f"{out}a.csv.out").count(b"\n") == 40
+
+
+def begin_anew(ledger, objects) -> None:
+    """As --overwrite does."""
+    ledger.abandon()
+    ledger.delete()
+    ledger.begin({}, objects)
+
+
+def finish(ledger, _) -> None:
+    ledger.finish({})
+
+
+@pytest.mark.parametrize("over", [begin_anew, finish])
+def test_one_whose_run_is_over_writes_nothing_more(tmp_path, over):
+    """An orphan that its run gave up works on when the run has ended, or another one has begun in its place."""
+    settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": 1})
+    source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
+    stores = Stores()
+    stores.for_uri(source).put(f"{source}a.csv", rows(40))
+    plan = make_plan(source, out, stores, settings)
+    ledger = TransformLedger(stores.for_uri(out), out)
+    ledger.begin({}, plan.objects)
+    clock, told, after = ManualClock(), [], {}
+
+    def files() -> dict[str, bytes]:
+        found = (p for p in Path(out).rglob("*") if p.is_file() and "drafts" not in p.parts)
+        return {str(p): p.read_bytes() for p in found}
+
+    class Orphan(Worker):
+        def _on_batch(self, batch) -> None:
+            super()._on_batch(batch)
+            if not after and ledger.checkpoints([0]):
+                over(ledger, plan.objects)
+                clock.advance(LOOKED_EVERY_S)
+                after.update(files())
+
+    with engine() as started:
+        ledger.learn(learn(plan, stores, settings, started.metadata))
+        orphan = Orphan(started, told.append, stores=stores, destination=out, settings=settings, clock=clock)
+        orphan.do(Assignment((0,), run=ledger.run(), keep_all=True))
+    assert "it writes nothing more" in told[-1]["error"]["message"]
+    assert after
+    assert files() == after
+    assert [m for m in told if "task" in m] == []

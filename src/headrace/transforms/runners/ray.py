@@ -41,6 +41,8 @@ _STOP_S: Final = 10.0
 """How long workers may take to let go of their models at the end."""
 _LATE_S: Final = 30.0
 """So often it is said that workers wait for their place in the cluster."""
+_RAYS_LEVEL: Final = logging.INFO
+"""What importing it sets: nobody has said how loud it should be."""
 _OWN: Final = "local"
 """Ray's word for a cluster of its own on this machine; it says nothing of it to Ray's makers."""
 _REGION_LABEL: Final = "ray.io/region"
@@ -424,7 +426,7 @@ def _quiet() -> Generator[None]:
     """Ray warns at each start, on stderr, of what it chose; unless somebody has said how loud it should be."""
     logger = logging.getLogger("ray")
     before = logger.level
-    if before == logging.NOTSET:
+    if before in {logging.NOTSET, _RAYS_LEVEL}:
         logger.setLevel(logging.ERROR)
     try:
         yield
@@ -433,6 +435,7 @@ def _quiet() -> Generator[None]:
 
 
 def _how(error: Exception) -> str:
-    """How a worker ended, in the last line of what Ray says."""
+    """How a worker ended, in the last line of what Ray says, without its guesses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"({lines[-1] if lines else type(error).__name__})"
+    said = lines[-1] if lines else type(error).__name__
+    return f"({said.partition(' Some common causes')[0]})"

@@ -130,7 +130,8 @@ class Worker:
         )
 
     def _do(self, assignment: Assignment) -> None:
-        while True:
+        complete = True
+        while assignment.tasks:
             self._done = set[int]()
             try:
                 complete = self._execute(assignment)

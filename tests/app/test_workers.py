@@ -1,0 +1,76 @@
+"""Whom a transform's work is given to: what is asked for, and what cannot be."""
+
+import pytest
+
+from headrace.app.streaming import PredictorOptions, open_predictor
+from headrace.app.workers import DataRegions, RayWorkers, Workers, open_runner, used_options
+from headrace.core.errors import ConfigError
+from headrace.storage.regions import RegionRules
+from headrace.storage.resolve import Stores
+from headrace.transforms.locality import Locality
+from headrace.transforms.runner import InProcessRunner
+from headrace.transforms.runners.processes import ProcessRunner
+from headrace.transforms.settings import TransformSettings
+
+MODEL = "import headrace\n\n\nclass Twice(headrace.Model):\n    def predict(self, x):\n        return x * 2\n"
+
+
+@pytest.fixture
+def model(tmp_path) -> str:
+    (tmp_path / "twice.py").write_text(MODEL)
+    return str(tmp_path / "twice.py")
+
+
+def runner_of(workers, model: str, *, locality: Locality | None = None):
+    options = PredictorOptions()
+    return open_runner(
+        workers,
+        open_predictor(model, None, options),
+        destination="out",
+        model=model,
+        endpoint=None,
+        settings=TransformSettings(),
+        options=options,
+        stores=Stores(),
+        locality=locality or Locality(),
+    ).runner
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"count": 0}, "1 or more, not 0"), ({"isolation": "cluster"}, "thread or process, not 'cluster'")],
+)
+def test_what_cannot_be_is_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        Workers(**settings)
+
+
+def test_threads_are_instances_of_one_predictor():
+    options = PredictorOptions(instances=3)
+    assert used_options(Workers(), options) is options
+    assert used_options(Workers(5), options).instances == 5
+    assert used_options(Workers(5, "process"), options) is options
+    assert used_options(RayWorkers(5), options) is options
+
+
+def test_each_kind_has_its_runner(model):
+    assert isinstance(runner_of(Workers(2), model), InProcessRunner)
+    assert isinstance(runner_of(Workers(1, "process"), model), ProcessRunner)
+
+
+def test_nodes_of_a_cluster_may_say_where_they_are_and_others_must(model):
+    anywhere = Locality(None, "never")
+    for workers in (Workers(), Workers(1, "process")):
+        with pytest.raises(ConfigError, match="no region is declared"):
+            runner_of(workers, model, locality=anywhere)
+    pytest.importorskip("ray")
+    assert runner_of(RayWorkers(), model, locality=anywhere)
+
+
+def test_regions_are_asked_for_only_when_somebody_spoke_of_any():
+    uri, stores = "memory://b/x", Stores()
+    assert DataRegions().region_of(stores)(uri) is None
+    rules = RegionRules.parse(["memory://b/=eu"], ask_buckets=False)
+    assert DataRegions(rules).region_of(stores)(uri) == "eu"
+    assert DataRegions(RegionRules(ask_buckets=False), region="us").region_of(stores)(uri) is None
+    assert DataRegions(rules, "us", "never").locality == Locality("us", "never")
