@@ -7,7 +7,9 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-# Only what is imported is compiled: all of it takes longer than to install it.
+# Only what is imported is compiled: all of it takes longer than to install it. It is kept, also where the machine's environment
+# says not to: else every process that a test starts compiles anew all that it imports, which is most of what it does.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(PIP) install --no-compile --constraint constraints.txt
 SETUP := .venv/setup.stamp
 # The demo installs less, unless everything is there already.

@@ -46,7 +46,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL, one a test process. A test that stops it must start it again."""
-    server = PostgresServer()
+    server = PostgresServer(fsync=False)
     try:
         server.start()
         yield server

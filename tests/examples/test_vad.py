@@ -60,6 +60,17 @@ def alone(package, chunks: np.ndarray) -> np.ndarray:
     return np.array([package(chunk, RATE).item() for chunk in chunks])
 
 
+@pytest.fixture(scope="module")
+def sounds(speech):
+    return streams(speech, STREAMS)
+
+
+@pytest.fixture(scope="module")
+def expected(package, sounds):
+    """What the package says of each of them: as long as all else here takes, so it is asked once."""
+    return [alone(package, chunks) for chunks in sounds]
+
+
 async def listened(ask, name: str, chunks: np.ndarray, random: Random) -> np.ndarray:
     """What a model says of one stream, in requests of one chunk or some."""
     said = []
@@ -83,8 +94,7 @@ async def all_listened(ask, sounds: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_many_streams_are_heard_as_each_is_alone(speech, package, way):
-    sounds = streams(speech, STREAMS)
+def test_many_streams_are_heard_as_each_is_alone(sounds, expected, way):
     calls: list[int] = []
 
     class Counted(class_named("vad.py:VoiceActivity", EXAMPLE)):
@@ -96,7 +106,6 @@ def test_many_streams_are_heard_as_each_is_alone(speech, package, way):
         # Of those before nobody asked: zeros that the engine warms up with.
         calls.clear()
         heard = asyncio.run(all_listened(ask, sounds))
-    expected = [alone(package, chunks) for chunks in sounds]
     assert 0.3 < np.mean(np.concatenate(expected) > 0.5) < 0.7  # there is speech, and there are pauses
     for own, right in zip(heard, expected, strict=True):
         np.testing.assert_allclose(own, right, rtol=0, atol=1e-6)

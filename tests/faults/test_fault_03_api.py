@@ -5,7 +5,7 @@ import threading
 import httpx
 import pytest
 
-from faults.bench import MODEL, Bench, until
+from faults.bench import MODEL, Bench, one_ledger, until
 from headrace.jobs.dispatchers.open import open_dispatcher
 from headrace.jobs.maintenance.reconciler import Reconciler
 from servers.tcp_proxy import TcpProxy, Way
@@ -28,6 +28,7 @@ def _try(url: str, number: int, key: str) -> None:
         _submit(url, number, key)
 
 
+@one_ledger()
 def test_fault_03_api_killed_after_the_commit_and_before_its_answer(bench):
     """Fault 3: who asks again with the same key gets the job that is there."""
     api = bench.api()

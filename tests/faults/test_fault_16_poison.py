@@ -2,7 +2,7 @@
 
 import pytest
 
-from faults.bench import Bench
+from faults.bench import Bench, one_ledger
 from headrace.engine.cgroup import own_groups
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import HistoryEvent
@@ -43,6 +43,7 @@ def test_fault_16_poison_among_harmless_jobs(sqlite_bench, deed, cause, attempts
     bench.tally({poison: JobState.FAILED})
 
 
+@one_ledger()
 def test_fault_16_poison_that_is_stopped_by_the_job_s_own_time_limit(bench):
     """Fault 16: a call without end costs its own job alone, where no bound was set for calls."""
     (poison,) = bench.submit(1, deed="loop", attempts_max=1, time_limit_s=1.5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.bench import Bench, gone, until
+from faults.bench import Bench, gone, one_ledger, until
 from headrace.engine.cgroup import own_groups
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -23,6 +23,7 @@ def _taken_over(bench: Bench, numbers: list[int], models: list[int]) -> None:
     assert tally.recovery_seconds is not None
 
 
+@one_ledger()
 def test_fault_18_supervisor_is_killed(bench):
     """Fault 18: another takes all its jobs over; its models end too."""
     worker = bench.worker().wait_ready()

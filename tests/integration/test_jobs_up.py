@@ -9,6 +9,7 @@ import pytest
 from headrace.core.errors import ConfigError, JobNotFoundError, JobStateError, QueueFullError
 from headrace.jobs.client import Client
 from headrace.jobs.client.faces import ClientSettings
+from headrace.jobs.client.orders import INLINE_BYTES_MAX
 from headrace.jobs.state import JobState
 from integration.command import headrace
 from integration.jobs_process import WAIT_S, Up, completed, until
@@ -75,10 +76,12 @@ def test_the_command_submits_json_and_files_and_prints_results(up, tmp_path):
 
 def test_a_large_file_is_uploaded(client, tmp_path):
     rows = tmp_path / "rows.csv"
-    rows.write_text("1.25,0\n" * 200_000)
+    # More than goes with a submission, of few rows: the model takes four at a time.
+    rows.write_text(f"1.25{'0' * 68},0\n" * 20_000)
+    assert rows.stat().st_size > INLINE_BYTES_MAX
     job = client.submit("model", rows)
-    assert completed(client, job.id).progress.done == 200_000
-    assert client.result(job.id) == b"2.5\n" * 200_000
+    assert completed(client, job.id).progress.done == 20_000
+    assert client.result(job.id) == b"2.5\n" * 20_000
 
 
 def test_an_object_in_a_bucket_comes_back_below_the_output_prefix(client, s3_server, bucket):

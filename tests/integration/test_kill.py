@@ -48,8 +48,8 @@ def contents(output: Path) -> dict[str, bytes]:
 
 
 def kill_at_some_point(process: subprocess.Popen[bytes], output: Path, rng: random.Random) -> bool:
-    """Kill the process: at a random time, or as soon as the ledger has changed; whether it was still running."""
-    if not wait_for_some_point(process, output, rng, between_s=(0.25, 0.9), watched=0.5, changes_max=5):
+    """Kill the process when its ledger has changed a few times; whether it was still running."""
+    if not wait_for_some_point(process, output, rng, changes_max=5):
         return False
     process.send_signal(signal.SIGKILL)
     process.wait()

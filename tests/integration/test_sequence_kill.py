@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from integration.command import contents, headrace, predictions
+from integration.killing import KILLS
 
 MODEL = str(Path(__file__).parent / "summing_model.py")
-KILLS = 6
 MEMBERS = 6
 ROWS = 700
 USERS = 23

@@ -58,8 +58,8 @@ def children(pid: int) -> list[int]:
 
 
 def kill_at_some_point(process: subprocess.Popen[bytes], output: Path, rng: random.Random) -> bool:
-    """Kill the run at a random time, or when its ledger has changed a few times; whether it was still running."""
-    if not wait_for_some_point(process, output, rng, between_s=(0.3, 1.2), watched=0.6, changes_max=11):
+    """Kill the run when its ledger has changed a few times; whether it was still running."""
+    if not wait_for_some_point(process, output, rng, changes_max=11):
         return False
     workers = children(process.pid)
     if workers and rng.random() < 0.4:

@@ -475,6 +475,14 @@ KILLED = {
 }  # fmt: skip
 
 
+def copied(stores):
+    """Stores that have the same objects."""
+    made = Stores()
+    for info in [*stores.for_uri(IN).list(IN), *stores.for_uri(OUT).list(OUT)]:
+        made.for_uri(info.uri).put(info.uri, stores.for_uri(info.uri).get(info.uri))
+    return made
+
+
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("name", KILLED)
 def test_a_kill_between_any_two_calls_of_the_store_costs_nothing(predictor, monkeypatch, name, done):
@@ -483,18 +491,19 @@ def test_a_kill_between_any_two_calls_of_the_store_costs_nothing(predictor, monk
     if "tasks" in words:
         cut(monkeypatch)
     middle, last = (from_the_start(predictor, objects, used, mood=mood) for mood in (2, 3))
+    before = Stores()
+    put(before, {n: data[:-3] if n.endswith(".gz") else data for n, data in objects.items()})
+    MODEL.mood = 0
+    transform(before, predictor=predictor, settings=used)
+    put(before, {n: data for n, data in objects.items() if n.endswith(".gz")})
+    if name != "repaired":
+        # Killed in the second of three, so that there is something of an earlier one to lose.
+        MODEL.mood = 1
+        retried(before, predictor)
     at, failed = 0, True
     while failed:
         at += 1
-        stores = Stores()
-        put(stores, {n: data[:-3] if n.endswith(".gz") else data for n, data in objects.items()})
-        MODEL.mood = 0
-        transform(stores, predictor=predictor, settings=used)
-        put(stores, {n: data for n, data in objects.items() if n.endswith(".gz")})
-        if name != "repaired":
-            # Killed in the second of three, so that there is something of an earlier one to lose.
-            MODEL.mood = 1
-            retried(stores, predictor)
+        stores = copied(before)
         MODEL.mood = 2
         failing = FailsOnce(stores.for_uri(OUT), at=at, done=done)
         with contextlib.suppress(UnavailableError):

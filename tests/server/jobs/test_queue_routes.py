@@ -36,10 +36,10 @@ def test_bounding_leaves_the_rest_as_it_is(http):
         [],
     ],
 )
-def test_a_change_that_cannot_be_is_refused(http, document):
-    answer = http.patch("/v1/queues/night", json=document)
+def test_a_change_that_cannot_be_is_refused(refused, document):
+    answer = refused.patch("/v1/queues/night", json=document)
     assert (answer.status_code, answer.json()["type"]) == (400, "DataError")
-    assert http.get("/v1/queues").json() == {"queues": []}
+    assert refused.get("/v1/queues").json() == {"queues": []}
 
 
 def test_a_queue_nobody_has_heard_of_is_empty(http):
