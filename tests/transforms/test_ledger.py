@@ -32,6 +32,8 @@ def test_who_finishes_a_task_second_changes_nothing(ledger):
     assert not ledger.commit_task(record(4, attempt="b", rows=5))
     assert ledger.commit_task(record(123_456))
     assert ledger.tasks() == {4: record(4), 123_456: record(123_456)}
+    ledger.checkpoint(Checkpoint(7, ()))
+    assert ledger.done() == {4, 123_456}
     assert (ledger.task(4), ledger.task(5)) == (record(4), None)
     ledger.replace_task(record(4, attempt="c"))
     assert ledger.task(4) == record(4, attempt="c")
@@ -64,9 +66,13 @@ def test_a_run_comes_back(ledger):
     ledger.check_identity(identity)
     with pytest.raises(ResumeRefusedError, match=r"settings\.y was None, is 3"):
         ledger.check_identity({"source": ["a"], "settings": {"x": (1, 2), "y": 3}})
-    ledger.begin(identity, OBJECTS)
-    with pytest.raises(LedgerError, match="two transforms"):
-        ledger.begin({"source": "b"}, OBJECTS)
+    name = ledger.run()
+    assert name
+    # Another run is another one, even if it would do the same.
+    for other in (identity, {"source": "b"}):
+        with pytest.raises(LedgerError, match="two transforms"):
+            ledger.begin(other, OBJECTS)
+    assert ledger.run() == name
 
 
 def test_only_a_transforms_ledger_is_one(ledger):

@@ -141,6 +141,14 @@ class TransformLedger:
         """Every task that is done."""
         return {r.task: r for r in map(TaskRecord.from_json, self._records("task-", checkpoints=False))}
 
+    def done(self) -> set[int]:
+        """The numbers of the tasks that are done: a listing, whatever is in the records."""
+        prefix = self.uri("task-")
+        names = (
+            i.uri.removeprefix(prefix) for i in self.store.list(prefix) if not i.uri.endswith(_CHECKPOINT)
+        )
+        return {int(name.removesuffix(".json")) for name in names}
+
     def forget_lost(self, records: Mapping[int, TaskRecord], *, assembled: Iterable[int]) -> set[int]:
         """Forget the tasks of which a kept output is gone, as a power cut may leave it; their numbers.
 

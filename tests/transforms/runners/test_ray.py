@@ -23,7 +23,7 @@ from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.report import TransformReport
 from headrace.transforms.runners.dispatch import Dispatcher, Hand
 from headrace.transforms.runners.messages import Assignment
-from headrace.transforms.runners.ray import RayRunner
+from headrace.transforms.runners.ray import RayRunner, _lost_with_others
 from integration.transforming import leftovers, outputs
 from transforms.runners.spread_model import POISON
 from transforms.support import cut, settings_of
@@ -201,6 +201,23 @@ def test_a_worker_that_is_killed_is_replaced(nodes, source, expected, tmp_path, 
     killed = when_told(5, kill)
     check_whole(execute(run), tmp_path / "out", expected)
     assert killed
+
+
+def test_a_call_that_does_not_arrive_is_not_waited_for(nodes, source, expected, tmp_path, when_told):
+    """Its worker is given up, and what it was to do is done by another."""
+    run = opened(source, tmp_path / "out")
+
+    def lose() -> None:
+        member = next(m for m in runner_of(run)._members if m.hand.assigned)
+        member.calls.append(ray.remote(num_cpus=0)(_lost).remote())
+
+    lost = when_told(5, lose)
+    check_whole(execute(run), tmp_path / "out", expected)
+    assert lost
+
+
+def _lost() -> None:
+    raise ConnectionError("on purpose")
 
 
 def test_a_record_that_kills_is_left_out_and_named(nodes, tmp_path):
@@ -391,3 +408,14 @@ def test_a_cluster_of_its_own_is_begun_and_ended_quietly(tmp_path):
         timeout=110,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "complete 88\n", "")
+
+
+def test_what_took_others_with_it_is_no_tasks_fault(monkeypatch):
+    known = [{"NodeID": "n1", "Alive": False}, {"NodeID": "n2", "Alive": True}]
+    monkeypatch.setattr(ray, "nodes", lambda: known)
+    died = ray.exceptions.ActorDiedError("its worker process has died")
+    assert [_lost_with_others(node, died) for node in ("n1", "n2", None)] == [True, False, False]
+    # One that had not begun: only Ray's words tell where it was.
+    assert _lost_with_others(None, ray.exceptions.ActorDiedError("The actor died because its node has died."))
+    assert _lost_with_others("n2", ray.exceptions.ActorUnavailableError("", b"\0" * 16))
+    assert not _lost_with_others("n2", None)

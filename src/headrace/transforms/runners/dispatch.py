@@ -201,8 +201,7 @@ class Dispatcher:
         assert self._work is not None, "begun before"
         if not drained:
             self._deaths.check()
-        ledger = self._work.ledger
-        return not self._left and all(ledger.task(task.number) is not None for task in self._wanted)
+        return not self._left and {task.number for task in self._wanted} <= self._work.ledger.done()
 
     # Deaths
 
