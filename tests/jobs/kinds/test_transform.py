@@ -1,11 +1,12 @@
 """A batch transform as a job: resumed by its own ledger, stopped when told to, its report the result."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from headrace.core.errors import ConfigError, DataError, HeadraceError
-from headrace.jobs.attempt import AttemptStoppedError, StopReason
+from headrace.jobs.attempt import Attempt, AttemptStoppedError, StopReason
 from headrace.jobs.job import NewJob
 from headrace.jobs.kinds.stream import StreamKind
 from headrace.jobs.kinds.transform import TransformKind
@@ -39,6 +40,15 @@ def test_what_is_written_stands_where_it_was_asked_for_and_the_report_beside_it(
     lines = "".join((tmp_path / "out" / name).read_text() for name in written).splitlines()
     assert [float(line) for line in lines] == [4.0 * i for _ in "ab" for i in range(300)]
     assert attempt.progress.done == attempt.progress.total > 0
+
+
+def test_the_report_counts_bytes_that_came_from_another_region(tmp_path, source):
+    spec = NewJob(model="m", input_uri=source, output_uri=f"{tmp_path}/out/", region="eu")
+    with Stores() as stores, one_model() as models:
+        TransformKind(models, stores).run(Attempt(replace(attempt_at(spec).job, worker_region="us")))
+    report = json.loads((tmp_path / "out" / "_report.json").read_text())
+    size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
+    assert report["bytes_across_regions"] == [{"from": "eu", "to": "us", "bytes": size}]
 
 
 @pytest.mark.parametrize("kind_of", [TransformKind, StreamKind])

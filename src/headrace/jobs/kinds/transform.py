@@ -1,13 +1,15 @@
 """The `transform` kind: a batch transform whose own ledger, beside its output, lets any attempt go on where the last one was."""
 
+from collections.abc import Callable
 from typing import Final
 
 from headrace.core.errors import ConfigError, DataError
 from headrace.jobs.attempt import Attempt
-from headrace.jobs.job import Progress, ResultRef
+from headrace.jobs.job import NewJob, Progress, ResultRef
 from headrace.jobs.kind import AttemptPredictor, Models
 from headrace.jobs.kinds.words import transform_settings
 from headrace.storage.resolve import Stores
+from headrace.transforms.locality import Locality
 from headrace.transforms.report import REPORT_NAME, TransformReport
 from headrace.transforms.run import Transform
 from headrace.transforms.runner import InProcessRunner
@@ -32,11 +34,12 @@ class TransformKind:
             spec.input_uri,
             spec.output_uri,
             stores=self._stores,
-            runner=InProcessRunner(predictor),
+            runner=InProcessRunner(predictor, Locality(attempt.job.worker_region or None)),
             settings=transform_settings(spec),
             model_identity=self._models.identity(spec.model),
             if_exists="resume",
             made_with={"model": spec.model},
+            region_of=_input_region(spec),
         )
         follow(attempt, transform, predictor)
         report = transform.execute()
@@ -46,6 +49,11 @@ class TransformKind:
 
     def discard(self, attempt: Attempt) -> None:
         """Nothing: what was written is what the next attempt goes on from."""
+
+
+def _input_region(spec: NewJob) -> Callable[[str], str | None]:
+    """Where objects lie, as far as the job says so: it speaks of its input alone."""
+    return lambda uri: None if uri.startswith(spec.output_uri or "") else spec.region or None
 
 
 def follow(attempt: Attempt, transform: Transform, predictor: AttemptPredictor) -> None:
