@@ -6,7 +6,6 @@ run's, file for file; it exits with 1 when they differ. Both print one JSON obje
 """
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -74,6 +73,13 @@ class Nodes:
     def add(self) -> Any:
         return self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
 
+    def workers(self) -> list[int]:
+        """Of headrace's, on these nodes and no others of this machine."""
+        raylets = [node.all_processes["raylet"][0].process.pid for node in self.nodes]
+        children = (Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in raylets)
+        pids = [int(pid) for found in children for pid in found]
+        return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Actor")]
+
     def kill(self, rng: random.Random) -> None:
         """One node's raylet; and another node in its place."""
         node = self.nodes.pop(rng.randrange(len(self.nodes)))
@@ -111,15 +117,6 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.name != "_report.json"}
 
 
-def worker_pids() -> list[int]:
-    found: list[int] = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if (entry / "cmdline").read_bytes().startswith(b"ray::Actor"):
-                found.append(int(entry.name))
-    return found
-
-
 def rates(folder: Path, source: Path) -> None:
     for number, workers in enumerate([Workers(1), RayWorkers(1, 1), Workers(2, "process"), RayWorkers(2, 2)]):
         print(json.dumps(run(source, folder / f"out-{number}", workers)), flush=True)
@@ -132,7 +129,7 @@ def kills(nodes: Nodes, folder: Path, source: Path, count: int) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run, source, folder / "killed", RayWorkers(2, 2))
         while not wait([running], rng.uniform(3, 8)).done and len(killed) < count:
-            if rng.random() < 0.5 and (pids := worker_pids()):
+            if rng.random() < 0.5 and (pids := nodes.workers()):
                 os.kill(rng.choice(pids), signal.SIGKILL)
                 killed.append("worker")
             else:
