@@ -12,8 +12,8 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,13 @@ SOON_DEAD = {
 
 
 class Busy(Model):
-    """Some 20 microseconds of one core for each row."""
+    """Some 50 microseconds of one core for each row."""
 
     max_batch_rows = 512
-    calls = 0
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         total = x.sum(axis=1)
-        for _ in range(300):
+        for _ in range(2_500):
             total = np.tanh(total * 1.01)
         return total
 
@@ -74,6 +73,13 @@ class Nodes:
     def add(self) -> Any:
         return self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
 
+    def workers(self) -> list[int]:
+        """Of headrace's, on these nodes and no others of this machine."""
+        raylets = [node.all_processes["raylet"][0].process.pid for node in self.nodes]
+        children = (Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in raylets)
+        pids = [int(pid) for found in children for pid in found]
+        return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Actor")]
+
     def kill(self, rng: random.Random) -> None:
         """One node's raylet; and another node in its place."""
         node = self.nodes.pop(rng.randrange(len(self.nodes)))
@@ -88,7 +94,9 @@ def run(source: Path, out: Path, workers: Any) -> dict[str, Any]:
         str(out),
         model=f"{__file__}:Busy",
         workers=workers,
-        settings=TransformSettings(read=ReadOptions(), tasks=TaskSettings(checkpoint_s=0.5)),
+        settings=TransformSettings(
+            read=ReadOptions(), tasks=TaskSettings(checkpoint_s=0.5, task_objects_max=1)
+        ),
     )
     return {
         "workers": repr(workers),
@@ -109,16 +117,6 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.name != "_report.json"}
 
 
-def worker_pids() -> list[int]:
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and os.stat(entry).st_uid == os.getuid():
-            name = (entry / "cmdline").read_bytes() if (entry / "cmdline").exists() else b""
-            if name.startswith(b"ray::Actor"):
-                found.append(int(entry.name))
-    return found
-
-
 def rates(folder: Path, source: Path) -> None:
     for number, workers in enumerate([Workers(1), RayWorkers(1, 1), Workers(2, "process"), RayWorkers(2, 2)]):
         print(json.dumps(run(source, folder / f"out-{number}", workers)), flush=True)
@@ -126,24 +124,18 @@ def rates(folder: Path, source: Path) -> None:
 
 def kills(nodes: Nodes, folder: Path, source: Path, count: int) -> None:
     print(json.dumps(run(source, folder / "local", Workers(1))), flush=True)
-    rng, killed, over = random.Random(7), list[str](), threading.Event()
-
-    def kill() -> None:
-        while not over.wait(rng.uniform(3, 8)) and len(killed) < count:
-            if rng.random() < 0.5 and (pids := worker_pids()):
+    rng, killed = random.Random(7), list[str]()
+    # Nodes can be added by the main thread alone.
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, source, folder / "killed", RayWorkers(2, 2))
+        while not wait([running], rng.uniform(3, 8)).done and len(killed) < count:
+            if rng.random() < 0.5 and (pids := nodes.workers()):
                 os.kill(rng.choice(pids), signal.SIGKILL)
                 killed.append("worker")
             else:
                 nodes.kill(rng)
                 killed.append("node")
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        print(json.dumps(run(source, folder / "killed", RayWorkers(2, 2))), flush=True)
-    finally:
-        over.set()
-        killer.join()
+        print(json.dumps(running.result()), flush=True)
     same = outputs(folder / "killed") == outputs(folder / "local")
     print(json.dumps({"killed": killed, "same": same}))
     sys.exit(0 if same else 1)

@@ -279,7 +279,7 @@ def test_what_two_do_at_once_is_done_once(nodes, source, expected, tmp_path, mon
     real, doubles = Dispatcher.assign, list[tuple[int, ...]]()
 
     def assign(self: Dispatcher, hand: Hand, *, of: int) -> Assignment | None:
-        first = next((other for other in self.hands if other.assigned), None)
+        first = next((h for h in self.hands if h.assigned and h.assigned not in doubles), None)
         if first is None or not hand.ready or hand.assigned:
             return real(self, hand, of=of)
         assert self._work is not None
@@ -379,8 +379,13 @@ def test_stopped_while_it_waits_for_a_place_it_ends(nodes):
 
 
 def test_one_that_cannot_be_opened_says_so(nodes):
-    with pytest.raises(HeadraceError, match="NotImplementedError"):
-        RayRunner(_no_worker, RayWorkers(), model="m").start()
+    """Of the test itself, so that it goes there by value: no worker has this file."""
+
+    def opener(tell: object, region: object) -> Any:
+        raise NotImplementedError("none today")
+
+    with pytest.raises(HeadraceError, match="NotImplementedError: none today"):
+        RayRunner(opener, RayWorkers(), model="m").start()
 
 
 HERE = """

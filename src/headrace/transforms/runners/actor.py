@@ -3,14 +3,18 @@
 The other end is `headrace.transforms.runners.ray`, of which nothing is needed here.
 """
 
+import os
 import queue
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from headrace.transforms.runners.connected import ORPHANED
 from headrace.transforms.runners.messages import Assignment, Message, error_json
 from headrace.transforms.runners.worker import Opener, Worker
 
 _MESSAGES_MAX: Final = 1_000
+LOOKED_EVERY_S: Final = 5.0
+"""So often an idle worker looks whether its engine is still there."""
 
 
 class Actor:
@@ -28,6 +32,8 @@ class Actor:
         self._opener, self._region, self._where = opener, region, where
         self._messages = queue.Queue[Message | None](_MESSAGES_MAX)
         self._worker: Worker | None = None
+        self._doing = False
+        self._parent = os.getppid()
 
     def messages(self) -> Iterator[list[Message]]:
         """Load the model, and say so; then everything that the worker tells, until it is stopped."""
@@ -44,7 +50,7 @@ class Actor:
 
     def _told(self) -> Iterator[list[Message]]:
         """What was told, as much at a time as there is: each time costs the run the same."""
-        while (message := self._messages.get()) is not None:
+        while (message := self._next()) is not None:
             messages = [message]
             while not self._messages.empty():
                 if (more := self._messages.get()) is None:
@@ -53,10 +59,24 @@ class Actor:
                 messages.append(more)
             yield messages
 
+    def _next(self) -> Message | None:
+        """The next message. Ends the process when nobody can ask it for anything any more: it holds memory, and devices."""
+        while True:
+            try:
+                return self._messages.get(timeout=LOOKED_EVERY_S)
+            except queue.Empty:
+                # Who started it has gone, as when an engine on this machine is killed alone; else it would wait for ever.
+                if os.getppid() != self._parent and not self._doing:
+                    os._exit(ORPHANED)
+
     def do(self, assignment: Message) -> None:
         """Do an assignment; returns when it is done. All that is to say of it is a message."""
         assert self._worker is not None, "it has said that it is ready"
-        self._worker.do(Assignment.from_json(assignment))
+        self._doing = True
+        try:
+            self._worker.do(Assignment.from_json(assignment))
+        finally:
+            self._doing = False
 
     def drain(self) -> None:
         """See `Worker.drain`; nothing is to be done before the model is loaded."""
