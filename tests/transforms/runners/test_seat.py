@@ -34,8 +34,12 @@ class Opener:
 
 @pytest.fixture
 def ledger(stores, shared) -> TransformLedger:
-    """Of a run that is begun, over three objects, and was drained before it did anything."""
-    put(stores, {f"{n}.csv": rows(9, n) for n in range(3)})
+    return begun(stores, shared, rows_each=9)
+
+
+def begun(stores, shared, *, rows_each: int) -> TransformLedger:
+    """The ledger of a run that is begun, over three objects, and was drained before it did anything."""
+    put(stores, {f"{n}.csv": rows(rows_each, n) for n in range(3)})
     run = made(stores, predictor=shared, settings=SETTINGS)
     run.drain()
     assert run.execute().status == "drained"
@@ -89,7 +93,9 @@ def test_it_begins_nothing_while_its_run_drains(stores, shared, ledger):
     assert ledger.tasks() == {}
 
 
-def test_it_hears_of_draining_while_it_works(stores, shared, ledger):
+def test_it_hears_of_draining_while_it_works(stores, shared):
+    # More than is read ahead.
+    ledger = begun(stores, shared, rows_each=5_000)
     clock, mailbox = ManualClock(), Mailbox(ledger)
 
     def drain() -> None:
