@@ -78,7 +78,7 @@ class Assignment:
             replaces=data["replaces"],
             observed_since_s=data.get("observed_since_s"),
             keep_all=data["keep_all"],
-            run=data["run"],
+            run=data.get("run"),
         )
 
 
