@@ -418,9 +418,11 @@ def test_a_cluster_of_its_own_is_begun_and_ended_quietly(tmp_path):
 def test_what_took_others_with_it_is_no_tasks_fault(monkeypatch):
     known = [{"NodeID": "n1", "Alive": False}, {"NodeID": "n2", "Alive": True}]
     monkeypatch.setattr(ray, "nodes", lambda: known)
-    died = ray.exceptions.ActorDiedError("its worker process has died")
+    error = ray.exceptions.RayActorError
+    died = error(error_msg="its worker process has died")
     assert [_lost_with_others(node, died) for node in ("n1", "n2", None)] == [True, False, False]
     # One that had not begun: only Ray's words tell where it was.
-    assert _lost_with_others(None, ray.exceptions.ActorDiedError("The actor died because its node has died."))
+    assert _lost_with_others(None, error(error_msg="The actor died because its node has died."))
+    assert _lost_with_others("n2", error(error_msg="its worker process has died", preempted=True))
     assert _lost_with_others("n2", ray.exceptions.ActorUnavailableError("", b"\0" * 16))
     assert not _lost_with_others("n2", None)
