@@ -19,9 +19,10 @@ from headrace.app.workers import DataRegions, RayWorkers, Workers
 from headrace.core.errors import ConfigError, HeadraceError, InstanceLostError, ModelLoadError
 from headrace.storage.local import LocalStore
 from headrace.storage.regions import RegionRules
+from headrace.testing import ManualClock
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.report import TransformReport
-from headrace.transforms.runners.dispatch import Dispatcher, Hand
+from headrace.transforms.runners.dispatch import Dispatcher, Hand, busy
 from headrace.transforms.runners.messages import Assignment
 from headrace.transforms.runners.ray import RayRunner, _lost_with_others
 from integration.transforming import leftovers, outputs
@@ -320,6 +321,30 @@ def test_workers_do_what_lies_in_their_region(nodes, tmp_path):
     nbytes = sum(p.stat().st_size for p in (source / "us").iterdir())
     assert crossed.bytes_across_regions == [{"from": "us", "to": "eu", "bytes": nbytes}]
     assert outputs(tmp_path / "crossed") == outputs(tmp_path / "local")
+
+
+def test_workers_that_get_no_place_are_not_waited_for_for_ever(nodes, tmp_path, monkeypatch):
+    """What is left lies elsewhere; another worker might be there, but the cluster has no room for one."""
+    source = tmp_path / "in"
+    for region in ("eu", "us"):
+        (source / region).mkdir(parents=True)
+        (source / region / "0.csv").write_bytes(lines(50))
+    rules = RegionRules.parse([f"{source}/{region}/={region}" for region in ("eu", "us")])
+    here = RayWorkers(1, 2, label_selector={"ray.io/region": "eu"})
+    run = opened(
+        source, tmp_path / "out", model=QUICK, workers=here, regions=DataRegions(rules, other_regions="never")
+    )
+    clock, real = ManualClock(), Dispatcher.told
+
+    def told(self: Dispatcher) -> None:
+        real(self)
+        if not busy(self.hands):
+            clock.advance(here.place_s + 1)
+
+    monkeypatch.setattr(Dispatcher, "told", told)
+    monkeypatch.setattr(runner_of(run), "_clock", clock)
+    report = execute(run)
+    assert (report.status, list(report.tasks_left), report.objects_done) == ("partial", ["us"], 1)
 
 
 def test_no_place_in_the_cluster_is_said(nodes, source, tmp_path):
