@@ -19,9 +19,10 @@ from headrace.app.workers import DataRegions, RayWorkers, Workers
 from headrace.core.errors import ConfigError, HeadraceError, InstanceLostError, ModelLoadError
 from headrace.storage.local import LocalStore
 from headrace.storage.regions import RegionRules
+from headrace.testing import ManualClock
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.report import TransformReport
-from headrace.transforms.runners.dispatch import Dispatcher, Hand
+from headrace.transforms.runners.dispatch import Dispatcher, Hand, busy
 from headrace.transforms.runners.messages import Assignment
 from headrace.transforms.runners.ray import RayRunner, _lost_with_others
 from integration.transforming import leftovers, outputs
@@ -322,6 +323,30 @@ def test_workers_do_what_lies_in_their_region(nodes, tmp_path):
     assert outputs(tmp_path / "crossed") == outputs(tmp_path / "local")
 
 
+def test_workers_that_get_no_place_are_not_waited_for_for_ever(nodes, tmp_path, monkeypatch):
+    """What is left lies elsewhere; another worker might be there, but the cluster has no room for one."""
+    source = tmp_path / "in"
+    for region in ("eu", "us"):
+        (source / region).mkdir(parents=True)
+        (source / region / "0.csv").write_bytes(lines(50))
+    rules = RegionRules.parse([f"{source}/{region}/={region}" for region in ("eu", "us")])
+    here = RayWorkers(1, 2, label_selector={"ray.io/region": "eu"})
+    run = opened(
+        source, tmp_path / "out", model=QUICK, workers=here, regions=DataRegions(rules, other_regions="never")
+    )
+    clock, real = ManualClock(), Dispatcher.told
+
+    def told(self: Dispatcher) -> None:
+        real(self)
+        if not busy(self.hands):
+            clock.advance(here.place_s + 1)
+
+    monkeypatch.setattr(Dispatcher, "told", told)
+    monkeypatch.setattr(runner_of(run), "_clock", clock)
+    report = execute(run)
+    assert (report.status, list(report.tasks_left), report.objects_done) == ("partial", ["us"], 1)
+
+
 def test_no_place_in_the_cluster_is_said(nodes, source, tmp_path):
     asks = RayWorkers(1, 1, gpus=99, place_s=0.1)
     with pytest.raises(ConfigError, match=r"within 0\.1 s: each asks for 1 CPU of 3, 99 GPU of 0 that"):
@@ -418,9 +443,11 @@ def test_a_cluster_of_its_own_is_begun_and_ended_quietly(tmp_path):
 def test_what_took_others_with_it_is_no_tasks_fault(monkeypatch):
     known = [{"NodeID": "n1", "Alive": False}, {"NodeID": "n2", "Alive": True}]
     monkeypatch.setattr(ray, "nodes", lambda: known)
-    died = ray.exceptions.ActorDiedError("its worker process has died")
+    error = ray.exceptions.RayActorError
+    died = error(error_msg="its worker process has died")
     assert [_lost_with_others(node, died) for node in ("n1", "n2", None)] == [True, False, False]
     # One that had not begun: only Ray's words tell where it was.
-    assert _lost_with_others(None, ray.exceptions.ActorDiedError("The actor died because its node has died."))
+    assert _lost_with_others(None, error(error_msg="The actor died because its node has died."))
+    assert _lost_with_others("n2", error(error_msg="its worker process has died", preempted=True))
     assert _lost_with_others("n2", ray.exceptions.ActorUnavailableError("", b"\0" * 16))
     assert not _lost_with_others("n2", None)
