@@ -2,7 +2,7 @@
 
     python benchmarks/clusters [SECTION...] [--pairs 3] [--json]
 
-Sections: process, ray, beam, million; all when none is named. Figures (`clusters.json`) are in `bench-results/`. Exits with 1
+Sections: process, ray, beam, million, kills; all when none is named. Figures (`clusters.json`) are in `bench-results/`. Exits with 1
 when a promise is not kept, and with 2 when an output is wrong.
 """
 

@@ -3,6 +3,7 @@
 import argparse
 
 import million
+import node_kills
 from inputs import FOLDER
 from scaling import section_of
 from sections import Section, add_json, asked_of, run_and_print, sections_parser
@@ -12,6 +13,7 @@ SECTIONS: dict[str, Section] = {
     "ray": section_of("ray"),
     "beam": section_of("beam"),
     "million": million.section,
+    "kills": node_kills.section,
 }
 RESULTS = FOLDER / "clusters.json"
 

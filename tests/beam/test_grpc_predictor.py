@@ -9,7 +9,7 @@ import pytest
 
 from headrace.app.asking import open_model_server
 from headrace.beam.grpc_predictor import GrpcPredictor
-from headrace.client.oip_grpc import GrpcRefusedError
+from headrace.client.oip_grpc import may_be_about_rows
 from headrace.client.server import ModelAddress
 from headrace.core.errors import (
     EndpointRefusedError,
@@ -148,8 +148,8 @@ def test_only_refusals_that_may_be_about_rows_are_parted(code, asked):
 
     async def refuse(request):
         seen.append(request.rows)
-        error = GrpcRefusedError("grpc://scripted", f"{code}: no")
-        error.code = code
+        error = EndpointRefusedError("grpc://scripted", f"{code}: no")
+        error.may_be_about_rows = may_be_about_rows(code)
         raise error
 
     predictor = scripted(refuse)
@@ -165,9 +165,7 @@ def test_only_refusals_that_may_be_about_rows_are_parted(code, asked):
 
 def test_an_endpoint_that_never_answers_a_row_ends_the_asking():
     async def refuse(request):
-        error = GrpcRefusedError("grpc://scripted", "INTERNAL: no")
-        error.code = "INTERNAL"
-        raise error
+        raise EndpointRefusedError("grpc://scripted", "INTERNAL: no")
 
     predictor = scripted(refuse)
     with pytest.raises(EndpointRefusedError, match="each of the first 100 rows"):

@@ -33,7 +33,7 @@ def test_each_row_is_a_request_and_answers_stand_in_row_order():
         ScriptedEndpoint(double) as endpoint,
         predicting(endpoint.torchserve_url, in_flight_max=4) as predictor,
     ):
-        endpoint.delay_s = lambda n: 0.02 if n % 4 == 0 else 0.0
+        endpoint.delay_s = lambda n: 0.1 if n % 4 == 0 else 0.05
         response = predictor.submit(request_of(*range(12))).result(10)
         assert len(endpoint.requests) == 12
         assert endpoint.answered != sorted(endpoint.answered)

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from threading import Lock, Semaphore
 
 from headrace.batching.bisect import Bisection
-from headrace.client.oip_grpc import GrpcRefusedError
+from headrace.client.oip_grpc import EndpointRefusedError
 from headrace.client.outputs import joined, part_of, require_rows
 from headrace.client.refusals import RefusalGuard
 from headrace.client.server import ModelAddress, ModelServer
@@ -161,7 +161,7 @@ class _Asking:
             part = request if len(indices) == rows else part_of(request, indices)
             try:
                 last = await self._server.infer(self._model, part, binary=True)
-            except GrpcRefusedError as error:
+            except EndpointRefusedError as error:
                 if not error.may_be_about_rows:
                     raise
                 if len(indices) == 1:

@@ -37,15 +37,9 @@ _WHOLE: Final = ("CANCELLED", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED
 _T = TypeVar("_T")
 
 
-class GrpcRefusedError(EndpointRefusedError):
-    """A refusal, with gRPC's own word for it; it is an EndpointRefusedError to whoever does not part requests."""
-
-    code: str = ""
-
-    @property
-    def may_be_about_rows(self) -> bool:
-        """Whether the same question with fewer rows may be answered."""
-        return self.code not in _WHOLE
+def may_be_about_rows(code: str) -> bool:
+    """Whether a request that was refused with this status may be answered when it has fewer rows."""
+    return code not in _WHOLE
 
 
 class GrpcServer:
@@ -172,8 +166,8 @@ class GrpcServer:
             why = f"not reached: {details}. Is the server up and the URL right?"
             return EndpointUnavailableError(self.url, why)
         if code not in _UNAVAILABLE or (code == "ABORTED" and _is_of_a_sequence(error)):
-            refused = GrpcRefusedError(self.url, f"{code}: {details}")
-            refused.code = code
+            refused = EndpointRefusedError(self.url, f"{code}: {details}")
+            refused.may_be_about_rows = may_be_about_rows(code)
             return refused
         return EndpointUnavailableError(self.url, f"{code}: {details}")
 

@@ -356,7 +356,12 @@ class EndpointError(PredictorError):
 
 
 class EndpointRefusedError(EndpointError):
-    """The endpoint says that the request is wrong (4xx): sending it again would not help."""
+    """The endpoint says that the request is wrong (4xx): sending it again would not help.
+
+    `may_be_about_rows`: whether the same question with fewer rows may be answered, as far as is known.
+    """
+
+    may_be_about_rows: bool = True
 
 
 class EndpointUnavailableError(EndpointError):

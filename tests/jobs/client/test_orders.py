@@ -26,7 +26,9 @@ options = st.fixed_dictionaries(
         "delay_s": st.floats(0, 1000).map(lambda s: round(s, 3)),
         "tags": st.dictionaries(st.sampled_from("ab"), st.text("x= &é", max_size=4), max_size=2),
         "options": st.dictionaries(
-            st.text("ab\"'&", min_size=1, max_size=3), st.integers() | st.text(max_size=3), max_size=2
+            st.text("ab\"'&", min_size=1, max_size=3),
+            st.integers(-(1 << 63), (1 << 63) - 1) | st.text(max_size=3),
+            max_size=2,
         ),
         "notify": st.lists(st.just({"kind": "webhook"}), max_size=1),
         "key": st.text("a/é", min_size=1, max_size=3),
@@ -50,6 +52,12 @@ def test_both_ways_of_saying_it_make_the_same_job(given, is_bytes):
         read = read_document(said.content, envelope, LIMITS)
     plain = read_document(orjson.dumps({"model": "m", "input": [1], **given}), Envelope("", "k"), LIMITS)
     assert (read.job, read.payload) == (plain.job, plain.payload)
+
+
+@pytest.mark.parametrize("source", [b"[1]", [1]])
+def test_numbers_that_json_has_not_got_are_refused(source):
+    with pytest.raises(ConfigError, match="64-bit"):
+        document_of(order_of("m", source, {"options": {"n": 1 << 70}}))
 
 
 def test_payloads_of_every_kind(tmp_path):

@@ -15,7 +15,6 @@ from headrace.core.errors import (
     ModelInputError,
     ModelNotFoundError,
 )
-from headrace.core.model import RowError
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.jobs.attempt import AttemptStoppedError, StopReason
 from headrace.jobs.cause import Cause, cause_of
@@ -25,6 +24,7 @@ from headrace.jobs.kinds.infer import InferKind
 from headrace.jobs.places import Places
 from headrace.protocols.oip_json import decode_response, encode_request
 from headrace.storage.resolve import Stores
+from jobs.raising_model import Raises
 from jobs.support import attempt_at, one_model
 
 REQUEST = {"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2, 3, 4]}]}
@@ -105,17 +105,6 @@ def test_rows_that_the_model_refuses_fail_the_request_and_name_the_row(tmp_path,
     uri = payload(tmp_path, "in.json", json.dumps(bad))
     with pytest.raises(Exception, match=r"row 1: negative"):
         run(stores, places, NewJob(model="m", input_uri=uri))
-
-
-class Raises(Model):
-    """Raises what its first value says: it is the model that failed, not the payload."""
-
-    inputs = (TensorSpec("x", "FP64", (-1, 2)),)
-
-    def predict(self, x):
-        if x[0, 0] == 1:
-            raise [ValueError("odd"), MemoryError("full"), SystemExit(3), RowError(0, "no")][int(x[0, 1])]
-        return x
 
 
 @pytest.mark.parametrize(("what", "cause"), [*enumerate((Cause.MODEL, Cause.OOM, Cause.MODEL, Cause.INPUT))])

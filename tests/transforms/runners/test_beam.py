@@ -18,6 +18,7 @@ from headrace.transforms.runners.engines import BeamWorkers
 from headrace.transforms.settings import FailurePolicy, TaskSettings, TransformSettings
 from integration.transforming import leftovers, outputs
 from transforms.runners.doomed_model import FAILS, KILLS, SPEC, WAITS
+from transforms.support import outputs as outputs_in
 
 pytestmark = pytest.mark.slow
 ONE = BeamWorkers(("--direct_running_mode=in_memory",), poll_s=0.1)
@@ -114,6 +115,21 @@ def test_a_task_that_kills_workers_is_left_out_and_named(source):
     lacking = {planned["2.csv"]}
     shards = {s.index for record in ledger.tasks().values() for s in record.shards}
     assert set(range(len(planned))) - shards == lacking
+
+
+@pytest.mark.s3
+def test_over_object_storage(source, s3_server):
+    """Letters and all."""
+    uri, stores = f"s3://{s3_server.bucket()}", Stores(s3_server.environ)
+    for path in (p for p in source.rglob("*") if p.is_file()):
+        stores.for_uri(uri).put(f"{uri}/in/{path.relative_to(source)}", path.read_bytes())
+    given = {"model": SPEC, "settings": settings(), "workers": ONE, "stores": stores}
+    assert transform_sync(f"{uri}/in/", f"{uri}/out/", **given).status == "complete"
+    transform(source, "here", Workers())
+    found, expected = outputs_in(stores, f"{uri}/out/"), outputs(source.parent / "here")
+    assert found.keys() == expected.keys()
+    # Failed records name their objects.
+    assert [name for name in found if name.endswith(".out") and found[name] != expected[name]] == []
 
 
 def test_it_drains_and_goes_on(source):

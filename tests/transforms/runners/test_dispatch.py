@@ -308,3 +308,44 @@ def test_a_machines_death_is_no_tasks_fault_however_often():
     assert dispatcher.left == 1
     assert not dispatcher.complete(drained=False)
     assert work.ledger.tasks() == {}
+
+
+def test_an_engine_gets_all_at_once_and_what_it_lost_is_left_again():
+    done: list[int] = []
+    work = work_of([None] * 20, lambda record: done.append(record.task))
+    dispatcher = Dispatcher("double")
+    dispatcher.begin(work, work.plan.tasks, {})
+    given = dispatcher.assign_all(of=2)
+    assert [n for one in given for n in one.tasks] == list(range(20))
+    assert {len(one.tasks) for one in given} == {2}
+    assert dispatcher.left == 0
+    hand = hand_of(dispatcher)
+    # One was done and told, one was done by a worker that could not say so, one was under way.
+    for number in (3, 7):
+        work.ledger.commit_task(record(number))
+    dispatcher.heard(hand, told(3))
+    hand.assigned = (4, 5)
+    dispatcher.died(hand, "(killed)")
+    dispatcher.recover()
+    assert sorted(done) == [3, 7]
+    assert dispatcher.left == 18
+    dispatcher.told()
+    assert (work.progress.records, work.progress.rows_failed) == (2 * ROWS, 2)
+    again = dispatcher.assign_all(of=2)
+    assert [(one.tasks, one.keep_all) for one in again if one.keep_all] == [((4,), True)]
+    assert sorted(n for one in again for n in one.tasks) == sorted(set(range(20)) - {3, 7})
+
+
+def test_what_is_done_again_is_believed_only_by_who_did_it():
+    """The ledger has had a record of it from before."""
+    work = work_of([None] * 3, replaces=True)
+    for number in range(3):
+        work.ledger.commit_task(record(number))
+    dispatcher = Dispatcher("double")
+    dispatcher.begin(work, work.plan.tasks, {})
+    dispatcher.assign_all(of=1)
+    hand = hand_of(dispatcher)
+    dispatcher.heard(hand, told(1))
+    dispatcher.released(hand)
+    dispatcher.recover()
+    assert [n for one in dispatcher.assign_all(of=1) for n in one.tasks] == [0, 2]

@@ -153,7 +153,17 @@ def order_of(model: str, given: Any, options: SubmitOptions) -> Order:
 
 
 def document_of(order: Order) -> Said:
-    """How an order is said: as a JSON document, or, where its payload is bytes, as those with all else in the query."""
+    """How an order is said: as a JSON document, or, where its payload is bytes, as those with all else in the query.
+
+    Raises ConfigError for values that JSON, as the API reads it, has not got.
+    """
+    try:
+        return _document_of(order)
+    except TypeError as error:
+        raise ConfigError(f"an option of the job is nothing that the API can be told: {error}") from None
+
+
+def _document_of(order: Order) -> Said:
     headers = dict(order.headers)
     if order.idempotency_key:
         headers["idempotency-key"] = order.idempotency_key

@@ -14,15 +14,15 @@ from secrets import token_hex
 from typing import Final, Self
 
 from headrace.core.errors import MissingExtraError, ModelLoadError, RunnerError
-from headrace.core.predictor import Predictor, PredictorStatistics
-from headrace.core.tensor import ModelMetadata
+from headrace.core.predictor import Predictor
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
 from headrace.transforms.records import Checkpoint, Spot
 from headrace.transforms.runners.beam_process import PipelineOrder, PipelineProcess
 from headrace.transforms.runners.deaths import DEATHS_MAX
-from headrace.transforms.runners.dispatch import Dispatcher, Hand
+from headrace.transforms.runners.dispatch import Hand
+from headrace.transforms.runners.dispatched import DispatchedRunner
 from headrace.transforms.runners.engines import BeamWorkers
 from headrace.transforms.runners.mailbox import Letter, Mailbox
 from headrace.transforms.runners.worker import Opener
@@ -34,7 +34,7 @@ WORKERS_GUESSED: Final = 64
 """How many there are, where only the runner knows."""
 
 
-class BeamRunner:
+class BeamRunner(DispatchedRunner):
     """Workers of a Beam runner; as a context manager it knows the model, and `run` begins and ends pipelines.
 
     Args:
@@ -62,15 +62,13 @@ class BeamRunner:
     ) -> None:
         if importlib.util.find_spec("apache_beam") is None:
             raise MissingExtraError("beam", "a transform on Apache Beam")
+        super().__init__(model)
         self._opener = opener
         self._workers = workers
         self._predictor = predictor
-        self._model = model
         self._environ = environ
         self._locality = locality or Locality()
         self._prepare = prepare
-        self._dispatcher = Dispatcher(model)
-        self._metadata: ModelMetadata | None = None
         self._pipeline = ""
         """The name of the one under way."""
         self._hands: dict[str, tuple[Letter, Hand]] = {}
@@ -83,19 +81,13 @@ class BeamRunner:
         """Load the model, to know what it takes and gives, and let go of it. Raises what loading raises."""
         self._predictor.start()
         try:
-            self._metadata = self._predictor.metadata
+            self._dispatcher.metadata = self._predictor.metadata
         finally:
             self._predictor.stop(drain=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Nothing goes on beyond `run`."""
-
-    @property
-    def metadata(self) -> ModelMetadata:
-        """See `Runner.metadata`."""
-        assert self._metadata is not None, "entered before"
-        return self._metadata
 
     def run(
         self,
@@ -237,24 +229,6 @@ class BeamRunner:
     def drain(self) -> None:
         """See `Runner.drain`. Workers hear of it within seconds."""
         self._draining = True
-
-    # Figures
-
-    def statistics(self) -> PredictorStatistics:
-        """See `Runner.statistics`."""
-        return self._dispatcher.statistics()
-
-    def reading(self) -> Sequence[str]:
-        """See `Runner.reading`."""
-        return self._dispatcher.reading()
-
-    def cpu_s(self) -> float:
-        """See `Runner.cpu_s`."""
-        return self._dispatcher.cpu_s()
-
-    def peak_memory_mb(self) -> float:
-        """See `Runner.peak_memory_mb`."""
-        return self._dispatcher.peak_memory_mb()
 
 
 def _alive(pid: int) -> bool:

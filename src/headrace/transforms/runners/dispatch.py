@@ -64,7 +64,8 @@ class Dispatcher:
     def __init__(self, model: str) -> None:
         self._model = model
         self._deaths = Deaths(model)
-        self._metadata: ModelMetadata | None = None
+        self.metadata: ModelMetadata | None = None
+        """The model's, once a worker has loaded it, or somebody else."""
         self._gone: list[Tally] = []
         """Of the workers that are no more."""
         self._kept: dict[int, Counts] = {}
@@ -84,11 +85,6 @@ class Dispatcher:
         """Those that work, or are about to."""
 
     @property
-    def metadata(self) -> ModelMetadata | None:
-        """The model's, once a worker has loaded it."""
-        return self._metadata
-
-    @property
     def left(self) -> int:
         """How many tasks nobody has yet."""
         return len(self._left)
@@ -103,7 +99,7 @@ class Dispatcher:
         if "ready" in message:
             hand.ready = True
             self._unloaded = 0
-            self._metadata = self._metadata or metadata_of(message["ready"])
+            self.metadata = self.metadata or metadata_of(message["ready"])
         elif "tally" in message:
             hand.tally = Tally.from_json(message["tally"])
         elif "task" in message and work is not None:

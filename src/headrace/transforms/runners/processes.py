@@ -14,12 +14,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Final, Self, cast
 
 from headrace.core.errors import ModelLoadError
-from headrace.core.predictor import PredictorStatistics
-from headrace.core.tensor import ModelMetadata
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
 from headrace.transforms.records import Checkpoint, Spot
-from headrace.transforms.runners.dispatch import Dispatcher, Hand, busy
+from headrace.transforms.runners.dispatch import Hand, busy
+from headrace.transforms.runners.dispatched import DispatchedRunner
 from headrace.transforms.runners.messages import receive, send
 from headrace.transforms.work import Work
 
@@ -44,7 +43,7 @@ class _Process:
         self.connection.close()
 
 
-class ProcessRunner:
+class ProcessRunner(DispatchedRunner):
     """Workers, each a process of its own; as a context manager it starts them, and ends them whatever happens.
 
     Args:
@@ -64,12 +63,11 @@ class ProcessRunner:
         environ: Mapping[str, str] | None = None,
         locality: Locality | None = None,
     ) -> None:
+        super().__init__(model)
         self._command = list(command)
         self._environ = None if environ is None else {**os.environ, **environ}
         self._count = workers
-        self._model = model
         self._locality = locality or Locality()
-        self._dispatcher = Dispatcher(model)
         self._workers: list[_Process] = []
         self._draining = False
 
@@ -108,12 +106,6 @@ class ProcessRunner:
         self.stop()
 
     @property
-    def metadata(self) -> ModelMetadata:
-        """See `Runner.metadata`."""
-        assert self._dispatcher.metadata is not None, "started before"
-        return self._dispatcher.metadata
-
-    @property
     def pids(self) -> list[int]:
         """The workers' process numbers."""
         return [worker.process.pid for worker in self._workers]
@@ -150,22 +142,6 @@ class ProcessRunner:
                 send(worker.connection, {"drain": True})
             except OSError:
                 _log.debug("worker has gone", exc_info=True)
-
-    def statistics(self) -> PredictorStatistics:
-        """See `Runner.statistics`."""
-        return self._dispatcher.statistics()
-
-    def reading(self) -> Sequence[str]:
-        """See `Runner.reading`."""
-        return self._dispatcher.reading()
-
-    def cpu_s(self) -> float:
-        """See `Runner.cpu_s`."""
-        return self._dispatcher.cpu_s()
-
-    def peak_memory_mb(self) -> float:
-        """See `Runner.peak_memory_mb`."""
-        return self._dispatcher.peak_memory_mb()
 
     # Workers
 

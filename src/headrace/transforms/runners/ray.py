@@ -13,13 +13,12 @@ from typing import Any, Final, Self, cast
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError, MissingExtraError, ModelLoadError
-from headrace.core.predictor import PredictorStatistics
-from headrace.core.tensor import ModelMetadata
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
 from headrace.transforms.records import Checkpoint, Spot
 from headrace.transforms.runners.actor import Actor
-from headrace.transforms.runners.dispatch import Dispatcher, Hand, busy
+from headrace.transforms.runners.dispatch import Hand, busy
+from headrace.transforms.runners.dispatched import DispatchedRunner
 from headrace.transforms.runners.engines import RayWorkers, refuse_client
 from headrace.transforms.runners.messages import Message
 from headrace.transforms.runners.worker import Opener
@@ -72,7 +71,7 @@ class _Member:
         return self.hand.ready and not self.hand.assigned and not self.leaving
 
 
-class RayRunner:
+class RayRunner(DispatchedRunner):
     """Workers, each an actor; as a context manager it joins the cluster, and leaves it whatever happens.
 
     Args:
@@ -92,12 +91,11 @@ class RayRunner:
         locality: Locality | None = None,
         clock: Clock | None = None,
     ) -> None:
+        super().__init__(model)
         self._opener = opener
         self._pool = pool
-        self._model = model
         self._locality = locality or Locality()
         self._clock = clock or SystemClock()
-        self._dispatcher = Dispatcher(model)
         self._members: list[_Member] = []
         self._sent: Any = None
         """The opener, as the cluster has it: it goes to each machine once."""
@@ -378,30 +376,6 @@ class RayRunner:
         raise ConfigError(
             f"no worker got a place in the cluster within {self._pool.place_s:g} s: {self._pool.said_of(ray.cluster_resources())}"
         )
-
-    # Figures
-
-    @property
-    def metadata(self) -> ModelMetadata:
-        """See `Runner.metadata`."""
-        assert self._dispatcher.metadata is not None, "started before"
-        return self._dispatcher.metadata
-
-    def statistics(self) -> PredictorStatistics:
-        """See `Runner.statistics`."""
-        return self._dispatcher.statistics()
-
-    def reading(self) -> Sequence[str]:
-        """See `Runner.reading`."""
-        return self._dispatcher.reading()
-
-    def cpu_s(self) -> float:
-        """See `Runner.cpu_s`."""
-        return self._dispatcher.cpu_s()
-
-    def peak_memory_mb(self) -> float:
-        """See `Runner.peak_memory_mb`."""
-        return self._dispatcher.peak_memory_mb()
 
 
 def _where() -> tuple[str, str | None]:

@@ -1,0 +1,114 @@
+"""Section kills: a million rows on a three-node Ray cluster of this machine, undisturbed and while nodes and workers are killed.
+
+A node is killed as a machine would be lost to the others: its raylet by `kill -9`. Its workers live on for a while, and write.
+"""
+
+import argparse
+import os
+import random
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import ray
+from competition import BrokenRunError
+from inputs import FOLDER, MODEL, made
+from million import ROWS
+from promise import Promise, spread
+from ray.cluster_utils import Cluster
+from runs import at, written
+
+from headrace.app.transforming import transform_sync
+from headrace.app.workers import RayWorkers
+from headrace.transforms.settings import TaskSettings, TransformSettings
+
+KILLS = 6
+EVERY_S = (2.0, 5.0)
+STORE_BYTES = 100 << 20
+SOON_DEAD = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 200,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+}
+
+
+class Nodes:
+    """A head that does no work, and two that do."""
+
+    def __init__(self) -> None:
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": SOON_DEAD})
+        self.nodes = [self.add() for _ in range(2)]
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
+
+    def add(self) -> Any:
+        return self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+
+    def workers(self) -> list[int]:
+        """Of headrace's, on these nodes and no others of this machine."""
+        raylets = [node.all_processes["raylet"][0].process.pid for node in self.nodes]
+        children = (Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in raylets)
+        pids = [int(pid) for found in children for pid in found]
+        return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Actor")]
+
+    def kill(self, rng: random.Random) -> str:
+        """A worker, or a node; another node comes in its place."""
+        pids = self.workers()
+        if pids and rng.random() < 0.5:
+            os.kill(rng.choice(pids), signal.SIGKILL)
+            return "worker"
+        node = self.nodes.pop(rng.randrange(len(self.nodes)))
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        self.nodes.append(self.add())
+        return "node"
+
+    def stop(self) -> None:
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
+    """a million rows on three Ray nodes while nodes and workers are killed, to undisturbed"""
+    source = made("clusters-million", ROWS, "--object-rows", "50000")
+    nodes, rng = Nodes(), random.Random(7)
+    figures: dict[str, list[float]] = {"undisturbed_s": [], "killed_s": [], "kills": []}
+    try:
+        for _ in range(asked.pairs):
+            figures["undisturbed_s"].append(_run(source, "undisturbed"))
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(_run, source, "killed")
+                kills = []
+                # Nodes can be added by the main thread alone.
+                while not wait([running], rng.uniform(*EVERY_S)).done and len(kills) < KILLS:
+                    kills.append(nodes.kill(rng))
+            figures["killed_s"].append(running.result())
+            figures["kills"].append(len(kills))
+            if written("killed") != written("undisturbed"):
+                raise BrokenRunError(f"after {', '.join(kills)} were killed the output is another one")
+    finally:
+        nodes.stop()
+    ratios = [a / b for a, b in zip(figures["killed_s"], figures["undisturbed_s"], strict=True)]
+    measured = f"{sum(figures['kills']):.0f} kills in all, and the same bytes"
+    what = "Ray, nodes and workers killed, to undisturbed: seconds"
+    middle = sorted(ratios)[len(ratios) // 2]
+    return [Promise("kills", what, measured, middle, None, False, spread(ratios))], figures
+
+
+def _run(source: Path, name: str) -> float:
+    began_s = time.perf_counter()
+    report = transform_sync(
+        f"{source}/",
+        f"{FOLDER.absolute()}/{at(name).name}/",
+        model=str(MODEL.absolute()),
+        workers=RayWorkers(2, 2),
+        settings=TransformSettings(tasks=TaskSettings(checkpoint_s=0.5, task_bytes=1 << 20)),
+        if_exists="overwrite",
+    )
+    if (report.status, report.records_in, report.rows_out) != ("complete", ROWS, ROWS):
+        raise BrokenRunError(
+            f"{name}: {report.status}, {report.records_in} in, {report.rows_out} out of {ROWS}"
+        )
+    return time.perf_counter() - began_s
