@@ -56,9 +56,9 @@ def _each(pid, figure) -> list:
 class _Sampler(threading.Thread):
     """Looks at a tree until told to stop; what it saw last and at the highest."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, every_s: float, *, memory: bool) -> None:
         super().__init__(daemon=True)
-        self._pid = pid
+        self._pid, self._every_s, self._memory = pid, every_s, memory
         self._over = threading.Event()
         self.cpu_s = 0.0
         self.peak_mb = 0.0
@@ -66,22 +66,32 @@ class _Sampler(threading.Thread):
     def run(self) -> None:
         while not self._over.is_set():
             self.cpu_s = max(self.cpu_s, tree_cpu_s(self._pid))
-            self.peak_mb = max(self.peak_mb, tree_memory_mb(self._pid))
-            self._over.wait(SAMPLE_S)
+            if self._memory:
+                self.peak_mb = max(self.peak_mb, tree_memory_mb(self._pid))
+            self._over.wait(self._every_s)
 
     def stop(self) -> None:
         self._over.set()
         self.join()
 
 
-def watch(command: Sequence[str], environment: dict[str, str] | None = None) -> Watched:
-    """Run a command to its end. Whether it succeeded is for the caller to see."""
+def watch(
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    *,
+    every_s: float = SAMPLE_S,
+    memory: bool = True,
+) -> Watched:
+    """Run a command to its end. Whether it succeeded is for the caller to see.
+
+    Of many processes memory is dear to look at: half a core's time for a Ray cluster, which is then not the command's.
+    """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environment
         )
-        sampler = _Sampler(process.pid)
+        sampler = _Sampler(process.pid, every_s, memory=memory)
         sampler.start()
         # wait4 says what the process and all descendants that were waited for used, to the end.
         _, status, used = os.wait4(process.pid, 0)

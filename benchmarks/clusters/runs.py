@@ -31,7 +31,7 @@ def use(runner: str, workers: int, source: Path, rows: int, model: str | Path) -
     to = at(runner)
     shutil.rmtree(to, ignore_errors=True)
     given = [*command("transform", source, to, workers, model), *RUNNERS[runner]]
-    watched = watch([*given, "--task-bytes", "1m"], environment())
+    watched = watch([*given, "--task-bytes", "1m"], environment(), every_s=1.0, memory=False)
     if watched.exit_code:
         raise BrokenRunError(f"{runner} ended with {watched.exit_code}: {last_line(watched.errors)}")
     report = report_in(watched.output, to)
