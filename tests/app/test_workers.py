@@ -1,12 +1,16 @@
 """Whom a transform's work is given to: what is asked for, and what cannot be."""
 
+import pickle
+from pathlib import Path
+
 import pytest
 
 from headrace.app.streaming import PredictorOptions, open_predictor
-from headrace.app.workers import DataRegions, RayWorkers, Workers, open_runner, used_options
+from headrace.app.workers import BeamWorkers, DataRegions, RayWorkers, Workers, open_runner, used_options
 from headrace.core.errors import ConfigError
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores
+from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.locality import Locality
 from headrace.transforms.runner import InProcessRunner
 from headrace.transforms.runners.processes import ProcessRunner
@@ -21,17 +25,24 @@ def model(tmp_path) -> str:
     return str(tmp_path / "twice.py")
 
 
-def runner_of(workers, model: str, *, locality: Locality | None = None):
+def runner_of(
+    workers,
+    model: str,
+    *,
+    locality: Locality | None = None,
+    stores: Stores | None = None,
+    destination: str = "out",
+):
     options = PredictorOptions()
     return open_runner(
         workers,
         open_predictor(model, None, options),
-        destination="out",
+        destination=destination,
         model=model,
         endpoint=None,
         settings=TransformSettings(),
         options=options,
-        stores=Stores(),
+        stores=stores or Stores(),
         locality=locality or Locality(),
     ).runner
 
@@ -65,6 +76,25 @@ def test_nodes_of_a_cluster_may_say_where_they_are_and_others_must(model):
             runner_of(workers, model, locality=anywhere)
     pytest.importorskip("ray")
     assert runner_of(RayWorkers(), model, locality=anywhere)
+
+
+def test_a_pipelines_description_holds_no_secret_and_no_model(model, tmp_path):
+    """Whoever runs it shows it to many; and it has to be small."""
+    pytest.importorskip("apache_beam")
+    secret, stores = "s3cr3t", Stores({"AWS_SECRET_ACCESS_KEY": "s3cr3t"})
+    for workers in (BeamWorkers(), BeamWorkers(("--runner=FlinkRunner",))):
+        runner = runner_of(workers, model, stores=stores, destination=f"{tmp_path}/out/")
+        described = pickle.dumps(runner._opener)
+        assert secret.encode() not in described
+        assert b"return x * 2" not in described
+        assert runner._environ["AWS_SECRET_ACCESS_KEY"] == secret
+    # Workers elsewhere find the model beside the ledger.
+    ledger = TransformLedger(stores.for_uri(f"{tmp_path}/out/"), f"{tmp_path}/out/")
+    runner._prepare(ledger)
+    there = runner._opener.copy.get(stores).unpack(tmp_path / "there")
+    assert Path(there).read_text() == MODEL
+    ledger.finish({})
+    assert not list(stores.for_uri(f"{tmp_path}/").list(ledger.uri("drafts/")))
 
 
 def test_regions_are_asked_for_only_when_somebody_spoke_of_any():

@@ -68,9 +68,10 @@ class Seat:
         return self._worker
 
     def close(self) -> None:
-        """Let go of the model. Closing twice does nothing."""
-        self._stack.close()
-        self._worker = None
+        """Let go of the model, once what is under way is done. Closing twice does nothing."""
+        with self._one_at_a_time:
+            self._stack.close()
+            self._worker = None
 
     def _hear(self, message: Message) -> None:
         self._letter = self._letter.heard(message)
