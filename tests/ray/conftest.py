@@ -14,14 +14,20 @@ def ray_data() -> Iterator[Any]:
     """The module ``ray.data`` with a cluster of our own: never one that runs on this machine already."""
     import ray.data
 
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=100 * 1024 * 1024,
-    )
+    wanted: dict[str, Any] = {
+        "address": "local",
+        "num_cpus": 2,
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+        "object_store_memory": 100 * 1024 * 1024,
+    }
+    try:
+        ray.init(**wanted)
+    except Exception:
+        # It gives itself half a minute to start, however busy the machine is.
+        ray.shutdown()
+        ray.init(**wanted)
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield ray.data
     ray.shutdown()

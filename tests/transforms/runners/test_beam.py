@@ -20,7 +20,7 @@ from integration.transforming import leftovers, outputs
 from transforms.runners.doomed_model import FAILS, KILLS, SPEC, WAITS
 from transforms.support import outputs as outputs_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ONE = BeamWorkers(("--direct_running_mode=in_memory",), poll_s=0.1)
 """The pipeline's own process is the worker: as quick as Beam can begin."""
 APPEARS_S = 60.0

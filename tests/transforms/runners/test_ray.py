@@ -31,7 +31,7 @@ from transforms.runners.spread_model import POISON
 from transforms.support import cut, settings_of
 from transforms.support import outputs as outputs_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MODELS = Path(__file__).parent / "spread_model.py"
 SLOW, QUICK, BROKEN = (f"{MODELS}:{name}" for name in ("Slow", "Quick", "Broken"))
