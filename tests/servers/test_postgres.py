@@ -26,10 +26,16 @@ def _words(postgres: PostgresServer, database: str) -> list[tuple[str]]:
         return connection.execute("SELECT word FROM kept ORDER BY word").fetchall()
 
 
-def test_it_is_durable_by_default(postgres, database):
-    with postgres.connect() as connection:
-        assert connection.execute("SHOW fsync").fetchone() == ("on",)
-        assert connection.execute("SHOW server_encoding").fetchone() == ("UTF8",)
+@pytest.mark.parametrize(("given", "fsync"), [({}, "on"), ({"fsync": False}, "off")])
+def test_it_is_durable_by_default(given, fsync):
+    server = PostgresServer(**given)
+    try:
+        server.start()
+        with server.connect() as connection:
+            assert connection.execute("SHOW fsync").fetchone() == (fsync,)
+            assert connection.execute("SHOW server_encoding").fetchone() == ("UTF8",)
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("immediate", [False, True])

@@ -50,7 +50,8 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {k: v for k, v in record.__dict__.items() if k not in _RESERVED}
+    # Libraries put marks of their own on every record of the process, as Ray does: private, and nothing that was logged.
+    return {k: v for k, v in record.__dict__.items() if k not in _RESERVED and not k.startswith("_")}
 
 
 def _word(value: Any) -> str:
