@@ -86,6 +86,10 @@ def used_options(workers: AnyWorkers, options: PredictorOptions) -> PredictorOpt
     return options
 
 
+def _direct(workers: AnyWorkers) -> bool:
+    return isinstance(workers, BeamWorkers) and workers.direct
+
+
 def open_runner(
     workers: AnyWorkers,
     opened: OpenedPredictor,
@@ -110,15 +114,15 @@ def open_runner(
         made = ProcessRunner(command, workers.count, model=name, environ=stores.environ, locality=locality)
         return OpenedRunner(made, made)
     elsewhere = sent_elsewhere(job)
-    copy = copy_model(job.model, options.model_options) if job.model is not None else None
+    # A DirectRunner's workers are on this machine, and find the model where it is.
+    sent = None if job.model is None or _direct(workers) else copy_model(job.model, options.model_options)
     if isinstance(workers, RayWorkers):
         from headrace.transforms.runners.ray import RayRunner  # noqa: PLC0415 - an extra
 
-        opener = WorkerOpener(elsewhere, stores.environ, copy)
+        opener = WorkerOpener(elsewhere, stores.environ, sent)
         on_ray = RayRunner(opener, workers, model=name, locality=locality)
         return OpenedRunner(on_ray, on_ray)
     # A pipeline's description is shown to many, and is to be small: no secrets go into it, and no model.
-    sent = None if workers.direct else copy
     place = TransformLedger(stores.for_uri(destination), job.destination).draft_uri("model.tar")
     stored = None if sent is None else StoredCopy(sent.spec, place)
     on_beam = BeamRunner(

@@ -5,7 +5,6 @@ pipeline ends, by itself or because a worker of it died, whatever the ledger lac
 """
 
 import importlib.util
-import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +26,6 @@ from headrace.transforms.runners.engines import BeamWorkers
 from headrace.transforms.runners.mailbox import Letter, Mailbox
 from headrace.transforms.runners.worker import Opener
 from headrace.transforms.work import Work
-
-_log = logging.getLogger("headrace.transform")
 
 WORKERS_GUESSED: Final = 64
 """How many there are, where only the runner knows."""

@@ -106,7 +106,7 @@ class Dispatcher:
             record = TaskRecord.from_json(message["task"].encode())
             hand.done.add(record.task)
             self._done.add(record.task)
-            hand.counts[record.task] = sum_counts(shard.counts for shard in record.shards)
+            hand.counts[record.task] = _counts_of_record(record)
             work.on_task(record)
         elif "observed" in message and work is not None and work.observation is not None:
             work.observation.add_all(Observation.from_json(message["observed"]))
@@ -176,7 +176,7 @@ class Dispatcher:
             if record is not None:
                 # By a worker that could not say so any more.
                 self._done.add(task.number)
-                self._kept[task.number] = sum_counts(shard.counts for shard in record.shards)
+                self._kept[task.number] = _counts_of_record(record)
                 work.on_task(record)
             elif task.number not in self._done and not self._deaths.left_out(task.number):
                 self._left.append(task.number)
@@ -231,7 +231,7 @@ class Dispatcher:
         record = None if work is None or work.replaces else work.ledger.task(number)
         if record is not None and work is not None:
             self._done.add(number)
-            hand.counts[number] = sum_counts(shard.counts for shard in record.shards)
+            hand.counts[number] = _counts_of_record(record)
             work.on_task(record)
         return record is not None
 
@@ -272,6 +272,10 @@ class Dispatcher:
 
     def _memory_mb(self) -> float:
         return sum(hand.tally.peak_memory_mb for hand in list(self.hands))
+
+
+def _counts_of_record(record: TaskRecord) -> Counts:
+    return sum_counts(shard.counts for shard in record.shards)
 
 
 def _counts_of(checkpoint: Checkpoint) -> Counts:
