@@ -84,7 +84,7 @@ def _plan(bench: Bench, postgres, name: str) -> str:
     """How a claim is done: as the ledger's own connections do it."""
     database = bench.ledger._database
     with database._engines.writing.connect() as connection:
-        values = {"queue": "default", "room": AT_ONCE, "taken": 0, "worker": "w", "lease_ms": 1}
+        values = {"queue": "default", "room": AT_ONCE, "taken": 0, "worker": "w", "region": "", "lease_ms": 1}
         statement = _CLAIM.on(POSTGRES)
         rows = connection.exec_driver_sql(
             "EXPLAIN (ANALYZE, BUFFERS) "
