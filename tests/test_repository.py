@@ -99,7 +99,6 @@ _UNMIRRORED: dict[str, str] = {
     "transforms/runners/processes.py": "tests/integration/test_transform_faults.py and test_transform_kill.py run, kill and lose processes",
     "transforms/runners/beam_pipeline.py": "tests/transforms/runners/test_beam.py runs it, in processes of Beam's",
     "transforms/runners/dispatched.py": "five lines of delegation; the tests of each runner look at its figures",
-    "transforms/runners/beam_process.py": "tests/transforms/runners/test_beam.py runs it, and kills what it starts",
     "transforms/retry_whole.py": "tests/transforms/test_retry.py does objects again, and dies between any two calls",
     "jobs/outbox.py": "a Protocol and values; headrace.testing checks implementations, and tests/testing/test_outbox.py the checks",
     "jobs/dispatcher.py": "Protocols, and counts; headrace.testing checks implementations",

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.app.streaming import PredictorOptions, open_predictor
-from headrace.beam.elements import element_bytes
+from headrace.beam.answering import Answering
 from headrace.beam.fetched import fetched, is_remote
 from headrace.beam.library import base
 from headrace.beam.loaded import LoadedModel
-from headrace.beam.results import NAMESPACE, Failures, checked_failures, checked_parameters, results
+from headrace.beam.results import NAMESPACE, Failures
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.model import Model
 
@@ -24,7 +24,7 @@ BeamModel = str | Path | type[Model] | Callable[[], Model]
 """A file (``model.onnx``, ``file.py:Class``), a folder, ``module:Class``, the URI of any of these files, or a Model class."""
 
 
-class ModelHandler(base.ModelHandler):
+class ModelHandler(Answering, base.ModelHandler):
     """Runs a headrace model in `apache_beam.ml.inference.RunInference`.
 
     ::
@@ -92,21 +92,19 @@ class ModelHandler(base.ModelHandler):
             model_copies=model_copies,
             env_vars=dict(env_vars or {}),
         )
-        checked_failures(failures)
+        Answering.__init__(self, failures, NAMESPACE)
         if not isinstance(model, str | Path) and not callable(model):
             raise ConfigError(
                 f"a handler takes a model's name or class, which every worker makes anew, not a {type(model).__name__}"
             )
         self._model: str | Callable[[], Model] = str(model) if isinstance(model, Path) else model
         self._options = options or PredictorOptions()
-        self._failures: Failures = failures
         self._resource_hints = {
             name: value
             for name, value in (("min_ram", min_ram), ("accelerator", accelerator))
             if value is not None
         }
         self._rows_hint: int | None = None
-        self._namespace = NAMESPACE
 
     def load_model(self) -> LoadedModel:
         """The model in a started engine. Raises ModelLoadError and the like."""
@@ -119,13 +117,7 @@ class ModelHandler(base.ModelHandler):
         self, batch: Sequence[Any], model: LoadedModel, inference_args: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """A PredictionResult for each element, in their order; all at once, so that Beam counts a batch that fails."""
-        return results(
-            batch,
-            model.answer,
-            inference_args=inference_args,
-            failures=self._failures,
-            namespace=self._namespace,
-        )
+        return self._answers(batch, model, inference_args)
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         """What was given, and else the most rows that the model takes in one call."""
@@ -152,26 +144,9 @@ class ModelHandler(base.ModelHandler):
         finally:
             loaded.close()
 
-    def get_num_bytes(self, batch: Sequence[Any]) -> int:
-        """The bytes of the elements' arrays."""
-        return sum(map(element_bytes, batch))
-
-    def get_metrics_namespace(self) -> str:
-        """Where RunInference names none."""
-        return NAMESPACE
-
-    def override_metrics(self, metrics_namespace: str = "") -> bool:
-        """Beam counts; this is how a handler hears the namespace."""
-        self._namespace = metrics_namespace or NAMESPACE
-        return False
-
     def get_resource_hints(self) -> dict[str, Any]:
         """As given."""
         return dict(self._resource_hints)
-
-    def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
-        """Raises ConfigError for what cannot be a request's parameters."""
-        checked_parameters(inference_args)
 
     def update_model_path(self, model_path: str | None = None) -> None:
         """The next `load_model` loads this model: a path, a URI, or a name, as for `model`."""

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from headrace.app.asking import open_model_server
 from headrace.app.streaming import PredictorOptions, open_predictor
-from headrace.beam.elements import element_bytes
+from headrace.beam.answering import Answering
 from headrace.beam.library import base
 from headrace.beam.loaded import LoadedModel
-from headrace.beam.results import NAMESPACE, Failures, checked_failures, checked_parameters, results
+from headrace.beam.results import NAMESPACE, Failures
 from headrace.client.address import TOKEN_VARIABLE, resolve_address
 from headrace.client.server import ModelAddress
 from headrace.core.errors import EndpointUnavailableError, OverloadedError
@@ -25,7 +25,7 @@ def is_retryable(error: Exception) -> bool:
     return isinstance(error, EndpointUnavailableError | OverloadedError | base.RateLimitExceeded)
 
 
-class RemoteModelHandler(base.RemoteModelHandler):
+class RemoteModelHandler(Answering, base.RemoteModelHandler):
     """Runs a model that is served elsewhere, by headrace or any other server of the Open Inference Protocol, in RunInference.
 
     ::
@@ -99,15 +99,13 @@ class RemoteModelHandler(base.RemoteModelHandler):
             element_size_fn=element_size_fn,
             env_vars=dict(env_vars or {}),
         )
-        checked_failures(failures)
+        Answering.__init__(self, failures, namespace)
         resolve_address(_over_http(url), model=model)
         self._url = url
         self._model = model
         self._options = PredictorOptions(
             endpoint_model=model, in_flight_max=in_flight_max, timeout_s=timeout_s, retry_s=0.0
         )
-        self._failures: Failures = failures
-        self._namespace = namespace
 
     def create_client(self) -> LoadedModel:
         """Connections to the endpoint, which has told of its model. Raises EndpointError."""
@@ -135,30 +133,7 @@ class RemoteModelHandler(base.RemoteModelHandler):
         self, batch: Sequence[Any], model: LoadedModel, inference_args: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """A PredictionResult for each element, in their order. What it raises, `is_retryable` judges."""
-        return results(
-            batch,
-            model.answer,
-            inference_args=inference_args,
-            failures=self._failures,
-            namespace=self._namespace,
-        )
-
-    def get_num_bytes(self, batch: Sequence[Any]) -> int:
-        """The bytes of the elements' arrays."""
-        return sum(map(element_bytes, batch))
-
-    def get_metrics_namespace(self) -> str:
-        """Where RunInference names none."""
-        return self._namespace
-
-    def override_metrics(self, metrics_namespace: str = "") -> bool:
-        """Beam counts; this is how a handler hears the namespace."""
-        self._namespace = metrics_namespace or self._namespace
-        return False
-
-    def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
-        """Raises ConfigError for what cannot be a request's parameters."""
-        checked_parameters(inference_args)
+        return self._answers(batch, model, inference_args)
 
     def update_model_path(self, model_path: str | None = None) -> None:
         """The next client asks this URL, such as another version's."""

@@ -25,7 +25,7 @@ from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.report import TransformReport
 from headrace.transforms.runners.dispatch import Dispatcher, Hand, busy
 from headrace.transforms.runners.messages import Assignment
-from headrace.transforms.runners.ray import RayRunner, _lost_with_others
+from headrace.transforms.runners.ray import RayRunner
 from integration.transforming import leftovers, outputs
 from transforms.runners.spread_model import POISON
 from transforms.support import cut, settings_of
@@ -383,36 +383,6 @@ def test_the_model_is_sent_to_those_that_have_not_got_it(nodes, source, expected
         check_whole(transform.execute(), tmp_path / "out", expected)
 
 
-@pytest.mark.parametrize(
-    ("address", "environ", "used"),
-    [(None, None, "local"), (None, "10.0.0.1:6379", "10.0.0.1:6379"), ("10.0.0.2:6379", "10.0.0.1:6379", "10.0.0.2:6379")],
-)  # fmt: skip
-def test_without_an_address_no_cluster_is_joined_by_chance(monkeypatch, address, environ, used):
-    """Ray itself would join whatever was last started on this machine."""
-    asked: list[dict[str, Any]] = []
-
-    def init(**options: Any) -> None:
-        asked.append(options)
-        raise ConnectionError("nobody there")
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    if environ:
-        monkeypatch.setenv("RAY_ADDRESS", environ)
-    with pytest.raises(ConfigError, match="cannot be reached or started: nobody there"):
-        RayRunner(_no_worker, RayWorkers(address=address), model="m").start()
-    assert [options["address"] for options in asked] == [used]
-
-
-def test_rays_client_is_refused_however_it_is_named(monkeypatch):
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    with pytest.raises(ConfigError, match="ray://head:10001"):
-        RayRunner(_no_worker, RayWorkers(), model="m").start()
-
-
 def _no_worker(tell: object, region: object) -> Any:
     raise NotImplementedError
 
@@ -460,16 +430,3 @@ def test_a_cluster_of_its_own_is_begun_and_ended_quietly(tmp_path):
         timeout=110,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "complete 88\n", "")
-
-
-def test_what_took_others_with_it_is_no_tasks_fault(monkeypatch):
-    known = [{"NodeID": "n1", "Alive": False}, {"NodeID": "n2", "Alive": True}]
-    monkeypatch.setattr(ray, "nodes", lambda: known)
-    error = ray.exceptions.RayActorError
-    died = error(error_msg="its worker process has died")
-    assert [_lost_with_others(node, died) for node in ("n1", "n2", None)] == [True, False, False]
-    # One that had not begun: only Ray's words tell where it was.
-    assert _lost_with_others(None, error(error_msg="The actor died because its node has died."))
-    assert _lost_with_others("n2", error(error_msg="its worker process has died", preempted=True))
-    assert _lost_with_others("n2", ray.exceptions.ActorUnavailableError("", b"\0" * 16))
-    assert not _lost_with_others("n2", None)

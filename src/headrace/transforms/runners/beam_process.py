@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +23,10 @@ _log = logging.getLogger("headrace.transform")
 _CANCEL_S: Final = 30.0
 """How long a pipeline may take to end once it is told to."""
 _LINES_SHOWN: Final = 3
+_SAID_MAX_BYTES: Final = 64 << 10
+"""Of what Beam says, so much of its end is kept."""
+_SAID_S: Final = 2.0
+"""How long the end of what a pipeline said may take to arrive, once it has told how it ended."""
 _START: Final = "import sys; from headrace.transforms.runners.beam_pipeline import main; main(sys.argv[1])"
 
 
@@ -48,14 +52,15 @@ class PipelineProcess:
 
     def __init__(self, order: PipelineOrder, environ: Mapping[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._said = bytearray()
         try:
             # Of its own session: a Ctrl-C at the terminal is for the run, and all of it can be killed at once.
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-c", _START, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, **(environ or {}), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
@@ -65,6 +70,9 @@ class PipelineProcess:
             raise RunnerError(f"a process for Beam's pipeline cannot be started: {error}") from error
         finally:
             theirs.close()
+        # What it starts elsewhere may hold the pipe open when it is gone itself: that is waited for by nobody.
+        self._listener = threading.Thread(target=self._listen, name="headrace-beam-says", daemon=True)
+        self._listener.start()
         self.connection = Connection(ours.detach())
         self.connection.send_bytes(pickle.dumps(order))
 
@@ -75,10 +83,18 @@ class PipelineProcess:
         except (EOFError, OSError):
             return {"died": f"the pipeline's own process ended with status {self._process.wait()}"}
 
+    def _listen(self) -> None:
+        """Take what it says, so that it need not wait, and keep the end."""
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            while words := said.read(_SAID_MAX_BYTES):
+                self._said += words
+                del self._said[:-_SAID_MAX_BYTES]
+
     def last_words(self) -> str:
-        """The end of what Beam has said on its standard error."""
-        self._log.seek(0)
-        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        """The end of what Beam has said, once it has told how it ended."""
+        self._listener.join(_SAID_S)
+        lines = [line for line in bytes(self._said).decode(errors="replace").splitlines() if line.strip()]
         return "\n".join(lines[-_LINES_SHOWN:])
 
     def cancel(self) -> None:
@@ -97,4 +113,4 @@ class PipelineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
-        self._log.close()
+        self._listener.join(_SAID_S)

@@ -1,37 +1,27 @@
-"""Tasks on a Ray cluster: each worker is an actor with the processors and accelerators that it asks for. The one door to ray.
+"""Tasks on a Ray cluster: each worker is an actor with the processors and accelerators that it asks for.
 
 Ray places actors, and asks its autoscaler for machines; who does what, and what is done, it is not asked. Its own retries
 are off: a worker that dies is replaced here, so that it is known what it was doing.
 """
 
 import logging
-import os
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, HeadraceError, MissingExtraError, ModelLoadError
+from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
 from headrace.transforms.records import Checkpoint, Spot
 from headrace.transforms.runners.actor import Actor
+from headrace.transforms.runners.cluster import Cluster, exceptions, how_ended, lost_with_others, ray, where
 from headrace.transforms.runners.dispatch import Hand, busy
 from headrace.transforms.runners.dispatched import DispatchedRunner
-from headrace.transforms.runners.engines import RayWorkers, refuse_client
+from headrace.transforms.runners.engines import RayWorkers
 from headrace.transforms.runners.messages import Message
 from headrace.transforms.runners.worker import Opener
 from headrace.transforms.work import Work
-
-try:
-    import ray as _ray
-    import ray.exceptions as _exceptions
-except ImportError as _error:
-    raise MissingExtraError("ray", "a transform on Ray") from _error
-
-ray: Any = _ray
-exceptions: Any = _exceptions
 
 _log = logging.getLogger("headrace.transform")
 
@@ -40,14 +30,6 @@ _STOP_S: Final = 10.0
 """How long workers may take to let go of their models at the end."""
 _LATE_S: Final = 30.0
 """So often it is said that workers wait for their place in the cluster."""
-_RAYS_LEVEL: Final = logging.INFO
-"""What importing it sets: nobody has said how loud it should be."""
-_OWN: Final = "local"
-"""Ray's word for a cluster of its own on this machine; it says nothing of it to Ray's makers."""
-_REGION_LABEL: Final = "ray.io/region"
-"""Of a node: where it is, by Ray's own convention."""
-
-
 _METHODS_AT_ONCE: Final = 4
 """`messages`, and beside it `do` and `drain`; one more, for a `stop` that comes while another is under way."""
 
@@ -99,8 +81,9 @@ class RayRunner(DispatchedRunner):
         self._members: list[_Member] = []
         self._sent: Any = None
         """The opener, as the cluster has it: it goes to each machine once."""
-        self._joined = False
-        self._workers_max = pool.workers_max or pool.workers_min
+        self._cluster = Cluster(pool.address)
+        self._workers_max = pool.workers_min
+        """Until the cluster has said how many it has room for."""
         self._said_s = 0.0
         self._waited_since_s = 0.0
         self._draining = self._drained = False
@@ -114,7 +97,8 @@ class RayRunner(DispatchedRunner):
         Raises what loading raises; ConfigError when the cluster has no place for a worker in time.
         """
         try:
-            self._join()
+            self._cluster.join()
+            self._workers_max = self._most_workers()
             self._sent = ray.put(self._opener)
             self._waited_since_s = self._said_s = self._clock.now()
             while self._dispatcher.metadata is None:
@@ -131,27 +115,12 @@ class RayRunner(DispatchedRunner):
         if self._draining:
             raise ModelLoadError(self._model, "the run was stopped before a worker had loaded it")
 
-    def _join(self) -> None:
-        if not ray.is_initialized():
-            # Without an address, Ray would join whatever was last started on this machine.
-            address = self._pool.address or os.environ.get("RAY_ADDRESS") or _OWN
-            refuse_client(address)
-            self._joined = True
-            try:
-                with _quiet():
-                    ray.init(
-                        address=address,
-                        include_dashboard=False if address == _OWN else None,
-                        configure_logging=False,
-                        log_to_driver=False,
-                    )
-            except (OSError, ValueError, RuntimeError, exceptions.RayError) as error:
-                raise ConfigError(f"Ray cannot be reached or started: {error}") from error
-        elif ray.util.client.ray.is_connected():
-            refuse_client("ray://")
-        if self._pool.workers_max is None:
-            room = ray.cluster_resources().get("CPU", 0.0) // self._pool.cpus if self._pool.cpus else 1
-            self._workers_max = max(self._pool.workers_min, int(room))
+    def _most_workers(self) -> int:
+        if self._pool.workers_max is not None:
+            return self._pool.workers_max
+        cpus = self._pool.cpus
+        room = self._cluster.resources().get("CPU", 0.0) // cpus if cpus else 1
+        return max(self._pool.workers_min, int(room))
 
     def stop(self) -> None:
         """End the workers: those that idle by themselves, any other at once; leave the cluster if `start` joined it."""
@@ -166,9 +135,7 @@ class RayRunner(DispatchedRunner):
         finally:
             for member in list(self._members):
                 self._let_go(member)
-            if self._joined:
-                self._joined = False
-                ray.shutdown()
+            self._cluster.leave()
 
     def __enter__(self) -> Self:
         """Start."""
@@ -252,7 +219,7 @@ class RayRunner(DispatchedRunner):
             "scheduling_strategy": "SPREAD",
             **self._pool.ray_options(),
         }
-        actor = ray.remote(Actor).options(**options).remote(self._sent, self._locality.region, _where)
+        actor = ray.remote(Actor).options(**options).remote(self._sent, self._locality.region, where)
         stream = actor.messages.options(num_returns="streaming").remote()
         hand = Hand(self._locality)
         self._members.append(_Member(actor, stream, hand))
@@ -342,8 +309,8 @@ class RayRunner(DispatchedRunner):
             return
         self._members.remove(member)
         ray.kill(member.actor)
-        how = "without a word" if error is None else _how(error)
-        self._dispatcher.died(member.hand, how, by_itself=not _lost_with_others(member.node, error))
+        by_itself = not lost_with_others(member.node, error)
+        self._dispatcher.died(member.hand, how_ended(error), by_itself=by_itself)
 
     # Waiting for a place
 
@@ -357,7 +324,7 @@ class RayRunner(DispatchedRunner):
             _log.warning(
                 "%d workers wait for a place in the cluster: %s",
                 waiting,
-                self._pool.said_of(ray.cluster_resources()),
+                self._pool.said_of(self._cluster.resources()),
             )
 
     def _waited_in_vain(self) -> bool:
@@ -374,42 +341,5 @@ class RayRunner(DispatchedRunner):
         if any(member.hand.ready for member in self._members):
             return True
         raise ConfigError(
-            f"no worker got a place in the cluster within {self._pool.place_s:g} s: {self._pool.said_of(ray.cluster_resources())}"
+            f"no worker got a place in the cluster within {self._pool.place_s:g} s: {self._pool.said_of(self._cluster.resources())}"
         )
-
-
-def _where() -> tuple[str, str | None]:
-    """Of the worker that this is asked in: its node, and the region that this is labelled with."""
-    context: Any = ray.get_runtime_context()
-    return context.get_node_id(), context.get_node_labels().get(_REGION_LABEL)
-
-
-def _lost_with_others(node: str | None, error: Exception | None) -> bool:
-    """Whether a worker's whole machine has gone, or it cannot be reached: then it was nothing that it did."""
-    if isinstance(error, exceptions.ActorUnavailableError) or getattr(error, "preempted", False):
-        return True
-    # One that had not yet said where it is has only these words.
-    if "its node has died" in str(error):
-        return True
-    nodes = cast("list[dict[str, Any]]", ray.nodes())
-    return any(known["NodeID"] == node and not known["Alive"] for known in nodes)
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Ray warns at each start, on stderr, of what it chose; unless somebody has said how loud it should be."""
-    logger = logging.getLogger("ray")
-    before = logger.level
-    if before in {logging.NOTSET, _RAYS_LEVEL}:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def _how(error: Exception) -> str:
-    """How a worker ended, in the last line of what Ray says, without its guesses."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[-1] if lines else type(error).__name__
-    return f"({said.partition(' Some common causes')[0]})"
