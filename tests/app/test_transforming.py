@@ -103,8 +103,11 @@ def names(stores: Stores, prefix: str = OUT) -> list[str]:
 
 
 def threads() -> list[str]:
-    """What this test has left running."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("headrace") and t not in BEFORE]
+    """What this test has left running: what was told to end has time to."""
+    left = [t for t in threading.enumerate() if t.name.startswith("headrace") and t not in BEFORE]
+    for thread in left:
+        thread.join(10)
+    return [t.name for t in left if t.is_alive()]
 
 
 @pytest.fixture

@@ -109,6 +109,19 @@ def test_an_object_without_any_output_is_empty(ledger):
     assert [i.uri for i in ledger.store.list(ledger.destination + "a")] == [ledger.destination + "a.csv.out"]
 
 
+def test_whoever_still_writes_behind_the_last_range_that_counts_changes_nothing(tmp_path):
+    """The object broke before that; a worker that was given up is still at what is behind, which another one has done."""
+    ledger = TransformLedger(LocalStore(), f"{tmp_path}/")
+    orphan = open_draft(ledger.store, ledger.draft_uri("0.out"))
+    orphan.write(b"0\n")
+    whole = shard(0, (0, 0, 1), None, out=orphan.keep().whole, rows=1, out_bytes=2)
+    orphan.write(b"1\n")
+    publish_object(ledger, PLANNED, [whole, shard(1, None, None)], withheld=False, attempt="x")
+    orphan.write(b"2\n")
+    orphan.close()
+    assert (tmp_path / "a.csv.out").read_bytes() == b"0\n"
+
+
 def test_a_withheld_object_has_failures_alone(ledger):
     ledger.store.put(ledger.destination + "a.csv.out", b"of an earlier attempt")
     publish_object(ledger, PLANNED, shards_of(ledger), withheld=True, attempt="x")

@@ -124,12 +124,14 @@ def read_kept(store: Store, part: KeptRange) -> Iterator[bytes]:
         raise StorageError(part.kept.uri, f"has {at} bytes, {part.stop} were kept")
 
 
-def assemble(store: Store, parts: Sequence[KeptRange], draft_uri: str, uri: str) -> None:
+def assemble(
+    store: Store, parts: Sequence[KeptRange], draft_uri: str, uri: str, *, ended: bool = True
+) -> None:
     """Publish ranges of drafts, one after the other, as one object; they stay. `draft_uri` is nobody else's.
 
-    A file that is all of it is published itself.
+    A file that is all of it is published itself, if that has `ended`: somebody might still write behind the last range.
     """
-    if isinstance(store, LocalStore) and _are_one_file(parts):
+    if ended and isinstance(store, LocalStore) and _are_one_file(parts):
         _FileDraft(parts[-1].kept.uri, length=parts[-1].stop).publish(uri)
         return
     if not isinstance(store, LocalStore):

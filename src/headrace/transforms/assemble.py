@@ -74,7 +74,9 @@ def publish_object(
     else:
         pairs = zip(records, repeated_bytes(records), strict=True)
         parts = [_without(r.out, repeated) for r, repeated in pairs if r.out is not None]
-        assemble(store, parts, ledger.draft_uri(f"{name}.out"), destination + planned.output)
+        # Behind the last of all ranges nobody writes. Behind another one a worker may that was given up and lives.
+        ended = records[-1].out is not None
+        assemble(store, parts, ledger.draft_uri(f"{name}.out"), destination + planned.output, ended=ended)
     if any(record.failed is not None for record in records):
         _publish_failed(store, records, ledger.draft_uri(f"{name}.failed"), destination + planned.failed)
     ledger.commit_object(records[0].index)

@@ -180,6 +180,11 @@ class TransformLedger:
             texts = [text for text in found if text is not None]
         return {c.task: c for c in map(Checkpoint.from_json, texts)}
 
+    def is_whole(self, checkpoint: Checkpoint) -> bool:
+        """Whether all is there that was kept of the shard that it goes on in."""
+        parts = (checkpoint.out, checkpoint.failed)
+        return all(part is None or is_whole(self.store, part.kept) for part in parts)
+
     def _records(self, prefix: str, *, checkpoints: bool) -> Iterator[bytes]:
         for info in self.store.list(self.uri(prefix)):
             if info.uri.endswith(_CHECKPOINT) == checkpoints:

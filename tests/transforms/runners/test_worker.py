@@ -110,6 +110,80 @@ def test_a_task_that_somebody_else_finishes_is_no_error(tmp_path, more):
     assert stores.for_uri(out).get(f"{out}a.csv.out").count(b"\n") == 40
 
 
+def test_a_task_in_which_somebody_else_is_further_is_no_error(tmp_path):
+    """Who wrote the checkpoint that a worker goes on from publishes that object before it has begun, and writes another one."""
+    settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": 2})
+    source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
+    stores = Stores()
+    for name in "ab":
+        stores.for_uri(source).put(f"{source}{name}.csv", rows(40))
+    plan = make_plan(source, out, stores, settings)
+    ledger = TransformLedger(stores.for_uri(out), out)
+    ledger.begin({}, plan.objects)
+
+    def worker(predictor, told: list) -> Worker:
+        return Worker(predictor, told.append, stores=stores, destination=out, settings=settings)
+
+    kept, doubled, further, done = (threading.Event() for _ in range(4))
+
+    def wait_in_a() -> None:
+        kept.set()
+        assert doubled.wait(30)
+
+    def wait_in_b() -> None:
+        further.set()
+        assert done.wait(30)
+
+    def overtaken() -> None:
+        before = ledger.checkpoints([0])[0]
+        assert before.out is not None
+        assert ledger.is_whole(before)
+        doubled.set()
+        assert further.wait(30)
+        assert len(ledger.checkpoints([0])[0].done) == 1
+        assert not ledger.is_whole(before)
+
+    with engine() as started:
+        ledger.learn(learn(plan, stores, settings, started.metadata))
+        slow_told, told = [], []
+        slow = worker(Breaking(Breaking(started, at=5, action=wait_in_a), at=15, action=wait_in_b), slow_told)
+        other = threading.Thread(target=slow.do, args=[Assignment((0,), keep_all=True)])
+        other.start()
+        assert kept.wait(30)
+        worker(Breaking(started, at=0, action=overtaken), told).do(Assignment((0,)))
+        done.set()
+        other.join(30)
+    for said in (told, slow_told):
+        assert [m for m in said if "error" in m] == []
+        assert [json.loads(m["task"])["attempt"] for m in said if "task" in m] == [ledger.task(0).attempt]
+        assert said[-1] == {"idle": True, "complete": True}
+    for name in "ab":
+        assert stores.for_uri(out).get(f"{out}{name}.csv.out").count(b"\n") == 40
+
+
+def test_a_kept_output_that_is_gone_is_told_of(tmp_path):
+    """Nobody else was there: the disk lost it."""
+    settings = settings_of(tasks={"checkpoint_s": 0.0})
+    source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
+    stores = Stores()
+    stores.for_uri(source).put(f"{source}a.csv", rows(40))
+    plan = make_plan(source, out, stores, settings)
+    ledger = TransformLedger(stores.for_uri(out), out)
+    ledger.begin({}, plan.objects)
+    told: list = []
+    with engine() as started:
+        ledger.learn(learn(plan, stores, settings, started.metadata))
+        worker = Worker(
+            Breaking(started, at=5), told.append, stores=stores, destination=out, settings=settings
+        )
+        worker.do(Assignment((0,), keep_all=True))
+        kept = ledger.checkpoints([0])[0].out.kept.uri
+        stores.for_uri(out).delete(kept)
+        worker.do(Assignment((0,)))
+    assert [m["error"]["type"] for m in told if "error" in m] == ["BrokenError", "NotFoundError"]
+    assert kept in told[-1]["error"]["message"]
+
+
 def begin_anew(ledger, objects) -> None:
     """As --overwrite does."""
     ledger.abandon()

@@ -20,7 +20,7 @@ from headrace.transforms.fence import Fence
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.observation import Observation
 from headrace.transforms.plan import TransformPlan, cut_tasks
-from headrace.transforms.records import TaskRecord
+from headrace.transforms.records import Checkpoint, TaskRecord
 from headrace.transforms.runners.messages import Assignment, Message, Tally, error_json, metadata_json
 from headrace.transforms.settings import TransformSettings
 from headrace.transforms.work import TaskRun, Work
@@ -70,6 +70,8 @@ class Worker:
         self._running = threading.Lock()
         self._done: set[int] = set()
         """Of the tasks under way, those that are done and told."""
+        self._begun: tuple[Checkpoint, ...] = ()
+        """What the tasks under way went on from."""
         self._draining = False
 
     def tell_ready(self) -> None:
@@ -137,7 +139,7 @@ class Worker:
                 complete = self._execute(assignment)
                 break
             except StorageError:
-                if not self._tell_others(assignment):
+                if not (self._tell_others(assignment) or self._overtaken()):
                     raise
                 left = tuple(number for number in assignment.tasks if number not in self._done)
                 assignment = replace(assignment, tasks=left)
@@ -155,6 +157,12 @@ class Worker:
             self._on_task(record)
         return bool(found)
 
+    def _overtaken(self) -> bool:
+        """Whether somebody else is further with a task, and has removed what was kept of it: what this one went on from."""
+        lost = [checkpoint for checkpoint in self._begun if not self.ledger.is_whole(checkpoint)]
+        now = self.ledger.checkpoints(checkpoint.task for checkpoint in lost)
+        return any(now.get(checkpoint.task) != checkpoint for checkpoint in lost)
+
     def _execute(self, assignment: Assignment) -> bool:
         check = self._fence(assignment.run)
         check()
@@ -165,6 +173,7 @@ class Worker:
         since_s = assignment.observed_since_s
         self._observation = None if since_s is None else Observation(since_s)
         checkpoints = {} if assignment.replaces else self.ledger.checkpoints(assignment.tasks)
+        self._begun = tuple(checkpoints.values())
         settings = _keeping_all(work.settings) if assignment.keep_all else work.settings
         run = TaskRun(
             replace(
