@@ -7,8 +7,9 @@ import pika
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.dispatchers.link import Announcement
+from headrace.jobs.dispatchers.link import Announcement, Taken
 from headrace.jobs.dispatchers.rabbitmq import RabbitBroker
+from servers import tcp_proxy
 from servers.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ def test_a_queue_is_a_durable_quorum_queue_with_bounds(link, channel, queue):
     """Declaring it again with the very same arguments is allowed, and with any other is not."""
     arguments = {
         "x-queue-type": "quorum",
-        "x-delivery-limit": 20,
+        "x-delivery-limit": 1_000_000,
         "x-max-length": 50,
         "x-overflow": "drop-head",
     }
@@ -145,3 +146,31 @@ def test_names_that_cannot_be_are_refused(broker):
     for queue in ("", "q" * 250):
         with pytest.raises(ConfigError):
             broker.require_queue(queue)
+
+
+def test_over_a_slow_way_one_wait_takes_all_that_there_is_room_for(
+    rabbit_server, channel, queue, monkeypatch
+):
+    """Each message comes by itself, long after the one before; or most would go back, once for each wait."""
+    monkeypatch.setattr(tcp_proxy, "_READ_BYTES", 150)
+    with TcpProxy(rabbit_server.port) as proxy:
+        url = rabbit_server.url.replace(str(rabbit_server.port), str(proxy.port))
+        link = RabbitBroker(url, timeout_s=10).connect([queue])
+        link.send(_announcements(queue, 40))
+        proxy.delay_s = 0.002
+        takes = [link.take(30, 5), link.take(30, 5)]
+        proxy.delay_s = 0.0
+        link.close()
+    assert takes == [Taken(messages=30, redelivered=0), Taken(messages=10, redelivered=0)]
+
+
+def test_what_is_given_back_again_and_again_is_not_dropped(link, channel, queue):
+    """As by waits that end before it has come."""
+    link.send(_announcements(queue, 1))
+    name = f"headrace.jobs.{queue}"
+    for number, (method, _, _) in enumerate(channel.consume(name, inactivity_timeout=10)):
+        channel.basic_nack(method.delivery_tag, requeue=True)
+        if number == 50:
+            break
+    channel.cancel()
+    assert link.take(1, 5).messages == 1

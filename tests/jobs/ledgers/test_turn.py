@@ -12,7 +12,6 @@ from headrace.jobs.ledgers import turn as turns
 from headrace.testing import ManualWallClock
 from jobs.ledgers_under_test import LEDGERS
 
-REGIONS = ("", "east", "west")
 SQL = [name for name in LEDGERS if name != "memory"]
 CLAIM = {"queue": "default", "room": 10, "taken": 0, "worker": "w", "lease_ms": 1000, "region": "east"}
 
@@ -26,17 +25,32 @@ def ledger(request):
 
 
 def fill(ledger, *, ended=2_000, pending=500, asleep=500):
-    """Rows of every kind, without going through the states one by one."""
-    ledger.submit([NewJob(model="m") for _ in range(ended)])
-
-    def end(transaction):
-        transaction.connection.exec_driver_sql(
+    """Rows of every kind, copied within the database, without going through the states one by one."""
+    (first,) = ledger.submit([NewJob(model="m")])
+    ledger._database.write(
+        lambda t: t.connection.exec_driver_sql(
             "UPDATE headrace_job SET state = 'completed', ended_at_ms = created_at_ms"
         )
+    )
+    waits = {"state": "'pending'", "ended_at_ms": "NULL"}
+    regions = "CASE n % 3 WHEN 0 THEN '' WHEN 1 THEN 'east' ELSE 'west' END"
+    copies(ledger, first.job.id, ended, id="'ended-' || n")
+    copies(ledger, first.job.id, pending, id="'pending-' || n", priority="n % 10", region=regions, **waits)
+    later = {"due_at_ms": "created_at_ms + 60000 + n", "asleep": "TRUE", **waits}
+    copies(ledger, first.job.id, asleep, id="'asleep-' || n", **later)
 
-    ledger._database.write(end)
-    ledger.submit([NewJob(model="m", priority=n % 10, region=REGIONS[n % 3]) for n in range(pending)])
-    ledger.submit([NewJob(model="m", delay_ms=60_000 + n) for n in range(asleep)])
+
+def copies(ledger, like: str, count: int, **values: str) -> None:
+    """Jobs like one that there is, but for these columns, of which `n` counts."""
+    from headrace.jobs.ledgers.database import sa
+    from headrace.jobs.ledgers.schema import JOB_TABLE
+
+    names = [column.name for column in JOB_TABLE.columns]
+    made = ", ".join(values.get(name, f"job.{name}") for name in names)
+    statement = f"""
+WITH RECURSIVE numbered(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbered WHERE n < {count})
+INSERT INTO headrace_job ({", ".join(names)}) SELECT {made} FROM headrace_job AS job, numbered WHERE job.id = :like"""
+    ledger._database.write(lambda t: t.connection.execute(sa.text(statement), {"like": like}))
 
 
 def plan_of(ledger, statement, values) -> str:

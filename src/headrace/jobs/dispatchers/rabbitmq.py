@@ -1,8 +1,9 @@
 """RabbitMQ as a dispatcher: a durable quorum queue for each of ours, publisher confirms. The one door to pika.
 
-Messages are confirmed to us by the broker, and acknowledged by us the moment they arrive; a consumer exists only while
-somebody waits. Queues are bounded (the oldest messages go first) and messages expire, since one that nobody has taken in
-an hour tells nothing new. A queue that an operator has declared in another way is used as it is.
+Messages are confirmed to us by the broker, and acknowledged by us as soon as they end a wait; a consumer exists only while
+somebody waits, and what was on its way to it goes back to the queue. Queues are bounded (the oldest messages go first) and
+messages expire, since one that nobody has taken in an hour tells nothing new. A queue that an operator has declared in another
+way is used as it is.
 """
 
 import ssl
@@ -25,8 +26,8 @@ exceptions: Any = _exceptions
 PREFIX: Final = "headrace.jobs"
 MESSAGES_MAX: Final = 10_000
 MESSAGE_AGE_S: Final = 3600
-DELIVERY_LIMIT: Final = 20
-"""How often a message is handed out before the broker drops it; more than once only where a worker died in between."""
+DELIVERY_LIMIT: Final = 1_000_000
+"""How often a message is handed out before the broker drops it. What comes too late for a wait counts; age ends it."""
 TAKE_S_MAX: Final = 10.0
 TIMEOUT_S: Final = 5.0
 HEARTBEAT_S: Final = 30
@@ -224,12 +225,11 @@ class _RabbitLink:
         )
 
     def _take(self, count: int, timeout_s: float) -> Taken:
-        came: list[bool] = []
+        came: list[Any] = []
 
         def on_message(channel: Any, method: Any, _properties: Any, _body: bytes) -> None:
             if len(came) < count:
-                channel.basic_ack(method.delivery_tag)
-                came.append(bool(method.redelivered))
+                came.append(method)
             else:
                 channel.basic_nack(method.delivery_tag, requeue=True)
 
@@ -241,7 +241,9 @@ class _RabbitLink:
         while not (came or self._cancelled or self._woken):
             self._connection.process_data_events(timeout_s)
         if came:
-            # What has arrived with it.
+            # What the broker has sent with it is here before the answer to this. Nothing is acknowledged yet, so no more comes.
+            with self._guarded():
+                self._channel.basic_qos(prefetch_count=count)
             self._connection.process_data_events(0)
         self._connection.remove_timeout(timer)
         with self._guarded():
@@ -249,7 +251,9 @@ class _RabbitLink:
                 self._channel.basic_cancel(tag)
         if self._cancelled:
             raise ConnectionError("a queue was deleted, or its node went away")
-        return Taken(messages=len(came), redelivered=sum(came))
+        if came:
+            self._channel.basic_ack(came[-1].delivery_tag, multiple=True)
+        return Taken(messages=len(came), redelivered=sum(bool(method.redelivered) for method in came))
 
     def _wake(self) -> None:
         self._woken = True
