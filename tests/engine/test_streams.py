@@ -1,6 +1,7 @@
 """Streams of a model: one or many requests, plain or async generators, and every way in which they can end."""
 
 import asyncio
+import contextlib
 import operator
 import threading
 import time
@@ -67,9 +68,11 @@ class Script(Model):
     def _async(self, function):
         async def predict_stream(requests):
             try:
-                async for item in function(requests):
-                    yield item
-                    self.asked_on.release()
+                # Or a generator that is closed at its yield would leave the inner one to be closed by the loop, some time.
+                async with contextlib.aclosing(function(requests)) as items:
+                    async for item in items:
+                        yield item
+                        self.asked_on.release()
             except BaseException as error:
                 self._note("closed" if isinstance(error, GeneratorExit) else type(error).__name__)
                 raise
