@@ -20,7 +20,7 @@ RESULTS = FOLDER / "clusters.json"
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser = sections_parser(description, SECTIONS, pairs=3)
-    parser.add_argument("--rows", type=int, default=120_000, help="rows of the large input (default 120000)")
+    parser.add_argument("--rows", type=int, default=300_000, help="rows of the large input (default 300000)")
     add_json(parser)
     return parser
 
