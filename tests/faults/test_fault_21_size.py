@@ -9,6 +9,7 @@ from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers.dialect import POSTGRES
 from headrace.jobs.ledgers.turn import _CLAIM
+from jobs.copied_jobs import copy_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(900)]
 
@@ -17,20 +18,7 @@ PENDING = 100_000 if full() else 20_000
 TURNS = 2000 if full() else 300
 AT_ONCE = 4
 
-_COPY = """
-INSERT INTO headrace_job (id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, spec,
-    attempt, lease, created_at_ms, due_at_ms, asleep, ended_at_ms)
-SELECT %(name)s || '-' || n, %(state)s, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, spec,
-    CASE %(state)s WHEN 'pending' THEN 0 ELSE 1 END, CASE %(state)s WHEN 'pending' THEN 0 ELSE 1 END,
-    created_at_ms, due_at_ms, FALSE, CASE %(state)s WHEN 'pending' THEN NULL ELSE created_at_ms END
-FROM headrace_job, generate_series(1, %(count)s) AS n WHERE id = %(like)s
-"""
-
-
-def _copies(bench: Bench, postgres, like: str, state: str, count: int) -> None:
-    name = bench.ledger_url.rpartition("/")[2]
-    with postgres.connect(name) as connection:
-        connection.execute(_COPY, {"name": state, "state": state, "count": count, "like": like})
+ENDED_LIKE = {"state": "'completed'", "attempt": "1", "lease": "1", "ended_at_ms": "created_at_ms"}
 
 
 def _turn_ms(bench: Bench, settle: list[Settlement]) -> tuple[float, list[Settlement]]:
@@ -56,18 +44,15 @@ def test_fault_21_size_of_the_ledger_under_an_open_snapshot(postgres_bench, post
     """Fault 21: claims go by their partial index, read few pages, and stay as quick as they were, within an order."""
     bench = postgres_bench
     (first,) = bench.ledger.submit([NewJob("m")])
-    _copies(bench, postgres, first.job.id, "pending", 2000)
+    copy_jobs(bench.ledger, first.job.id, 2000, id="'pending-' || n")
+    like = "pending-999"  # the last by its id: nobody claims it so soon
     small_ms = _p99_ms(bench, 100)
-    _copies(bench, postgres, first.job.id, "completed", ENDED)
+    copy_jobs(bench.ledger, like, ENDED, id="'completed-' || n", **ENDED_LIKE)
     name = bench.ledger_url.rpartition("/")[2]
     with postgres.connect(name) as forgotten:
         forgotten.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         forgotten.execute("SELECT count(*) FROM headrace_queue").fetchone()
-        with postgres.connect(name) as connection:
-            connection.execute(
-                _COPY.replace("%(name)s ||", "'more' ||"),
-                {"state": "pending", "count": PENDING, "like": first.job.id},
-            )
+        copy_jobs(bench.ledger, like, PENDING, id="'more-' || n")
         large_ms = _p99_ms(bench, TURNS)
         plan = _plan(bench, postgres, name)
         forgotten.execute("ROLLBACK")

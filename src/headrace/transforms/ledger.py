@@ -32,7 +32,15 @@ from headrace.pipeline.ledger import LEDGER_FOLDER, changes
 from headrace.storage.contract import ObjectInfo, Store
 from headrace.storage.draft import assemble, discard, discard_all, is_whole, open_draft, remove_unfinished
 from headrace.transforms.plan import PlannedObject
-from headrace.transforms.records import VERSION, Checkpoint, RetriedObject, TaskRecord, dump, versioned
+from headrace.transforms.records import (
+    VERSION,
+    Checkpoint,
+    RetriedObject,
+    ShardRecord,
+    TaskRecord,
+    dump,
+    versioned,
+)
 
 KIND: Final = "transform"
 DRAFTS: Final = "drafts/"
@@ -159,8 +167,7 @@ class TransformLedger:
             record.task
             for record in records.values()
             for shard in record.shards
-            for part in (shard.out, shard.failed)
-            if part is not None and shard.index not in done and not is_whole(self.store, part.kept)
+            if shard.index not in done and not self.is_whole(shard)
         }
         for number in lost:
             self.store.delete(self.uri(f"task-{number:05d}.json"))
@@ -180,9 +187,9 @@ class TransformLedger:
             texts = [text for text in found if text is not None]
         return {c.task: c for c in map(Checkpoint.from_json, texts)}
 
-    def is_whole(self, checkpoint: Checkpoint) -> bool:
-        """Whether all is there that was kept of the shard that it goes on in."""
-        parts = (checkpoint.out, checkpoint.failed)
+    def is_whole(self, record: ShardRecord | Checkpoint) -> bool:
+        """Whether all is there that was kept of a shard, or of the one that a checkpoint goes on in."""
+        parts = (record.out, record.failed)
         return all(part is None or is_whole(self.store, part.kept) for part in parts)
 
     def _records(self, prefix: str, *, checkpoints: bool) -> Iterator[bytes]:

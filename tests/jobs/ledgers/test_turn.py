@@ -10,6 +10,7 @@ from headrace.jobs.ledgers import beat as beats
 from headrace.jobs.ledgers import changes, reading, upkeep
 from headrace.jobs.ledgers import turn as turns
 from headrace.testing import ManualWallClock
+from jobs.copied_jobs import copy_jobs
 from jobs.ledgers_under_test import LEDGERS
 
 SQL = [name for name in LEDGERS if name != "memory"]
@@ -34,23 +35,10 @@ def fill(ledger, *, ended=2_000, pending=500, asleep=500):
     )
     waits = {"state": "'pending'", "ended_at_ms": "NULL"}
     regions = "CASE n % 3 WHEN 0 THEN '' WHEN 1 THEN 'east' ELSE 'west' END"
-    copies(ledger, first.job.id, ended, id="'ended-' || n")
-    copies(ledger, first.job.id, pending, id="'pending-' || n", priority="n % 10", region=regions, **waits)
+    copy_jobs(ledger, first.job.id, ended, id="'ended-' || n")
+    copy_jobs(ledger, first.job.id, pending, id="'pending-' || n", priority="n % 10", region=regions, **waits)
     later = {"due_at_ms": "created_at_ms + 60000 + n", "asleep": "TRUE", **waits}
-    copies(ledger, first.job.id, asleep, id="'asleep-' || n", **later)
-
-
-def copies(ledger, like: str, count: int, **values: str) -> None:
-    """Jobs like one that there is, but for these columns, of which `n` counts."""
-    from headrace.jobs.ledgers.database import sa
-    from headrace.jobs.ledgers.schema import JOB_TABLE
-
-    names = [column.name for column in JOB_TABLE.columns]
-    made = ", ".join(values.get(name, f"job.{name}") for name in names)
-    statement = f"""
-WITH RECURSIVE numbered(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbered WHERE n < {count})
-INSERT INTO headrace_job ({", ".join(names)}) SELECT {made} FROM headrace_job AS job, numbered WHERE job.id = :like"""
-    ledger._database.write(lambda t: t.connection.execute(sa.text(statement), {"like": like}))
+    copy_jobs(ledger, first.job.id, asleep, id="'asleep-' || n", **later)
 
 
 def plan_of(ledger, statement, values) -> str:

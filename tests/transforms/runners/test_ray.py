@@ -387,6 +387,21 @@ def _no_worker(tell: object, region: object) -> Any:
     raise NotImplementedError
 
 
+def test_it_joins_the_cluster_of_its_pool_and_leaves_what_it_could_not_join(monkeypatch):
+    asked: list[str] = []
+
+    def init(*, address: str, **_: Any) -> None:
+        asked.append(address)
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: asked.append("left"))
+    with pytest.raises(ConfigError, match="cannot be reached or started: nobody there"):
+        RayRunner(_no_worker, RayWorkers(address="10.0.0.2:6379"), model="m").start()
+    assert asked == ["10.0.0.2:6379", "left"]
+
+
 def test_stopped_while_it_waits_for_a_place_it_ends(nodes):
     runner = RayRunner(_no_worker, RayWorkers(gpus=99), model="m")
     runner.drain()

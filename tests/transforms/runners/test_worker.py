@@ -3,11 +3,14 @@
 import copy
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from headrace.engine.engine import Engine
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from headrace.transforms.fence import LOOKED_EVERY_S
@@ -69,21 +72,38 @@ def test_an_assignment_says_since_when_to_observe():
         )
 
 
+class Begun:
+    """A run that has begun, over objects of 40 rows each; its workers keep a checkpoint of every batch."""
+
+    def __init__(self, folder: Path, names: str, *, task_objects_max: int = 1) -> None:
+        self.settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": task_objects_max})
+        source, self.out, self.stores = f"{folder}/in/", f"{folder}/out/", Stores()
+        for name in names:
+            self.stores.for_uri(source).put(f"{source}{name}.csv", rows(40))
+        self.plan = make_plan(source, self.out, self.stores, self.settings)
+        self.ledger = TransformLedger(self.stores.for_uri(self.out), self.out)
+        self.ledger.begin({}, self.plan.objects)
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """A model that is started, and known to the run."""
+        with engine() as started:
+            self.ledger.learn(learn(self.plan, self.stores, self.settings, started.metadata))
+            yield started
+
+    def worker(self, predictor, told: list, kind: type[Worker] = Worker, **more) -> Worker:
+        return kind(
+            predictor, told.append, stores=self.stores, destination=self.out, settings=self.settings, **more
+        )
+
+    def output(self, name: str) -> bytes:
+        return self.stores.for_uri(self.out).get(f"{self.out}{name}.csv.out")
+
+
 @pytest.mark.parametrize("more", [(), (1,)])
 def test_a_task_that_somebody_else_finishes_is_no_error(tmp_path, more):
     """A worker goes on from a checkpoint; before it has begun, who wrote that finishes the task, and removes its drafts."""
-    settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": 1})
-    source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
-    stores = Stores()
-    for name in "ab":
-        stores.for_uri(source).put(f"{source}{name}.csv", rows(40))
-    plan = make_plan(source, out, stores, settings)
-    ledger = TransformLedger(stores.for_uri(out), out)
-    ledger.begin({}, plan.objects)
-
-    def worker(predictor, told: list) -> Worker:
-        return Worker(predictor, told.append, stores=stores, destination=out, settings=settings)
-
+    begun = Begun(tmp_path, "ab")
     kept, given_up = threading.Event(), threading.Event()
 
     def orphaned() -> None:
@@ -94,36 +114,24 @@ def test_a_task_that_somebody_else_finishes_is_no_error(tmp_path, more):
         given_up.set()
         orphan.join(30)
 
-    with engine() as started:
-        ledger.learn(learn(plan, stores, settings, started.metadata))
+    with begun.engine() as started:
         told: list = []
-        slow = worker(Breaking(started, at=5, action=orphaned), [])
+        slow = begun.worker(Breaking(started, at=5, action=orphaned), [])
         orphan = threading.Thread(target=slow.do, args=[Assignment((0,), keep_all=True)])
         orphan.start()
         assert kept.wait(30)
-        assert ledger.checkpoints([0])[0].entries
-        worker(Breaking(started, at=0, action=finished), told).do(Assignment((0, *more)))
+        assert begun.ledger.checkpoints([0])[0].entries
+        begun.worker(Breaking(started, at=0, action=finished), told).do(Assignment((0, *more)))
     assert [m for m in told if "error" in m] == []
     assert [json.loads(m["task"])["task"] for m in told if "task" in m] == [0, *more]
     assert told[-1] == {"idle": True, "complete": True}
-    assert sorted(ledger.tasks()) == [0, *more]
-    assert stores.for_uri(out).get(f"{out}a.csv.out").count(b"\n") == 40
+    assert sorted(begun.ledger.tasks()) == [0, *more]
+    assert begun.output("a").count(b"\n") == 40
 
 
 def test_a_task_in_which_somebody_else_is_further_is_no_error(tmp_path):
     """Who wrote the checkpoint that a worker goes on from publishes that object before it has begun, and writes another one."""
-    settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": 2})
-    source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
-    stores = Stores()
-    for name in "ab":
-        stores.for_uri(source).put(f"{source}{name}.csv", rows(40))
-    plan = make_plan(source, out, stores, settings)
-    ledger = TransformLedger(stores.for_uri(out), out)
-    ledger.begin({}, plan.objects)
-
-    def worker(predictor, told: list) -> Worker:
-        return Worker(predictor, told.append, stores=stores, destination=out, settings=settings)
-
+    begun = Begun(tmp_path, "ab", task_objects_max=2)
     kept, doubled, further, done = (threading.Event() for _ in range(4))
 
     def wait_in_a() -> None:
@@ -135,50 +143,44 @@ def test_a_task_in_which_somebody_else_is_further_is_no_error(tmp_path):
         assert done.wait(30)
 
     def overtaken() -> None:
-        before = ledger.checkpoints([0])[0]
+        before = begun.ledger.checkpoints([0])[0]
         assert before.out is not None
-        assert ledger.is_whole(before)
+        assert begun.ledger.is_whole(before)
         doubled.set()
         assert further.wait(30)
-        assert len(ledger.checkpoints([0])[0].done) == 1
-        assert not ledger.is_whole(before)
+        assert len(begun.ledger.checkpoints([0])[0].done) == 1
+        assert not begun.ledger.is_whole(before)
 
-    with engine() as started:
-        ledger.learn(learn(plan, stores, settings, started.metadata))
+    with begun.engine() as started:
         slow_told, told = [], []
-        slow = worker(Breaking(Breaking(started, at=5, action=wait_in_a), at=15, action=wait_in_b), slow_told)
+        slow = begun.worker(
+            Breaking(Breaking(started, at=5, action=wait_in_a), at=15, action=wait_in_b), slow_told
+        )
         other = threading.Thread(target=slow.do, args=[Assignment((0,), keep_all=True)])
         other.start()
         assert kept.wait(30)
-        worker(Breaking(started, at=0, action=overtaken), told).do(Assignment((0,)))
+        begun.worker(Breaking(started, at=0, action=overtaken), told).do(Assignment((0,)))
         done.set()
         other.join(30)
     for said in (told, slow_told):
         assert [m for m in said if "error" in m] == []
-        assert [json.loads(m["task"])["attempt"] for m in said if "task" in m] == [ledger.task(0).attempt]
+        assert [json.loads(m["task"])["attempt"] for m in said if "task" in m] == [
+            begun.ledger.task(0).attempt
+        ]
         assert said[-1] == {"idle": True, "complete": True}
     for name in "ab":
-        assert stores.for_uri(out).get(f"{out}{name}.csv.out").count(b"\n") == 40
+        assert begun.output(name).count(b"\n") == 40
 
 
 def test_a_kept_output_that_is_gone_is_told_of(tmp_path):
     """Nobody else was there: the disk lost it."""
-    settings = settings_of(tasks={"checkpoint_s": 0.0})
-    source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
-    stores = Stores()
-    stores.for_uri(source).put(f"{source}a.csv", rows(40))
-    plan = make_plan(source, out, stores, settings)
-    ledger = TransformLedger(stores.for_uri(out), out)
-    ledger.begin({}, plan.objects)
+    begun = Begun(tmp_path, "a")
     told: list = []
-    with engine() as started:
-        ledger.learn(learn(plan, stores, settings, started.metadata))
-        worker = Worker(
-            Breaking(started, at=5), told.append, stores=stores, destination=out, settings=settings
-        )
+    with begun.engine() as started:
+        worker = begun.worker(Breaking(started, at=5), told)
         worker.do(Assignment((0,), keep_all=True))
-        kept = ledger.checkpoints([0])[0].out.kept.uri
-        stores.for_uri(out).delete(kept)
+        kept = begun.ledger.checkpoints([0])[0].out.kept.uri
+        begun.ledger.store.delete(kept)
         worker.do(Assignment((0,)))
     assert [m["error"]["type"] for m in told if "error" in m] == ["BrokenError", "NotFoundError"]
     assert kept in told[-1]["error"]["message"]
@@ -198,31 +200,24 @@ def finish(ledger, _) -> None:
 @pytest.mark.parametrize("over", [begin_anew, finish])
 def test_one_whose_run_is_over_writes_nothing_more(tmp_path, over):
     """An orphan that its run gave up works on when the run has ended, or another one has begun in its place."""
-    settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": 1})
-    source, out = f"{tmp_path}/in/", f"{tmp_path}/out/"
-    stores = Stores()
-    stores.for_uri(source).put(f"{source}a.csv", rows(40))
-    plan = make_plan(source, out, stores, settings)
-    ledger = TransformLedger(stores.for_uri(out), out)
-    ledger.begin({}, plan.objects)
+    begun = Begun(tmp_path, "a")
     clock, told, after = ManualClock(), [], {}
 
     def files() -> dict[str, bytes]:
-        found = (p for p in Path(out).rglob("*") if p.is_file() and "drafts" not in p.parts)
+        found = (p for p in Path(begun.out).rglob("*") if p.is_file() and "drafts" not in p.parts)
         return {str(p): p.read_bytes() for p in found}
 
     class Orphan(Worker):
         def _on_batch(self, batch) -> None:
             super()._on_batch(batch)
-            if not after and ledger.checkpoints([0]):
-                over(ledger, plan.objects)
+            if not after and begun.ledger.checkpoints([0]):
+                over(begun.ledger, begun.plan.objects)
                 clock.advance(LOOKED_EVERY_S)
                 after.update(files())
 
-    with engine() as started:
-        ledger.learn(learn(plan, stores, settings, started.metadata))
-        orphan = Orphan(started, told.append, stores=stores, destination=out, settings=settings, clock=clock)
-        orphan.do(Assignment((0,), run=ledger.run(), keep_all=True))
+    with begun.engine() as started:
+        orphan = begun.worker(started, told, Orphan, clock=clock)
+        orphan.do(Assignment((0,), run=begun.ledger.run(), keep_all=True))
     assert "it writes nothing more" in told[-1]["error"]["message"]
     assert after
     assert files() == after

@@ -1,6 +1,5 @@
 """The process that a Beam pipeline runs in, as its run sees it. Nothing of Beam is imported here."""
 
-import logging
 import os
 import pickle
 import signal
@@ -17,8 +16,6 @@ from typing import Final, Self
 from headrace.core.errors import RunnerError
 from headrace.transforms.runners.messages import Message, receive, send
 from headrace.transforms.runners.worker import Opener
-
-_log = logging.getLogger("headrace.transform")
 
 _CANCEL_S: Final = 30.0
 """How long a pipeline may take to end once it is told to."""
