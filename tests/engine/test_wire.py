@@ -139,6 +139,28 @@ def test_a_watched_file_tells_of_the_end_too():
     os.close(tells)
 
 
+def test_what_came_before_the_other_end_went_is_read_when_this_one_closes():
+    """Also what came while the frames before it were handled: the last lines of a process's log, say."""
+    ours, theirs = socket.socketpair()
+    watched, tells = os.pipe()
+    end = _End(ours, watched)
+
+    def closes_meanwhile(frames):
+        end._came(frames)
+        if len(end.frames) == 1:
+            theirs.send(_HEADER.pack(4, Kind.LOG, 2) + b"last")
+            os.write(tells, b"x")
+            end.wire.close()
+
+    end.wire._on_frames = closes_meanwhile
+    theirs.send(_HEADER.pack(0, Kind.LOG, 1))
+    end.wire._thread.join(WAIT_S)
+    assert (end.frames, end.ends) == ([(Kind.LOG, 1, b""), (Kind.LOG, 2, b"last")], 0)
+    theirs.close()
+    os.close(watched)
+    os.close(tells)
+
+
 def test_a_frame_that_cannot_be_handled_ends_it(caplog):
     """With its traceback in the log, and the end told."""
     ours, theirs = socket.socketpair()

@@ -126,9 +126,11 @@ class Wire:
 
     def _carry(self) -> None:
         over = False
-        while not over and not self._closing:
+        while not over:
+            closing = self._closing
             self._send()
-            over = self._wait_and_read()
+            # Once more when it closes: what the other end said before it went is not lost.
+            over = self._wait_and_read(at_once=closing) or closing
         self._send()
 
     def _send(self) -> None:
@@ -149,12 +151,12 @@ class Wire:
         self._unsent = memoryview(b"".join(posted))
         return bool(posted)
 
-    def _wait_and_read(self) -> bool:
-        """Wait for something to do, and read what there is; whether the other end is gone."""
+    def _wait_and_read(self, *, at_once: bool) -> bool:
+        """Wait for something to do unless `at_once`, and read what there is; whether the other end is gone."""
         if self._waits_to_send != bool(self._unsent):
             self._waits_to_send = bool(self._unsent)
             self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        ready = dict(self._poll.poll())
+        ready = dict(self._poll.poll(0 if at_once else None))
         if self._bell in ready:
             with self._lock:
                 self._rung = False
