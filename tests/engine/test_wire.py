@@ -124,26 +124,31 @@ def test_the_other_ends_end_is_told_after_its_last_frame(pair):
     there.wire.post(Kind.LOG, 1)
 
 
-def test_a_watched_file_tells_of_the_end_too():
-    """Also while somebody else holds the socket open."""
+@pytest.fixture
+def watching():
+    """An end that watches a file, the other end's socket, and what makes the file readable."""
     ours, theirs = socket.socketpair()
     watched, tells = os.pipe()
     end = _End(ours, watched)
-    theirs.send(b"\0" * 17)
-    os.write(tells, b"x")
-    end.wait(lambda end: end.ends)
-    assert end.frames == [(0, 0, b"")]
+    yield end, theirs, tells
     end.wire.close()
     theirs.close()
     os.close(watched)
     os.close(tells)
 
 
-def test_what_came_before_the_other_end_went_is_read_when_this_one_closes():
+def test_a_watched_file_tells_of_the_end_too(watching):
+    """Also while somebody else holds the socket open."""
+    end, theirs, tells = watching
+    theirs.send(b"\0" * 17)
+    os.write(tells, b"x")
+    end.wait(lambda end: end.ends)
+    assert end.frames == [(0, 0, b"")]
+
+
+def test_what_came_before_the_other_end_went_is_read_when_this_one_closes(watching):
     """Also what came while the frames before it were handled: the last lines of a process's log, say."""
-    ours, theirs = socket.socketpair()
-    watched, tells = os.pipe()
-    end = _End(ours, watched)
+    end, theirs, tells = watching
 
     def closes_meanwhile(frames):
         end._came(frames)
@@ -156,9 +161,6 @@ def test_what_came_before_the_other_end_went_is_read_when_this_one_closes():
     theirs.send(_HEADER.pack(0, Kind.LOG, 1))
     end.wire._thread.join(WAIT_S)
     assert (end.frames, end.ends) == ([(Kind.LOG, 1, b""), (Kind.LOG, 2, b"last")], 0)
-    theirs.close()
-    os.close(watched)
-    os.close(tells)
 
 
 def test_a_frame_that_cannot_be_handled_ends_it(caplog):

@@ -101,7 +101,10 @@ class Wire:
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """End the thread, and wait for it unless this is it; then close the socket. `on_end` is not called by this."""
+        """Hand on what has come, end the thread, and wait for it unless this is it; then close the socket.
+
+        `on_end` is not called by this.
+        """
         self._closing = True
         self.wake()
         if self._thread is not threading.current_thread():
