@@ -1,6 +1,6 @@
-"""The vocabulary that every room shares: what flows, what answers, what can go wrong.
+"""The shared types of every package: records, requests, models, predictors and errors.
 
-Nothing here reads a clock, waits, or opens anything (`core.clock` is the one seam to time).
+No module here reads a clock, waits, or opens anything. `core.clock` is the only access to time.
 """
 
 from headrace.core.block import Block, Failure, FailureKind, Position

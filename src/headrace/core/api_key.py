@@ -1,4 +1,7 @@
-"""API keys: made, kept as digests, and found again by what a request's ``Authorization`` says. Which rights a key has is its door's business."""
+"""API keys: creation, digests, and lookup by the ``Authorization`` header of a request.
+
+Each server decides which permissions a key has.
+"""
 
 import hashlib
 import hmac
@@ -11,54 +14,62 @@ from headrace.core.errors import UnauthenticatedError
 
 KEY_CHARS_MIN: Final = 16
 KEY_PREFIX: Final = "hr_"
-"""What every key that is made here begins with, so that one that leaked is recognised."""
+"""Prefix of every generated key, by which leaked keys can be recognised."""
 _KEY_BYTES: Final = 24
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
-Known = TypeVar("Known")
+T = TypeVar("T")
 
 
 def new_key() -> str:
-    """A key that nobody can guess: 192 random bits after `KEY_PREFIX`."""
+    """Return a new random key: 192 random bits after `KEY_PREFIX`."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
-def digest_of(key: str) -> bytes:
-    """The SHA-256 of a key's text. Neither salted nor slow: that is for words that people choose, and these are random."""
-    # Surrogates come from headers that are not UTF-8: they make another key, not an error.
+def hash_key(key: str) -> bytes:
+    """Return the SHA-256 digest of a key.
+
+    Salts and slow hashes protect passwords that people choose; these keys are random.
+    """
+    # Surrogates come from headers that are not UTF-8. Such a key is unknown, not an error.
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-def digest_text(digest: bytes) -> str:
-    """A digest as it is written in files: ``sha256:`` and 64 hexadecimal digits."""
+def format_digest(digest: bytes) -> str:
+    """Return a digest as text for files: ``sha256:`` and 64 hexadecimal digits."""
     return f"sha256:{digest.hex()}"
 
 
 def parse_digest(text: str) -> bytes | None:
-    """What `digest_text` wrote, in lower case; None for any other text."""
+    """Return the digest of a `format_digest` text in lower case, or None for any other text."""
     match = _DIGEST.fullmatch(text)
     return bytes.fromhex(match[1]) if match else None
 
 
-class KeyRing(Generic[Known]):
-    """What is known of each key, by the key's digest. Immutable, safe from any thread."""
+class KeyRing(Generic[T]):
+    """A read-only mapping from API keys to values, stored by digest. Safe from any thread."""
 
-    def __init__(self, known: Mapping[bytes, Known]) -> None:
-        self._known = {digest: (digest, value) for digest, value in known.items()}
+    def __init__(self, entries: Mapping[bytes, T]) -> None:
+        self._entries = {digest: (digest, value) for digest, value in entries.items()}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._entries)
 
-    def find(self, authorization: str | None) -> Known:
-        """What is known of the key in ``Bearer KEY``. UnauthenticatedError, which never quotes it, for all else."""
+    def find(self, authorization: str | None) -> T:
+        """Return the value of the key in ``Bearer KEY``.
+
+        Raises:
+            UnauthenticatedError: The header has no known key. The message never quotes the key.
+        """
         if not authorization:
-            raise UnauthenticatedError("an API key is needed: send it as Authorization: Bearer KEY")
+            raise UnauthenticatedError("the API key is missing: send it as Authorization: Bearer KEY")
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise UnauthenticatedError("the authorization must be: Bearer KEY")
-        digest = digest_of(key.strip())
-        # Looked up by digest, so that timing tells nothing about the key; compared once more all the same.
-        found = self._known.get(digest)
+            raise UnauthenticatedError("the Authorization header has no key: send Bearer KEY")
+        digest = hash_key(key.strip())
+        # Lookup by digest keeps the timing independent of the key. The second comparison is a
+        # precaution.
+        found = self._entries.get(digest)
         if found is None or not hmac.compare_digest(found[0], digest):
-            raise UnauthenticatedError("this API key is not known here")
+            raise UnauthenticatedError("unknown API key")
         return found[1]

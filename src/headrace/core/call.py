@@ -1,43 +1,50 @@
-"""What a model can ask about the call that it is in: how long there is, and whether anybody still waits."""
+"""Information for a model about its current call: the remaining time and cancellation."""
 
 from contextvars import ContextVar
 from typing import Protocol
 
 
 class Call(Protocol):
-    """A call of `Model.predict` or `Model.predict_stream` that is going on."""
+    """A running call of `Model.predict`, `Model.predict_stream` or `Model.step`."""
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds until the last of its callers stops waiting; negative when past, None when one waits for ever."""
+        """Seconds until the last deadline of the call's requests.
+
+        Negative when it has passed; None if a request has no deadline.
+        """
         ...
 
     @property
     def cancelled(self) -> bool:
-        """Whether every caller has gone, or is past its deadline: what the model works out now, nobody reads."""
+        """True if no client waits for the result any more.
+
+        Each client has disconnected or cancelled, or its deadline has passed.
+        """
         ...
 
 
-class _Unasked:
-    """Outside of any call."""
+class _NoCall:
+    """The value outside of any call."""
 
     deadline_s = None
     cancelled = False
 
 
-_UNASKED = _Unasked()
-CALL: ContextVar[Call] = ContextVar("headrace_call", default=_UNASKED)
-"""Set by the engine around every call of a model."""
+_NO_CALL = _NoCall()
+CALL: ContextVar[Call] = ContextVar("headrace_call", default=_NO_CALL)
+"""The running call, set by the engine around every call of a model."""
 
 
 def current_call() -> Call:
-    """The call of `predict` or `predict_stream` that this code runs in; outside of one, a call without an end.
+    """Return the model call in which this code runs, or outside of calls a call without a deadline.
 
-    A model with long steps looks now and then, since nobody can stop a thread::
+    A thread cannot be stopped from outside, so a model with long steps should check from time to
+    time::
 
         for step in range(steps):
             if headrace.current_call().cancelled:
-                raise TimeoutError("nobody waits for this any more")  # read by nobody either
+                raise TimeoutError("no client waits for this call")  # seen by no client either
             ...
     """
     return CALL.get()

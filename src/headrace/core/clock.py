@@ -1,4 +1,4 @@
-"""The one seam to time: whoever waits is handed a `Clock`, so that a test can hand a manual one."""
+"""Access to time. Code that waits takes a `Clock`, so that tests can pass a manual one."""
 
 import threading
 import time
@@ -6,25 +6,25 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells monotonic seconds, and sleeps until told to stop."""
+    """A source of monotonic time, with an interruptible sleep."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything."""
+        """Return the seconds of a monotonic clock. Only differences are meaningful."""
         ...
 
     def sleep(self, seconds: float, wake: threading.Event | None = None) -> bool:
-        """Wait `seconds`, or less when `wake` is set meanwhile; whether `wake` is set."""
+        """Wait `seconds`, or until `wake` is set. Return True if `wake` is set."""
         ...
 
 
 class SystemClock:
-    """The machine's own monotonic clock."""
+    """The monotonic clock of this machine."""
 
-    # The function itself: it is asked several times for every request.
+    # A static method saves a call: every request reads the clock several times.
     now = staticmethod(time.monotonic)
 
     def sleep(self, seconds: float, wake: threading.Event | None = None) -> bool:
-        """Block this thread; whether `wake` cut it short."""
+        """Block this thread. Return True if `wake` ended the wait."""
         if wake is None:
             time.sleep(seconds)
             return False

@@ -1,83 +1,86 @@
-"""Every error that headrace raises, in one tree, free of transport.
+"""Every error that headrace raises, in one tree, without any transport.
 
 ::
 
     HeadraceError
-    ├── ConfigError                 what was asked for cannot be
+    ├── ConfigError                 a setting or argument is invalid
     │   ├── MissingExtraError       an optional dependency is not installed
-    │   ├── RefusedAddressError     an address that somebody outside named may not be reached
-    │   └── OutputExistsError       the destination holds a run already
-    ├── DataError                   the bytes that came in
-    │   ├── EmptySourceError        nothing to read
+    │   ├── RefusedAddressError     a user's address must not be contacted
+    │   └── OutputExistsError       the destination already holds a run
+    ├── DataError                   the input data is bad
+    │   ├── EmptySourceError        the source has nothing to read
     │   ├── TooManyFailuresError    more records failed than the run allows
-    │   └── CorruptError            an object or archive member that cannot be read on
-    │       └── TruncatedError      it ends early
-    ├── StorageError                an object store
-    │   ├── NotFoundError           no such object or bucket
-    │   ├── AccessDeniedError       credentials missing, wrong or not enough
-    │   ├── AlreadyExistsError      put-if-absent found something there
-    │   ├── ChangedError            the object is no longer the one that was listed
-    │   └── UnavailableError        still failing after every retry
-    ├── LimitError                  a bound on size or number, named in the message
-    ├── UnsupportedError            a part of a protocol that is not offered here
-    ├── AccessError                 who is asking
-    │   ├── UnauthenticatedError    no key, or an unknown one
-    │   └── ForbiddenError          a known key without the role that this needs
-    ├── ModelError                  the model
-    │   ├── ModelNotFoundError      no model of that name, or no such version
-    │   ├── ModelNotReadyError      it is loading, unloading, or failed to load
-    │   ├── InstanceLostError       the process that ran it died
-    │   ├── ModelLoadError          it did not load or warm up
-    │   ├── ModelInputError         what it was given does not fit its inputs
-    │   ├── RefusedRowsError        it refused rows of a request that takes all or nothing
-    │   ├── ModelContractError      what it returned does not fit its inputs
-    │   └── PredictError            it raised on a batch
-    ├── PredictorError              whatever answers requests
-    │   ├── DeadlineError           no answer in time
-    │   ├── OverloadedError         its queue is full: ask again later
-    │   ├── CancelledRequestError   whoever asked has gone, or cancelled it
-    │   ├── StoppedError            not started, draining or stopped
-    │   ├── SequenceError           one sequence of a model
-    │   │   ├── SequenceGoneError       there is none of that id, or none any more: start it anew
-    │   │   ├── SequenceLostError       its state died with a process: start it anew
-    │   │   ├── SequenceFullError       too many of its requests wait: ask again later
-    │   │   └── TooManySequencesError   too many live: ask again later
-    │   └── EndpointError           an endpoint elsewhere
-    │       ├── EndpointRefusedError      it says that the request is wrong: never retried
-    │       └── EndpointUnavailableError  retries spent, or the circuit is open
-    ├── RunnerError                 what spreads tasks over machines failed, or lost some of them
-    ├── LedgerError                 the record of what a run has done
+    │   └── CorruptError            the rest of an object or member is unreadable
+    │       └── TruncatedError      an object or member ends early
+    ├── StorageError                an object store refused or failed
+    │   ├── NotFoundError           the object or bucket does not exist
+    │   ├── AccessDeniedError       credentials are missing, wrong or insufficient
+    │   ├── AlreadyExistsError      put-if-absent found an object
+    │   ├── ChangedError            the object is not the listed one any more
+    │   └── UnavailableError        the store failed until the last retry
+    ├── LimitError                  a size or number exceeds a limit
+    ├── UnsupportedError            a part of a protocol is not implemented
+    ├── AccessError                 a client lacks permission
+    │   ├── UnauthenticatedError    the API key is missing or unknown
+    │   └── ForbiddenError          the API key lacks a role
+    ├── ModelError                  a model failed
+    │   ├── ModelNotFoundError      no model has this name or version
+    │   ├── ModelNotReadyError      the model is loading, unloading or failed to load
+    │   ├── InstanceLostError       the model process died
+    │   ├── ModelLoadError          the model did not load or warm up
+    │   ├── ModelInputError         the request does not fit the model's inputs
+    │   ├── RefusedRowsError        the model refused rows of an all-or-nothing request
+    │   ├── ModelContractError      the model's output does not fit its input
+    │   └── PredictError            the model raised on a batch
+    ├── PredictorError              a predictor did not answer a request
+    │   ├── DeadlineError           the deadline passed without a response
+    │   ├── OverloadedError         the queue is full: retry later
+    │   ├── CancelledRequestError   the client disconnected or cancelled
+    │   ├── StoppedError            the predictor is not running
+    │   ├── SequenceError           a sequence of a model failed
+    │   │   ├── SequenceGoneError       no sequence has this id any more: start a new one
+    │   │   ├── SequenceLostError       the state was lost: start a new one
+    │   │   ├── SequenceFullError       too many requests of the sequence wait: retry later
+    │   │   └── TooManySequencesError   too many sequences are live: retry later
+    │   └── EndpointError           a remote endpoint failed
+    │       ├── EndpointRefusedError      the endpoint rejects the request: never retried
+    │       └── EndpointUnavailableError  retries are spent, or the circuit is open
+    ├── RunnerError                 a runner failed, or lost tasks
+    ├── LedgerError                 the ledger of a run refuses an operation
     │   ├── ResumeRefusedError      model, source or settings differ from the run's
     │   └── CountMismatchError      in is not out + failed
-    └── JobError                    a job, or the queue that holds it
-        ├── JobNotFoundError        no job of that id that the caller may see
-        ├── JobStateError           its state does not allow what was asked
-        ├── IdempotencyError        the key was used before, for something else
-        ├── QueueFullError          too many wait already: submit again later
-        ├── QueueClosedError        the queue is being drained and takes no jobs
-        ├── ResultGoneError         the job is completed, and its result is no longer there
-        └── JobLedgerUnavailableError  its database does not answer
+    └── JobError                    a job or its queue refuses an operation
+        ├── JobNotFoundError        no job has this id, or the client may not see it
+        ├── JobStateError           the job's state does not allow the operation
+        ├── IdempotencyError        the key belongs to another submission
+        ├── QueueFullError          too many jobs wait: retry later
+        ├── QueueClosedError        the queue is draining and takes no jobs
+        ├── ResultGoneError         the result of a completed job was moved or deleted
+        └── JobLedgerUnavailableError  the job database does not respond
 
-Every message says what happened, where (object, member, line, byte) and what to do about it; the facts
-are attributes too. Which status code an error becomes is the server's business alone. `RowError`, which a
-model raises for one row, is in `headrace.core.model`: it is a value on its way to a `Failure`.
+Every message says what happened, where (object, member, line, byte) and what to do. The same facts
+are attributes. Only the server maps errors to status codes. `RowError`, which a model raises for
+single rows, is in `headrace.core.model`: it becomes a `Failure`, not an error.
 """
 
 from typing import Any, ClassVar, Literal
 
 DeathCause = Literal["crash", "oom", "killed", "timeout", "exit"]
-"""How a process of a model died; see `InstanceLostError`."""
+"""How a model process died; see `InstanceLostError`."""
 
 
 class HeadraceError(Exception):
-    """The root of the tree: catch this to catch all that headrace raises on purpose."""
+    """The base class of every error that headrace raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as it is: to make it anew would hand a finished message to an `__init__` that wants its parts."""
-        return _unpickled, (type(self), self.args, self.__dict__)
+        """Return what pickle needs: the class, the message and the attributes.
+
+        Calling `__init__` again would pass a finished message where it expects separate arguments.
+        """
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _unpickled(
+def _rebuild(
     kind: type[HeadraceError], arguments: tuple[object, ...], facts: dict[str, object]
 ) -> HeadraceError:
     error = kind.__new__(kind, *arguments)
@@ -86,7 +89,7 @@ def _unpickled(
 
 
 class ConfigError(HeadraceError):
-    """What was asked for cannot be: an unknown scheme, a bad option, options that contradict."""
+    """An invalid setting or argument: an unknown scheme, a bad option, contradicting options."""
 
 
 class MissingExtraError(ConfigError):
@@ -102,14 +105,14 @@ class MissingExtraError(ConfigError):
 
 
 class RefusedAddressError(ConfigError):
-    """An address or object that somebody outside named is not one that may be reached on their behalf.
+    """An address or object that an outside user named must not be contacted on their behalf.
 
-    The message goes back to them: it never says what a name was resolved to.
+    The message goes back to that user: it never says what a name resolves to.
     """
 
 
 class OutputExistsError(ConfigError):
-    """The destination holds a run already; `uri` is where."""
+    """The destination already holds a run. `uri` is the destination."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(
@@ -120,11 +123,11 @@ class OutputExistsError(ConfigError):
 
 
 class DataError(HeadraceError):
-    """The bytes that came in are not what they should be."""
+    """The input data is bad."""
 
 
 class EmptySourceError(DataError):
-    """There is nothing to read; `uri` is the source."""
+    """The source has nothing to read. `uri` is the source."""
 
     def __init__(self, uri: str, why: str) -> None:
         super().__init__(f"{uri}: {why}")
@@ -132,14 +135,14 @@ class EmptySourceError(DataError):
 
 
 class TooManyFailuresError(DataError):
-    """More records failed than the run was told to bear; what is finished stays, and can be resumed."""
+    """More records failed than the run allows. Finished output stays, and the run can be resumed."""
 
 
 class CorruptError(DataError):
-    """An object or member cannot be read on from `byte` (an offset after decompression).
+    """The rest of an object or member cannot be read from `byte`, an offset after decompression.
 
-    Every whole record before that offset has been delivered. `object` and `member` are filled in by the
-    reader that knows them (`at`), since a format sees only bytes.
+    Every whole record before that offset has been delivered. A format sees only bytes: the reader
+    fills in `object` and `member` by `with_location`.
     """
 
     def __init__(self, why: str, *, byte: int, object: str | None = None, member: str | None = None) -> None:
@@ -150,8 +153,8 @@ class CorruptError(DataError):
         self.object = object
         self.member = member
 
-    def at(self, object: str | None, member: str | None) -> "CorruptError":
-        """The same error with its place; what is known already is kept."""
+    def with_location(self, object: str | None, member: str | None) -> "CorruptError":
+        """Return the same error with its object and member. Known values stay."""
         return type(self)(
             self.why,
             byte=self.byte,
@@ -165,7 +168,7 @@ class TruncatedError(CorruptError):
 
 
 class StorageError(HeadraceError):
-    """An object store refused or failed; `uri` is the object, prefix or bucket."""
+    """An object store refused or failed. `uri` is the object, prefix or bucket."""
 
     def __init__(self, uri: str, why: str) -> None:
         super().__init__(f"{uri}: {why}")
@@ -174,47 +177,50 @@ class StorageError(HeadraceError):
 
 
 class NotFoundError(StorageError):
-    """No such object or bucket."""
+    """The object or bucket does not exist."""
 
 
 class AccessDeniedError(StorageError):
-    """Credentials are missing, wrong, or do not allow this."""
+    """Credentials are missing, wrong, or do not allow the operation."""
 
 
 class AlreadyExistsError(StorageError):
-    """Put-if-absent found an object there."""
+    """Put-if-absent found an object."""
 
 
 class ChangedError(StorageError):
-    """The object is no longer the one that was listed: its ETag differs."""
+    """The object is not the listed one any more: its ETag differs."""
 
 
 class UnavailableError(StorageError):
-    """The store still failed after every retry."""
+    """The store failed until the last retry."""
 
 
 class LimitError(HeadraceError):
-    """Something is larger, or more, than is taken here; the message names the bound and how to move it."""
+    """A size or number exceeds a limit.
+
+    The message names the limit and the setting that changes it.
+    """
 
 
 class UnsupportedError(HeadraceError):
-    """A part of a protocol that is not offered here; the message says what is instead."""
+    """A part of a protocol is not implemented. The message names the alternative."""
 
 
 class AccessError(HeadraceError):
-    """Who is asking, and what they may."""
+    """A client lacks permission."""
 
 
 class UnauthenticatedError(AccessError):
-    """No API key came with the request, or one that is not known."""
+    """The request has no API key, or an unknown one."""
 
 
 class ForbiddenError(AccessError):
-    """The API key is known, but lacks the role that this needs."""
+    """The API key is known but lacks the required role."""
 
 
 class ModelError(HeadraceError):
-    """The model; `model` is its name."""
+    """A model failed. `model` is its name."""
 
     def __init__(self, model: str, why: str) -> None:
         super().__init__(f"model {model}: {why}")
@@ -223,20 +229,26 @@ class ModelError(HeadraceError):
 
 
 class ModelNotFoundError(ModelError):
-    """There is no model of that name, or no such version of it."""
+    """No model has this name, or the model has no such version."""
 
 
 class ModelNotReadyError(ModelError):
-    """The model is known, but cannot answer now: it is loading, unloading, or failed to load."""
+    """The model is known but cannot respond: it is loading, unloading, or failed to load."""
 
 
 class InstanceLostError(ModelError):
-    """The process that ran the model died while it had this request, and asking it again was no use or not safe; or no instance is left.
+    """The model process died during this request, or no instance is left.
 
-    `cause` says how it died: "crash" (by a signal of its own making), "oom" (killed for want of memory; the message says
-    where that is likely only), "killed" (by somebody, or since nobody wanted its call any more), "timeout" (killed after
-    `call_timeout_s`) or "exit" (by itself); None where no one death is meant. With "exit" there is an `exit_code`, else
-    the name of a `signal`.
+    A retry was impossible or unsafe. `cause` says how the process died; None without one particular
+    death:
+
+    - "crash": a signal that the process raised itself.
+    - "oom": killed for lack of memory. The message says if that is only likely.
+    - "killed": killed by somebody, or by headrace because no client wanted its call any more.
+    - "timeout": killed after `call_timeout_s`.
+    - "exit": the process exited by itself.
+
+    `exit_code` is set for "exit"; for the other causes, `signal` is the name of the signal.
     """
 
     def __init__(
@@ -255,35 +267,38 @@ class InstanceLostError(ModelError):
 
 
 class ModelLoadError(ModelError):
-    """The model did not load, or failed its warm-up."""
+    """The model did not load, or its warm-up failed."""
 
 
 class ModelInputError(ModelError):
-    """What the model was given does not fit its inputs' names, types or shapes."""
+    """The request does not fit the names, types or shapes of the model's inputs."""
 
 
 class RefusedRowsError(ModelError):
-    """The model refused rows (`RowError`) of a request that can only be answered as a whole; the message names them."""
+    """The model refused rows (`RowError`) of an all-or-nothing request. The message names them."""
 
 
 class ModelContractError(ModelError):
-    """What the model returned does not fit what it was given, such as n-1 rows for n."""
+    """The model's output does not fit its input, such as n-1 rows for n."""
 
 
 class PredictError(ModelError):
-    """The model raised on a batch, or headrace itself did, as the message says then; the cause is chained."""
+    """The model, or headrace itself, raised on a batch.
+
+    The message says which; the cause is chained.
+    """
 
 
 class PredictorError(HeadraceError):
-    """Whatever answers requests (an engine, an endpoint) did not answer this one."""
+    """A predictor (an engine, an endpoint) did not answer a request."""
 
 
 class DeadlineError(PredictorError):
-    """No answer before the request's deadline."""
+    """The deadline of the request passed without a response."""
 
 
 class OverloadedError(PredictorError):
-    """The queue is full. Nothing was begun: ask again in `retry_after_s` seconds."""
+    """The queue is full and the request was not started. Retry after `retry_after_s` seconds."""
 
     def __init__(self, why: str, *, retry_after_s: float) -> None:
         super().__init__(why)
@@ -291,7 +306,7 @@ class OverloadedError(PredictorError):
 
 
 class CancelledRequestError(PredictorError):
-    """Whoever asked has gone or cancelled; nobody reads the answer."""
+    """The client disconnected or cancelled the request."""
 
 
 class StoppedError(PredictorError):
@@ -299,34 +314,43 @@ class StoppedError(PredictorError):
 
 
 class SequenceError(PredictorError):
-    """One sequence of a model; `sequence_id` is its id, empty for a request that is a sequence by itself.
+    """A sequence of a model failed. `sequence_id` is its id, or empty for an anonymous sequence.
 
-    `kind` is the word by which callers elsewhere tell these errors apart.
+    `kind` is the error's name in protocols, for remote clients.
     """
 
     kind: ClassVar[str] = "sequence"
 
     def __init__(self, sequence_id: str, why: str) -> None:
-        named = f"sequence {sequence_id!r}" if sequence_id else "a sequence of one request"
+        named = f"sequence {sequence_id!r}" if sequence_id else "a sequence without an id"
         super().__init__(f"{named}: {why}")
         self.sequence_id = sequence_id
         self.why = why
 
 
 class SequenceGoneError(SequenceError):
-    """There is no such sequence, or none any more: the message says how and when it ended. Nothing was begun: start it anew."""
+    """No sequence has this id, or it has ended. Start a new one.
+
+    The request was not started. The message says how and when the sequence ended.
+    """
 
     kind = "sequence_gone"
 
 
 class SequenceLostError(SequenceError):
-    """The process that held the sequence's state died, or a defect spoiled it, and there was no checkpoint of it: start it anew."""
+    """The state of the sequence was lost without a checkpoint. Start a new one.
+
+    The process that held the state died, or a defect corrupted the state.
+    """
 
     kind = "sequence_lost"
 
 
 class SequenceFullError(SequenceError):
-    """As many requests of this sequence wait as may. Nothing was begun: ask again in `retry_after_s` seconds."""
+    """Too many requests of this sequence wait, and this one was not started.
+
+    Retry after `retry_after_s` seconds.
+    """
 
     kind = "sequence_full"
 
@@ -336,7 +360,10 @@ class SequenceFullError(SequenceError):
 
 
 class TooManySequencesError(SequenceError):
-    """As many sequences live as may. None was begun: ask again in `retry_after_s` seconds."""
+    """Too many sequences are live, and no new one was started.
+
+    Retry after `retry_after_s` seconds.
+    """
 
     kind = "too_many_sequences"
 
@@ -346,7 +373,7 @@ class TooManySequencesError(SequenceError):
 
 
 class EndpointError(PredictorError):
-    """An endpoint elsewhere; `url` is its address and `status` what it answered, if it did."""
+    """A remote endpoint failed. `url` is its address, `status` its response status, if any."""
 
     def __init__(self, url: str, why: str, *, status: int | None = None) -> None:
         super().__init__(f"{url}: {why}")
@@ -356,37 +383,37 @@ class EndpointError(PredictorError):
 
 
 class EndpointRefusedError(EndpointError):
-    """The endpoint says that the request is wrong (4xx): sending it again would not help.
+    """The endpoint rejects the request (4xx). A retry would not help.
 
-    `may_be_about_rows`: whether the same question with fewer rows may be answered, as far as is known.
+    `may_be_about_rows` is False if it is known that fewer rows would be rejected too.
     """
 
     may_be_about_rows: bool = True
 
 
 class EndpointUnavailableError(EndpointError):
-    """The endpoint did not answer within the retries, or its circuit is open."""
+    """The endpoint did not respond within the retries, or its circuit is open."""
 
 
 class RunnerError(HeadraceError):
-    """What spreads tasks over machines failed as a whole, or said that it was done and was not.
+    """A runner failed as a whole, or reported success for tasks without a result.
 
-    What is finished stays, and can be resumed.
+    Finished output stays, and the run can be resumed.
     """
 
 
 class LedgerError(HeadraceError):
-    """The record of what a run has done says no."""
+    """The ledger of a run refuses an operation."""
 
 
 class ResumeRefusedError(LedgerError):
-    """The model, the source or the settings differ from those of the run to be resumed."""
+    """The model, the source or the settings differ from those of the run to resume."""
 
 
 class CountMismatchError(LedgerError):
-    """Records in are not records out + failed: something was lost or doubled.
+    """Records in are not records out + failed: some were lost or duplicated.
 
-    This is a defect of headrace, never of the data; the output must not be trusted.
+    This is a defect of headrace, never of the data. Do not trust the output.
     """
 
     def __init__(self, where: str, *, records_in: int, out: int, failed: int) -> None:
@@ -400,21 +427,21 @@ class CountMismatchError(LedgerError):
 
 
 class JobError(HeadraceError):
-    """A job, or the queue that holds it."""
+    """A job or its queue refuses an operation."""
 
 
 class JobNotFoundError(JobError):
-    """There is no job of that id, or none that the caller may see; `job_id` is what was asked for."""
+    """No job has this id, or the client may not see it. `job_id` is the requested id."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(
-            f"there is no job {job_id}: it was never submitted here, was deleted, or is not yours"
+            f"no job {job_id}: it was never submitted here, was deleted, or belongs to another client"
         )
         self.job_id = job_id
 
 
 class JobStateError(JobError):
-    """The job's state does not allow what was asked; `state` is the state, by its name."""
+    """The state of the job does not allow the operation. `state` is the name of the state."""
 
     def __init__(self, job_id: str, state: str, why: str) -> None:
         super().__init__(f"job {job_id} is {state}: {why}")
@@ -423,11 +450,11 @@ class JobStateError(JobError):
 
 
 class IdempotencyError(JobError):
-    """An idempotency key was used before, with another body; `job_id` is the job that it stands for."""
+    """The idempotency key was used for another submission. `job_id` is the job of that submission."""
 
     def __init__(self, key: str, job_id: str) -> None:
         super().__init__(
-            f"the idempotency key {key!r} stands for job {job_id}, which was submitted with another body: "
+            f"the idempotency key {key!r} was used for job {job_id} with another body: "
             "use a new key for a new job"
         )
         self.key = key
@@ -435,7 +462,10 @@ class IdempotencyError(JobError):
 
 
 class QueueFullError(JobError):
-    """As many jobs wait as may. Nothing was queued: submit again in `retry_after_s` seconds."""
+    """The limit of waiting jobs is reached, and nothing was queued.
+
+    Retry after `retry_after_s` seconds.
+    """
 
     def __init__(self, why: str, *, retry_after_s: float) -> None:
         super().__init__(why)
@@ -443,18 +473,21 @@ class QueueFullError(JobError):
 
 
 class QueueClosedError(JobError):
-    """The queue is being drained: what it holds is worked on, and it takes nothing new."""
+    """The queue is draining: it finishes its jobs and takes no new ones."""
 
 
 class JobLedgerUnavailableError(JobError):
-    """The ledger's database does not answer. Whether the last write was taken is not known, unless said otherwise."""
+    """The job database does not respond.
+
+    Unless the message says otherwise, it is unknown if the last write was applied.
+    """
 
 
 class ResultGoneError(JobError):
-    """The job is completed, but nothing stands any more where its result was written; `job_id` is the job."""
+    """The job is completed, but its result was moved or deleted. `job_id` is the job."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(
-            f"the result of job {job_id} is no longer there: it was moved or deleted, or its retention is over"
+            f"the result of job {job_id} is gone: it was moved or deleted, or its retention has ended"
         )
         self.job_id = job_id

@@ -1,4 +1,4 @@
-"""The contract a user writes: one class, numpy in, numpy out."""
+"""The contract of a user's model: one class, numpy arrays in, numpy arrays out."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,25 +8,27 @@ from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, S
 from headrace.core.tensor import Array, InferResponse, TensorSpec
 
 Isolation = Literal["auto", "inline", "thread", "process"]
-"""Where an instance runs when it is served; see `Model.isolation`."""
+"""Isolation of an instance in a server; see `Model.isolation`."""
 
 BytesAs = Literal["str", "bytes", "sent"]
-"""What the elements of served BYTES inputs are; see `Model.bytes_as`."""
+"""Type of the elements of served BYTES inputs; see `Model.bytes_as`."""
 
 StreamItem = InferResponse | Array | Mapping[str, Any]
-"""What `predict_stream` yields: a response, one array, or a mapping by output name."""
+"""An item of `predict_stream`: a response, one array, or a mapping by output name."""
 
 
 class RowError(Exception):
-    """Raised by a model for one row of its batch; that row fails, the others are predicted.
+    """An error that a model raises for single rows of its batch.
 
-    ``raise RowError(3, "negative age")``: `row` counts from 0 in the batch that `predict` was given. To refuse
-    several rows at once pass a mapping: ``raise RowError({3: "negative age", 7: "no name"})``. The engine
-    calls `predict` again without them.
+    Those rows fail; the others are predicted.
+
+    ``raise RowError(3, "negative age")`` fails row 3, counted from 0 in the batch of the call. To
+    fail several rows, pass a mapping: ``raise RowError({3: "negative age", 7: "no name"})``.
+    headrace then calls `predict` again without them.
     """
 
     def __init__(self, row: int | Mapping[int, str], why: str = "") -> None:
-        # Whatever is no mapping is an index, also one of numpy's.
+        # Any other value is an index, also a numpy integer.
         self.rows: dict[int, str] = dict(row) if isinstance(row, Mapping) else {int(row): why}
         super().__init__("; ".join(f"row {r}: {w}" for r, w in sorted(self.rows.items())))
 
@@ -34,8 +36,8 @@ class RowError(Exception):
 class Model:
     """A model, written once: streamed, served, queued and batch-transformed unchanged.
 
-    Subclass it and write `predict`; everything else has a default. One object is one *instance*: it is made
-    and loaded in the thread (or process) that will call it, and called by one caller at a time.
+    Subclass it and write `predict`; every other member has a default. One object is one *instance*.
+    The thread (or process) that creates and loads an instance also calls it, one call at a time.
 
     ::
 
@@ -50,53 +52,68 @@ class Model:
     """
 
     max_batch_rows: int = 1024
-    """The most rows that one call of `predict` is given."""
+    """Row limit of one call of `predict`."""
     max_batch_delay_ms: float = 2.0
-    """How long a row may wait for company."""
+    """Limit of the time that a row waits for co-batching, in milliseconds."""
     isolation: Isolation = "auto"
-    """Where an instance runs when it is served: ``inline`` on the server's event loop (models of some microseconds),
-    ``thread``, or ``process`` (its crash, and its hold on Python's lock, touch nobody else). ``auto`` is inline where
-    the warm-up measured a call short enough, else thread."""
+    """Isolation of an instance in a server: ``inline`` on the event loop (for calls of some
+    microseconds), ``thread``, or ``process`` (a crash, and a held interpreter lock, affect no other
+    instance). ``auto`` is inline if the warm-up measured short calls, else thread.
+    """
     writes_inputs: bool = True
-    """Whether `predict` may write into the arrays that it is given. One that never does is spared a copy of them."""
+    """Whether `predict` may write into its input arrays. Set False to save a copy of them."""
     bytes_as: BytesAs = "str"
-    """What the elements of BYTES inputs are where requests are served: ``str``, and bytes that are no UTF-8 are refused;
-    ``bytes``, for models of images and files; or as they were ``sent``: str in JSON, bytes elsewhere."""
+    """Type of the elements of BYTES inputs in a server: ``str`` (bytes that are not UTF-8 are
+    refused), ``bytes`` (for images and files), or ``sent`` (as received: str in JSON, otherwise
+    bytes).
+    """
     inputs: tuple[TensorSpec, ...] = ()
-    """What `predict` takes, for models that want it checked; otherwise the parameter names alone are known."""
+    """Declared inputs of `predict`, checked for each request. Without a declaration, only the
+    parameter names are known.
+    """
     outputs: tuple[TensorSpec, ...] = ()
-    """What `predict` returns; a single unnamed array is called `output`."""
+    """Declared outputs of `predict`. A single unnamed array is called `output`."""
     sequences: SequenceLimits = SequenceLimits()
-    """How many sequences of a model with a `step` may live, and for how long."""
+    """Limits of the live sequences, for models with a `step`."""
 
     def load(self) -> None:
-        """Called once per instance, before anything else. Whatever it raises is a ModelLoadError."""
+        """Load the model. Called once per instance, before any other method.
+
+        An exception here becomes a ModelLoadError.
+        """
 
     def warm_up(self) -> None:
-        """Called once after `load`; a place to make the first, slow call."""
+        """Make the first, slow calls of the model. Called once, after `load`."""
 
     def predict(self, *args: Any, **tensors: Any) -> Array | Mapping[str, Array]:
         """Predict a whole batch.
 
-        Takes numpy arrays by input name, first axis rows (numbers float32 unless `inputs` says otherwise,
-        text as object arrays of str). They are its own, and stay as they are for as long as it keeps them. Returns one array, or a mapping by output name, with as many rows. May be
-        ``async def``. Raise `RowError` for rows that cannot be predicted.
+        The arguments are numpy arrays by input name, first axis rows. Numbers are float32 unless
+        `inputs` declares another datatype; text is an object array of str. The model owns these
+        arrays; headrace does not modify them afterwards.
+
+        Return one array, or a mapping from output names to arrays, with one row for each input row.
+        Raise `RowError` for rows that cannot be predicted. May be ``async def``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no predict method")
 
     predict_request: Any = None
-    """For adapters of other servers' models: a method ``(request: InferRequest) -> InferResponse``, perhaps ``async
-    def``, that is called instead of `predict` where requests are served: with one whole request, its parameters
-    included, never joined with others, in the server's own process. What it returns need not have a row for each row."""
+    """For adapters of other servers' models: a method ``(request: InferRequest) -> InferResponse``,
+    or ``async def``. A server calls it instead of `predict`, in its own process, with one whole
+    request and its parameters. The response need not have a row for each row.
+    """
 
     def predict_stream(self, requests: Any, /) -> AsyncIterator[StreamItem] | Iterator[StreamItem]:
-        """Answer a stream of requests by a stream of responses, in any combination of one and many.
+        """Yield responses to a stream of requests; either side may have one item or many.
 
-        An ``async def`` generator is given an async iterator of `InferRequest` (one, for a caller who does not
-        stream), a plain generator a plain one. Each item that it yields goes to its caller at once. Many streams of one
-        instance run in turns: async ones change at every ``await``, plain ones at every ``yield`` and wherever they
-        wait for a request; plain ones run in threads of their own. Batches run in between. A caller who goes closes
-        the generator (GeneratorExit, CancelledError). ::
+        An ``async def`` generator receives an async iterator of `InferRequest`, a plain generator a
+        plain iterator. A client that does not stream sends one request. Each yielded item is sent
+        at once.
+
+        An instance serves many streams at a time. Async generators switch at each ``await``. Plain
+        generators run in threads of their own, one at a time, and switch at each ``yield`` and
+        while they wait for a request. Calls of `predict` run in between. When the client
+        disconnects, the generator is closed (GeneratorExit, CancelledError). ::
 
             async def predict_stream(self, requests):
                 async for request in requests:
@@ -106,13 +123,18 @@ class Model:
         raise NotImplementedError(f"{type(self).__name__} has no predict_stream method")
 
     def step(self, states: States, /, *args: Any, **tensors: Any) -> Array | Mapping[str, Array]:
-        """Do one step of many sequences, for models whose answer depends on the last; instead of `predict`.
+        """Run one step of many sequences.
 
-        `tensors` are as for `predict`, but every row is a step of another sequence, whose own state is
-        ``states[row]``: a mapping of arrays, empty at its start, which this changes. Requests of one sequence come in order, one
-        step at a time; a request of several rows is as many steps. A sequence whose ``states[row].go_on()`` is
-        called gets another step with the same row: what its steps return goes to its caller as it comes, or, joined along
-        the rows, when the last is done. May be ``async def``. When it raises, no state has changed. ::
+        For models whose output depends on earlier requests; replaces `predict`.
+
+        The `tensors` are as for `predict`, but each row is a step of a different sequence.
+        ``states[row]`` is the state of that sequence: a mapping of arrays, empty before the first
+        step, for this method to update. The requests of a sequence run in order, one step at a
+        time; a request of n rows is n steps.
+
+        Call ``states[row].reschedule()`` to get another step with the same row. The outputs of all
+        its steps reach a streaming client one by one; other clients get them concatenated along the
+        rows after the last step. If this method raises, no state changes. May be ``async def``. ::
 
             def step(self, states, x):
                 h = states.stack("h", (128,))
@@ -123,38 +145,39 @@ class Model:
         raise NotImplementedError(f"{type(self).__name__} has no step method")
 
     def sequence_ended(self, state: SequenceState, why: SequenceEnd, /) -> None:
-        """A sequence is over: free what it held beside its state. What this raises is logged.
+        """Free the resources that the model holds for an ended sequence, other than its state.
 
-        Told once for every sequence that had a step. Of one whose process died, the next process is told (`INSTANCE_LOST`), with
-        an empty state. Sequences that have a checkpoint, and go on elsewhere, end here as `STOPPED`.
+        Called once for each sequence that had a step. If the process of a sequence died, the next
+        process calls this with `INSTANCE_LOST` and an empty state. A sequence with a checkpoint
+        that moves to another server ends here as `STOPPED`. An exception here is logged.
         """
 
     def close(self) -> None:
-        """Called once when the instance goes; free what `load` took."""
+        """Free the resources that `load` took. Called once, when the instance is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """How another process makes the same model, in words alone: a function to import, and what to call it with.
+    """A function and its arguments from which another process can create the same model.
 
-    `function` is ``package.module:name`` (a class is a function too), `arguments` are its keyword arguments: plain
-    values, as JSON has them.
+    `function` is ``package.module:name``; a class is a function too. `arguments` are its keyword
+    arguments, as JSON values.
     """
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def predicts(model: Model) -> bool:
-    """Whether the model answers batches: it has a `predict` of its own."""
+def has_predict(model: Model) -> bool:
+    """Return True if the model overrides `predict`."""
     return getattr(model.predict, "__func__", None) is not Model.predict
 
 
-def streams(model: Model) -> bool:
-    """Whether the model answers streams: it has a `predict_stream` of its own."""
+def has_predict_stream(model: Model) -> bool:
+    """Return True if the model overrides `predict_stream`."""
     return getattr(model.predict_stream, "__func__", None) is not Model.predict_stream
 
 
-def steps(model: Model) -> bool:
-    """Whether the model answers sequences: it has a `step` of its own."""
+def has_step(model: Model) -> bool:
+    """Return True if the model overrides `step`."""
     return getattr(model.step, "__func__", None) is not Model.step

@@ -1,25 +1,25 @@
-"""What a caller of a stream gets for each record: its prediction, or its failure."""
+"""The result of one record of a stream: its prediction or its failure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from headrace.core.block import Failure, Position
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One record's outputs by name: numpy scalars for 1-D outputs, row arrays otherwise.
+    """The outputs of one record by name: numpy scalars for 1-D outputs, else arrays of one row.
 
-    `record` is the input's raw bytes (empty for media, whose bytes are never held).
+    `record` has the raw bytes of the input. It is empty for media, whose bytes are not kept.
     """
 
     position: Position
     outputs: Mapping[str, Any]
     record: bytes = b""
 
-    ok: ClassVar[bool] = True
+    ok: ClassVar[Literal[True]] = True
 
 
 Outcome = Prediction | Failure
-"""A prediction or a failure. Exceptions are for a broken stream, never for a record."""
+"""A prediction or a failure. A stream raises exceptions only for itself, never for a record."""

@@ -1,4 +1,4 @@
-"""What anything that answers requests looks like: an engine in this process, or an endpoint elsewhere."""
+"""The contract of a predictor: an engine in this process, or a remote endpoint."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 
 @dataclass(frozen=True, slots=True)
 class PredictorStatistics:
-    """How a predictor has fared so far. Times are sums over its instances (or connections)."""
+    """Cumulative counters of a predictor. Times are sums over its instances (or connections)."""
 
     instances: int = 0
     calls: int = 0
@@ -19,54 +19,59 @@ class PredictorStatistics:
     retries: int = 0
     busy_s: float = 0.0
     starved_s: float = 0.0
-    """Time in which an instance stood idle, with nothing waiting, since its first call."""
+    """Time for which an instance was idle without waiting requests, since its first call."""
 
     @property
     def busy_share(self) -> float:
-        """Busy time over busy + starved time, 0 to 1; 0 before the first call."""
+        """Busy time divided by busy plus starved time, 0 to 1; 0 before the first call."""
         total = self.busy_s + self.starved_s
         return self.busy_s / total if total else 0.0
 
 
-def settle(future: "Future[InferResponse]", answer: InferResponse | BaseException) -> BaseException | None:
-    """Hand an answer to its future; what a callback raised, which must not end the thread that has others to answer.
+def complete_future(
+    future: "Future[InferResponse]", result: InferResponse | BaseException
+) -> BaseException | None:
+    """Complete a future. Return an exception that one of its callbacks raised, else None.
 
-    Futures themselves log what callbacks raise, but let SystemExit and the like through.
+    Futures log exceptions of callbacks but let SystemExit and the like through. Those must not end
+    a thread that has other futures to complete.
     """
     try:
-        if isinstance(answer, InferResponse):
-            future.set_result(answer)
+        if isinstance(result, InferResponse):
+            future.set_result(result)
         else:
-            future.set_exception(answer)
+            future.set_exception(result)
     except BaseException as error:  # noqa: BLE001 - see above
         return error
     return None
 
 
 class Predictor(Service, Protocol):
-    """Answers requests. Stages and modes are handed one and never know which.
+    """A service that answers inference requests.
 
-    `submit` returns at once with a future, and blocks only while `in_flight_max` requests are unanswered
-    (back-pressure). Futures complete in any order. A future fails with a `PredictorError` or `ModelError`
-    when the whole request failed; rows that failed alone are in `InferResponse.failures`. Cancelling a
-    future that has not begun takes its request out; one that has begun finishes unseen. Async callers use
-    `asyncio.wrap_future`.
+    Its users do not know which implementation they have.
+
+    `submit` returns a future at once. It blocks only while `in_flight_max` requests are open
+    (back-pressure). Futures complete in any order. A future fails with a `PredictorError` or
+    `ModelError` if the whole request failed; `InferResponse.failures` has rows that failed alone.
+    Cancelling the future of a waiting request removes the request; a running request finishes
+    unseen. Async code uses `asyncio.wrap_future`.
     """
 
     @property
     def metadata(self) -> ModelMetadata:
-        """The model's; known once started."""
+        """Metadata of the model, known after `start`."""
         ...
 
     @property
     def in_flight_max(self) -> int:
-        """How many requests keep it fully busy; the most that may be unanswered at once."""
+        """Number of open requests that keeps the predictor busy; the limit of open requests."""
         ...
 
     def submit(self, request: InferRequest) -> "Future[InferResponse]":
-        """Ask. Raises StoppedError when not running."""
+        """Submit a request. Raise StoppedError if the predictor is not running."""
         ...
 
     def statistics(self) -> PredictorStatistics:
-        """A snapshot; safe from any thread."""
+        """Return a snapshot of the counters. Safe from any thread."""
         ...

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again: by our own count, and by the server's word."""
+"""Delays between retries: exponential backoff with jitter, and the server's ``Retry-After``."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,10 @@ from email.utils import parsedate_to_datetime
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential backoff with jitter, bounded in total by `retry_s`. Pure: the caller waits, on its clock."""
+    """Exponential backoff with jitter, limited to `retry_s` seconds in total.
+
+    The caller waits, on its own clock.
+    """
 
     retry_s: float = 120.0
     first_delay_s: float = 0.1
@@ -16,23 +19,27 @@ class RetryPolicy:
     def delay_s(
         self, attempt: int, left_s: float, share: float, *, retry_after_s: float | None = None
     ) -> float | None:
-        """Seconds to wait before the next attempt, or None when the budget is spent.
+        """Return the seconds to wait before the next attempt, or None if the budget is spent.
 
         Args:
-            attempt: Failures so far, from 1.
-            left_s: What is left of the budget; the last attempt is made at its end.
-            share: Where in the jitter's range (half to all of the delay), 0 to 1; the caller draws it.
-            retry_after_s: What the server asked for; waited at least, within the budget.
+            attempt: Number of failures so far, from 1.
+            left_s: Remaining budget in seconds. The last attempt starts at its end.
+            share: Position in the jitter range (half to all of the delay), 0 to 1; drawn by the caller.
+            retry_after_s: Minimum delay requested by the server, within the budget.
         """
         if left_s <= 0:
             return None
-        # The exponent is bounded, so that a long outage does not compute 2 ** 1000.
+        # The bound on the exponent keeps a long outage from computing 2 ** 1000.
         longest_s = min(self.delay_max_s, self.first_delay_s * 2 ** min(attempt - 1, 30))
         return min(max(longest_s * (0.5 + share / 2), retry_after_s or 0.0), left_s)
 
 
 def retry_after_s(value: str | None, wall_s: float) -> float | None:
-    """The Retry-After header, seconds or a date; `wall_s` is now, since the epoch. None when absent or senseless."""
+    """Return the delay of a Retry-After header, given in seconds or as a date.
+
+    `wall_s` is the current time since the epoch in seconds. Return None if the header is absent or
+    malformed.
+    """
     if value is None:
         return None
     if re.fullmatch(r"\d{1,9}(\.\d*)?", value.strip(), re.ASCII):
@@ -41,3 +48,18 @@ def retry_after_s(value: str | None, wall_s: float) -> float | None:
         return max(0.0, parsedate_to_datetime(value).timestamp() - wall_s)
     except (ValueError, OverflowError):
         return None
+
+
+class TransientFault(Exception):  # noqa: N818 - packages catch it themselves and raise an error instead
+    """A failed attempt that may succeed when repeated.
+
+    Args:
+        why: The reason, for messages.
+        retry_after_s: Delay that the server requested, in seconds, or None.
+        alive: True if the server responded properly. A circuit breaker ignores such a failure.
+    """
+
+    def __init__(self, why: str, *, retry_after_s: float | None = None, alive: bool = False) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+        self.alive = alive

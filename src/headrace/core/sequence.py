@@ -1,5 +1,6 @@
-"""State between requests: what a `Model.step` is given for each sequence, how long a sequence may live, and how it ends."""
+"""State between requests: sequences, their limits, the states for `Model.step`, and their ends."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from headrace.core.errors import ConfigError, DataError
-from headrace.core.record import record
+from headrace.core.frozen import statically_frozen
 from headrace.core.tensor import Array
 
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -17,45 +18,47 @@ _MAY_BE_NONE: Final = ("time_ms_max", "evict_idle_ms")
 
 
 class SequenceEnd(StrEnum):
-    """Why a sequence ended."""
+    """The reason for which a sequence ended."""
 
     ENDED = "ended"
-    """Its client, or its model, said so; a request by itself ends its own."""
+    """The client or the model ended it. An anonymous sequence ends with its request."""
     RESTARTED = "restarted"
-    """Its client began another one of the same id."""
+    """The client started another sequence with the same id."""
     CANCELLED = "cancelled"
     IDLE = "idle"
-    """Nobody asked for `SequenceLimits.idle_ms`."""
+    """No request arrived for `SequenceLimits.idle_ms`."""
     TIMED_OUT = "timed_out"
-    """It had lived for `SequenceLimits.time_ms_max`."""
+    """The sequence reached `SequenceLimits.time_ms_max`."""
     EVICTED = "evicted"
-    """It was the idlest, and made room for a new one."""
+    """The longest idle sequence was ended for a new one."""
     INSTANCE_LOST = "instance_lost"
-    """The process that held its state died, and there was no checkpoint; or headrace itself failed while its step was done."""
+    """The process that held the state died without a checkpoint, or headrace itself failed during a step."""
     STOPPED = "stopped"
-    """The model is being stopped; what has a checkpoint goes on when it is started again."""
+    """The model is stopping. A sequence with a checkpoint continues after the next start."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimits:
-    """How many sequences of one model may live, for how long, and what may wait for each.
+    """Limits on the number, lifetime and requests of a model's live sequences.
 
-    Raises ConfigError for what leaves no room.
+    Raises:
+        ConfigError: A limit is out of range.
     """
 
     live_max: int = 4096
-    """Sequences that may live at once, over all instances."""
+    """Limit of live sequences, over all instances."""
     idle_ms: float = 60_000.0
-    """A sequence ends when nobody has asked for so long, counted from its last answer."""
+    """Idle time after which a sequence ends, in milliseconds since its last response."""
     time_ms_max: float | None = None
-    """How long a sequence may live in all; None: as long as it is used."""
+    """Limit of a sequence's lifetime in milliseconds; None for no limit."""
     requests_max: int = 64
-    """Requests that may wait for one sequence, beside the one that is being answered."""
+    """Limit of waiting requests of one sequence, without the running one."""
     evict_idle_ms: float | None = None
-    """When all places are taken, the sequence that has been idle longest, and for so long at least, makes room for a new one.
-    None: the new one is refused."""
+    """At the limit of `live_max`, a new sequence evicts the longest idle one, if that has been idle
+    for this many milliseconds. None: the new sequence is refused.
+    """
     interleave: bool = False
-    """Whether a request may be begun while an earlier one of its sequence goes on: they then take turns, step by step."""
+    """Whether requests of one sequence may alternate, step by step, when an earlier one is rescheduled."""
 
     def __post_init__(self) -> None:
         for name in ("live_max", "requests_max"):
@@ -67,11 +70,17 @@ class SequenceLimits:
             if value is not None and not 0 < value <= inf:
                 raise ConfigError(f"{name} of sequences must be above 0, not {value}")
 
-    def changed(self, values: Mapping[str, Any]) -> "SequenceLimits":
-        """These limits with some of them set anew, by name. Raises ConfigError for names and values that do not fit."""
+    def with_values(self, values: Mapping[str, Any]) -> "SequenceLimits":
+        """Return these limits with some values replaced, by name.
+
+        Raises:
+            ConfigError: A name is unknown, or a value has the wrong type or range.
+        """
         known = [f.name for f in fields(self)]
         if unknown := sorted(set(values) - set(known)):
-            raise ConfigError(f"sequences have no limit {', '.join(unknown)}; there are {', '.join(known)}")
+            raise ConfigError(
+                f"unknown sequence limit {', '.join(unknown)}; the limits are {', '.join(known)}"
+            )
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 fits = (
@@ -88,91 +97,106 @@ class SequenceLimits:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInfo:
-    """How a living sequence stands."""
+    """The status of a live sequence."""
 
     id: str
     stage: str
-    """What it is doing; see `headrace.batching.sequence_life.SequenceStage`."""
+    """A value of `headrace.batching.sequence_stages.SequenceStage`."""
     instance: int
-    """Which instance holds its state, from 0."""
+    """Number of the instance that holds the state, from 0."""
     steps: int
     requests: int
-    """Of it that have not come to their end."""
+    """Number of open requests."""
     age_s: float
     idle_s: float
-    """Since its last answer; 0 where something is asked of it."""
+    """Seconds since the last response; 0 while a request is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceListing:
-    """The sequences of one model version: how many there are, and how those stand that have an id."""
+    """The sequences of one model version: their number, and the status of those with an id."""
 
     model: str
     version: str
     live: int
-    """Those without an id among them."""
+    """Number of live sequences, with anonymous ones."""
     live_max: int
-    """How many may live at once; 0 of a model that has no `step`."""
+    """Limit of live sequences; 0 for a model without a `step`."""
     ends: Mapping[str, int]
-    """How many have ended since it was loaded, by the reason (`SequenceEnd`)."""
+    """Number of ended sequences since the load, by reason (`SequenceEnd`)."""
     sequences: tuple[SequenceInfo, ...]
-    """The oldest first; maybe not all."""
+    """Sequences with an id, oldest first. The list may be cut short."""
 
 
-@record
-class SequenceAsk:
-    """What a request says of its sequence. No id: it is a sequence by itself, or begins one whose id is made up for it."""
+@statically_frozen
+class SequenceControl:
+    """The sequence parameters of a request.
+
+    A request without an id is an anonymous sequence of its own, or starts a sequence with a
+    generated id.
+    """
 
     id: str = ""
     start: bool = False
-    """It is the first of a new sequence; one of this id that lives ends."""
+    """First request of a new sequence. A live sequence with this id ends."""
     end: bool = False
-    """It is the last of its sequence."""
+    """Last request of its sequence."""
     cancel: bool = False
-    """The sequence ends now, with all that waits for it."""
+    """End the sequence at once, with all its waiting requests."""
     auto: bool = False
-    """Where no sequence of this id lives, one begins."""
+    """Start a sequence if none with this id is live."""
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> "SequenceAsk":
-        """What the parameters of these names say. Raises DataError for values of other kinds, and for a cancel without an id.
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> "SequenceControl":
+        """Return the sequence parameters among the parameters of a request.
 
-        `sequence_id` is text or a whole number, of which 0, as the empty text, is no id; `sequence_start` is true, false or "auto",
-        `sequence_end` and `sequence_cancel` are true or false.
+        `sequence_id` is text or a whole number; empty text and 0 mean no id. `sequence_start` is
+        true, false or "auto". `sequence_end` and `sequence_cancel` are true or false.
+
+        Raises:
+            DataError: A value has another type, or a cancel has no id.
         """
         if not parameters or parameters.keys().isdisjoint(SEQUENCE_PARAMETERS):
             return NO_SEQUENCE
         auto = parameters.get("sequence_start") == "auto"
-        ask = cls(
-            sequence_id_of(parameters.get("sequence_id", "")),
+        control = cls(
+            parse_sequence_id(parameters.get("sequence_id", "")),
             start=not auto and _flag(parameters, "sequence_start"),
             end=_flag(parameters, "sequence_end"),
             cancel=_flag(parameters, "sequence_cancel"),
             auto=auto,
         )
-        if ask.cancel and not ask.id:
-            raise DataError("sequence_cancel needs the sequence_id of what is to be cancelled")
-        return ask
+        if control.cancel and not control.id:
+            raise DataError("sequence_cancel needs a sequence_id")
+        return control
 
 
-def is_bare_end(parameters: Mapping[str, Any]) -> bool:
-    """Whether a request of these parameters need not have inputs: it ends a sequence or cancels it. Raises DataError, as `SequenceAsk.of`."""
-    ask = SequenceAsk.of(parameters)
-    return ask.cancel or (ask.end and bool(ask.id))
+def may_omit_inputs(parameters: Mapping[str, Any]) -> bool:
+    """Return True if a request needs no inputs, because it ends or cancels a sequence.
+
+    Raises:
+        DataError: As for `SequenceControl.from_parameters`.
+    """
+    control = SequenceControl.from_parameters(parameters)
+    return control.cancel or (control.end and bool(control.id))
 
 
 SEQUENCE_PARAMETERS: Final = ("sequence_id", "sequence_start", "sequence_end", "sequence_cancel")
 SEQUENCE_ID_CHARS_MAX: Final = 256
-NO_SEQUENCE: Final = SequenceAsk()
+NO_SEQUENCE: Final = SequenceControl()
 
 
-def sequence_id_of(value: object) -> str:
-    """A sequence's id, from text, bytes of UTF-8 or a whole number. Raises DataError."""
+def parse_sequence_id(value: object) -> str:
+    """Return a sequence id from text, UTF-8 bytes or a whole number.
+
+    Raises:
+        DataError: The value has another type, is not UTF-8, or is too long.
+    """
     if isinstance(value, bytes):
         try:
             value = value.decode()
         except UnicodeDecodeError:
-            raise DataError(f"sequence_id {value[:40]!r} is no UTF-8") from None
+            raise DataError(f"sequence_id {value[:40]!r} is not UTF-8") from None
     if isinstance(value, str):
         id = value
     elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
@@ -182,7 +206,7 @@ def sequence_id_of(value: object) -> str:
         raise DataError(f"sequence_id must be text or a whole number, not {value!r:.40}")
     if len(id) > SEQUENCE_ID_CHARS_MAX:
         raise DataError(
-            f"sequence_id {id[:40]!r}... has {len(id)} characters; at most {SEQUENCE_ID_CHARS_MAX} are taken"
+            f"sequence_id {id[:40]!r}... has {len(id)} characters; the limit is {SEQUENCE_ID_CHARS_MAX}"
         )
     return id
 
@@ -196,70 +220,93 @@ def _flag(parameters: Mapping[str, Any], name: str) -> bool:
 
 
 class SequenceState(dict[str, Any]):
-    """What a model keeps of one sequence: numpy arrays (or plain values) by name, empty at its start.
+    """The state of one sequence: numpy arrays or plain values by name, empty at first.
 
-    A step replaces values; it does not write into arrays that it finds here, which are read-only. An array that it puts here
-    is copied when the step is done, so that nobody else has a hand on it; one that is read-only, and no view of another, is
-    not. A step that fails is undone by putting back what was here before, lists and dicts with all that they held. It is the
-    model's own between two steps, and nobody else's ever.
+    The state belongs to the model between its steps; no other code changes it. A step assigns new
+    values. Arrays found here are read-only. An assigned array is copied after the step, unless it
+    is read-only and not a view. If a step fails, the state is restored, including the contents of
+    lists and dicts.
     """
 
-    __slots__ = ("_end", "_go_on", "_silent", "again", "end", "id", "parameters", "request", "start", "steps")
+    __slots__ = (
+        "_end_sequence",
+        "_reschedule",
+        "_skip_output",
+        "again",
+        "end",
+        "id",
+        "parameters",
+        "request",
+        "start",
+        "steps",
+    )
 
     def __init__(self, id: str = "", values: Mapping[str, Any] = _NOTHING) -> None:
         super().__init__(values)
         self.id = id
-        """What its client calls it; empty for a request by itself."""
+        """Sequence id from the client; empty for an anonymous sequence."""
         self.steps = 0
-        """How many steps were done before this one."""
+        """Number of steps done before this one."""
         self.start = True
-        """Whether this is its first step."""
+        """True for the first step."""
         self.end = False
-        """Whether its client says that nothing follows: this row is its last."""
+        """True if this row is the last one that the client plans to send."""
         self.again = False
-        """Whether the model has seen this row before, and asked to go on with it."""
+        """True if an earlier step with this row called `reschedule`."""
         self.request = 0
-        """A number that tells the requests of a sequence apart, for models whose requests take turns (`SequenceLimits.interleave`)."""
+        """Number of the request within the sequence, for models with `SequenceLimits.interleave`."""
         self.parameters: Mapping[str, Any] = _NOTHING
-        """The parameters of the request that this row belongs to."""
-        self._go_on = self._silent = self._end = False
+        """Parameters of the request of this row."""
+        self._reschedule = self._skip_output = self._end_sequence = False
+
+    def reschedule(self) -> None:
+        """Request another step with this row, because the model has more output for it.
+
+        A following call of `step` includes the row, next to rows of other sequences.
+        """
+        self._reschedule = True
 
     def go_on(self) -> None:
-        """There is more to come for this row: `step` is called with it again, soon, beside whoever is there then."""
-        self._go_on = True
+        """Call `reschedule`. Deprecated, removed in the next release."""
+        message = "SequenceState.go_on() is deprecated: call reschedule()"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        self.reschedule()
 
     def skip_output(self) -> None:
-        """What this step returns for this row is not for the caller."""
-        self._silent = True
+        """Drop the output of this step for this row: the client does not receive it."""
+        self._skip_output = True
 
     def end_sequence(self) -> None:
-        """This was its last step, whatever its client thinks. Requests that wait for it hear so."""
-        self._end = True
+        """End the sequence with this step, even if the client planned more. Waiting requests fail."""
+        self._end_sequence = True
 
-    # For whoever calls the model
+    # For the code that calls the model.
 
-    def begin(
+    def begin_step(
         self, steps: int, *, again: bool, end: bool, parameters: Mapping[str, Any], request: int = 0
     ) -> None:
-        """Another step is about to be done, after so many."""
+        """Prepare for the next step, after `steps` steps."""
         self.steps, self.start = steps, steps == 0
         self.again, self.end = again, end
         self.request, self.parameters = request, parameters
-        self._go_on = self._silent = self._end = False
+        self._reschedule = self._skip_output = self._end_sequence = False
 
-    def told(self) -> tuple[bool, bool, bool]:
-        """What the model said of this step: whether it goes on, is silent, ends the sequence."""
-        return self._go_on, self._silent, self._end
+    def step_flags(self) -> tuple[bool, bool, bool]:
+        """Return the model's requests of this step: reschedule, skip the output, end the sequence."""
+        return self._reschedule, self._skip_output, self._end_sequence
 
 
 class States(list[SequenceState]):
-    """The states of one call of `Model.step`: one for each row, each of another sequence."""
+    """The states for one call of `Model.step`: one for each row, each of a different sequence."""
 
     def stack(self, name: str, shape: Sequence[int] = (), dtype: Any = np.float32, *, axis: int = 0) -> Array:
-        """One value of every state, stacked along a new axis; zeros of `shape` where a state has none yet.
+        """Return one value of every state, stacked along a new axis.
 
-        The array is the model's own, and of `dtype` whoever is in the batch. Raises ValueError for values that differ in shape,
-        and for those that `dtype` cannot hold without loss.
+        A missing value counts as zeros of `shape`. The array belongs to the model. Its dtype is
+        `dtype`, whichever sequences are in the batch.
+
+        Raises:
+            ValueError: The values differ in shape, or `dtype` cannot hold one without loss.
         """
         found: list[Array] = []
         for state in self:
@@ -273,29 +320,36 @@ class States(list[SequenceState]):
         for value in found:
             if value.shape != sizes:
                 raise ValueError(
-                    f"{name!r} of the states differs in shape: {list(sizes)} and {list(value.shape)} cannot be stacked"
+                    f"{name!r} of the states differs in shape: "
+                    f"{list(sizes)} and {list(value.shape)} cannot be stacked"
                 )
         try:
             if not 0 <= axis < len(sizes):
                 return np.stack(found, axis=axis, dtype=dtype, casting="safe")
-            # The same, without a view of each.
+            # Equal to `np.stack`, without a view of each array.
             joined = np.concatenate(found, axis=axis, dtype=dtype, casting="safe")
         except TypeError as error:
             kinds = ", ".join(sorted({str(value.dtype) for value in found}))
             raise ValueError(
-                f"{name!r} of the states is {kinds}, which does not become {np.dtype(dtype)} without loss: stack it as what "
-                "it is, or convert it before it is kept"
+                f"{name!r} of the states is {kinds}, not convertible to {np.dtype(dtype)} without loss: "
+                "stack it with its own dtype, or convert it before keep()"
             ) from error
         return joined.reshape(*sizes[:axis], len(found), *sizes[axis:])
 
     def _as_array(self, value: Any, shape: Sequence[int], dtype: Any) -> Array:
         if value is None:
             return np.zeros(shape, dtype)
-        # Python's own numbers take the type that is asked for; numpy's have one.
+        # Python numbers take the requested dtype; numpy values have one of their own.
         return np.asarray(value, None if hasattr(value, "dtype") else dtype)
 
     def keep(self, name: str, stacked: Array, *, axis: int = 0) -> None:
-        """Put one value of each state back: what `stack` gives, a slice for each. Each gets a copy of its own."""
+        """Store one slice of `stacked` in each state, as `stack` returns them.
+
+        Each state gets a copy.
+
+        Raises:
+            ValueError: The number of slices is not the number of states.
+        """
         rows = stacked if not axis else np.moveaxis(stacked, axis, 0)
         if len(rows) != len(self):
             raise ValueError(f"{name!r} has {len(rows)} slices along axis {axis} for {len(self)} states")
@@ -305,6 +359,6 @@ class States(list[SequenceState]):
             return
         for state, row in zip(self, rows, strict=True):
             own = row.copy()
-            # Read-only: so it need not be copied once more.
+            # A read-only array is not copied again after the step.
             own.setflags(write=False)
             state[name] = own

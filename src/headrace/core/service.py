@@ -1,20 +1,27 @@
-"""The one life of everything that runs: start, drain, stop."""
+"""The lifecycle of every running component: start, drain, stop."""
 
 from typing import Protocol
 
 
 class Service(Protocol):
-    """Something with threads, processes or connections of its own.
+    """A component with threads, processes or connections of its own.
 
-    Guarantees that every implementation gives (`headrace.testing.check_service` proves them):
-    `start` twice starts once; `stop` before `start`, and `stop` twice, do nothing; after `stop` returns no
-    thread of the service runs. All are called from ordinary threads and may block.
+    Every implementation guarantees (`headrace.testing.check_service` verifies this):
+
+    - A second `start` does nothing.
+    - `stop` before `start`, and a second `stop`, do nothing.
+    - After `stop` returns, no thread of the service runs.
+
+    Ordinary threads call these methods; they may block.
     """
 
     def start(self) -> None:
-        """Begin; returns when ready. Raises what kept it from being ready, leaving nothing running."""
+        """Start, and return when ready. On an error, raise it and leave nothing running."""
         ...
 
     def stop(self, *, drain: bool = True) -> None:
-        """End. With `drain` what was accepted is finished first; without, it fails with `StoppedError`."""
+        """Stop.
+
+        With `drain`, finish accepted work first; without, accepted work fails with `StoppedError`.
+        """
         ...

@@ -1,4 +1,4 @@
-"""How served models fare: frozen snapshots, from which statistics documents and metrics are both made."""
+"""Statistics of served models: immutable snapshots, for statistics documents and metrics."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from enum import StrEnum
 from typing import Final
 
 BATCH_ROWS_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Upper bounds of the classes in which batch sizes are counted; one more class is above the last."""
+"""Upper bounds of the batch size buckets, in rows. One more bucket is above the last bound."""
 QUEUE_S_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Upper bounds, in seconds, of the classes in which waits and durations are counted."""
+"""Upper bounds of the duration buckets, in seconds."""
 
 
 class ModelState(StrEnum):
-    """Where a model version is in its life, in the words of the model repository protocol."""
+    """The state of a model version, in the terms of the model repository protocol."""
 
     UNKNOWN = "UNKNOWN"
     READY = "READY"
@@ -24,7 +24,7 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelIndexEntry:
-    """One version of one model, as a repository lists it; `reason` says why it is unavailable."""
+    """One version of one model in a repository's index. `reason` says why it is unavailable."""
 
     name: str
     version: str
@@ -34,7 +34,7 @@ class ModelIndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How often something happened, and how long that took in all."""
+    """The number of events of one kind, and their total duration in nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -42,7 +42,11 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts by class, not cumulative: class i is up to ``bounds[i]``, and the last is above all bounds."""
+    """Counts by bucket, not cumulative.
+
+    Bucket i is up to ``bounds[i]``; the last bucket is above all bounds. `total` is the sum of all
+    values.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -50,12 +54,12 @@ class Histogram:
 
     @classmethod
     def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
-        """Nothing counted yet."""
+        """Return a histogram without values."""
         return cls(bounds, (0,) * (len(bounds) + 1), 0.0)
 
 
-class Counted:
-    """A histogram that is being counted; one writer at a time, snapshots from anywhere."""
+class HistogramCounter:
+    """A mutable histogram for one writer at a time. Any thread may take snapshots."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
@@ -70,13 +74,13 @@ class Counted:
         self._total += value
 
     def snapshot(self) -> Histogram:
-        """What is counted so far."""
+        """Return the counts so far."""
         return Histogram(self._bounds, tuple(self._counts), self._total)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """Calls of the model that had exactly `rows` rows."""
+    """Model calls with exactly `rows` rows."""
 
     rows: int
     compute: Duration = field(default_factory=Duration)
@@ -84,49 +88,52 @@ class BatchStatistics:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStatistics:
-    """The sequences of one model version that has a `step`, since it was loaded; those without an id are among them."""
+    """Sequences of one model version with a `step`, since its load.
+
+    Anonymous sequences are included.
+    """
 
     live: int = 0
-    """Sequences that live now."""
+    """Number of live sequences."""
     live_max: int = 0
     ends: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many ended, by the reason (`headrace.SequenceEnd`)."""
+    """Number of ended sequences, by reason (`headrace.SequenceEnd`)."""
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Requests that no sequence took, by the kind of the error (`headrace.core.errors.SequenceError.kind`)."""
+    """Number of refused requests, by `headrace.core.errors.SequenceError.kind`."""
     steps: int = 0
-    """Steps that were done; those that failed are not."""
+    """Number of successful steps."""
     interval_s: Histogram = field(default_factory=lambda: Histogram.empty(QUEUE_S_BOUNDS))
-    """Of requests whose step goes on: from the end of one step to the end of the next."""
+    """Time from the end of one step to the end of the next, for rescheduled requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """One model version since it was loaded. A request counts once it has ended.
+    """Statistics of one model version since its load. A request counts once it has ended.
 
-    `queue` is the time from arrival to the begin of the call, `compute_input` making the batch, `compute_infer` the
-    model itself, `compute_output` checking and splitting what it returned; each counts requests, except `compute_*`,
-    which count calls.
+    `queue` is the time from the arrival of a request to its call. `compute_input` is the assembly
+    of the batch, `compute_infer` the model call, `compute_output` the check and split of its
+    outputs. `compute_*` count calls; the other durations count requests.
     """
 
     name: str
     version: str
     instances: int = 0
     last_inference_ms: int = 0
-    """Milliseconds since the epoch; 0 before the first."""
+    """Time of the last inference in milliseconds since the epoch; 0 before the first."""
     rows: int = 0
     failed_rows: int = 0
-    """Rows that failed in requests that got a response."""
+    """Number of failed rows in requests with a response."""
     error_rows: int = 0
-    """Rows of requests that got an error."""
+    """Number of rows in requests with an error."""
     calls: int = 0
     retries: int = 0
-    """Calls that looked for the guilty rows of a failed batch."""
+    """Number of calls that searched for the bad rows of a failed batch."""
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
     cancelled: int = 0
     expired: int = 0
     refused: int = 0
-    """Requests that were turned away since the queue was full."""
+    """Number of requests refused because the queue was full."""
     queue: Duration = field(default_factory=Duration)
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
@@ -135,23 +142,23 @@ class ModelStatistics:
     batch_rows: Histogram = field(default_factory=lambda: Histogram.empty(BATCH_ROWS_BOUNDS))
     queue_s: Histogram = field(default_factory=lambda: Histogram.empty(QUEUE_S_BOUNDS))
     request_s: Histogram = field(default_factory=lambda: Histogram.empty(QUEUE_S_BOUNDS))
-    closed: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Batches by the reason for which they closed."""
+    close_reasons: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of batches, by the reason for which they closed."""
     streams: int = 0
-    """Streams that were begun."""
+    """Number of started streams."""
     stream_items: int = 0
     restarts: int = 0
-    """Instances that died and were started again."""
+    """Number of instances that died and were restarted."""
     busy_s: float = 0.0
-    """Time in which instances were calling the model, summed over them."""
+    """Time of model calls, summed over the instances."""
     uptime_s: float = 0.0
     """Time since the model was ready."""
     sequences: SequenceStatistics | None = None
-    """None of a model without a `step`."""
-    # What is going on now:
+    """None for a model without a `step`."""
+    # Current values:
     waiting_requests: int = 0
     waiting_rows: int = 0
     oldest_waiting_s: float = 0.0
     in_flight: int = 0
-    """Requests that are waiting or in a call."""
+    """Number of requests that wait or are in a call."""
     open_streams: int = 0

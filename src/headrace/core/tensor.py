@@ -1,4 +1,4 @@
-"""Requests and responses as every protocol and every model sees them: named tensors, rows first."""
+"""Requests and responses for every protocol and model: named tensors, first axis rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import ModelInputError
-from headrace.core.record import record
+from headrace.core.frozen import statically_frozen
 
 Array = NDArray[Any]
 
 DEFAULT_PRIORITY = 10
-"""Of requests that name none: more urgent ones are below, less urgent ones above."""
+"""Priority of requests without one. Lower numbers are more urgent."""
 
-# Datatype names of the Open Inference Protocol. BF16 has no numpy type: it travels as uint16 bit patterns.
+# Datatype names of the Open Inference Protocol. numpy has no BF16: such tensors travel as uint16
+# bit patterns.
 _DATATYPES: dict[str, str] = {
     "bool": "BOOL",
     "uint8": "UINT8",
@@ -31,7 +32,8 @@ _DATATYPES: dict[str, str] = {
     "float64": "FP64",
 }
 _DTYPES: dict[str, np.dtype[Any]] = {v: np.dtype(k) for k, v in _DATATYPES.items()}
-# By numpy's own numbers, some of which name the same type twice (a C long is an int64): to hash a dtype takes four times as long.
+# Keyed by numpy's type numbers: hashing a dtype takes four times as long. Some numbers name the
+# same type twice (a C long is an int64).
 _NUMBERS: dict[int, str] = {
     dtype.num: _DATATYPES[dtype.name]
     for dtype in map(np.dtype, np.typecodes["All"])
@@ -41,9 +43,10 @@ _DTYPES["BYTES"] = np.dtype(object)
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
-    """The protocol's name of a numpy dtype; strings, bytes and objects are BYTES.
+    """Return the protocol name of a numpy dtype; strings, bytes and objects are BYTES.
 
-    Raises TypeError for a dtype that no protocol carries (complex, datetime, records).
+    Raises:
+        TypeError: No protocol carries the dtype (complex, datetime, records).
     """
     known = _NUMBERS.get(dtype.num)
     if known is not None:
@@ -54,29 +57,37 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether a numpy dtype is one of the protocol's numbers, in this machine's byte order."""
+    """Return True if a numpy dtype is a protocol number in this machine's byte order."""
     return dtype.num in _NUMBERS and dtype.isnative
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """The numpy dtype of a protocol datatype; BYTES is object (elements are bytes or str)."""
+    """Return the numpy dtype of a protocol datatype; BYTES is object (elements are bytes or str).
+
+    Raises:
+        TypeError: The datatype is unknown.
+    """
     try:
         return _DTYPES[datatype]
     except KeyError:
         known = ", ".join(_DTYPES)
-        raise TypeError(f"unknown datatype {datatype!r}; known are {known}") from None
+        raise TypeError(f"unknown datatype {datatype!r}; the datatypes are {known}") from None
 
 
 def little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The same numbers in the byte order of the protocol; where the machine has that too, numpy's one object for the type.
+    """Return the dtype in the little-endian order of the protocol.
 
-    ``newbyteorder`` makes another object, which is equal, but not found by identity.
+    On little-endian machines this is numpy's own object for the type; ``newbyteorder`` makes an
+    equal object that an identity check does not find.
     """
     return np.dtype(f"<{dtype.kind}{dtype.itemsize}")
 
 
 def text_array(values: Sequence[object]) -> Array:
-    """Strings and bytes as a flat array of objects; numpy by itself would pad them all to the longest."""
+    """Return strings and bytes as a flat object array.
+
+    numpy's own conversion would pad them to the longest.
+    """
     made = np.empty(len(values), object)
     made[:] = values
     return made
@@ -86,11 +97,12 @@ def _nothing() -> dict[str, Any]:
     return {}
 
 
-@record
+@statically_frozen
 class Tensor:
-    """A named array whose first axis is rows. BYTES tensors are object arrays of bytes or str.
+    """A named array, first axis rows. BYTES tensors are object arrays of bytes or str.
 
-    `parameters` is what a protocol's tensor says of itself besides, such as a content type; few models read it.
+    `parameters` has further information of the protocol's tensor, such as a content type. Few
+    models read it.
     """
 
     name: str
@@ -99,7 +111,7 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """The Open Inference Protocol's name of the element type, such as FP32 or BYTES."""
+        """Open Inference Protocol name of the element type, such as FP32 or BYTES."""
         return datatype_of(self.data.dtype)
 
     @property
@@ -110,9 +122,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a model says of one input or output.
+    """A model's declaration of one input or output.
 
-    `shape` includes the row axis; -1 is a size that may vary (the row axis nearly always). None: not known.
+    `shape` includes the row axis. -1 stands for a variable size; nearly always, the row axis is
+    variable. None if unknown.
     """
 
     name: str
@@ -122,14 +135,18 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a predictor says of its model. Empty `inputs` or `outputs` mean not known.
+    """A predictor's description of its model. Empty `inputs` or `outputs` mean unknown.
 
-    `fingerprint` changes when the model's file or code changes: a resumed run refuses another one.
-    `max_batch_rows` is the most rows for one call, `max_batch_delay_ms` how long a row may wait for company.
-    `predicts` and `streams` say which of `predict` and `predict_stream` the model has, `whole_requests` that it is
-    called with one request at a time (`Model.predict_request`), `bytes_as` what it wants of text (`Model.bytes_as`).
-    `steps` says that its requests belong to sequences (`Model.step`); such a model predicts and streams, too. Of it,
-    `sequences_live_max` is how many the model itself would have live at once.
+    - `max_batch_rows`: row limit of one call.
+    - `max_batch_delay_ms`: limit of the wait for co-batching, in milliseconds.
+    - `fingerprint`: changes with the model's file or code. A resumed run refuses another
+      fingerprint.
+    - `can_predict`, `can_stream`: whether `predict` and `predict_stream` requests are served.
+    - `whole_requests`: the model is called with one request at a time (`Model.predict_request`).
+    - `bytes_as`: type of text elements (`Model.bytes_as`).
+    - `is_stateful`: requests belong to sequences (`Model.step`). Such a model can also predict and
+      stream.
+    - `sequences_live_max`: the model's own limit of live sequences.
     """
 
     name: str
@@ -140,20 +157,20 @@ class ModelMetadata:
     max_batch_rows: int = 1024
     max_batch_delay_ms: float = 2.0
     fingerprint: str = ""
-    predicts: bool = True
-    streams: bool = False
+    can_predict: bool = True
+    can_stream: bool = False
     whole_requests: bool = False
     bytes_as: Literal["str", "bytes", "sent"] = "str"
-    steps: bool = False
+    is_stateful: bool = False
     sequences_live_max: int | None = None
 
 
-@record
+@statically_frozen
 class InferRequest:
-    """Rows for one model, in tensors that agree on their first axis.
+    """Rows for one model, in tensors with equal first axes.
 
-    `deadline` is in the clock's monotonic seconds; None waits as long as it takes. `priority` is 1 for the most
-    urgent; of requests that wait, lower numbers go first.
+    `deadline` is a time on the clock's monotonic seconds, or None for no deadline. `priority` is 1
+    for the most urgent requests; of waiting requests, lower numbers go first.
     """
 
     inputs: tuple[Tensor, ...]
@@ -164,23 +181,27 @@ class InferRequest:
     priority: int = DEFAULT_PRIORITY
 
     def __getitem__(self, name: str) -> Array:
-        """An input's values by its name; KeyError names what there is."""
+        """Return the values of an input. The KeyError for an unknown name lists the inputs."""
         for tensor in self.inputs:
             if tensor.name == name:
                 return tensor.data
         raise KeyError(
-            f"no input {name!r}; there are {', '.join(repr(t.name) for t in self.inputs) or 'none'}"
+            f"no input {name!r}; the inputs are {', '.join(repr(t.name) for t in self.inputs) or 'none'}"
         )
 
     @property
     def rows(self) -> int:
-        """How many rows; raises ModelInputError when the tensors disagree, have no rows' axis, or there are none."""
+        """Number of rows.
+
+        Raises:
+            ModelInputError: The tensors disagree on the rows, have no row axis, or there are none.
+        """
         if len(self.inputs) == 1 and (shape := self.inputs[0].data.shape):
             return shape[0]
         if not self.inputs:
             raise ModelInputError("?", "a request needs at least one input tensor")
         if scalars := ", ".join(repr(t.name) for t in self.inputs if not t.data.ndim):
-            raise ModelInputError("?", f"input {scalars} has no axis of rows: the first axis must be rows")
+            raise ModelInputError("?", f"input {scalars} has no row axis: the first axis must be rows")
         rows = self.inputs[0].rows
         if any(t.rows != rows for t in self.inputs):
             sizes = ", ".join(f"{t.name}: {t.rows}" for t in self.inputs)
@@ -190,19 +211,19 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """One row of a request that could not be predicted; `row` is its index in the request."""
+    """A row of a request that could not be predicted. `row` is its index in the request."""
 
     row: int
     why: str
     attempts: int = 1
 
 
-@record
+@statically_frozen
 class InferResponse:
-    """The answer: output tensors over the rows that succeeded, in request order, and the rows that did not.
+    """Output tensors for the rows that succeeded, in request order, and the rows that failed.
 
-    Law: ``rows of the request == rows of each output + len(failures)``. `failures` is sorted by row.
-    When every row failed `outputs` is empty.
+    For every output, ``rows of the request == rows of the output + len(failures)``. `failures` is
+    sorted by row. If every row failed, `outputs` is empty.
     """
 
     outputs: tuple[Tensor, ...]
@@ -213,10 +234,10 @@ class InferResponse:
     failures: tuple[RowFailure, ...] = ()
 
     def __getitem__(self, name: str) -> Array:
-        """An output's values by its name; KeyError names what there is."""
+        """Return the values of an output. The KeyError for an unknown name lists the outputs."""
         for tensor in self.outputs:
             if tensor.name == name:
                 return tensor.data
         raise KeyError(
-            f"no output {name!r}; there are {', '.join(repr(t.name) for t in self.outputs) or 'none'}"
+            f"no output {name!r}; the outputs are {', '.join(repr(t.name) for t in self.outputs) or 'none'}"
         )
