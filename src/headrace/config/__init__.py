@@ -1,1 +1,1 @@
-"""Settings from files: what a folder says about a model, and what a folder of them holds."""
+"""Settings files: models, folders of models, and the settings of jobs."""

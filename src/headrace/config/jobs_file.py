@@ -1,17 +1,17 @@
-"""The file that says how jobs are kept: keys, who is told, what fires, how queues are bounded, where may be gone.
+"""The settings file of jobs: keys, allowed addresses, queues, triggers, notifications and regions.
 
 ::
 
-    [keys.web]                        # see `headrace keys new`; without any key, everybody is asked for none
+    [keys.web]                        # see `headrace keys new`; without keys, no request needs one
     digest = "sha256:…"
     scopes = ["submit", "read"]
     inputs = ["s3://bucket/in"]
     outputs = ["s3://bucket/out"]
 
-    [anyone]                          # without keys: places that whoever asks may name
+    [anyone]                          # without keys: allowed addresses of every client
     inputs = ["s3://bucket/in", "https://data.example.com/daily"]
 
-    [queues.default]                  # set at every start; what is not said stays as it was set by hand
+    [queues.default]                  # applied at every start; other settings keep their values
     pending_max = 10000
 
     [[triggers]]
@@ -21,7 +21,7 @@
     model = "churn"
     output = "s3://bucket/out/"
 
-    [endpoints.billing]               # whom jobs tell by name: {"endpoint": "billing"}
+    [endpoints.billing]               # receiver of notifications: {"endpoint": "billing"}
     webhook = "https://billing.example.com/hook"
     secret = "whsec_…"
 
@@ -29,16 +29,16 @@
     host = "mail.example.com"
     sender = "jobs@example.com"
 
-    [outbound]                        # what webhooks and https inputs may reach beside global addresses
+    [outbound]                        # targets of webhooks and https inputs beyond global addresses
     plain_http = false
     ports = [443]
     networks = ["10.0.0.0/8"]
 
-    [vendor]                          # the vendor's asynchronous door
+    [sagemaker]                       # the API for unmodified SageMaker clients
     output_uri = "s3://bucket/async/"
 
-    [regions]                         # where data lives, and where these workers are
-    ask_buckets = true                # ask S3 for the regions of buckets of which nothing is said below; default: false
+    [regions]                         # regions of the data and of these workers
+    ask_buckets = true                # ask S3 for the regions of other buckets; default: false
     worker = "eu-west-1"              # --region
     other_regions = "never"           # --other-regions; default: "idle"
 
@@ -47,6 +47,7 @@
 """
 
 import tomllib
+import warnings
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -55,17 +56,17 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast, get_args
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.access import ANYONE, JobAccess, JobKey, read_job_keys
+from headrace.jobs.access import ANONYMOUS_KEY, JobAccess, JobKey, read_job_keys
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notifier import Target
 from headrace.jobs.notifiers.email import SmtpSettings
-from headrace.jobs.outbound.addresses import network
+from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.urls import PORTS, OutboundPolicy
-from headrace.jobs.places import Allowed
+from headrace.jobs.paths import UriAllowList
 from headrace.jobs.subscription import read_subscriptions
 from headrace.jobs.trigger import Triggers, read_triggers
 from headrace.jobs.worker.settings import OtherRegions
-from headrace.server.jobs.vendor import VendorSettings
+from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.storage.regions import RegionRule, RegionRules, require_region
 
 _TABLES: Final = (
@@ -76,16 +77,18 @@ _TABLES: Final = (
     "endpoints",
     "smtp",
     "outbound",
-    "vendor",
+    "sagemaker",
     "regions",
 )
+_RENAMED_TABLES: Final = {"vendor": "sagemaker"}
+"""Deprecated names of tables, with their new names. The next release removes them."""
 _PORT_MAX: Final = 65535
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """Where workers are, and when they take jobs of elsewhere; see `WorkerSettings`."""
+class WorkerRegion:
+    """The region of workers, and when they take jobs of other regions; see `WorkerSettings`."""
 
     region: str = ""
     other_regions: OtherRegions = "idle"
@@ -93,91 +96,119 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class JobsFile:
-    """What the file says; what it does not say is as by default."""
+    """The contents of the settings file, with defaults for missing settings."""
 
     access: JobAccess = field(default_factory=JobAccess)
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
-    """What is said of each queue: fields of `QueueSettings`."""
+    """Fields of `QueueSettings` for each queue."""
     triggers: Triggers | None = None
     endpoints: tuple[Target, ...] = ()
     smtp: SmtpSettings | None = None
     outbound: OutboundPolicy = field(default_factory=OutboundPolicy)
-    vendor: VendorSettings | None = None
+    sagemaker: SageMakerSettings | None = None
     regions: RegionRules = field(default_factory=lambda: RegionRules(ask_buckets=False))
-    """Where data lives."""
+    """Regions of the data."""
 
 
 def read_jobs_file(path: Path, *, store_uri: str, reserved: Iterable[str] = ()) -> JobsFile:
-    """Read it. `store_uri` is headrace's own store, and `reserved` what else nobody may name.
+    """Return the contents of a settings file.
 
-    Raises ConfigError with the file, the table and the key for whatever cannot be.
+    No client may name `store_uri`, headrace's own store, or an address in `reserved`.
+
+    Raises:
+        ConfigError: A setting is invalid. The message names the file, the table and the key.
     """
-    document = _document(path)
-    with _named(path):
-        return _jobs_file(document, str(path), store_uri, (store_uri, *reserved))
+    document = _read_document(path)
+    with _path_in_errors(path):
+        return _parse_document(document, str(path), store_uri, (store_uri, *reserved))
 
 
-def read_worker_place(path: Path | None) -> WorkerPlace:
-    """What the file alone says of where workers are; as by default without a file. ConfigError as `read_jobs_file`."""
+def read_worker_region(path: Path | None) -> WorkerRegion:
+    """Return the region settings of workers from a settings file, or the defaults without a file.
+
+    Raises:
+        ConfigError: As for `read_jobs_file`.
+    """
     if path is None:
-        return WorkerPlace()
-    document = _document(path)
-    with _named(path):
-        return _regions(document)[1]
+        return WorkerRegion()
+    document = _read_document(path)
+    with _path_in_errors(path):
+        return _parse_regions(document)[1]
 
 
 @contextmanager
-def _named(path: Path) -> Generator[None]:
-    """Errors name the file."""
+def _path_in_errors(path: Path) -> Generator[None]:
+    """Put the path of the file before every ConfigError."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _read_document(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the settings of jobs in {path} cannot be read: {error}") from error
+        raise ConfigError(f"{path}: the jobs file cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: it is no TOML: {error}") from error
+        raise ConfigError(f"{path}: invalid TOML: {error}") from error
+    document = _rename_tables(document, path)
     unknown = sorted(document.keys() - set(_TABLES))
     if unknown:
-        raise ConfigError(f"{path}: there is no {unknown[0]!r} (there are {', '.join(_TABLES)})")
+        raise ConfigError(f"{path}: unknown table {unknown[0]!r}; the tables are {', '.join(_TABLES)}")
     return document
 
 
-def _jobs_file(
+def _rename_tables(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the document with the new names of renamed tables, and warn of the old names."""
+    for old, new in _RENAMED_TABLES.items():
+        if old not in document:
+            continue
+        if new in document:
+            raise ConfigError(f"{path}: [{old}] is the old name of [{new}]: remove one of them")
+        # A FutureWarning, because the reader of this warning wrote a file, not Python.
+        warnings.warn(
+            f"{path}: the table [{old}] is deprecated: name it [{new}]", FutureWarning, stacklevel=2
+        )
+        document = {new if name == old else name: value for name, value in document.items()}
+    return document
+
+
+def _parse_document(
     document: Mapping[str, Any], where: str, store_uri: str, reserved: tuple[str, ...]
 ) -> JobsFile:
-    outbound = _outbound(_table(document, "outbound"))
-    vendor = _made(VendorSettings, _table(document, "vendor"), "vendor") if "vendor" in document else None
+    outbound = _parse_outbound(_table(document, "outbound"))
+    sagemaker = (
+        _to_dataclass(SageMakerSettings, _table(document, "sagemaker"), "sagemaker")
+        if "sagemaker" in document
+        else None
+    )
     outputs = [store_uri] if store_uri.startswith("s3://") else []
-    regions, _ = _regions(document)
+    regions, _ = _parse_regions(document)
+    queues = _table(document, "queues")
     return JobsFile(
-        access=_access(document, where, reserved, outbound),
-        queues={name: _queue(tables, name) for tables in [_table(document, "queues")] for name in tables},
-        triggers=_triggers(document, outputs) if "triggers" in document else None,
-        endpoints=_endpoints(_table(document, "endpoints"), outbound),
-        smtp=_made(SmtpSettings, _table(document, "smtp"), "smtp") if "smtp" in document else None,
+        access=_parse_access(document, where, reserved, outbound),
+        queues={name: _parse_queue(queues, name) for name in queues},
+        triggers=_parse_triggers(document, outputs) if "triggers" in document else None,
+        endpoints=_parse_endpoints(_table(document, "endpoints"), outbound),
+        smtp=_to_dataclass(SmtpSettings, _table(document, "smtp"), "smtp") if "smtp" in document else None,
         outbound=outbound,
-        vendor=vendor,
+        sagemaker=sagemaker,
         regions=regions,
     )
 
 
-def _regions(document: Mapping[str, Any]) -> tuple[RegionRules, WorkerPlace]:
+def _parse_regions(document: Mapping[str, Any]) -> tuple[RegionRules, WorkerRegion]:
     table = _table(document, "regions")
-    unknown = sorted(table.keys() - _REGION_WORDS.keys())
+    unknown = sorted(table.keys() - _REGION_TYPES.keys())
     if unknown:
-        raise ConfigError(f"regions: there is no {unknown[0]!r} (there are {', '.join(_REGION_WORDS)})")
+        raise ConfigError(f"regions: unknown key {unknown[0]!r}; the keys are {', '.join(_REGION_TYPES)}")
     for name, value in table.items():
-        kind, what = _REGION_WORDS[name]
+        kind, what = _REGION_TYPES[name]
         if not isinstance(value, kind):
             raise ConfigError(f"regions.{name} must be {what}, not {value!r}")
     data = cast("dict[str, Any]", table.get("data", {}))
-    rules = tuple(_region_rule(prefix, region) for prefix, region in data.items())
+    rules = tuple(_parse_region_rule(prefix, region) for prefix, region in data.items())
     if worker := table.get("worker", ""):
         require_region(worker)
     others = table.get("other_regions", "idle")
@@ -185,10 +216,10 @@ def _regions(document: Mapping[str, Any]) -> tuple[RegionRules, WorkerPlace]:
         raise ConfigError(
             f"regions.other_regions must be one of {', '.join(get_args(OtherRegions))}, not {others!r}"
         )
-    return RegionRules(rules, table.get("ask_buckets", False)), WorkerPlace(worker, others)
+    return RegionRules(rules, table.get("ask_buckets", False)), WorkerRegion(worker, others)
 
 
-def _region_rule(prefix: str, region: Any) -> RegionRule:
+def _parse_region_rule(prefix: str, region: Any) -> RegionRule:
     if not isinstance(region, str):
         raise ConfigError(f"regions.data: {prefix} must have a region, not {region!r}")
     try:
@@ -197,65 +228,68 @@ def _region_rule(prefix: str, region: Any) -> RegionRule:
         raise ConfigError(f"regions.data: {error}") from error
 
 
-def _queue(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _parse_queue(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table, where = _table(tables, name), f"queues.{name}"
     if "name" in table:
-        raise ConfigError(f"{where}: there is no 'name': it stands in the table's own")
-    settings = _made(QueueSettings, {**table, "name": name}, where)
+        raise ConfigError(f"{where}: 'name' is not a key: the name of the table is the queue's")
+    settings = _to_dataclass(QueueSettings, {**table, "name": name}, where)
     if settings.pending_max is not None and settings.pending_max < 0:
         raise ConfigError(f"{where}.pending_max must be 0 or more, not {settings.pending_max}")
     return table
 
 
-def _access(
+def _parse_access(
     document: Mapping[str, Any], where: str, reserved: tuple[str, ...], outbound: OutboundPolicy
 ) -> JobAccess:
     if "keys" in document:
         if "anyone" in document:
-            raise ConfigError("anyone: where there are keys, nobody is anyone: leave one of the two out")
+            raise ConfigError("[anyone] and [keys] exclude each other: remove one of them")
         return JobAccess(read_job_keys(document["keys"], where, reserved=reserved, policy=outbound))
-    places = _places(_table(document, "anyone"))
-    return JobAccess(anyone=anyone(**places, reserved=reserved, policy=outbound))
+    allow_lists = _parse_allow_lists(_table(document, "anyone"))
+    return JobAccess(anonymous=anonymous_key(**allow_lists, reserved=reserved, policy=outbound))
 
 
-def anyone(
+def anonymous_key(
     *,
     inputs: Iterable[str] = (),
     outputs: Iterable[str] = (),
     reserved: Iterable[str] = (),
     policy: OutboundPolicy | None = None,
 ) -> JobKey:
-    """Whoever asks, where no keys are asked for: what they may name, but for what is `reserved`.
+    """Return the key of every client of a server without keys: the allowed inputs and outputs.
 
-    ConfigError for what cannot be named.
+    Addresses in `reserved` are never allowed.
+
+    Raises:
+        ConfigError: A prefix is invalid.
     """
     own = tuple(reserved)
     return JobKey(
-        name=ANYONE.name,
-        tenant=ANYONE.tenant,
-        scopes=ANYONE.scopes,
-        inputs=Allowed.read(inputs, reserved=own, policy=policy or OutboundPolicy()),
-        outputs=Allowed.read(outputs, reserved=own),
+        name=ANONYMOUS_KEY.name,
+        tenant=ANONYMOUS_KEY.tenant,
+        scopes=ANONYMOUS_KEY.scopes,
+        inputs=UriAllowList.read(inputs, reserved=own, policy=policy or OutboundPolicy()),
+        outputs=UriAllowList.read(outputs, reserved=own),
     )
 
 
-def _places(table: Mapping[str, Any]) -> dict[str, list[str]]:
+def _parse_allow_lists(table: Mapping[str, Any]) -> dict[str, list[str]]:
     for name in table:
         if name not in {"inputs", "outputs"}:
-            raise ConfigError(f"anyone: there is no {name!r} (there are inputs, outputs)")
+            raise ConfigError(f"anyone: unknown key {name!r}; the keys are inputs, outputs")
         if not isinstance(table[name], list) or not all(isinstance(p, str) for p in table[name]):
             raise ConfigError(f"anyone.{name} must be a list of prefixes")
     return dict(table)
 
 
-def _triggers(document: Mapping[str, Any], outputs: list[str]) -> Triggers:
+def _parse_triggers(document: Mapping[str, Any], outputs: list[str]) -> Triggers:
     tables = document["triggers"]
     if not isinstance(tables, list):
-        raise ConfigError("triggers: each is a table of its own, [[triggers]]")
+        raise ConfigError("triggers must be an array of tables: write [[triggers]]")
     return read_triggers(cast("list[Any]", tables), outputs=outputs)
 
 
-def _endpoints(tables: Mapping[str, Any], outbound: OutboundPolicy) -> tuple[Target, ...]:
+def _parse_endpoints(tables: Mapping[str, Any], outbound: OutboundPolicy) -> tuple[Target, ...]:
     targets: list[Target] = []
     for name in tables:
         try:
@@ -263,15 +297,15 @@ def _endpoints(tables: Mapping[str, Any], outbound: OutboundPolicy) -> tuple[Tar
         except ConfigError as error:
             raise ConfigError(f"endpoints.{name}: {str(error).removeprefix('notify[0]: ')}") from error
         if found.target is None:
-            raise ConfigError(f"endpoints.{name}: say a webhook, sns or email")
+            raise ConfigError(f"endpoints.{name}: set webhook, sns or email")
         targets.append(replace(found.target, endpoint_id=name))
     return tuple(targets)
 
 
-def _outbound(table: Mapping[str, Any]) -> OutboundPolicy:
+def _parse_outbound(table: Mapping[str, Any]) -> OutboundPolicy:
     unknown = sorted(table.keys() - {"plain_http", "ports", "networks"})
     if unknown:
-        raise ConfigError(f"outbound: there is no {unknown[0]!r} (there are networks, plain_http, ports)")
+        raise ConfigError(f"outbound: unknown key {unknown[0]!r}; the keys are networks, plain_http, ports")
     ports = table.get("ports", list(PORTS))
     networks = table.get("networks", [])
     if not isinstance(ports, list) or not all(
@@ -286,7 +320,7 @@ def _outbound(table: Mapping[str, Any]) -> OutboundPolicy:
     return OutboundPolicy(
         plain_http=plain,
         ports=frozenset(cast("list[int]", ports)),
-        networks=tuple(network(n) for n in cast("list[str]", networks)),
+        networks=tuple(parse_network(n) for n in cast("list[str]", networks)),
     )
 
 
@@ -297,14 +331,14 @@ def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", table)
 
 
-def _made(kind: type[_T], table: Mapping[str, Any], where: str) -> _T:
-    """A dataclass of a table, whose keys are its fields and whose values are plain."""
+def _to_dataclass(kind: type[_T], table: Mapping[str, Any], where: str) -> _T:
+    """Return a dataclass from a table whose keys are its fields and whose values are plain."""
     known = {each.name: each.type for each in fields(cast("Any", kind))}
     unknown = sorted(table.keys() - known.keys())
     if unknown:
-        raise ConfigError(f"{where}: there is no {unknown[0]!r} (there are {', '.join(known)})")
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
     for name, value in table.items():
-        wanted = _WORDS.get(str(known[name]))
+        wanted = _FIELD_TYPES.get(str(known[name]))
         if wanted is not None and (
             not isinstance(value, wanted[0]) or isinstance(value, bool) != (wanted[0] is bool)
         ):
@@ -312,20 +346,20 @@ def _made(kind: type[_T], table: Mapping[str, Any], where: str) -> _T:
     try:
         return kind(**table)
     except TypeError as error:
-        raise ConfigError(f"{where}: {_missing(error)}") from error
+        raise ConfigError(f"{where}: {_missing_key(error)}") from error
 
 
-def _missing(error: TypeError) -> str:
+def _missing_key(error: TypeError) -> str:
     return str(error).rpartition("argument")[2].lstrip("s: ").strip() + " is missing"
 
 
-_REGION_WORDS: Final[Mapping[str, tuple[type, str]]] = {
+_REGION_TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "data": (dict, "a table of prefixes and regions"),
     "ask_buckets": (bool, "true or false"),
     "worker": (str, "a region"),
     "other_regions": (str, "text"),
 }
-_WORDS: Final[Mapping[str, tuple[Any, str]]] = {
+_FIELD_TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "<class 'str'>": (str, "text"),
     "<class 'bool'>": (bool, "true or false"),
     "<class 'int'>": (int, "a whole number"),

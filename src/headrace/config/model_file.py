@@ -1,10 +1,10 @@
-"""``model.toml``: one model, how it is made and how it is served; and the folder that holds many of them.
+"""The file ``model.toml``, which describes one model and its serving, and folders of such models.
 
 ::
 
     name = "churn"                  # default: the folder's name
-    version = "2"                   # default: the folder's name below that, where it is a number; else "1"
-    model = "churn.onnx"            # a file beside this one, file.py:Class, or module:Class
+    version = "2"                   # default: the name of the version folder, else "1"
+    model = "churn.onnx"            # a file in the same folder, file.py:Class, or module:Class
 
     [options]                       # for the runtime, or for the class's __init__
     intra_op_threads = 2
@@ -15,15 +15,15 @@
     max_batch_rows = 64
     max_batch_delay_ms = 5
     queue_rows_max = 2048
-    call_timeout_s = 60             # these are for isolation = "process"
+    call_timeout_s = 60             # this and the following: for isolation = "process"
     memory_bytes_max = 4294967296
     environ_pass = ["MODEL_CACHE"]
 
-    [sequences]                     # of a model with a step: see SequenceLimits
+    [sequences]                     # for a model with a step: see SequenceLimits
     live_max = 1000
     idle_ms = 30_000
 
-Without ``model`` the one file in the folder that is a model is taken.
+Without ``model``, the only model file in the folder is taken.
 """
 
 import tomllib
@@ -39,7 +39,7 @@ from headrace.runtimes.load import model_factory
 
 MODEL_FILE: Final = "model.toml"
 MODELS_MAX: Final = 4096
-"""Models in one folder."""
+"""Limit of models in one folder."""
 _KEYS: Final = {"name", "version", "model", "options", "serve", "sequences"}
 _KINDS: Final = {
     int: "a whole number",
@@ -67,32 +67,37 @@ _MODEL_SUFFIXES: Final = (".onnx", ".skops", ".pt", ".ts", ".pt2", ".py")
 
 
 def read_definition(path: Path, *, name: str | None = None, version: str | None = None) -> ModelDefinition:
-    """The model that a ``model.toml`` describes; `name` and `version` are its defaults.
+    """Return the model that a ``model.toml`` describes. `name` and `version` are defaults.
 
-    Raises ConfigError, with the file and the key, for what cannot be; ModelLoadError where a Python file does not import.
+    Raises:
+        ConfigError: A setting is invalid. The message names the file and the key.
+        ModelLoadError: A Python file does not import.
     """
-    document = _document(path)
+    document = _read_document(path)
     unknown = document.keys() - _KEYS
     if unknown:
-        raise _wrong(path, f"there is no {_listed(unknown)} (there are {_listed(_KEYS)})")
+        raise _error(path, f"unknown key {_quoted(unknown)}; the keys are {_quoted(_KEYS)}")
     model = document.get("model")
     if model is not None and not isinstance(model, str):
-        raise _wrong(path, "'model' must be a file or a class, as text")
-    spec = _spec(path, model)
+        raise _error(path, "'model' must be text: a file or a class")
+    spec = _model_spec(path, model)
     source = model_factory(spec, _table(path, document, "options"))
     return ModelDefinition(
         _text(path, document, "name", name or path.parent.name),
         _text(path, document, "version", version or "1"),
         source.make,
         source.fingerprint,
-        _settings(path, _table(path, document, "serve"), _table(path, document, "sequences")),
+        _serve_settings(path, _table(path, document, "serve"), _table(path, document, "sequences")),
     )
 
 
 def definition_of(
     spec: str, settings: ServeSettings, options: Mapping[str, Any] | None = None
 ) -> ModelDefinition:
-    """A model from what a user writes: a file, ``file.py:Class``, ``module:Class``; ``NAME=`` before it names it."""
+    """Return a model from a command-line argument: a file, ``file.py:Class`` or ``module:Class``.
+
+    The prefix ``NAME=`` sets the model's name.
+    """
     name, _, rest = spec.partition("=")
     if rest and name.replace("-", "_").replace(".", "_").isidentifier():
         source = model_factory(rest, options)
@@ -102,45 +107,51 @@ def definition_of(
 
 
 class ModelsFolder:
-    """A folder of models: ``NAME/model.toml``, or ``NAME/VERSION/model.toml`` for several versions of one."""
+    """A folder of models: ``NAME/model.toml``, or ``NAME/VERSION/model.toml`` for several versions."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         if not root.is_dir():
             raise ConfigError(
-                f"{root} is no folder: a models folder has one folder with a {MODEL_FILE} for each model"
+                f"{root} is not a folder: a models folder has one folder with a {MODEL_FILE} for each model"
             )
 
     def all(self) -> list[ModelDefinition]:
-        """Every model. ConfigError when there is none, or when one of them is wrong."""
-        definitions = [d for folder in self._folders() for d in self._in(folder)]
+        """Return every model.
+
+        Raises:
+            ConfigError: A model is invalid, or the folder has none.
+        """
+        definitions = [d for folder in self._folders() for d in self._definitions_in(folder)]
         if not definitions:
-            raise ConfigError(f"{self._root} holds no model: none of its folders has a {MODEL_FILE}")
+            raise ConfigError(f"{self._root} has no model: none of its folders has a {MODEL_FILE}")
         return definitions
 
     def find(self, name: str) -> Sequence[ModelDefinition]:
-        """Every version of one model, as it lies there now. ModelNotFoundError when there is none of that name.
+        """Return every version of one model, as the folder has it now.
 
-        Nothing of other models is read but their names, so that what is wrong with one keeps none of the others. Raises
-        ConfigError as `read_definition`, but with places below the folder alone, since this is asked from elsewhere.
+        Only the names of other models are read, so an invalid model does not affect the others.
+
+        Raises:
+            ModelNotFoundError: The folder has no model with this name.
+            ConfigError: As for `read_definition`, with paths relative to the folder: remote clients see
+                the message.
         """
         try:
-            found = [d for folder in self._folders() for d in self._in(folder, only=name)]
+            found = [d for folder in self._folders() for d in self._definitions_in(folder, only=name)]
         except ConfigError as error:
-            raise ConfigError(self._without_root(str(error))) from error
+            raise ConfigError(self._hide_root(str(error))) from error
         if not found:
-            raise ModelNotFoundError(name, "there is no model of this name in the models folder")
+            raise ModelNotFoundError(name, "the models folder has no model with this name")
         return found
 
     def _folders(self) -> list[Path]:
         folders = sorted(f for f in self._root.iterdir() if f.is_dir() and not f.name.startswith("."))
         if len(folders) > MODELS_MAX:
-            raise ConfigError(
-                f"{self._root} has {len(folders)} folders; at most {MODELS_MAX} models are taken"
-            )
+            raise ConfigError(f"{self._root} has {len(folders)} folders; the limit is {MODELS_MAX} models")
         return folders
 
-    def _in(self, folder: Path, *, only: str | None = None) -> list[ModelDefinition]:
+    def _definitions_in(self, folder: Path, *, only: str | None = None) -> list[ModelDefinition]:
         if (folder / MODEL_FILE).is_file():
             files = [(folder / MODEL_FILE, folder.name, "1")]
         else:
@@ -149,17 +160,17 @@ class ModelsFolder:
         return [
             read_definition(file, name=name, version=version)
             for file, name, version in files
-            if only is None or _name_of(file, name) == only
+            if only is None or _declared_name(file, name) == only
         ]
 
-    def _without_root(self, text: str) -> str:
+    def _hide_root(self, text: str) -> str:
         for root in {str(self._root.resolve()), str(self._root)} - {".", "/"}:
             text = text.replace(f"{root}/", "").replace(root, "the models folder")
         return text
 
 
 def is_models_folder(path: Path) -> bool:
-    """Whether a path is a folder of models, or of one model."""
+    """Return True if a path is a folder of models, or of one model."""
     return path.is_dir() and (
         (path / MODEL_FILE).is_file()
         or any(path.glob(f"*/{MODEL_FILE}"))
@@ -167,33 +178,36 @@ def is_models_folder(path: Path) -> bool:
     )
 
 
-def _name_of(path: Path, default: str) -> str:
-    """The name that a model has; its default where that cannot be told."""
+def _declared_name(path: Path, default: str) -> str:
+    """Return the name in a ``model.toml``, or the default if the file is unreadable."""
     try:
-        return str(_document(path).get("name", default))
+        return str(_read_document(path).get("name", default))
     except ConfigError:
         return default
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _read_document(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"it cannot be read: {error}") from error
+        raise _error(path, f"it cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise _wrong(path, f"it is no TOML: {error}") from error
+        raise _error(path, f"invalid TOML: {error}") from error
 
 
-def _spec(path: Path, model: str | None) -> str:
-    """What `model_factory` takes: files are looked for beside the ``model.toml``."""
+def _model_spec(path: Path, model: str | None) -> str:
+    """Return the argument for `model_factory`.
+
+    Files are searched in the folder of the ``model.toml``.
+    """
     if model is None:
         return str(_only_model(path))
-    place = model.partition(":")[0] if ".py:" in model else model
-    beside = path.parent / place
+    file = model.partition(":")[0] if ".py:" in model else model
+    beside = path.parent / file
     if not beside.exists():
         if ":" in model and ".py" not in model:
             return model
-        raise _wrong(path, f"model {model!r} is not there: {beside} does not exist")
+        raise _error(path, f"model {model!r}: {beside} does not exist")
     return str(path.parent / model)
 
 
@@ -203,41 +217,45 @@ def _only_model(path: Path) -> Path:
         return files[0]
     if (path.parent / "MLmodel").is_file() or (path.parent / "config.json").is_file():
         return path.parent
-    why = f"it could be {_listed(f.name for f in files)}" if files else "no file beside it is a model"
-    raise _wrong(path, f'say which model, as in model = "churn.onnx": {why}')
+    why = (
+        f"the candidates are {_quoted(f.name for f in files)}"
+        if files
+        else "no file in its folder is a model"
+    )
+    raise _error(path, f'set the model, as in model = "churn.onnx": {why}')
 
 
-def _settings(path: Path, table: Mapping[str, Any], sequences: Mapping[str, Any]) -> ServeSettings:
+def _serve_settings(path: Path, table: Mapping[str, Any], sequences: Mapping[str, Any]) -> ServeSettings:
     unknown = table.keys() - _SERVE_TYPES.keys()
     if unknown:
-        raise _wrong(path, f"[serve] has no {_listed(unknown)} (it has {_listed(_SERVE_TYPES)})")
+        raise _error(path, f"[serve] has no key {_quoted(unknown)}; its keys are {_quoted(_SERVE_TYPES)}")
     for key, value in table.items():
         if type(value) not in _SERVE_TYPES[key]:
             kinds = " or ".join(_KINDS[t] for t in _SERVE_TYPES[key])
-            raise _wrong(path, f"[serve] {key} must be {kinds}, not {value!r:.40}")
+            raise _error(path, f"[serve] {key} must be {kinds}, not {value!r:.40}")
     try:
-        SequenceLimits().changed(sequences)
+        SequenceLimits().with_values(sequences)
     except ConfigError as error:
-        raise _wrong(path, f"[sequences] {error}") from error
-    given = dict(table)
-    if "environ_pass" in given:
-        given["environ_pass"] = _texts(path, "environ_pass", given["environ_pass"])
+        raise _error(path, f"[sequences] {error}") from error
+    values = dict(table)
+    if "environ_pass" in values:
+        values["environ_pass"] = _texts(path, "environ_pass", values["environ_pass"])
     try:
-        return ServeSettings(**given, sequences=sequences)
+        return ServeSettings(**values, sequences=sequences)
     except (ConfigError, TypeError) as error:
-        raise _wrong(path, f"[serve] {error}") from error
+        raise _error(path, f"[serve] {error}") from error
 
 
 def _texts(path: Path, key: str, values: list[Any]) -> tuple[str, ...]:
     if not all(isinstance(value, str) for value in values):
-        raise _wrong(path, f"[serve] {key} must be a list of texts, not {values!r:.40}")
+        raise _error(path, f"[serve] {key} must be a list of texts, not {values!r:.40}")
     return tuple(values)
 
 
 def _table(path: Path, document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     table = document.get(key, {})
     if not isinstance(table, dict):
-        raise _wrong(path, f"{key!r} must be a table, as in [{key}]")
+        raise _error(path, f"{key!r} must be a table, as in [{key}]")
     return cast("Mapping[str, Any]", table)
 
 
@@ -246,13 +264,13 @@ def _text(path: Path, document: Mapping[str, Any], key: str, default: str) -> st
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value or "/" in value:
-        raise _wrong(path, f"{key!r} must be text without a slash, not {value!r:.40}")
+        raise _error(path, f"{key!r} must be text without a slash, not {value!r:.40}")
     return value
 
 
-def _wrong(path: Path, why: str) -> ConfigError:
+def _error(path: Path, why: str) -> ConfigError:
     return ConfigError(f"{path}: {why}")
 
 
-def _listed(names: Any) -> str:
+def _quoted(names: Any) -> str:
     return ", ".join(map(repr, sorted(names)))
