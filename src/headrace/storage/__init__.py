@@ -1,10 +1,11 @@
-"""Storage: URIs in, byte streams out, and objects written whole or not at all.
+"""Object storage: byte streams by URI, and objects that are written completely or not at all.
 
-`Stores` gives the store for a URI; `Store` is what every one of them can do. All blocking, for threads.
+`Stores` maps a URI to its store; `Store` is the contract of every store. The API blocks; it is
+meant for threads.
 """
 
-from headrace.storage.contract import ObjectInfo, Signing, Store, Writer
+from headrace.storage.contract import ObjectInfo, Store, UrlSigner, Writer
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import absolute, join, name, parent
 
-__all__ = ["ObjectInfo", "Signing", "Store", "Stores", "Writer", "absolute", "join", "name", "parent"]
+__all__ = ["ObjectInfo", "Store", "Stores", "UrlSigner", "Writer", "absolute", "join", "name", "parent"]

@@ -1,7 +1,11 @@
-"""Who we are to S3 and where it is: the AWS environment and the files in ``~/.aws``, read without a network.
+"""Read S3 credentials, region and endpoint from the AWS environment and ``~/.aws``.
 
-The order is that of the AWS tools: keys in the environment, then the profile's keys, then what only their SDK can
-get (single sign-on, roles, a credential process), then what the machine gives (containers, instance metadata).
+Nothing here accesses the network. The search order is that of the AWS tools:
+
+1. Keys in the environment.
+2. Keys in the profile.
+3. Credentials that only the AWS SDK can obtain: single sign-on, roles, a credential process.
+4. Credentials of the machine: containers, instance metadata.
 """
 
 import configparser
@@ -32,23 +36,23 @@ _Section = Mapping[str, str]
 
 
 class CredentialSource(StrEnum):
-    """Where credentials come from."""
+    """The origin of the credentials."""
 
     KEYS = "keys"
-    """`access_key_id` and `secret_access_key` are known."""
+    """The settings hold `access_key_id` and `secret_access_key`."""
     ANONYMOUS = "anonymous"
     """Requests are not signed."""
     SDK = "sdk"
-    """The profile needs the AWS SDK: single sign-on, a role, a process."""
+    """Only the AWS SDK can obtain them: single sign-on, a role, a process."""
     MACHINE = "machine"
-    """A container's, a pod's or an instance's own; the client library asks for them."""
+    """Those of a container, pod or instance; the client library requests them."""
     NONE = "none"
-    """There are none; `looked_for` says where we looked."""
+    """There are none; `searched_sources` names the sources searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwsSettings:
-    """Everything that a client for one bucket needs. `secret_access_key` and `session_token` stay out of repr."""
+    """The settings of a client for one bucket. `repr` omits the credentials."""
 
     source: CredentialSource
     access_key_id: str = ""
@@ -58,22 +62,24 @@ class AwsSettings:
     endpoint: str = ""
     profile: str = "default"
     ca_bundle: str = ""
-    looked_for: str = ""
+    searched_sources: str = ""
 
     def __repr__(self) -> str:
         return f"AwsSettings(source={self.source}, profile={self.profile!r}, endpoint={self.endpoint!r})"
 
 
 def aws_settings(environ: Mapping[str, str], *, ec2_vendor_file: Path = EC2_VENDOR_FILE) -> AwsSettings:
-    """Read the environment and the files it names. Never waits for a network.
+    """Read the environment and the files that it names. Never wait for a network.
 
-    Raises ConfigError when AWS_PROFILE names a profile that no file has, or a file cannot be parsed.
+    Raises ConfigError if no file has the profile in AWS_PROFILE, or if a file cannot be parsed.
     """
     profile_name = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
     files = _Files.read(environ)
     profile = files.profile(profile_name)
     if profile is None and profile_name != "default":
-        raise ConfigError(f"AWS_PROFILE is {profile_name!r}, but {files.names} have no such profile")
+        raise ConfigError(
+            f"AWS_PROFILE is {profile_name!r}, but {files.names} have no such profile: correct AWS_PROFILE"
+        )
     profile = profile or {}
     region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or profile.get("region")
     source, keys = _credentials(environ, profile, files, ec2_vendor_file)
@@ -86,12 +92,13 @@ def aws_settings(environ: Mapping[str, str], *, ec2_vendor_file: Path = EC2_VEND
         endpoint=_endpoint(environ, profile, files),
         profile=profile_name,
         ca_bundle=environ.get("AWS_CA_BUNDLE") or profile.get("ca_bundle", ""),
-        looked_for=f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, profile {profile_name!r} in {files.names}",
+        searched_sources="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, "
+        f"profile {profile_name!r} in {files.names}",
     )
 
 
 def truthy(text: str | None) -> bool:
-    """Whether an environment variable says yes."""
+    """Return True if the value of an environment variable is 1, true, yes or on, in any case."""
     return (text or "").strip().lower() in {"1", "true", "yes", "on"}
 
 
@@ -107,25 +114,28 @@ def _credentials(
     }
     if bool(named["aws_access_key_id"]) != bool(named["aws_secret_access_key"]):
         raise ConfigError(
-            "set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or neither: one of them is empty"
+            "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set: set both or neither"
         )
     if named["aws_access_key_id"]:
         return CredentialSource.KEYS, named
-    # A role is assumed with the keys beside it, so it comes first.
+    # A role is assumed with the keys beside it, so the SDK settings take precedence over the keys.
     if any(profile.get(setting) for setting in _SDK_SETTINGS):
         return CredentialSource.SDK, {}
-    lender = (
+    key_profile = (
         profile if "aws_access_key_id" in profile else files.profile(profile.get("source_profile", "")) or {}
     )
-    if lender.get("aws_access_key_id") and lender.get("aws_secret_access_key"):
-        return CredentialSource.KEYS, lender
+    if key_profile.get("aws_access_key_id") and key_profile.get("aws_secret_access_key"):
+        return CredentialSource.KEYS, key_profile
     if any(environ.get(variable) for variable in _MACHINE_VARIABLES) or _on_ec2(environ, ec2_vendor_file):
         return CredentialSource.MACHINE, {}
     return CredentialSource.NONE, {}
 
 
 def _on_ec2(environ: Mapping[str, str], vendor_file: Path) -> bool:
-    """Whether asking the instance's metadata address can do anything but hang."""
+    """Return True if the metadata address of the instance can answer.
+
+    Elsewhere a request to it would hang.
+    """
     disabled = environ.get("AWS_EC2_METADATA_DISABLED")
     if disabled is not None:
         return not truthy(disabled)
@@ -139,29 +149,34 @@ def _endpoint(environ: Mapping[str, str], profile: _Section, files: "_Files") ->
     variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     for variable in variables:
         if url := environ.get(variable):
-            return _checked_endpoint(url, variable)
+            return _require_http_url(url, variable)
     if truthy(environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")):
         return ""
     services = files.services(profile.get("services", ""))
-    url = _nested(services.get("s3", "")).get("endpoint_url") or profile.get("endpoint_url", "")
-    return _checked_endpoint(url, "endpoint_url") if url else ""
+    url = _parse_nested_settings(services.get("s3", "")).get("endpoint_url") or profile.get(
+        "endpoint_url", ""
+    )
+    return _require_http_url(url, "endpoint_url") if url else ""
 
 
-def _checked_endpoint(url: str, setting: str) -> str:
+def _require_http_url(url: str, setting: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{setting} is {url!r}; write http://HOST:PORT or https://HOST")
+        raise ConfigError(f"{setting} is {url!r}, not an http(s) URL: write http://HOST:PORT or https://HOST")
     return url.rstrip("/")
 
 
-def _nested(text: str) -> dict[str, str]:
-    """The indented settings below a service's name."""
+def _parse_nested_settings(text: str) -> dict[str, str]:
+    """Return the indented settings below the name of a service."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The two files, parsed. Keys in the credentials file win over those in the config file."""
+    """The config file and the credentials file, parsed.
+
+    Keys in the credentials file take precedence.
+    """
 
     names: str
     config: configparser.RawConfigParser
@@ -174,10 +189,10 @@ class _Files:
             _path(environ.get("AWS_CONFIG_FILE"), home, "config"),
             _path(environ.get("AWS_SHARED_CREDENTIALS_FILE"), home, "credentials"),
         ]
-        return cls(" and ".join(str(p) for p in paths), *(_parsed(p) for p in paths))
+        return cls(" and ".join(str(p) for p in paths), *(_parse_file(p) for p in paths))
 
     def profile(self, name: str) -> _Section | None:
-        """The settings of a profile, from both files; None when neither has it."""
+        """Return the settings of a profile from both files, or None if neither file has it."""
         titles = [f"profile {name}", f'profile "{name}"', f"profile '{name}'"]
         if name == "default":
             titles.insert(0, name)
@@ -197,24 +212,26 @@ def _path(named: str | None, home: Path, default: str) -> Path:
     return home / named[2:] if named.startswith("~/") else Path(named)
 
 
-def _parsed(path: Path) -> configparser.RawConfigParser:
-    # No default section: [default] is a profile like any other.
+def _parse_file(path: Path) -> configparser.RawConfigParser:
+    # [default] is a profile like any other, so the parser gets no default section.
     parser = configparser.RawConfigParser(default_section="\0", strict=False)
     try:
         parser.read_string(path.read_text("utf-8-sig"), str(path))
     except OSError:
-        pass  # no such file, or not for us: as if it were empty
+        pass  # A missing or unreadable file counts as an empty file.
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not an AWS configuration file: it is not text in UTF-8") from None
+        raise ConfigError(f"{path} is not an AWS configuration file: it is not UTF-8 text") from None
     except configparser.Error as error:
-        # The error itself shows the line, which may hold a secret.
-        raise ConfigError(f"{path} is not an AWS configuration file: {_what_is_wrong(error)}") from None
+        # The parser's own message shows the line, which may hold a secret.
+        raise ConfigError(
+            f"{path} is not an AWS configuration file: {_describe_parse_error(error)}"
+        ) from None
     return parser
 
 
-def _what_is_wrong(error: configparser.Error) -> str:
+def _describe_parse_error(error: configparser.Error) -> str:
     if isinstance(error, configparser.MissingSectionHeaderError):
         return f"line {error.lineno} is in no section, such as [default]"
     if isinstance(error, configparser.ParsingError):
-        return f"line {error.errors[0][0]} is no setting, such as name = value"
+        return f"line {error.errors[0][0]} is not a setting of the form name = value"
     return type(error).__name__

@@ -1,4 +1,4 @@
-"""The object store's door to boto3: sessions for credentials that only the SDK can get, and in which region a bucket is."""
+"""The adapter module of boto3: SDK sessions and the region of a bucket."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,55 +11,65 @@ _FIRST_REGION: Final = "us-east-1"
 
 
 def sdk_session(needed_for: str, **settings: str | None) -> Any:
-    """A session of boto3 with these settings. Raises MissingExtraError without boto3, and whatever the SDK raises."""
+    """Return a boto3 session with these settings.
+
+    Raises MissingExtraError without boto3. Exceptions of the SDK propagate.
+    """
     try:
-        # It takes longer to import than all else here.
+        # boto3 takes longer to import than everything else here.
         import boto3 as _boto3  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("aws", needed_for) from error
-    boto3: Any = _boto3  # it carries no types
+    boto3: Any = _boto3  # boto3 ships no types
     return boto3.session.Session(**settings)
 
 
 def bucket_region(name: str, environ: Mapping[str, str], *, timeout_s: float) -> str | None:
-    """The region of an S3 bucket, as its server says; None where that says nothing.
+    """Return the region that the server of an S3 bucket reports, or None if it reports none.
 
-    Mostly one request; each waits `timeout_s` at most to connect and as long for the answer, and is not tried again.
-    Endpoint and credentials are those with which the bucket is read. Raises MissingExtraError without boto3,
-    AccessDeniedError when there is nothing to sign with, ConfigError for settings that cannot be, and whatever the SDK
-    raises, which has dozens of kinds.
+    Usually one request, never retried. Connecting and the response have `timeout_s` seconds each.
+    The endpoint and the credentials are those that read the bucket.
+
+    Raises:
+        MissingExtraError: boto3 is not installed.
+        AccessDeniedError: There are no credentials to sign with.
+        ConfigError: A setting is invalid.
+        Exception: The SDK raised one of its dozens of exception types.
     """
     aws = aws_settings(environ)
     if aws.source is CredentialSource.NONE:
-        raise AccessDeniedError(f"s3://{name}", f"no credentials found; looked for {aws.looked_for}")
+        raise AccessDeniedError(f"s3://{name}", f"no credentials found; searched {aws.searched_sources}")
     client = _client(aws, timeout_s)
     try:
-        return _header(client, name) or _constraint(client, name, of_amazon=not aws.endpoint)
+        return _region_from_head(client, name) or _region_from_location(
+            client, name, of_amazon=not aws.endpoint
+        )
     finally:
         client.close()
 
 
-def _header(client: Any, name: str) -> str | None:
+def _region_from_head(client: Any, name: str) -> str | None:
     from botocore.exceptions import ClientError  # noqa: PLC0415 - of boto3
 
     try:
-        answer: Any = client.head_bucket(Bucket=name)
+        response: Any = client.head_bucket(Bucket=name)
     except ClientError as error:
-        # Amazon says it also to whom it allows nothing, and to who asks in another region.
-        if told := _told(error.response):
-            return told
+        # Amazon sends the header also with 403 and with redirects from another region.
+        if region := _region_from_headers(error.response):
+            return region
         raise
-    return _told(answer)
+    return _region_from_headers(response)
 
 
-def _told(answer: Any) -> str | None:
-    return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(_REGION_HEADER) or None
+def _region_from_headers(response: Any) -> str | None:
+    return response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(_REGION_HEADER) or None
 
 
-def _constraint(client: Any, name: str, *, of_amazon: bool) -> str | None:
+def _region_from_location(client: Any, name: str, *, of_amazon: bool) -> str | None:
     constraint = client.get_bucket_location(Bucket=name).get("LocationConstraint")
     if not constraint:
-        # At Amazon this is the region that came first; other servers mean that they know none.
+        # Amazon omits the constraint for its first region. Other servers omit it because they know
+        # no regions.
         return _FIRST_REGION if of_amazon else None
     return "eu-west-1" if constraint == "EU" else str(constraint)
 

@@ -1,7 +1,8 @@
-"""The one door to the object-store client (obstore).
+"""The adapter module of obstore, the object-store client.
 
-What leaves here are bytes and our errors: `TransientFault` for what may pass, everything else for good. One attempt a
-call: whoever calls decides on the next. Only the blocking API: its asynchronous twin aborts the interpreter at exit.
+Methods return bytes and raise headrace's errors. `TransientFault` marks a failure that may pass;
+every other error is final. Each call makes one attempt: the caller decides on retries. Only the
+blocking API is used, because the asynchronous one aborts the interpreter at exit.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -23,11 +24,11 @@ from headrace.core.errors import (
     MissingExtraError,
     NotFoundError,
 )
+from headrace.core.retry import TransientFault
 from headrace.storage.aws_profile import AwsSettings, CredentialSource, aws_settings
 from headrace.storage.aws_sdk import sdk_session
-from headrace.storage.cloud_credentials import meant_plain_http, require_credentials
-from headrace.storage.faults import EmptyRangeError, translate
-from headrace.storage.retry import TransientFault
+from headrace.storage.cloud_credentials import require_credentials, uses_plain_http
+from headrace.storage.faults import EmptyRangeError, translate_error
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -36,13 +37,16 @@ if TYPE_CHECKING:
 LIST_PAGE_ENTRIES = 1_000
 WHOLE_CHUNK_BYTES = 1 << 20
 SDK_CREDENTIALS_TTL = timedelta(minutes=5)
-"""How long credentials from the SDK are kept before it is asked again; it renews them 10 minutes early."""
+"""The age at which credentials are requested again. The SDK renews them 10 minutes early."""
 _UPLOAD_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes of an object, with what the answer told of it. `size_bytes` is the whole object's."""
+class RangeResponse:
+    """Bytes of an object and the metadata of the response.
+
+    `size_bytes` is the size of the whole object.
+    """
 
     data: bytes
     size_bytes: int
@@ -61,7 +65,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class CloudSettings:
-    """What makes a client: `environ` for credentials, `timeout_s` for a silent server, `retry_s` for parts."""
+    """The settings of a client.
+
+    Args:
+        environ: The source of credentials and endpoints.
+        timeout_s: Seconds without a byte after which a read fails.
+        retry_s: Seconds for which the client retries one part of a multipart upload.
+    """
 
     environ: Mapping[str, str]
     timeout_s: float = 60.0
@@ -69,31 +79,34 @@ class CloudSettings:
 
 
 class Bucket:
-    """One bucket or container, reached with one client for reading and one each for writing and for parts.
+    """One bucket or container.
 
-    Raises ConfigError and AccessDeniedError at once when there is nothing to sign with. Safe from any thread.
+    It has one client each for reads, writes and multipart uploads. Safe from any thread.
+
+    Raises ConfigError or AccessDeniedError on creation if there are no credentials to sign with.
     """
 
     def __init__(self, scheme: str, name: str, settings: CloudSettings) -> None:
         self.uri = f"{scheme}://{name}"
         self.sorts_keys = False
-        """Whether a listing is known to come in the keys' order."""
+        """True if the service is known to list in key order."""
         self._scheme = scheme
         self._name = name
         self._settings = settings
         self._aws = aws_settings(settings.environ) if scheme == "s3" else None
         if self._aws is not None:
-            # Directory buckets and other servers list in an order of their own.
+            # Directory buckets and other servers use listing orders of their own.
             self.sorts_keys = not self._aws.endpoint and not name.endswith("--x-s3")
         else:
             self.sorts_keys = scheme == "gs"
             require_credentials(self.uri, scheme, settings.environ)
         self._reads = self._client(read_timeout=timedelta(seconds=settings.timeout_s))
 
-    def get_range(self, key: str, start: int, length: int, etag: str = "") -> Piece:
-        """Bytes ``start .. start+length``, fewer only at the object's end; none when it starts after that.
+    def get_range(self, key: str, start: int, length: int, etag: str = "") -> RangeResponse:
+        """Return bytes ``start .. start+length``.
 
-        Raises RangeIgnoredError, ChangedError, NotFoundError, AccessDeniedError, TransientFault.
+        There are fewer only at the end of the object, and none beyond it. Raises RangeIgnoredError,
+        ChangedError, NotFoundError, AccessDeniedError or TransientFault.
         """
         options: GetOptions = {"range": (start, start + length)}
         if etag:
@@ -103,26 +116,28 @@ class Bucket:
                 result = obstore.get(self._reads, key, options=options)
                 data = bytes(result.bytes())
         except EmptyRangeError:
-            return Piece(b"", start, etag)
+            return RangeResponse(b"", start, etag)
         meta, (first, end) = result.meta, result.range
         if first != start or end != min(start + length, meta["size"]) or len(data) != end - start:
-            raise TransientFault(f"asked for bytes {start} to {start + length}, got {len(data)} from {first}")
-        return Piece(data, meta["size"], self._same(key, meta["e_tag"], etag))
+            raise TransientFault(
+                f"received {len(data)} bytes from {first}, requested {start} to {start + length}"
+            )
+        return RangeResponse(data, meta["size"], self._require_etag(key, meta["e_tag"], etag))
 
-    def get(self, key: str) -> Piece:
-        """The whole object in one request."""
+    def get(self, key: str) -> RangeResponse:
+        """Return the whole object, read in one request."""
         with self._errors(key):
             result = obstore.get(self._reads, key)
             data = bytes(result.bytes())
         if len(data) != result.meta["size"]:
-            raise TransientFault(f"got {len(data)} of {result.meta['size']} bytes")
-        return Piece(data, len(data), result.meta["e_tag"] or "")
+            raise TransientFault(f"received {len(data)} of {result.meta['size']} bytes")
+        return RangeResponse(data, len(data), result.meta["e_tag"] or "")
 
-    def get_from(self, key: str, start: int, etag: str = "") -> Iterator[Piece]:
-        """Read the whole object in one request, and give what stands from `start`, in pieces."""
+    def get_from(self, key: str, start: int, etag: str = "") -> Iterator[RangeResponse]:
+        """Read the whole object in one request, and yield its bytes from `start` in chunks."""
         with self._errors(key):
             result = obstore.get(self._reads, key, options={"if_match": etag} if etag else {})
-        size_bytes, etag = result.meta["size"], self._same(key, result.meta["e_tag"], etag)
+        size_bytes, etag = result.meta["size"], self._require_etag(key, result.meta["e_tag"], etag)
         at = 0
         chunks = iter(result.stream(WHOLE_CHUNK_BYTES))
         while True:
@@ -132,25 +147,25 @@ class Bucket:
                 break
             data = bytes(chunk)
             if at + len(data) > start:
-                yield Piece(data[max(0, start - at) :], size_bytes, etag)
+                yield RangeResponse(data[max(0, start - at) :], size_bytes, etag)
             at += len(data)
         if at != size_bytes:
-            raise TransientFault(f"got {at} of {size_bytes} bytes")
+            raise TransientFault(f"received {at} of {size_bytes} bytes")
 
     def put(self, key: str, data: bytes) -> None:
-        """Write whole, in one request."""
+        """Write an object in one request."""
         with self._errors(key):
             obstore.put(self._writes, key, data, use_multipart=False)
 
     def create(self, key: str, data: bytes) -> None:
-        """Write whole, in one request, unless something stands there: AlreadyExistsError."""
+        """Write an object in one request. Raises AlreadyExistsError if the key exists."""
         with self._errors(key):
             obstore.put(self._writes, key, data, mode="create", use_multipart=False)
 
     def put_parts(self, key: str, parts: Iterator[bytes], *, part_bytes: int, parts_at_once: int) -> None:
-        """Write in parts; each is tried again by the client itself for `retry_s`.
+        """Write an object in parts. The client itself retries each part for `retry_s` seconds.
 
-        When `parts` raises, the upload is aborted and the exception passes through.
+        An exception from `parts` aborts the upload and propagates.
         """
         with self._errors(key):
             obstore.put(
@@ -163,17 +178,18 @@ class Bucket:
             )
 
     def head(self, key: str) -> Entry:
-        """What is known of an object."""
+        """Return the metadata of an object."""
         try:
             with self._errors(key):
                 return _entry(obstore.head(self._reads, key))
         except NotFoundError:
-            # An answer to HEAD has no body: only a GET says whether it is the bucket that is missing.
+            # A response to HEAD has no body. Only a GET shows that the bucket, not the object, is
+            # missing.
             self.get_range(key, 0, 1)
             raise
 
     def delete(self, key: str) -> None:
-        """Remove; nothing happens when there is no such object."""
+        """Delete an object. A missing object is no error."""
         try:
             with self._errors(key):
                 obstore.delete(self._writes, key)
@@ -182,7 +198,12 @@ class Bucket:
                 raise
 
     def list(self, folder: str, after: str = "") -> Iterator[list[Entry]]:
-        """Pages of all objects below a whole path segment ("" is all), those after the key `after` only."""
+        """Yield pages of all objects below a folder of whole path segments.
+
+        "" lists the whole bucket.
+
+        With `after`, yield only keys that sort after it.
+        """
         with self._errors(folder):
             pages = iter(
                 obstore.list(  # pyright: ignore[reportUnknownMemberType] - its Arrow overloads
@@ -197,7 +218,10 @@ class Bucket:
             yield [_entry(meta) for meta in page]
 
     def sign(self, method: Literal["GET", "PUT"], key: str, expires_s: float) -> str:
-        """An address for one object and one method, good for `expires_s` seconds, without asking the server anything."""
+        """Return a URL for one object and one method, valid for `expires_s` seconds.
+
+        Sends no request.
+        """
         with self._errors(key):
             signer: Any = self._writes
             return obstore.sign(signer, method, key, timedelta(seconds=expires_s))
@@ -208,7 +232,7 @@ class Bucket:
 
     @cached_property
     def _parts(self) -> "ObjectStore":
-        # No way in for our own retries between two parts, so the client does them.
+        # The client offers no hook between two parts, so it retries the parts itself.
         retries: RetryConfig = {
             "max_retries": 1_000,
             "retry_timeout": timedelta(seconds=self._settings.retry_s),
@@ -231,24 +255,24 @@ class Bucket:
             if self._aws is not None:
                 return _s3_client(self._name, self._aws, options, retries)
             kind = GCSStore if self._scheme == "gs" else AzureStore
-            if meant_plain_http(self._settings.environ):
+            if uses_plain_http(self._settings.environ):
                 options["allow_http"] = True
             return kind(self._name, client_options=options, retry_config=retries)
 
-    def _same(self, key: str, found: str | None, etag: str) -> str:
-        """The ETag, checked again: some servers do not know If-Match."""
+    def _require_etag(self, key: str, found: str | None, etag: str) -> str:
+        """Return the ETag. Raises ChangedError if it differs: some servers ignore If-Match."""
         if etag and found and found != etag:
-            raise ChangedError(f"{self.uri}/{key}", f"is another object now (ETag {found}, expected {etag})")
+            raise ChangedError(f"{self.uri}/{key}", f"has changed (ETag {found}, expected {etag})")
         return found or etag
 
     @contextmanager
     def _errors(self, key: str) -> Generator[None]:
-        """The client's exceptions as ours."""
+        """Translate the exceptions of the client."""
         try:
             yield
         except (exceptions.BaseError, FileNotFoundError, ValueError) as error:
             uri = f"{self.uri}/{key}" if key else self.uri
-            raise translate(self.uri, uri, type(error).__name__, str(error)) from error
+            raise translate_error(self.uri, uri, type(error).__name__, str(error)) from error
 
 
 def _entry(meta: Any) -> Entry:
@@ -284,10 +308,16 @@ def _s3_client(name: str, aws: AwsSettings, options: "ClientConfig", retries: "R
         case CredentialSource.NONE:
             raise AccessDeniedError(
                 f"s3://{name}",
-                f"no credentials found; looked for {aws.looked_for}. Set them, or AWS_SKIP_SIGNATURE=true for a public "
-                "bucket, or AWS_EC2_METADATA_DISABLED=false to ask the machine's metadata address",
+                f"no credentials found; searched {aws.searched_sources}. Set them, or "
+                "AWS_SKIP_SIGNATURE=true for a public bucket, or AWS_EC2_METADATA_DISABLED=false to use the "
+                "machine's metadata address",
             )
-    return S3Store(name, config=config, client_options=options, retry_config=retries)  # pyright: ignore[reportArgumentType] - as above
+    return S3Store(
+        name,
+        config=config,  # pyright: ignore[reportArgumentType] - a TypedDict, built step by step
+        client_options=options,
+        retry_config=retries,
+    )
 
 
 def _certificates(path: str) -> bytes:
@@ -295,7 +325,7 @@ def _certificates(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"the certificates in {path} (AWS_CA_BUNDLE) cannot be read: {error.strerror}"
+            f"cannot read the certificates in {path} (AWS_CA_BUNDLE): {error.strerror}"
         ) from error
 
 
@@ -309,7 +339,7 @@ def _sdk_credentials(uri: str, profile: str) -> Any:
         return Boto3CredentialProvider(session, ttl=SDK_CREDENTIALS_TTL)
     except MissingExtraError:
         raise
-    except Exception as error:  # botocore raises dozens of kinds, and ValueError for "none"
+    except Exception as error:  # botocore raises dozens of types
         raise AccessDeniedError(
-            uri, f"the AWS SDK got no credentials from profile {profile!r}: {error}"
+            uri, f"the AWS SDK found no credentials in profile {profile!r}: {error}"
         ) from error

@@ -1,7 +1,7 @@
-"""Whether there is anything to sign with at Google and Azure, found without a network.
+"""Checks for Google and Azure credentials, without network access.
 
-Their client library reads the environment itself; what it does when it finds nothing is to ask a metadata address,
-which hangs wherever there is none.
+The client library reads the environment itself. Without credentials it requests a metadata address;
+that request hangs on machines without such an address.
 """
 
 from collections.abc import Mapping
@@ -35,40 +35,43 @@ _AZURE_VARIABLES = (
     "MSI_ENDPOINT",
 )
 _GOOGLE_LOGIN = Path(".config/gcloud/application_default_credentials.json")
-_MACHINE_FILES = Path("/sys/devices/virtual/dmi/id")
+_DMI_FOLDER = Path("/sys/devices/virtual/dmi/id")
 
 
 def require_credentials(
-    uri: str, scheme: str, environ: Mapping[str, str], *, machine_files: Path = _MACHINE_FILES
+    uri: str, scheme: str, environ: Mapping[str, str], *, dmi_folder: Path = _DMI_FOLDER
 ) -> None:
-    """Raise AccessDeniedError, saying what was looked for, when ``gs`` or ``az`` has nothing to sign with."""
+    """Raise AccessDeniedError if ``gs`` or ``az`` has no credentials to sign with.
+
+    The message lists the sources searched.
+    """
     prefix, variables = ("GOOGLE", _GOOGLE_VARIABLES) if scheme == "gs" else ("AZURE", _AZURE_VARIABLES)
     if truthy(environ.get(f"{prefix}_SKIP_SIGNATURE")) or any(environ.get(v) for v in variables):
         return
-    if _machine_lends(scheme, machine_files):
+    if _runs_on_provider(scheme, dmi_folder):
         return
     login = Path(environ.get("HOME") or "~").expanduser() / _GOOGLE_LOGIN
     if scheme == "gs" and login.exists():
         return
-    looked_for = ", ".join(variables) + (f" and {login}" if scheme == "gs" else "")
+    searched = ", ".join(variables) + (f" and {login}" if scheme == "gs" else "")
     raise AccessDeniedError(
         uri,
-        f"no credentials found; looked for {looked_for}. For a public bucket set {prefix}_SKIP_SIGNATURE=true",
+        f"no credentials found; searched {searched}. For a public bucket set {prefix}_SKIP_SIGNATURE=true",
     )
 
 
-def meant_plain_http(environ: Mapping[str, str]) -> bool:
-    """Whether an emulator without TLS is meant."""
+def uses_plain_http(environ: Mapping[str, str]) -> bool:
+    """Return True if the environment names an emulator without TLS."""
     endpoints = ("GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
     return truthy(environ.get("AZURE_STORAGE_USE_EMULATOR")) or any(
         environ.get(e, "").startswith("http://") for e in endpoints
     )
 
 
-def _machine_lends(scheme: str, machine_files: Path) -> bool:
-    """Whether this machine is the service's own, so that it has a metadata address to ask."""
+def _runs_on_provider(scheme: str, dmi_folder: Path) -> bool:
+    """Return True if this machine belongs to the provider and so has a metadata address."""
     name, vendor = ("product_name", "Google") if scheme == "gs" else ("sys_vendor", "Microsoft")
     try:
-        return vendor in (machine_files / name).read_text("utf-8", "replace")
+        return vendor in (dmi_folder / name).read_text("utf-8", "replace")
     except OSError:
         return False

@@ -1,6 +1,6 @@
-"""What an object store is: nine verbs, blocking, called from any thread.
+"""The contracts of object stores: nine blocking operations, callable from any thread.
 
-Blocking on purpose: the cloud library's asynchronous API was measured to abort the interpreter at exit.
+They block because the asynchronous API of the cloud client aborts the interpreter at exit.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,11 @@ from typing import Literal, Protocol, Self, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing or a head tells of an object. `uri` is whole (scheme, bucket, key).
+    """The metadata of an object. `uri` is complete: scheme, bucket and key.
 
-    `size_bytes` is None where the server does not say (some HTTP servers). `etag` is opaque; it changes when the
-    bytes change, and is "" where the server gives none.
+    `size_bytes` is None if the server does not report a size, as some HTTP servers do not. `etag`
+    is opaque and changes with the bytes; it is "" if the server sends none. `modified_s` is in
+    seconds since the epoch.
     """
 
     uri: str
@@ -26,19 +27,22 @@ class ObjectInfo:
 class Writer(Protocol):
     """An object being written. Readers see nothing of it until `close` returns, and then all of it.
 
-    As a context manager: leaving normally closes, leaving by an exception aborts.
+    As a context manager, a normal exit closes the writer and an exception aborts it.
     """
 
     def write(self, data: bytes) -> None:
-        """Append. May upload in the background; holds a bounded amount."""
+        """Append `data`. May upload in the background; holds a bounded number of bytes."""
         ...
 
     def close(self) -> None:
-        """Publish, replacing what stands there. Raises what went wrong in any upload before."""
+        """Publish the object, replacing an existing one. Raises the error of any earlier upload.
+
+        Closing an already closed or aborted writer does nothing.
+        """
         ...
 
     def abort(self) -> None:
-        """Forget all of it. Closing or aborting twice does nothing."""
+        """Discard the object. Aborting an already closed or aborted writer does nothing."""
         ...
 
     def __enter__(self) -> Self:
@@ -54,62 +58,78 @@ class Writer(Protocol):
 
 
 class Store(Protocol):
-    """One scheme's objects. URIs are whole; keys are taken as they stand.
+    """The objects of one scheme. URIs are complete; keys are not decoded.
 
-    Every verb retries what may pass (connection loss, 5xx, throttling) with backoff within the store's
-    `retry_s`, then raises `UnavailableError`; `NotFoundError` and `AccessDeniedError` are raised at once.
+    Every operation retries transient failures (connection loss, 5xx, throttling) with backoff for
+    the store's `retry_s` seconds, then raises `UnavailableError`. `NotFoundError` and
+    `AccessDeniedError` are raised at once.
     """
 
     def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
-        """The object's bytes from `start` in chunks; a read that breaks resumes at its byte.
+        """Yield the bytes of an object from `start` in chunks.
 
-        With `etag`, raises `ChangedError` when the object is another one (also when it changes in mid-read).
+        An interrupted read resumes at its byte.
+
+        With `etag`, raises `ChangedError` if the object has another ETag, also during the read.
         """
         ...
 
     def get(self, uri: str) -> bytes:
-        """A whole small object."""
+        """Return the bytes of a small object."""
         ...
 
     def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
-        """Bytes ``start .. start+length``; exactly that many, or fewer only at the object's end."""
+        """Return bytes ``start .. start+length``; fewer only at the end of the object."""
         ...
 
     def put(self, uri: str, data: bytes) -> None:
-        """Write whole, atomically, replacing."""
+        """Write an object atomically, replacing an existing one."""
         ...
 
     def put_if_absent(self, uri: str, data: bytes) -> None:
-        """Write whole, atomically; `AlreadyExistsError` when other bytes stand there.
+        """Write an object atomically.
 
-        When the very same bytes stand there it succeeds: that is our own write, whose answer was lost.
+        Raises `AlreadyExistsError` if the object exists with other bytes.
+
+        The same bytes count as success: they are an earlier write of this call whose response was
+        lost.
         """
         ...
 
     def writer(self, uri: str) -> Writer:
-        """Write a large object in parts (multipart where the store has it)."""
+        """Return a writer for a large object.
+
+        The object is written in parts where the store supports multipart uploads.
+        """
         ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Every object whose URI starts with the *string* `prefix`, sorted by URI; may be none."""
+        """Yield every object whose URI starts with the *string* `prefix`, sorted by URI.
+
+        There may be none.
+        """
         ...
 
     def head(self, uri: str) -> ObjectInfo:
-        """What is known of an object; NotFoundError when there is none."""
+        """Return the metadata of an object. Raises NotFoundError if it does not exist."""
         ...
 
     def delete(self, uri: str) -> None:
-        """Remove; no error when there is none."""
+        """Delete an object. A missing object is no error."""
         ...
 
 
 @runtime_checkable
-class Signing(Protocol):
-    """A store whose objects can be read or written for a while by whoever has an address, without credentials."""
+class UrlSigner(Protocol):
+    """A store that can sign URLs.
+
+    A signed URL gives access to one object for a limited time without credentials.
+    """
 
     def sign(self, method: Literal["GET", "PUT"], uri: str, expires_s: float) -> str:
-        """An http(s) address for one object and one method, good for `expires_s` seconds.
+        """Return an http(s) URL for one object and one method, valid for `expires_s` seconds.
 
-        Raises AccessDeniedError where there is nothing to sign with, ConfigError for what is no object's URI.
+        Raises AccessDeniedError if there are no credentials to sign with, ConfigError if `uri`
+        names no object.
         """
         ...

@@ -1,9 +1,9 @@
-"""Outputs under way: bytes that no reader sees until they are published, and that outlive a killed process once kept.
+"""Outputs in progress: invisible to readers until published, and durable once persisted.
 
-A disk has them in one file, which gets another name when it is published and is never copied. Stores that cannot append have them
-as segments, objects of their own, which are copied together.
+On a disk, a draft is one file. Publishing renames the file and never copies it. On a store without
+append, a draft is a series of segment objects. Publishing copies them into one object.
 """
-# Paths stay the strings that were written, as in `local`.
+# Paths stay strings as given, for the reason in `local`.
 # ruff: noqa: PTH103, PTH105, PTH120
 
 import contextlib
@@ -15,142 +15,149 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 from headrace.core.errors import NotFoundError, StorageError
 from headrace.storage.contract import Store
-from headrace.storage.local import LocalStore, flush_folder, os_errors, replace_by_link
+from headrace.storage.local import LocalStore, flush_folder, replace_by_link, translate_os_errors
 from headrace.storage.uri import parse
 
 SEGMENT_BYTES: Final = 16 << 20
-"""The length of a segment, where a store needs segments; one of them is held in memory, and one is on its way."""
+"""The length of a segment. One segment is in memory and one is being uploaded."""
 COPY_BYTES: Final = 16 << 20
 FLUSH_BYTES: Final = 32 << 20
-"""A file is flushed each time that it has grown by so much, beside the writing."""
-_NOT_IN_KERNEL: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""The growth after which a file is flushed in the background."""
+_NO_KERNEL_COPY_ERRNOS: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The first `nbytes` of a draft, which survive its process; `segments` is how many objects hold them."""
+class PersistedDraft:
+    """The first `nbytes` of a draft. They survive the process that wrote them.
+
+    `segments` is the number of segment objects that hold the bytes; 0 means one file.
+    """
 
     uri: str
     nbytes: int
     segments: int = 0
 
     @property
-    def whole(self) -> "KeptRange":
-        """All of it."""
-        return KeptRange(self, 0, self.nbytes)
+    def full_range(self) -> "PersistedRange":
+        """The range of all bytes."""
+        return PersistedRange(self, 0, self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRange:
-    """Bytes ``start .. stop`` of what was kept of a draft."""
+class PersistedRange:
+    """Bytes ``start .. stop`` of the persisted draft `kept`."""
 
-    kept: Kept
+    kept: PersistedDraft
     start: int
     stop: int
 
     @property
     def nbytes(self) -> int:
-        """How many they are."""
+        """The number of bytes."""
         return self.stop - self.start
 
 
 class Draft(Protocol):
-    """One output under way. One thread at a time."""
+    """An output in progress. For one thread at a time."""
 
-    @property
-    def nbytes(self) -> int:
-        """How much has been written."""
-        ...
+    nbytes: int
+    """Bytes written so far."""
 
     def write(self, data: bytes) -> None:
-        """Append. May upload in the background; raises what went wrong before."""
+        """Append `data`. May upload in the background; raises the error of an earlier upload."""
         ...
 
-    def keep(self) -> Kept:
-        """Make everything so far outlive this process; more may be written behind it."""
+    def persist(self) -> PersistedDraft:
+        """Make all bytes so far survive this process. Further writes are allowed."""
         ...
 
-    def publish(self, uri: str) -> Kept | None:
-        """Make it the object `uri`, whole and replacing; nothing more can be written.
+    def publish(self, uri: str) -> PersistedDraft | None:
+        """Publish the bytes as the object `uri`, replacing an existing one. Ends the draft.
 
-        What was kept of it stays, for whoever remembers that: it is returned, to `discard` when nobody does any more.
+        Persisted bytes stay, because a ledger may refer to them. They are returned; the caller
+        passes them to `discard` once no ledger refers to them. Return None if nothing is left.
         """
         ...
 
     def close(self) -> None:
-        """Let go of it; what was kept stays. Closing twice does nothing."""
+        """Release the draft. Persisted bytes stay. Closing twice does nothing."""
         ...
 
 
-def open_draft(store: Store, uri: str, kept: KeptRange | None = None) -> Draft:
-    """A new draft below the name `uri`, which nobody else uses; it begins with what was `kept` of another one.
+def open_draft(store: Store, uri: str, persisted: PersistedRange | None = None) -> Draft:
+    """Return a new draft at `uri`, a name that no other writer uses.
 
-    Raises StorageError when that is not there any more.
+    The draft starts with a copy of the range `persisted`, if given. Raises NotFoundError or
+    StorageError if the persisted bytes are gone.
     """
     draft: Draft = _FileDraft(uri) if isinstance(store, LocalStore) else _SegmentDraft(store, uri)
-    if kept is not None:
-        append(store, draft, kept)
+    if persisted is not None:
+        append_range(store, draft, persisted)
     return draft
 
 
-def append(store: Store, draft: Draft, part: KeptRange) -> None:
-    """Write a range of what was kept of another draft to this one."""
+def append_range(store: Store, draft: Draft, part: PersistedRange) -> None:
+    """Append a persisted range of another draft to this one."""
     if isinstance(draft, _FileDraft):
-        draft.take(part)
+        draft.copy_range(part)
         return
-    for piece in read_kept(store, part):
-        draft.write(piece)
+    for chunk in read_range(store, part):
+        draft.write(chunk)
 
 
-def read_kept(store: Store, part: KeptRange) -> Iterator[bytes]:
-    """The bytes of a range, in pieces of at most COPY_BYTES."""
+def read_range(store: Store, part: PersistedRange) -> Iterator[bytes]:
+    """Yield the bytes of a range in chunks."""
     if not part.kept.segments:
         for start in range(part.start, part.stop, COPY_BYTES):
             length = min(COPY_BYTES, part.stop - start)
-            yield _exactly(part.kept.uri, store.get_range(part.kept.uri, start, length), length)
+            yield _require_length(part.kept.uri, store.get_range(part.kept.uri, start, length), length)
         return
     at = 0
     for number in range(part.kept.segments):
         if at >= part.stop:
             return
         segment = store.get(segment_uri(part.kept.uri, number))
-        piece = segment[max(0, part.start - at) : max(0, part.stop - at)]
+        chunk = segment[max(0, part.start - at) : max(0, part.stop - at)]
         at += len(segment)
-        if piece:
-            yield piece
+        if chunk:
+            yield chunk
     if at < part.stop:
-        raise StorageError(part.kept.uri, f"has {at} bytes, {part.stop} were kept")
+        raise StorageError(part.kept.uri, f"has {at} bytes, but {part.stop} were persisted")
 
 
 def assemble(
-    store: Store, parts: Sequence[KeptRange], draft_uri: str, uri: str, *, ended: bool = True
+    store: Store, parts: Sequence[PersistedRange], draft_uri: str, uri: str, *, ended: bool = True
 ) -> None:
-    """Publish ranges of drafts, one after the other, as one object; they stay. `draft_uri` is nobody else's.
+    """Concatenate persisted ranges and publish the result as the object `uri`. The ranges stay.
 
-    A file that is all of it is published itself, if that has `ended`: somebody might still write behind the last range.
+    If the ranges are all of one file from its start, and the file has `ended`, the file itself is
+    published without a copy. Without `ended`, another writer may still append to it. `draft_uri` is
+    a name that no other writer uses.
     """
-    if ended and isinstance(store, LocalStore) and _are_one_file(parts):
+    if ended and isinstance(store, LocalStore) and _form_one_file(parts):
         _FileDraft(parts[-1].kept.uri, length=parts[-1].stop).publish(uri)
         return
     if not isinstance(store, LocalStore):
         with store.writer(uri) as writer:
             for part in parts:
-                for piece in read_kept(store, part):
-                    writer.write(piece)
+                for chunk in read_range(store, part):
+                    writer.write(chunk)
         return
     draft = open_draft(store, draft_uri)
     try:
         for part in parts:
-            append(store, draft, part)
+            append_range(store, draft, part)
         draft.publish(uri)
     finally:
         draft.close()
 
 
-def _are_one_file(parts: Sequence[KeptRange]) -> bool:
-    """Whether the ranges are a file from its start on, in order."""
+def _form_one_file(parts: Sequence[PersistedRange]) -> bool:
+    """Return True if the ranges are consecutive, of one file, from its start."""
     at = 0
     for part in parts:
         if part.start != at or part.kept.uri != parts[0].kept.uri:
@@ -159,10 +166,13 @@ def _are_one_file(parts: Sequence[KeptRange]) -> bool:
     return bool(parts)
 
 
-def is_whole(store: Store, kept: Kept) -> bool:
-    """Whether all that was kept is there: a power cut may have taken the end of it."""
-    uris = [segment_uri(kept.uri, number) for number in range(kept.segments)] or [kept.uri]
-    return sum(_size(store, uri) for uri in uris) >= kept.nbytes
+def is_complete(store: Store, persisted: PersistedDraft) -> bool:
+    """Return True if the store still has all persisted bytes.
+
+    A power cut may have lost the last ones.
+    """
+    uris = [segment_uri(persisted.uri, number) for number in range(persisted.segments)] or [persisted.uri]
+    return sum(_size(store, uri) for uri in uris) >= persisted.nbytes
 
 
 def _size(store: Store, uri: str) -> int:
@@ -172,72 +182,76 @@ def _size(store: Store, uri: str) -> int:
         return 0
 
 
-def discard(store: Store, kept: Kept) -> None:
-    """Remove what was kept of a draft."""
-    if not kept.segments:
-        store.delete(kept.uri)
-    for number in range(kept.segments):
-        store.delete(segment_uri(kept.uri, number))
+def discard(store: Store, persisted: PersistedDraft) -> None:
+    """Delete the persisted bytes of a draft."""
+    if not persisted.segments:
+        store.delete(persisted.uri)
+    for number in range(persisted.segments):
+        store.delete(segment_uri(persisted.uri, number))
 
 
 def discard_all(store: Store, folder: str) -> None:
-    """Remove all drafts that are in a folder, when nobody writes any there."""
+    """Delete all drafts in a folder. No other writer may use the folder."""
     for info in store.list(folder):
         store.delete(info.uri)
     remove_unfinished(store, folder)
 
 
 def remove_unfinished(store: Store, folder: str) -> None:
-    """Remove what killed writers left in a folder, not below it, when nobody writes there. Only disks show such things."""
+    """Delete the temporary files of killed writers in a folder, not below it.
+
+    No other writer may use the folder. Only disks have temporary files.
+    """
     if isinstance(store, LocalStore):
         store.clean(folder, older_than_s=0.0)
 
 
 def segment_uri(uri: str, number: int) -> str:
-    """Where segment `number` of a draft is."""
+    """Return the URI of segment `number` of a draft."""
     return f"{uri}.{number:05d}"
 
 
-def _exactly(uri: str, data: bytes, length: int) -> bytes:
+def _require_length(uri: str, data: bytes, length: int) -> bytes:
     if len(data) != length:
-        raise StorageError(uri, f"is {length - len(data)} bytes shorter than what was kept of it")
+        raise StorageError(uri, f"is {length - len(data)} bytes shorter than the persisted range")
     return data
 
 
-class _FileDraft:
-    """One file; with `length` one that is there, whose first bytes are all of it."""
+class _FileDraft(Draft):
+    """A draft in one file. With `length`, an existing file cut to that length."""
 
     def __init__(self, uri: str, *, length: int = 0) -> None:
         self._uri = uri
         self._path = os.path.realpath(parse(uri).key)
-        self._kept: Kept | None = Kept(uri, length) if length else None
+        self._persisted: PersistedDraft | None = PersistedDraft(uri, length) if length else None
         self.nbytes = self._flushed_bytes = length
         self._flusher: threading.Thread | None = None
-        with os_errors(uri):
+        with translate_os_errors(uri):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             flags = os.O_RDWR | os.O_CLOEXEC | (0 if length else os.O_CREAT | os.O_TRUNC)
             self._file = os.open(self._path, flags, 0o666)
         if length:
-            self._cut(length)
+            self._truncate(length)
 
-    def _cut(self, length: int) -> None:
-        """Leave the first bytes alone."""
-        with os_errors(self._uri):
+    def _truncate(self, length: int) -> None:
+        """Cut the file to `length` bytes."""
+        with translate_os_errors(self._uri):
             size = os.fstat(self._file).st_size
             if size < length:
                 self.close()
-                raise StorageError(self._uri, f"has {size} bytes, {length} were kept")
+                raise StorageError(self._uri, f"has {size} bytes, but {length} were persisted")
             os.ftruncate(self._file, length)
 
+    @override
     def write(self, data: bytes) -> None:
-        with os_errors(self._uri):
+        with translate_os_errors(self._uri):
             self._write_all(data)
         self.nbytes += len(data)
         if self.nbytes - self._flushed_bytes >= FLUSH_BYTES:
-            self._flush_behind()
+            self._flush_in_background()
 
-    def _flush_behind(self) -> None:
-        """Have the disk write while the model works, so that publishing does not wait for all of it."""
+    def _flush_in_background(self) -> None:
+        """Start writing the file to the disk, so that `publish` waits less."""
         if self._flusher is not None and self._flusher.is_alive():
             return
         self._flushed_bytes = self.nbytes
@@ -251,56 +265,64 @@ class _FileDraft:
         while rest:
             rest = rest[os.write(self._file, rest) :]
 
-    def take(self, part: KeptRange) -> None:
-        """Copy a range of another file within the kernel."""
-        with os_errors(part.kept.uri):
+    def copy_range(self, part: PersistedRange) -> None:
+        """Append a range of another file, copied within the kernel where possible."""
+        with translate_os_errors(part.kept.uri):
             source = os.open(parse(part.kept.uri).key, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._copy(source, part)
+            self._copy_from(source, part)
         finally:
             os.close(source)
 
-    def _copy(self, source: int, part: KeptRange) -> None:
+    def _copy_from(self, source: int, part: PersistedRange) -> None:
         at = part.start
-        with os_errors(self._uri):
+        with translate_os_errors(self._uri):
             while at < part.stop:
-                copied = self._copy_some(source, at, part.stop - at)
+                copied = self._copy_chunk(source, at, part.stop - at)
                 if not copied:
-                    raise StorageError(part.kept.uri, f"has {at} bytes, {part.stop} were kept")
+                    raise StorageError(part.kept.uri, f"has {at} bytes, but {part.stop} were persisted")
                 at += copied
         self.nbytes += part.stop - part.start
 
-    def _copy_some(self, source: int, at: int, length: int) -> int:
-        """Within the kernel where it can; some file systems cannot, and some systems have not got that."""
+    def _copy_chunk(self, source: int, at: int, length: int) -> int:
+        """Copy up to `length` bytes and return their number.
+
+        Some systems have no `copy_file_range`, and some file systems do not support it: then read
+        and write.
+        """
         try:
             return os.copy_file_range(source, self._file, length, at)
         except AttributeError:
             pass
         except OSError as error:
-            if error.errno not in _NOT_IN_KERNEL:
+            if error.errno not in _NO_KERNEL_COPY_ERRNOS:
                 raise
         data = os.pread(source, min(length, COPY_BYTES), at)
         self._write_all(data)
         return len(data)
 
-    def keep(self) -> Kept:
-        # A killed process loses nothing that was written. Should a power cut, `is_whole` tells.
-        self._kept = Kept(self._uri, self.nbytes)
-        return self._kept
+    @override
+    def persist(self) -> PersistedDraft:
+        # A killed process loses nothing that it wrote. After a power cut, `is_complete` detects a
+        # loss.
+        self._persisted = PersistedDraft(self._uri, self.nbytes)
+        return self._persisted
 
-    def publish(self, uri: str) -> Kept | None:
+    @override
+    def publish(self, uri: str) -> PersistedDraft | None:
         path = os.path.realpath(parse(uri).key)
-        with os_errors(uri):
+        with translate_os_errors(uri):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.fsync(self._file)
             self.close()
-            if self._kept is None:
+            if self._persisted is None:
                 os.replace(self._path, path)
             else:
-                replace_by_link(self._path, path)  # somebody may remember what was kept
+                replace_by_link(self._path, path)  # a ledger may still refer to the draft
             flush_folder(path)
-        return self._kept
+        return self._persisted
 
+    @override
     def close(self) -> None:
         if self._flusher is not None:
             self._flusher.join()
@@ -310,12 +332,12 @@ class _FileDraft:
 
 
 def _flush(file: int) -> None:
-    with contextlib.suppress(OSError):  # publishing flushes again, and says so
+    with contextlib.suppress(OSError):  # publishing flushes again and raises the error
         os.fdatasync(file)
     os.close(file)
 
 
-class _SegmentDraft:
+class _SegmentDraft(Draft):
     def __init__(self, store: Store, uri: str) -> None:
         self._store = store
         self._uri = uri
@@ -323,9 +345,10 @@ class _SegmentDraft:
         self._segments = 0
         self._uploader: ThreadPoolExecutor | None = None
         self._uploading: Future[None] | None = None
-        self._kept: Kept | None = None
+        self._persisted: PersistedDraft | None = None
         self.nbytes = 0
 
+    @override
     def write(self, data: bytes) -> None:
         self._buffer += data
         self.nbytes += len(data)
@@ -346,34 +369,37 @@ class _SegmentDraft:
             self._uploading.result()
             self._uploading = None
 
-    def keep(self) -> Kept:
+    @override
+    def persist(self) -> PersistedDraft:
         if self._buffer:
             self._put_segment(bytes(self._buffer))
             self._buffer.clear()
         self._wait()
-        self._kept = Kept(self._uri, self.nbytes, self._segments)
-        return self._kept
+        self._persisted = PersistedDraft(self._uri, self.nbytes, self._segments)
+        return self._persisted
 
-    def publish(self, uri: str) -> Kept | None:
+    @override
+    def publish(self, uri: str) -> PersistedDraft | None:
         self._wait()
         if not self._segments:
             self._store.put(uri, bytes(self._buffer))
             self.close()
             return None
-        kept = Kept(self._uri, self.nbytes - len(self._buffer), self._segments)
+        persisted = PersistedDraft(self._uri, self.nbytes - len(self._buffer), self._segments)
         with self._store.writer(uri) as writer:
-            for piece in read_kept(self._store, KeptRange(kept, 0, kept.nbytes)):
-                writer.write(piece)
+            for chunk in read_range(self._store, PersistedRange(persisted, 0, persisted.nbytes)):
+                writer.write(chunk)
             writer.write(bytes(self._buffer))
         self.close()
-        if self._kept is not None:
-            return kept
-        discard(self._store, kept)
+        if self._persisted is not None:
+            return persisted
+        discard(self._store, persisted)
         return None
 
+    @override
     def close(self) -> None:
         if self._uploader is not None:
-            with contextlib.suppress(Exception):  # it was raised, or will not matter any more
+            with contextlib.suppress(Exception):  # raised before, or irrelevant now
                 self._wait()
             self._uploader.shutdown()
             self._uploader = None

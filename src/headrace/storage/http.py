@@ -1,7 +1,7 @@
-"""Plain HTTP servers, to read from: one GET an object, resumed at its byte when it breaks.
+"""Read objects from plain HTTP servers: one GET an object, resumed at its byte.
 
-Built on the standard library, since the object-store client needs ranges, lengths and encoded paths that many plain
-servers and pre-signed addresses do not give. Addresses go out exactly as they were written.
+Built on the standard library, because the object-store client requires ranges, lengths and encoded
+paths. Many plain servers and pre-signed URLs do not provide these. URLs are sent exactly as given.
 """
 
 import http
@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import NoReturn
 
+from typing_extensions import override
+
 from headrace.core.errors import (
     AccessDeniedError,
     ChangedError,
@@ -18,31 +20,38 @@ from headrace.core.errors import (
     NotFoundError,
     StorageError,
 )
-from headrace.core.retry import retry_after_s
-from headrace.storage.contract import ObjectInfo, Writer
-from headrace.storage.http_door import HttpAnswer, HttpDoor, UrllibDoor
-from headrace.storage.retry import Retrier, TransientFault
+from headrace.core.retry import TransientFault, retry_after_s
+from headrace.storage.contract import ObjectInfo, Store, Writer
+from headrace.storage.http_transport import HttpTransport, StreamedHttpResponse, UrllibTransport
+from headrace.storage.retry import Retrier
 from headrace.storage.uri import parse
 
-_FOR_GOOD = frozenset({501, 505})
-"""What servers answer that do not know HEAD, or our HTTP."""
+_PERMANENT_STATUSES = frozenset({501, 505})
+"""Statuses of servers that do not support HEAD, or this HTTP version."""
 
 
-class HttpStore:
-    """``http://`` and ``https://``: streams, ranges and head. Writing raises ConfigError.
+class HttpStore(Store):
+    """The store of ``http://`` and ``https://`` objects. Write operations raise ConfigError.
 
     Args:
-        retrier: Tries again what may pass.
-        timeout_s: For each step on the network: connecting, the answer's head, each read.
-        door: What sends the requests; None: the standard library, with that timeout.
+        retrier: The retry policy for transient failures.
+        timeout_s: Seconds for each network step: connecting, the response header, each read.
+        transport: The sender of requests; None: the standard library, with `timeout_s`.
     """
 
-    def __init__(self, retrier: Retrier, *, timeout_s: float = 60.0, door: HttpDoor | None = None) -> None:
+    def __init__(
+        self, retrier: Retrier, *, timeout_s: float = 60.0, transport: HttpTransport | None = None
+    ) -> None:
         self._retrier = retrier
-        self._door = door or UrllibDoor(timeout_s)
+        self._transport = transport or UrllibTransport(timeout_s)
 
+    @override
     def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
-        """See `Store.stream`. Where a server knows no ranges, resuming reads again and drops what is known."""
+        """Yield the bytes of an object.
+
+        Resuming on a server without ranges reads the object again and drops the bytes already
+        yielded.
+        """
         attempts = self._retrier.begin(uri, "reading")
         at, size_bytes = start, None
         while True:
@@ -50,41 +59,47 @@ class HttpStore:
                 with self._open(uri, at, etag) as response:
                     etag, now_bytes = etag or _etag(response), _size_bytes(response)
                     if None not in (size_bytes, now_bytes) and size_bytes != now_bytes:
-                        raise ChangedError(uri, f"had {size_bytes} bytes, and now has {now_bytes}")
+                        raise ChangedError(uri, f"has changed: had {size_bytes} bytes, now has {now_bytes}")
                     size_bytes = now_bytes if size_bytes is None else size_bytes
                     for chunk in _body(response, at):
                         yield chunk
                         at += len(chunk)
-                        attempts.progressed()
+                        attempts.record_progress()
             except TransientFault as fault:
-                attempts.failed(fault)
+                attempts.record_failure(fault)
             else:
                 return
 
+    @override
     def get(self, uri: str) -> bytes:
-        """See `Store.get`."""
         return b"".join(self.stream(uri))
 
+    @override
     def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
-        """See `Store.get_range`. A server without ranges sends all before `start` too."""
+        """Return a range of bytes. A server without ranges also sends all bytes before `start`."""
         if length <= 0:
             return b""
 
         def attempt() -> bytes:
-            pieces: list[bytes] = []
+            parts: list[bytes] = []
             missing = length
             with self._open(uri, start, etag, length) as response:
                 for chunk in _body(response, start, length):
-                    pieces.append(chunk[:missing])
-                    missing -= len(pieces[-1])
+                    parts.append(chunk[:missing])
+                    missing -= len(parts[-1])
                     if missing == 0:
                         break
-            return b"".join(pieces)
+            return b"".join(parts)
 
         return self._retrier.run(uri, "reading", attempt)
 
+    @override
     def head(self, uri: str) -> ObjectInfo:
-        """See `Store.head`. `size_bytes` is None unless the server offers ranges: then only `stream` reads well."""
+        """Return the metadata of an object.
+
+        `size_bytes` is None unless the server supports ranges. Without ranges, only `stream` reads
+        efficiently.
+        """
 
         def attempt() -> ObjectInfo:
             try:
@@ -92,33 +107,34 @@ class HttpStore:
             except StorageError as error:
                 if isinstance(error, NotFoundError):
                     raise
-                # Not every server, and no pre-signed address, takes HEAD.
+                # Some servers, and all pre-signed URLs, reject HEAD.
                 return self._head(uri, "GET")
 
-        return self._retrier.run(uri, "asking for", attempt)
+        return self._retrier.run(uri, "reading the metadata", attempt)
 
+    @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Raises NotFoundError: HTTP has no listing."""
+        """Raise NotFoundError: HTTP has no listing."""
         raise NotFoundError(
             prefix,
-            "nothing there, or a folder, which a plain HTTP server cannot list: name each object, or write their "
-            "addresses into a file and read manifest:FILE",
+            "no such object, or a folder, which a plain HTTP server cannot list: name each object, or write "
+            "their URLs to a file and read manifest:FILE",
         )
 
-    def put(self, uri: str, data: bytes) -> None:  # noqa: ARG002 - the contract's name
-        """Raises ConfigError."""
+    @override
+    def put(self, uri: str, data: bytes) -> None:
         _read_only(uri)
 
-    def put_if_absent(self, uri: str, data: bytes) -> None:  # noqa: ARG002 - the contract's name
-        """Raises ConfigError."""
+    @override
+    def put_if_absent(self, uri: str, data: bytes) -> None:
         _read_only(uri)
 
+    @override
     def writer(self, uri: str) -> Writer:
-        """Raises ConfigError."""
         _read_only(uri)
 
+    @override
     def delete(self, uri: str) -> None:
-        """Raises ConfigError."""
         _read_only(uri)
 
     def _head(self, uri: str, method: str) -> ObjectInfo:
@@ -130,21 +146,24 @@ class HttpStore:
     @contextmanager
     def _open(
         self, uri: str, start: int, etag: str, length: int | None = None, method: str = "GET"
-    ) -> Generator[HttpAnswer]:
-        """A response with status 200 or 206, of the object that `etag` names; 416 for an empty one."""
+    ) -> Generator[StreamedHttpResponse]:
+        """Open a response with status 200, 206 or 416, checked against `etag`.
+
+        Status 416 stands for a range without bytes.
+        """
         parse(uri)
-        with self._door.open(method, uri, _headers(start, etag, length)) as response:
+        with self._transport.open(method, uri, _headers(start, etag, length)) as response:
             if response.status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                # The range starts at the end of the object or after it: an answer without bytes.
+                # The range starts at or beyond the end of the object, so the response has no bytes.
                 yield response
                 return
             if not http.HTTPStatus.OK <= response.status < http.HTTPStatus.MULTIPLE_CHOICES:
                 _raise_status(uri, response)
             if response.status not in {http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT}:
-                raise StorageError(uri, f"the server answered HTTP {response.status}, without the object")
+                raise StorageError(uri, f"the server responded HTTP {response.status}, without the object")
             now = _etag(response)
             if etag and now and now != etag:
-                raise ChangedError(uri, f"is another object now (ETag {now}, expected {etag})")
+                raise ChangedError(uri, f"has changed (ETag {now}, expected {etag})")
             yield response
 
 
@@ -157,35 +176,38 @@ def _headers(start: int, etag: str, length: int | None) -> dict[str, str]:
     return headers
 
 
-def _body(response: HttpAnswer, start: int, length: int | None = None) -> Iterator[bytes]:
-    """The object's bytes from `start`, whatever the server chose to send. Raises TransientFault when cut short.
+def _body(response: StreamedHttpResponse, start: int, length: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes of the object from `start`, for any range that the server chose to send.
 
-    A server may send less than the range that it was asked for, `length` bytes or all: that is cut short too.
+    Raises TransientFault if bytes are missing. A server may also send less than the requested range
+    (`length` bytes, or all if None); the missing bytes count as an interrupted read.
     """
     if response.status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return
     partial = response.status == http.HTTPStatus.PARTIAL_CONTENT
     skip = 0 if partial else start
     if partial and not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
-        raise TransientFault(f"asked from byte {start}, answered {response.headers.get('content-range')!r}")
+        raise TransientFault(
+            f"received {response.headers.get('content-range')!r}, requested from byte {start}"
+        )
     expected, received = _length(response), 0
     if partial and (size_bytes := _size_bytes(response)) is not None:
         expected = size_bytes - start if length is None else min(length, size_bytes - start)
-    for chunk in response.pieces:
+    for chunk in response.chunks:
         received += len(chunk)
-        if piece := chunk[skip:]:
-            yield piece
+        if part := chunk[skip:]:
+            yield part
         skip = max(0, skip - len(chunk))
     if expected is not None and received < expected:
-        raise TransientFault(f"the answer ended after {received} of {expected} bytes")
+        raise TransientFault(f"the response ended after {received} of {expected} bytes")
 
 
-def _length(response: HttpAnswer) -> int | None:
+def _length(response: StreamedHttpResponse) -> int | None:
     return _number(response.headers.get("content-length", ""))
 
 
-def _size_bytes(response: HttpAnswer) -> int | None:
-    """The whole object's, as far as this answer tells it."""
+def _size_bytes(response: StreamedHttpResponse) -> int | None:
+    """Return the size of the whole object, or None if the response does not state it."""
     if response.status == http.HTTPStatus.OK:
         return _length(response)
     return _number(response.headers.get("content-range", "").rpartition("/")[2])
@@ -194,39 +216,39 @@ def _size_bytes(response: HttpAnswer) -> int | None:
 def _number(text: str) -> int | None:
     try:
         return int(text) if text.isdecimal() else None
-    except ValueError:  # thousands of digits
+    except ValueError:  # a number of thousands of digits
         return None
 
 
-def _etag(response: HttpAnswer) -> str:
-    """The ETag, else what else changes with the bytes."""
+def _etag(response: StreamedHttpResponse) -> str:
+    """Return the ETag, else the modification date, else ""."""
     return response.headers.get("etag") or response.headers.get("last-modified") or ""
 
 
-def _modified_s(response: HttpAnswer) -> float:
+def _modified_s(response: StreamedHttpResponse) -> float:
     try:
         return parsedate_to_datetime(response.headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
         return 0.0
 
 
-def _raise_status(uri: str, answer: HttpAnswer) -> NoReturn:
-    """A status as one of ours."""
-    status = answer.status
+def _raise_status(uri: str, response: StreamedHttpResponse) -> NoReturn:
+    """Raise the error that corresponds to a status."""
+    status = response.status
     if status in {404, 410}:
         raise NotFoundError(uri, f"no such object (HTTP {status})")
     if status in {401, 403, 407}:
-        raise AccessDeniedError(uri, f"the server does not let us (HTTP {status} {answer.reason})")
+        raise AccessDeniedError(uri, f"the server denies access (HTTP {status} {response.reason})")
     if status == http.HTTPStatus.PRECONDITION_FAILED:
-        raise ChangedError(uri, "is another object now (its ETag differs)")
-    if status in {408, 425, 429} or (status >= 500 and status not in _FOR_GOOD):
-        why = f"HTTP {status} {answer.reason}"
-        wait_s = retry_after_s(answer.headers.get("retry-after"), time.time())
+        raise ChangedError(uri, "has changed (its ETag differs)")
+    if status in {408, 425, 429} or (status >= 500 and status not in _PERMANENT_STATUSES):
+        why = f"HTTP {status} {response.reason}"
+        wait_s = retry_after_s(response.headers.get("retry-after"), time.time())
         raise TransientFault(why, retry_after_s=wait_s)
-    raise StorageError(uri, f"the server answered HTTP {status} {answer.reason}")
+    raise StorageError(uri, f"the server responded HTTP {status} {response.reason}")
 
 
 def _read_only(uri: str) -> NoReturn:
     raise ConfigError(
-        f"{uri}: headrace only reads from plain HTTP servers; write to s3://, gs://, az:// or a path"
+        f"{uri}: headrace only reads from plain HTTP servers: write to s3://, gs://, az:// or a path"
     )

@@ -1,9 +1,9 @@
-"""Files as objects: whole or not there at all, whoever reads and whenever the power goes.
+"""Files as objects, written atomically and durably.
 
-Every write goes to a temporary file beside its target, is flushed to the disk, and takes the target's name in one
-step. A file that was replaced while it is being read is read to its end as it was.
+Each write goes to a temporary file beside its target. The file is flushed to the disk and then
+renamed to the target. A reader of a replaced file reads the old file to its end.
 """
-# Paths stay the strings that were written: Path would drop "./", "//" and a slash at the end.
+# Paths stay strings as given: Path would drop "./", "//" and a trailing slash.
 # ruff: noqa: PTH103, PTH105, PTH106, PTH108, PTH109, PTH112, PTH114, PTH116, PTH118, PTH120
 
 import contextlib
@@ -18,6 +18,8 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, Self
 
+from typing_extensions import override
+
 from headrace.core.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -26,7 +28,7 @@ from headrace.core.errors import (
     NotFoundError,
     StorageError,
 )
-from headrace.storage.contract import ObjectInfo, Writer
+from headrace.storage.contract import ObjectInfo, Store, Writer
 from headrace.storage.uri import parse, require_text
 
 CHUNK_BYTES = 1 << 20
@@ -35,131 +37,149 @@ TEMPORARY_SUFFIX = ".tmp"
 STALE_S = 24 * 3600.0
 
 
-class LocalStore:
-    """Plain paths and ``file://``. Needs no retries: a disk that fails, fails.
+class LocalStore(Store):
+    """The store of plain paths and ``file://`` URIs. It does not retry.
 
-    Links: reading and writing go through a symbolic link to its target; a listing gives links to files, and does
-    not descend into links to folders. Pipes and devices can be streamed and have no size.
+    Reads and writes follow a symbolic link to its target. A listing includes links to files and
+    does not descend into links to folders. Pipes and devices can be streamed and have no size.
     """
 
+    @override
     def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
-        """See `Store.stream`. Raises ChangedError also when the file was written into while it was read."""
-        with os_errors(uri), _opened(uri) as (file, found):
-            _same(uri, found, etag)
+        """Yield the bytes of a file.
+
+        Raises ChangedError also if the file is modified during the read.
+        """
+        with translate_os_errors(uri), _open_for_reading(uri) as (file, found):
+            _require_etag(uri, found, etag)
             if not stat.S_ISREG(found.st_mode):
-                yield from _drain(file, start)
+                yield from _read_from(file, start)
                 return
             known, at = _etag(found), start
             while at < found.st_size and (chunk := os.pread(file, min(CHUNK_BYTES, found.st_size - at), at)):
-                _same(uri, os.fstat(file), known)
+                _require_etag(uri, os.fstat(file), known)
                 yield chunk
                 at += len(chunk)
-            _same(uri, os.fstat(file), known)
+            _require_etag(uri, os.fstat(file), known)
 
+    @override
     def get(self, uri: str) -> bytes:
-        """See `Store.get`."""
         return b"".join(self.stream(uri))
 
+    @override
     def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
-        """See `Store.get_range`."""
-        with os_errors(uri), _opened(uri) as (file, found):
-            _same(uri, found, etag)
-            pieces: list[bytes] = []
-            # One pread gives less than asked for above 2 GiB, and on some network file systems.
-            while length > 0 and (piece := os.pread(file, length, start)):
-                pieces.append(piece)
-                start, length = start + len(piece), length - len(piece)
-            _same(uri, os.fstat(file), _etag(found))
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        with translate_os_errors(uri), _open_for_reading(uri) as (file, found):
+            _require_etag(uri, found, etag)
+            parts: list[bytes] = []
+            # One pread returns less than requested above 2 GiB, and on some network file systems.
+            while length > 0 and (part := os.pread(file, length, start)):
+                parts.append(part)
+                start, length = start + len(part), length - len(part)
+            _require_etag(uri, os.fstat(file), _etag(found))
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    @override
     def put(self, uri: str, data: bytes) -> None:
-        """See `Store.put`. Makes the folders above it."""
+        """Write a file, and create its parent folders."""
         with self.writer(uri) as writer:
             writer.write(data)
 
     def put_unflushed(self, uri: str, data: bytes, *, drafts: str) -> None:
-        """What `put` does, but that a power cut may undo it, or leave the file empty, until `flush` has returned.
+        """Write an object atomically but not durably, until `flush` has returned.
 
-        A tenth of the time, for many small files: a killed process loses nothing either way. What it may leave is in the folder
-        `drafts`, of the same file system, and not among what people look at.
+        A power cut before `flush` may undo the write or leave the file empty; a killed process
+        loses nothing. For many small files this takes a tenth of the time of `put`. Temporary files
+        are in the folder `drafts`, which must be on the same file system, and not among the
+        results.
         """
-        path = _target(uri)
-        with os_errors(uri), _Temporary(path, parse(drafts).key) as temporary:
+        path = _target_path(uri)
+        with translate_os_errors(uri), _TemporaryFile(path, parse(drafts).key) as temporary:
             temporary.write(data)
             temporary.publish(path, flush=False)
 
     def flush(self, folder: str) -> None:
-        """Make all that was written to the folder's file system survive a power cut."""
-        with os_errors(folder):
-            opened = os.open(parse(folder).key or ".", os.O_RDONLY | os.O_CLOEXEC)
+        """Make all writes to the file system of `folder` durable."""
+        with translate_os_errors(folder):
+            descriptor = os.open(parse(folder).key or ".", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                _sync_file_system(opened)
+                _sync_file_system(descriptor)
             finally:
-                os.close(opened)
+                os.close(descriptor)
 
+    @override
     def put_if_absent(self, uri: str, data: bytes) -> None:
-        """See `Store.put_if_absent`. Needs a file system with hard links."""
-        path = _target(uri)
-        with os_errors(uri):
-            with _Temporary(path) as temporary:
+        """Write a file unless it exists. Needs a file system with hard links."""
+        path = _target_path(uri)
+        with translate_os_errors(uri):
+            with _TemporaryFile(path) as temporary:
                 temporary.write(data)
                 temporary.flush()
                 with contextlib.suppress(FileExistsError):
-                    os.link(temporary.path, path)  # fails when the name is taken, unlike rename
+                    os.link(
+                        temporary.path, path
+                    )  # a link fails if the name exists; a rename would replace it
                     flush_folder(path)
                     return
             if self.get(uri) != data:
-                raise AlreadyExistsError(uri, "other bytes stand there already")
+                raise AlreadyExistsError(uri, "exists already with other bytes")
 
+    @override
     def writer(self, uri: str) -> Writer:
-        """See `Store.writer`."""
-        path = _target(uri)
-        with os_errors(uri):
+        path = _target_path(uri)
+        with translate_os_errors(uri):
             return _LocalWriter(uri, path)
 
+    @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`. Holds the names of one folder a level. Unfinished writes are not listed."""
+        """Yield the files in order, without unfinished writes.
+
+        Holds the names of one folder per level of the tree.
+        """
         path = parse(prefix).key
         folder, slash, start_of_name = path.rpartition("/")
-        # What the user wrote stays in front, so that a listing of "./in/" gives "./in/a", and "file:///" its own.
+        # URIs keep the given prefix: a listing of "./in/" yields "./in/a", and "file:///" URIs stay
+        # such.
         written = prefix[: len(prefix) - len(start_of_name)]
-        with os_errors(prefix):
-            yield from _walk(folder + slash or ".", written, start_of_name)
+        with translate_os_errors(prefix):
+            yield from _list_tree(folder + slash or ".", written, start_of_name)
 
+    @override
     def head(self, uri: str) -> ObjectInfo:
-        """See `Store.head`. A folder is not an object."""
+        """Return the metadata of a file. Raises NotFoundError for a folder."""
         path = parse(uri).key
-        with os_errors(uri):
-            found = os.stat(path)  # Path would drop a trailing slash, which must fail on a file
+        with translate_os_errors(uri):
+            found = os.stat(path)  # Path would drop a trailing slash, an error for files
             if stat.S_ISDIR(found.st_mode):
-                raise NotFoundError(uri, "is a folder, not a file; end it with / to mean all below it")
+                raise NotFoundError(uri, "is a folder, not a file: append / to name all files below it")
             return _info(uri, found)
 
+    @override
     def delete(self, uri: str) -> None:
-        """See `Store.delete`. Folders stay."""
-        with os_errors(uri), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(parse(uri).key)  # as in head
+        """Delete a file. Its parent folders stay."""
+        with translate_os_errors(uri), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(parse(uri).key)  # Path would drop a trailing slash, as in head
 
     def prune(self, folder: str) -> None:
-        """Remove a folder with all below it that holds no file, so that what is deleted leaves nothing behind.
+        """Remove a folder and its subfolders where they hold no file.
 
-        One that is written into at that moment stays, or is made again by the writer. Temporary files of killed writers are
-        files; those older than STALE_S are removed.
+        A folder that a writer uses at this moment stays, or the writer creates it again. Temporary
+        files count as files; those older than STALE_S seconds are removed.
         """
         path = parse(folder).key.rstrip("/")
-        with os_errors(folder):
+        with translate_os_errors(folder):
             for below, _, _ in os.walk(path, topdown=False):
                 self.clean(below)
                 with contextlib.suppress(OSError):
                     os.rmdir(below)
 
     def clean(self, folder: str, *, older_than_s: float = STALE_S) -> int:
-        """Remove what killed writers left in a folder (not below it), when it is older than `older_than_s`; how many.
+        """Remove temporary files of killed writers in a folder, not below it. Return their number.
 
-        A temporary file that young may belong to a writer that lives, perhaps on another machine.
+        Only files older than `older_than_s` seconds are removed: a younger one may belong to a
+        running writer, perhaps on another machine.
         """
         removed = 0
-        with os_errors(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with translate_os_errors(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for entry in os.scandir(parse(folder).key or "."):
                 with contextlib.suppress(FileNotFoundError):
                     old = _is_temporary(entry.name) and time.time() - entry.stat().st_mtime >= older_than_s
@@ -183,36 +203,37 @@ def _info(uri: str, found: os.stat_result) -> ObjectInfo:
     return ObjectInfo(uri, found.st_size, _etag(found), found.st_mtime)
 
 
-def _same(uri: str, found: os.stat_result, etag: str) -> None:
+def _require_etag(uri: str, found: os.stat_result, etag: str) -> None:
     if etag and _etag(found) != etag:
-        raise ChangedError(uri, f"is another file now (ETag {_etag(found)}, expected {etag})")
+        raise ChangedError(uri, f"has changed (ETag {_etag(found)}, expected {etag})")
 
 
-def _target(uri: str) -> str:
-    """The path to write: through a symbolic link, so that the link stays one."""
+def _target_path(uri: str) -> str:
+    """Return the path to write. A symbolic link is resolved, so that the link itself stays."""
     path = parse(uri).key
     if not path or path.endswith("/"):
-        raise ConfigError(f"{uri}: names a folder; a file's name must follow it")
-    # Links among the folders above are followed by the system; asking for each of them costs as much as the writing.
+        raise ConfigError(f"{uri}: names a folder: append the name of a file")
+    # The system follows links among the parent folders; checking each would double the time of a
+    # write.
     if os.path.islink(path):
         return os.path.realpath(path)
     return path if path.startswith("/") else os.path.join(os.getcwd(), path)
 
 
 @contextmanager
-def _opened(uri: str) -> Generator[tuple[int, os.stat_result]]:
+def _open_for_reading(uri: str) -> Generator[tuple[int, os.stat_result]]:
     file = os.open(parse(uri).key, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
         if stat.S_ISDIR(found.st_mode):
-            raise NotFoundError(uri, "is a folder, not a file; end it with / to mean all below it")
+            raise NotFoundError(uri, "is a folder, not a file: append / to name all files below it")
         yield file, found
     finally:
         os.close(file)
 
 
-def _drain(file: int, start: int) -> Iterator[bytes]:
-    """A pipe's or device's bytes, which cannot be read at an offset."""
+def _read_from(file: int, start: int) -> Iterator[bytes]:
+    """Yield the bytes of a pipe or device from `start`. These files cannot be read at an offset."""
     while chunk := os.read(file, CHUNK_BYTES):
         rest = chunk[start:]
         start = max(0, start - len(chunk))
@@ -220,8 +241,11 @@ def _drain(file: int, start: int) -> Iterator[bytes]:
             yield rest
 
 
-def _walk(folder: str, written: str, start_of_name: str) -> Iterator[ObjectInfo]:
-    """Below `folder`, sorted as whole strings: a folder's name counts with its slash."""
+def _list_tree(folder: str, written: str, start_of_name: str) -> Iterator[ObjectInfo]:
+    """Yield the files below `folder`, sorted as whole strings.
+
+    The name of a folder ends in a slash for the sort.
+    """
     try:
         with os.scandir(folder) as entries:
             names = sorted(
@@ -235,18 +259,18 @@ def _walk(folder: str, written: str, start_of_name: str) -> Iterator[ObjectInfo]
         require_text(written + name)
         path = os.path.join(folder, name)  # keeps the slash
         if name.endswith("/"):
-            yield from _walk(path, written + name, "")
+            yield from _list_tree(path, written + name, "")
             continue
         try:
             found = os.stat(path)
         except FileNotFoundError:
-            continue  # deleted since, or a link to nothing
+            continue  # deleted since, or a dangling link
         if not stat.S_ISDIR(found.st_mode):
             yield _info(written + name, found)
 
 
-class _Temporary:
-    """A file beside `path`, or in another folder, that vanishes unless it is published."""
+class _TemporaryFile:
+    """A file beside `path`, or in another folder, that is deleted unless it is published."""
 
     def __init__(self, path: str, folder: str = "") -> None:
         folder = folder or os.path.dirname(path)
@@ -255,7 +279,7 @@ class _Temporary:
         name = f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
         self.path = os.path.join(folder, name)
         self._published = False
-        # Most times the folders are there, and asking costs as much as making a file.
+        # The folder usually exists, and checking that takes as long as creating a file.
         try:
             self._file = self._open()
         except FileNotFoundError:
@@ -286,7 +310,7 @@ class _Temporary:
             flush_folder(path)
 
     def remove(self) -> None:
-        """Close; remove the name if it is still the temporary one."""
+        """Close the file. Delete it unless it was published."""
         if self._file < 0:
             return
         os.close(self._file)
@@ -303,21 +327,21 @@ class _Temporary:
         self.remove()
 
 
-def _sync_file_system(opened: int) -> None:
-    """`syncfs`, which Python does not offer; where there is none, everything is written out."""
+def _sync_file_system(descriptor: int) -> None:
+    """Call `syncfs`, which Python does not offer. On systems without it, flush everything."""
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if syncfs is None:
         os.sync()
-    elif syncfs(opened):
+    elif syncfs(descriptor):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def replace_by_link(source: str, path: str) -> None:
-    """Give a file a second name, which replaces what has it; where there are no hard links, a copy gets it.
+    """Replace `path` by a hard link to `source`, or by a copy where hard links are not supported.
 
-    What a killed process leaves of that is beside `source`.
+    The temporary files of a killed process are beside `source`.
     """
-    with _Temporary(path, os.path.dirname(source)) as temporary:
+    with _TemporaryFile(path, os.path.dirname(source)) as temporary:
         os.unlink(temporary.path)
         try:
             os.link(source, temporary.path)
@@ -327,7 +351,7 @@ def replace_by_link(source: str, path: str) -> None:
 
 
 def flush_folder(path: str) -> None:
-    """Make a file's new name itself survive a power cut."""
+    """Make the name of a new file durable."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -339,19 +363,19 @@ class _LocalWriter(Writer):
     def __init__(self, uri: str, path: str) -> None:
         self._uri = uri
         self._path = path
-        self._temporary: _Temporary | None = _Temporary(path)
+        self._temporary: _TemporaryFile | None = _TemporaryFile(path)
 
     def write(self, data: bytes) -> None:
         if self._temporary is None:
             raise ValueError(f"{self._uri}: the writer is closed")
-        with os_errors(self._uri):
+        with translate_os_errors(self._uri):
             self._temporary.write(data)
 
     def close(self) -> None:
         if self._temporary is None:
             return
         temporary, self._temporary = self._temporary, None
-        with os_errors(self._uri), temporary:
+        with translate_os_errors(self._uri), temporary:
             temporary.publish(self._path)
 
     def abort(self) -> None:
@@ -361,22 +385,22 @@ class _LocalWriter(Writer):
 
 
 @contextmanager
-def os_errors(uri: str) -> Generator[None]:
-    """The operating system's errors as ours, about `uri`."""
+def translate_os_errors(uri: str) -> Generator[None]:
+    """Translate errors of the operating system into headrace's errors about `uri`."""
     try:
         yield
     except OSError as error:
-        _raise_ours(uri, error)
+        _raise_storage_error(uri, error)
 
 
-def _raise_ours(uri: str, error: OSError) -> NoReturn:
+def _raise_storage_error(uri: str, error: OSError) -> NoReturn:
     reason = error.strerror or str(error)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         raise NotFoundError(uri, "no such file") from error
     if isinstance(error, PermissionError):
-        raise AccessDeniedError(uri, f"{reason}: this user may not") from error
+        raise AccessDeniedError(uri, f"{reason}: this user has no access") from error
     if isinstance(error, IsADirectoryError):
-        raise StorageError(uri, "is a folder; a file cannot take its name") from error
+        raise StorageError(uri, "is a folder, so no file can have its name") from error
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        raise StorageError(uri, f"{reason}: make room there; what was finished before stays") from error
+        raise StorageError(uri, f"{reason}: free disk space; completed files stay") from error
     raise StorageError(uri, reason) from error

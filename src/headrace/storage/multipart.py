@@ -1,51 +1,58 @@
-"""Writing an object in parts while its bytes are still being made: a bounded hand-over to one uploading thread."""
+"""A writer that uploads an object in parts while the caller produces it.
+
+The parts pass through a bounded queue to one uploading thread.
+"""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from typing_extensions import override
+
 from headrace.storage.contract import Writer
 
-PARTS_WAITING_MAX = 1
-"""Parts that wait for the uploader, beside those that it has in flight."""
+QUEUED_PARTS_MAX = 1
+"""Parts queued for the uploader, besides those in flight."""
 
 
 class UploadAbortedError(Exception):
-    """Travels through the client to make it abort; never leaves the room."""
+    """An exception that makes the client abort the upload. This module catches it again."""
 
 
 class PartWriter(Writer):
-    """A `Writer` that keeps up to one part and then uploads in the background.
+    """A `Writer` that buffers one part and then uploads in a background thread.
 
-    Holds at most the part being filled, `PARTS_WAITING_MAX` waiting and those in flight. Not for several threads at
-    once. An object no longer than one part is written by `whole`, in one request.
+    Holds the part being filled, up to `QUEUED_PARTS_MAX` queued parts and those in flight. For one
+    thread at a time. An object of one part or less is written in one request.
 
     Args:
         uri: The object, for messages.
-        part_bytes: Length of every part but the last.
-        whole: Writes the object whole.
-        upload: Takes the parts from an iterator; aborts and lets pass what that raises.
+        part_bytes: The length of each part but the last.
+        put_whole: Writes the object in one request.
+        upload: Uploads the parts of an iterator. An exception from the iterator aborts the upload
+            and propagates.
     """
 
     def __init__(
         self,
         uri: str,
         part_bytes: int,
-        whole: Callable[[bytes], None],
+        put_whole: Callable[[bytes], None],
         upload: Callable[[Iterator[bytes]], None],
     ) -> None:
         self._uri = uri
         self._part_bytes = part_bytes
-        self._whole = whole
+        self._put_whole = put_whole
         self._buffer = bytearray()
-        self._parts = _Parts()
+        self._parts = _PartQueue()
         self._error: BaseException | None = None
         self._upload = upload
         self._thread: threading.Thread | None = None
         self._open = True
 
+    @override
     def write(self, data: bytes) -> None:
-        """Append; blocks while the uploader is behind. Raises what went wrong in any part before."""
+        """Append `data`. Blocks while the queue is full; raises the error of an earlier part."""
         if not self._open:
             raise ValueError(f"{self._uri}: the writer is closed")
         rest = memoryview(data).cast("B")
@@ -53,24 +60,25 @@ class PartWriter(Writer):
             taken = self._part_bytes - len(self._buffer)
             self._buffer += rest[:taken]
             rest = rest[taken:]
-            self._hand_over()
+            self._enqueue_part()
         self._buffer += rest
 
+    @override
     def close(self) -> None:
-        """Upload what is left and publish."""
         if not self._open:
             return
         self._open = False
         if self._thread is None:
-            self._whole(bytes(self._buffer))
+            self._put_whole(bytes(self._buffer))
             return
         self._parts.put(bytes(self._buffer))
         self._parts.end()
         self._thread.join()
         self._raise_error()
 
+    @override
     def abort(self) -> None:
-        """Stop the upload and have the server forget its parts."""
+        """Stop the upload and make the server discard its parts."""
         if not self._open:
             return
         self._open = False
@@ -79,7 +87,7 @@ class PartWriter(Writer):
             self._parts.abort()
             self._thread.join()
 
-    def _hand_over(self) -> None:
+    def _enqueue_part(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="headrace-upload", daemon=True)
             self._thread.start()
@@ -103,8 +111,8 @@ class PartWriter(Writer):
             raise self._error
 
 
-class _Parts:
-    """A bounded queue that both ends can give up."""
+class _PartQueue:
+    """A bounded queue that the producer and the consumer can each give up."""
 
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
@@ -112,9 +120,9 @@ class _Parts:
         self._ended = self._aborted = self._abandoned = False
 
     def put(self, part: bytes) -> None:
-        """Wait for room; drops the part when the uploader has given up."""
+        """Wait for space and append a part. The part is dropped if the consumer has given up."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < PARTS_WAITING_MAX)
+            self._changed.wait_for(lambda: len(self._waiting) < QUEUED_PARTS_MAX)
             if not self._abandoned:
                 self._waiting.append(part)
             self._changed.notify_all()
@@ -131,7 +139,10 @@ class _Parts:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """The uploader is gone; whoever waits for room goes on, and what it brings is dropped."""
+        """Record that the consumer is gone.
+
+        Waiting producers continue, and their parts are dropped.
+        """
         with self._changed:
             self._abandoned = True
             self._waiting.clear()

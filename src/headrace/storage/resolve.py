@@ -1,4 +1,4 @@
-"""From a URI to the store that holds it. The caller owns the `Stores`; there is none in any module."""
+"""Map URIs to stores. The caller owns the `Stores`; no module holds one."""
 
 import os
 import threading
@@ -20,17 +20,17 @@ TIMEOUT_S = 60.0
 
 
 class Stores:
-    """All stores of one owner: clients are made when first asked for and kept; ``memory://`` objects live here.
+    """The stores of one owner, created on first use.
+
+    They include the ``memory://`` objects. Safe from any thread.
 
     Args:
-        environ: Where endpoints and credentials come from; the process's environment when None. Variables that only
-            the client library knows (all of GOOGLE_* and AZURE_*) it reads from the process's own.
-        clock: What retries wait on.
-        retry_s: How long a verb goes on failing, without any progress, before it raises UnavailableError.
-        timeout_s: How long a silent server is waited for before the attempt counts as failed.
-        seed: For the jitter between retries; None draws one.
-
-    Safe from any thread.
+        environ: The source of endpoints and credentials; None: the environment of the process. The
+            client library reads GOOGLE_* and AZURE_* variables from the process's environment.
+        clock: The clock that retries wait on.
+        retry_s: Seconds without progress after which a failing operation raises UnavailableError.
+        timeout_s: Seconds without a byte after which an attempt fails.
+        seed: The seed of the retry jitter; None: random.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class Stores:
         self._lock = threading.Lock()
 
     def for_uri(self, uri: str) -> Store:
-        """The store for a URI or plain path; the same one for the same scheme.
+        """Return the store of a URI or plain path. URIs of one scheme share a store.
 
-        Raises ConfigError for a scheme or address that cannot be. Credentials are looked for at a bucket's first verb.
+        Raises ConfigError for an invalid scheme or address. Credentials are searched on the first
+        operation on a bucket.
         """
         scheme = parse(uri).scheme
         scheme = "http" if scheme in HTTP_SCHEMES else scheme
@@ -66,7 +67,10 @@ class Stores:
             return store
 
     def close(self) -> None:
-        """End all waiting for retries: what still fails raises UnavailableError at once. Twice does nothing."""
+        """End all waiting for retries: operations that still fail raise UnavailableError at once.
+
+        Closing twice does nothing.
+        """
         self._closed.set()
 
     def __enter__(self) -> Self:
@@ -85,9 +89,9 @@ class Stores:
         return MemoryStore() if scheme == "memory" else LocalStore()
 
     def _cloud(self, scheme: str) -> Store:
-        # The client library takes longer to import than all else here, and local runs never need it.
+        # The client library is slow to import, and local runs never need it.
         from headrace.storage.cloud import Bucket, CloudSettings  # noqa: PLC0415
-        from headrace.storage.objects import CloudStore  # noqa: PLC0415
+        from headrace.storage.cloud_store import CloudStore  # noqa: PLC0415
 
         settings = CloudSettings(self._environ, self.timeout_s, self.retry_s)
         return CloudStore(scheme, lambda kind, name: Bucket(kind, name, settings), self._retrier)

@@ -1,7 +1,8 @@
-"""Trying again, on a clock.
+"""Retry store operations after transient failures.
 
-What arrives here is a `TransientFault`: something that may pass (a refused connection, 503, a body cut short).
-What leaves is an answer, or `UnavailableError` once a verb has failed for `retry_s` without any progress.
+An attempt raises `TransientFault` for a failure that may pass: a refused connection, 503, an
+interrupted body. After `retry_s` seconds of failures without progress, the operation raises
+`UnavailableError`.
 """
 
 import logging
@@ -12,22 +13,21 @@ from typing import TypeVar
 
 from headrace.core.clock import Clock
 from headrace.core.errors import UnavailableError
-from headrace.core.retry import RetryPolicy
+from headrace.core.retry import RetryPolicy, TransientFault
 
-Answer = TypeVar("Answer")
+_Result = TypeVar("_Result")
 _log = logging.getLogger("headrace.storage")
 
 
-class TransientFault(Exception):  # noqa: N818 - it never leaves the room; what leaves is an error
-    """An attempt failed in a way that may pass. `retry_after_s` is when the server asked to be asked again."""
-
-    def __init__(self, why: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(why)
-        self.retry_after_s = retry_after_s
-
-
 class Retrier:
-    """Hands out attempts. Safe from any thread; `wake` ends every wait at once (the owner is closing)."""
+    """A runner of attempts. Safe from any thread.
+
+    Args:
+        clock: The clock of waits and budgets.
+        policy: Delays and the budget.
+        seed: The seed of the jitter; None: random.
+        wake: An event that ends all waits at once, because the owner is closing.
+    """
 
     def __init__(
         self,
@@ -43,33 +43,36 @@ class Retrier:
         self._wake = wake
 
     def begin(self, uri: str, verb: str) -> "Attempts":
-        """Start counting for one verb on one object; `verb` is for messages, such as "reading"."""
+        """Return a failure counter for one operation on one object.
+
+        `verb` names the operation in messages, such as "reading".
+        """
         return Attempts(self, uri, verb)
 
-    def run(self, uri: str, verb: str, attempt: Callable[[], Answer]) -> Answer:
-        """Call `attempt` until it answers or raises something other than TransientFault."""
+    def run(self, uri: str, verb: str, attempt: Callable[[], _Result]) -> _Result:
+        """Call `attempt` until it returns or raises another exception than TransientFault."""
         attempts = self.begin(uri, verb)
         while True:
             try:
                 return attempt()
             except TransientFault as fault:
-                attempts.failed(fault)
+                attempts.record_failure(fault)
 
     def now(self) -> float:
-        """The clock's seconds."""
+        """Return the seconds of the clock."""
         return self._clock.now()
 
-    def share(self) -> float:
-        """A draw for the jitter."""
+    def draw_jitter(self) -> float:
+        """Return a random number for the jitter, 0 to 1."""
         return self._random.random()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep; whether waiting is over for good."""
+        """Sleep. Return True if the owner is closing."""
         return self._clock.sleep(seconds, self._wake)
 
 
 class Attempts:
-    """The failures of one verb since it last made progress."""
+    """The failures of one operation since its last progress."""
 
     def __init__(self, retrier: Retrier, uri: str, verb: str) -> None:
         self._retrier = retrier
@@ -78,12 +81,12 @@ class Attempts:
         self._count = 0
         self._since_s = 0.0
 
-    def progressed(self) -> None:
-        """Something arrived: the next failure has the whole budget again."""
+    def record_progress(self) -> None:
+        """Record progress: the next failure has the whole budget again."""
         self._count = 0
 
-    def failed(self, fault: TransientFault) -> None:
-        """Wait before the next attempt, or raise UnavailableError when there is none."""
+    def record_failure(self, fault: TransientFault) -> None:
+        """Wait before the next attempt. Raises UnavailableError if the budget is spent."""
         now_s = self._retrier.now()
         if self._count == 0:
             self._since_s = now_s
@@ -93,15 +96,17 @@ class Attempts:
         delay_s = policy.delay_s(
             self._count,
             policy.retry_s - elapsed_s,
-            self._retrier.share(),
+            self._retrier.draw_jitter(),
             retry_after_s=fault.retry_after_s,
         )
         tries = f"{self._count} attempts over {elapsed_s:.1f} s"
         if delay_s is None:
             why = f"{self._verb} still fails after {tries}: {fault}. Is the server up and the endpoint right?"
             raise UnavailableError(self._uri, why) from fault
-        # The first failure is worth a line of its own; the others only in a detailed log.
+        # The first failure is a warning; repetitions appear only in a detailed log.
         level = logging.WARNING if self._count == 1 else logging.INFO
-        _log.log(level, "%s: %s failed, trying again in %.1f s: %s", self._uri, self._verb, delay_s, fault)
+        _log.log(level, "%s: %s failed, retrying in %.1f s: %s", self._uri, self._verb, delay_s, fault)
         if self._retrier.wait(delay_s):
-            raise UnavailableError(self._uri, f"{self._verb} was given up after {tries}: {fault}") from fault
+            raise UnavailableError(
+                self._uri, f"{self._verb} was abandoned after {tries}, on closing: {fault}"
+            ) from fault

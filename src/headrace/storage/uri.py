@@ -1,7 +1,7 @@
-"""URIs and plain paths: taken apart, put together, and refused where no store could mean them.
+"""Parse, join and check URIs and plain paths.
 
-Keys are taken as they stand: nothing is decoded, so ``s3://b/a%20b`` names the key ``a%20b``. Only ``http(s)``
-addresses are percent-encoded already, and go to the server as they are.
+Keys are never decoded: ``s3://b/a%20b`` names the key ``a%20b``. Only ``http(s)`` URLs are
+percent-encoded, and they are sent to the server unchanged.
 """
 
 import os
@@ -15,7 +15,7 @@ CLOUD_SCHEMES = frozenset({"s3", "gs", "az"})
 HTTP_SCHEMES = frozenset({"http", "https"})
 SCHEMES = ("s3", "gs", "az", "http", "https", "file", "memory")
 KEY_BYTES_MAX = 1024
-"""The longest key that S3, Google Cloud Storage and Azure all take, in UTF-8."""
+"""The longest key that S3, Google Cloud Storage and Azure all accept, in bytes of UTF-8."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):(?!//)", re.IGNORECASE)
@@ -25,10 +25,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A URI taken apart. `uri` is what was written, for messages.
+    """A parsed URI. `uri` is the original text, for messages.
 
-    `bucket` is the bucket, container or host, and "" for files. `key` is the rest: for files the path (absolute or
-    relative, as written), for http the path and query.
+    `bucket` is the bucket, container or host, and "" for files. `key` is the rest: for files the
+    path (absolute or relative, as given), for http the path and query.
     """
 
     uri: str
@@ -38,10 +38,10 @@ class Location:
 
 
 def parse(uri: str) -> Location:
-    """Take a URI or plain path apart; a plain path has the scheme ``file``.
+    """Parse a URI or plain path; a plain path has the scheme ``file``.
 
-    Raises ConfigError for an unknown scheme, a missing or impossible bucket or host, control characters, and a file's
-    name that is not UTF-8.
+    Raises ConfigError for an unknown scheme, a missing or invalid bucket or host, control
+    characters, and a file name that is not UTF-8.
     """
     require_text(uri)
     match = _SCHEME.match(uri)
@@ -50,42 +50,45 @@ def parse(uri: str) -> Location:
     scheme, rest = match[1].lower(), uri[match.end() :]
     if scheme not in SCHEMES:
         known = ", ".join(f"{s}://" for s in SCHEMES)
-        raise ConfigError(f"{uri}: unknown scheme {match[1]}://; known are {known} and plain paths")
+        raise ConfigError(f"{uri}: unknown scheme {match[1]}://: use {known} or a plain path")
     if scheme == "file":
         return _file(uri, rest)
     if found := _CONTROL.search(uri):
-        raise ConfigError(f"{uri!r}: holds the control character {found[0]!r}, which no store takes")
+        raise ConfigError(f"{uri!r}: contains the control character {found[0]!r}, which no store accepts")
     if scheme in HTTP_SCHEMES:
         return _http(uri, scheme)
     bucket, _, key = rest.partition("/")
     if scheme in CLOUD_SCHEMES and not _BUCKET.fullmatch(bucket):
-        what = f"{bucket!r} cannot be a bucket's name" if bucket else "no bucket is named"
-        raise ConfigError(f"{uri}: {what}; write {scheme}://BUCKET/KEY")
+        problem = f"{bucket!r} is not a valid bucket name" if bucket else "the bucket is missing"
+        raise ConfigError(f"{uri}: {problem}: write {scheme}://BUCKET/KEY")
     return Location(uri, scheme, bucket, key)
 
 
 def require_text(uri: str) -> None:
-    """Raise ConfigError for what came from a file's name that is not UTF-8: no ledger or report could hold it."""
+    """Raise ConfigError if `uri` has the name of a file that is not UTF-8.
+
+    No ledger or report could hold such a name.
+    """
     try:
         uri.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{uri!r}: a name that is not UTF-8; rename it") from None
+        raise ConfigError(f"{uri!r}: the name is not UTF-8: rename the file") from None
 
 
 def _plain_path(path: str) -> Location:
     if match := _ONE_SLASH.match(path):
         raise ConfigError(
-            f"{path}: write {match[1]}:// with two slashes, or ./{path} for a file of that name"
+            f"{path}: one slash after the scheme: write {match[1]}://, or ./{path} for a file of that name"
         )
     if "\0" in path:
-        raise ConfigError(f"{path!r}: a path cannot hold a NUL character")
+        raise ConfigError(f"{path!r}: a path cannot contain a NUL character")
     return Location(path, "file", "", path)
 
 
 def _file(uri: str, rest: str) -> Location:
     path = rest.removeprefix("localhost")
     if not path.startswith("/") or "\0" in path:
-        raise ConfigError(f"{uri}: write file:///absolute/path, or the path alone")
+        raise ConfigError(f"{uri}: not an absolute file URI: write file:///absolute/path, or the path alone")
     return Location(uri, "file", "", path)
 
 
@@ -94,37 +97,42 @@ def _http(uri: str, scheme: str) -> Location:
         parts = urlsplit(uri)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"{uri}: not an address: {error}") from error
+        raise ConfigError(f"{uri}: not a valid URL: {error}") from error
     if not host or " " in uri or not uri.isascii() or "\\" in parts.netloc:
-        raise ConfigError(f"{uri}: not an address; write {scheme}://HOST/PATH, percent-encoded")
+        raise ConfigError(f"{uri}: not a valid URL: write {scheme}://HOST/PATH, percent-encoded")
     if "@" in parts.netloc:
-        raise ConfigError(f"{scheme}://***@{host}{parts.path}: credentials do not belong in a URI")
+        raise ConfigError(
+            f"{scheme}://***@{host}{parts.path}: a URI must not contain credentials: remove them"
+        )
     query = f"?{parts.query}" if parts.query else ""
     return Location(uri, scheme, host if port is None else f"{host}:{port}", parts.path.lstrip("/") + query)
 
 
 def object_location(uri: str) -> Location:
-    """`parse`, for something that must name one cloud or memory object.
+    """Parse the URI of one cloud or memory object.
 
-    Raises ConfigError for keys that S3 would take but that the client library, file systems and most tools do not:
-    empty, ``.`` and ``..`` segments, a slash at either end, more than `KEY_BYTES_MAX` bytes.
+    Raises ConfigError for keys that S3 accepts but the client library, file systems and most tools
+    do not: empty, ``.`` and ``..`` segments, a slash at either end, more than `KEY_BYTES_MAX`
+    bytes.
     """
     location = parse(uri)
     if not location.key:
-        raise ConfigError(f"{uri}: names a whole bucket; an object's key must follow it")
+        raise ConfigError(f"{uri}: names a whole bucket: append the key of an object")
     if any(segment in {"", ".", ".."} for segment in location.key.split("/")):
         raise ConfigError(
-            f"{uri}: the key has an empty, '.' or '..' segment, which is not supported; rename it"
+            f"{uri}: the key has an empty, '.' or '..' segment, which is not supported: rename the object"
         )
     if len(location.key.encode()) > KEY_BYTES_MAX:
-        raise ConfigError(f"{uri[:80]}…: the key is longer than {KEY_BYTES_MAX} bytes")
+        raise ConfigError(f"{uri[:80]}…: the key is longer than {KEY_BYTES_MAX} bytes: shorten it")
     return location
 
 
 def prefix_location(uri: str) -> Location:
-    """`parse`, for a listing's string prefix; may end in the middle of a name or be a bucket alone.
+    """Parse the string prefix of a listing.
 
-    Raises ConfigError when a whole segment of it is empty, ``.`` or ``..``.
+    It may end in the middle of a name, or be a bucket alone.
+
+    Raises ConfigError if a whole segment is empty, ``.`` or ``..``.
     """
     location = parse(uri)
     if any(segment in {"", ".", ".."} for segment in location.key.split("/")[:-1]):
@@ -133,23 +141,25 @@ def prefix_location(uri: str) -> Location:
 
 
 def join(prefix: str, name: str) -> str:
-    """`name` below `prefix`, with exactly one slash between: ``join("s3://b/out", "x")`` is ``s3://b/out/x``.
+    """Return `name` below `prefix`, with exactly one slash between.
 
-    An empty prefix gives the name alone. Raises ConfigError for an http address with a query.
+    ``join("s3://b/out", "x")`` is ``s3://b/out/x``. An empty prefix returns the name alone. Raises
+    ConfigError for an http URL with a query.
     """
     if not prefix:
         return name
     if parse(prefix).scheme in HTTP_SCHEMES and "?" in prefix:
-        raise ConfigError(f"{prefix}: nothing can stand below an address with a query")
+        raise ConfigError(f"{prefix}: a URL with a query cannot be a prefix")
     if prefix.endswith("/"):
         return prefix + name.lstrip("/")
     return f"{prefix}/{name.lstrip('/')}"
 
 
 def parent(uri: str) -> str:
-    """The prefix that holds it, ending in a slash: ``s3://b/a/`` for ``s3://b/a/k``, "" for a bare file name.
+    """Return the prefix that contains the object, with a trailing slash.
 
-    A bucket or root is its own parent.
+    It is ``s3://b/a/`` for ``s3://b/a/k``, and "" for a bare file name. A bucket or root is its own
+    parent.
     """
     match = _SCHEME.match(uri)
     root, rest = (uri[: match.end()], uri[match.end() :]) if match else ("", uri)
@@ -162,18 +172,22 @@ def parent(uri: str) -> str:
 
 
 def name(uri: str) -> str:
-    """The last segment, without a query: ``k.csv`` for ``s3://b/a/k.csv``; "" for a prefix that ends in a slash."""
+    """Return the last segment, without a query.
+
+    It is ``k.csv`` for ``s3://b/a/k.csv``, and "" for a prefix with a trailing slash.
+    """
     location = parse(uri)
     key = location.key.partition("?")[0] if location.scheme in HTTP_SCHEMES else location.key
     return key.rpartition("/")[2]
 
 
 def absolute(uri: str) -> str:
-    """A plain path made absolute (a slash at its end is kept); anything with a scheme as it stands.
+    """Return an absolute path for a plain path, and a URI unchanged.
 
-    For what must mean the same from another working directory, such as a record of a run.
+    A trailing slash is kept. Records of a run use absolute paths, which mean the same from another
+    working directory.
     """
     if _SCHEME.match(uri):
         return uri
-    path = os.path.abspath(parse(uri).key)  # noqa: PTH100 - Path drops the meaning of "" and ends
+    path = os.path.abspath(parse(uri).key)  # noqa: PTH100 - Path drops trailing slashes
     return path if path.endswith("/") or not uri.endswith("/") else path + "/"
