@@ -1,1 +1,1 @@
-"""File bytes to blocks of records, blocks to tensors, predictions to bytes. Pure: nothing here waits."""
+"""Formats: bytes become blocks, blocks become tensors, predictions become bytes. No module waits."""

@@ -1,4 +1,4 @@
-"""The one door to pyarrow (extra `arrow`)."""
+"""The pyarrow adapter (extra `arrow`)."""
 
 from io import BytesIO
 from typing import Any
@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("arrow", "reading and writing Arrow data") from error
 
-# Untyped: what comes from there is Any, said once.
+# pyarrow has no types; Any is confined to these names.
 _pa: Any = pa
 _csv: Any = pa_csv
 
@@ -22,12 +22,13 @@ _csv: Any = pa_csv
 def delimited_numbers(
     text: bytes, rows: int, width: int, delimiter: bytes, quote: bytes
 ) -> NDArray[np.float64] | None:
-    """Delimited numbers as a flat float64 array of ``rows * width``; None when any row is not as it should be.
+    """Parse delimited numbers into a flat float64 array of ``rows * width`` values.
 
-    Takes more than JSON does: quoted numbers, ``nan``, ``inf``, ``.5``, ``1.``. What it takes has the value that
-    `float` gives.
+    Return None if the text does not have exactly `rows` rows of `width` numbers. The accepted
+    syntax is wider than JSON's: quoted numbers, ``nan``, ``inf``, ``.5``, ``1.``. Every accepted
+    number has the value that `float` returns for it.
     """
-    # Arrow takes a lone carriage return for a line end, and `nan(1)` for a number.
+    # Arrow accepts a lone carriage return as a line end, and `nan(1)` as a number.
     if b"(" in text or (b"\r" in text and text.count(b"\r") != text.count(b"\r\n")):
         return None
     names = [str(i) for i in range(width)]
@@ -43,7 +44,7 @@ def delimited_numbers(
             convert_options=_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, _pa.float64()), null_values=[]
             ),
-            # Arrow's own pool was seen to keep hundreds of megabytes after thousands of small texts.
+            # Arrow's own pool kept hundreds of megabytes after thousands of small texts.
             memory_pool=_pa.system_memory_pool(),
         )
     except _pa.ArrowInvalid:
@@ -57,55 +58,58 @@ def delimited_numbers(
 
 
 def parquet_modules() -> tuple[Any, Any]:
-    """`pyarrow` and `pyarrow.parquet`. Not at the top: reading CSV has no use for the second."""
-    from pyarrow import parquet  # noqa: PLC0415
+    """Return the modules `pyarrow` and `pyarrow.parquet`."""
+    from pyarrow import parquet  # noqa: PLC0415 - reading CSV does not need it
 
     return pa, parquet
 
 
 def table_columns(table: Any) -> dict[str, Any]:
-    """The columns of a table by name. Of two columns of one name the second would be lost: that is a DataError."""
+    """Return the columns of a table by name. Raise DataError if two columns have the same name."""
     names: list[str] = table.column_names
     if len(set(names)) < len(names):
-        raise DataError(f"a table has two columns of one name ({', '.join(names)}): rename one")
+        raise DataError(f"a table has two columns with the same name ({', '.join(names)}): rename one")
     return dict(zip(names, table.columns, strict=True))
 
 
 def column_array(column: Any) -> NDArray[Any]:
-    """A column of a table as an array: of objects, where it has nulls (None) or lists; tensors of extension types as one array.
+    """Return a column of a table as a numpy array.
 
-    An extension type of tensors is one that makes such an array by itself (``to_numpy_ndarray``), as Ray's do.
+    A column with nulls (None) or lists becomes an array of objects. Tensors of an extension type
+    become one array. Such an extension type creates that array itself (``to_numpy_ndarray``), as
+    Ray's types do.
     """
     arrays = [_chunk_array(chunk) for chunk in column.chunks]
     if not arrays:
         return np.empty(0)
     if len(arrays) == 1 or not any(array.dtype == object for array in arrays):
         return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-    made = np.empty(len(column), object)
-    made[:] = [value for array in arrays for value in array]
-    return made
+    objects = np.empty(len(column), object)
+    objects[:] = [value for array in arrays for value in array]
+    return objects
 
 
 def _chunk_array(chunk: Any) -> NDArray[Any]:
-    if is_tensors(chunk):
+    if is_tensor_column(chunk):
         return chunk.to_numpy_ndarray()
     if not chunk.null_count:
         return chunk.to_numpy(zero_copy_only=False)
-    made = np.empty(len(chunk), object)
-    made[:] = chunk.to_pylist()
-    return made
+    objects = np.empty(len(chunk), object)
+    objects[:] = chunk.to_pylist()
+    return objects
 
 
-def is_tensors(column: Any) -> bool:
-    """Whether a column, or a chunk of one, is of an extension type of tensors."""
+def is_tensor_column(column: Any) -> bool:
+    """Return True if a column, or a chunk of a column, has an extension type of tensors."""
     chunks = getattr(column, "chunks", [column])
     return bool(chunks) and hasattr(chunks[0], "to_numpy_ndarray")
 
 
 def array_with_nulls(values: NDArray[Any], missing: NDArray[np.bool_]) -> Any:
-    """A flat array as an Arrow array of its own type, null where `missing`, also where that is everywhere.
+    """Convert a flat array to an Arrow array of the same type with nulls where `missing` is true.
 
-    Objects are text: str, or bytes where one of them is no str.
+    The type is kept even if all values are missing. Objects are text: strings, or bytes if one of
+    them is not a str.
     """
     if values.dtype != object:
         return _pa.array(values, mask=missing)
@@ -113,6 +117,6 @@ def array_with_nulls(values: NDArray[Any], missing: NDArray[np.bool_]) -> Any:
     return _pa.array(values, type=_pa.string() if texts else _pa.binary(), mask=missing)
 
 
-def nulls(rows: int) -> Any:
-    """Nulls of no known type."""
+def null_array(rows: int) -> Any:
+    """Return an Arrow array of nulls without a known type."""
     return _pa.nulls(rows)

@@ -1,26 +1,30 @@
-"""Decoded columns (images, frames, audio windows) to a model's input: axes, type and scale.
+"""Decoded columns (images, frames, audio windows) as a model's input: axes, type and scale.
 
-Arrives: blocks whose format decoded already. Leaves: one tensor, in the model's layout.
+The blocks come from formats that decode media already. The result is one tensor in the layout of
+the model.
 """
 
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from headrace.core.block import Block
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import Array, TensorSpec, dtype_of
-from headrace.formats.contract import Decoded
+from headrace.formats.contract import DecodedBlock, Decoder
 
 
-class ColumnDecoder:
-    """Feeds column `column` to the input `spec`.
+class ColumnDecoder(Decoder):
+    """A decoder of column `column` into the input `spec`.
 
-    Images are [n, H, W, C] uint8: they are turned to [n, C, H, W] when the model's second axis is 1 or 3 and its last is
-    not, multiplied by `scale` when the model wants floats, and cast. Grey ones, [n, H, W, 1], come as [n, H, W], and
-    sound of one channel, [n, samples], as [n, 1, samples], to a model of so many axes. An image whose size does not
-    fit is a ModelInputError naming both sizes, since all images of a stream are brought to one size; so is an input
-    that takes text.
+    Images are [n, H, W, C] uint8. They become [n, C, H, W] if the model's second axis is 1 or 3 and
+    its last axis is not. They are multiplied by `scale` if the model takes floats, and are cast.
+    For a model with three axes, grey images [n, H, W, 1] become [n, H, W], and mono sound [n,
+    samples] becomes [n, 1, samples].
+
+    All images of a stream have one size. So an image of another size than the model's is a
+    ModelInputError with both sizes. An input that takes text is a ModelInputError too.
     """
 
     def __init__(self, model: str, spec: TensorSpec, column: str, *, scale: float = 1.0) -> None:
@@ -31,23 +35,23 @@ class ColumnDecoder:
         if self._dtype.kind == "O":
             raise ModelInputError(
                 model,
-                f"input {spec.name!r} takes text or bytes, but the {column} column is numbers: for encoded files as "
-                "they stand choose --format whole (of a transform: --split none)",
+                f"input {spec.name!r} takes text or bytes, but the {column} column is numbers: to pass "
+                "the encoded files unchanged, choose --format whole (in a transform: --split none)",
             )
         self._scale = scale if column == "image" and self._dtype.kind == "f" else 1.0
         self._is_image = column == "image"
         self._channels_first = self._is_image and _is_channels_first(spec.shape)
 
-    def decode(self, block: Block) -> Decoded:
-        """The block's column as the model's input; every record decodes."""
-        data = self._arranged(block.columns[self._column])
-        self._check(data, block)
+    @override
+    def decode(self, block: Block) -> DecodedBlock:
+        data = self._arrange_axes(block.columns[self._column])
+        self._check_shape(data, block)
         if self._scale != 1.0:
             data = data * np.asarray(self._scale, self._dtype)
-        return Decoded({self._spec.name: np.ascontiguousarray(data, self._dtype)})
+        return DecodedBlock({self._spec.name: np.ascontiguousarray(data, self._dtype)})
 
-    def _arranged(self, data: Array) -> Array:
-        """With the axis of channels where the model has it; its data are not copied."""
+    def _arrange_axes(self, data: Array) -> Array:
+        """Return the data with the channel axis in the model's place, without a copy."""
         axes = 0 if self._spec.shape is None else len(self._spec.shape)
         if self._channels_first:
             return np.moveaxis(data, -1, 1)
@@ -57,15 +61,15 @@ class ColumnDecoder:
             return data[:, np.newaxis]
         return data
 
-    def _check(self, data: Array, block: Block) -> None:
+    def _check_shape(self, data: Array, block: Block) -> None:
         shape = self._spec.shape
-        if not len(block) or shape is None or _fits(data.shape[1:], shape[1:]):
+        if not len(block) or shape is None or _shape_fits(data.shape[1:], shape[1:]):
             return
         raise ModelInputError(
             self._model,
             f"input {self._spec.name!r} takes {list(shape)}, but the {self._column} at {block.first} is "
-            f"{[-1, *data.shape[1:]]}; choose the size (--image-size, --image-mode), or the window "
-            "(--window-ms, --sample-rate, --audio-channels), that the model takes",
+            f"{[-1, *data.shape[1:]]}; set the model's image size (--image-size, --image-mode) "
+            "or audio window (--window-ms, --sample-rate, --audio-channels)",
         )
 
 
@@ -73,5 +77,8 @@ def _is_channels_first(shape: tuple[int, ...] | None) -> bool:
     return shape is not None and len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3)
 
 
-def _fits(have: tuple[Any, ...], want: tuple[int, ...]) -> bool:
-    return len(have) == len(want) and all(w in (-1, h) for h, w in zip(have, want, strict=True))
+def _shape_fits(actual: tuple[Any, ...], expected: tuple[int, ...]) -> bool:
+    return len(actual) == len(expected) and all(
+        expected_size in (-1, actual_size)
+        for actual_size, expected_size in zip(actual, expected, strict=True)
+    )

@@ -1,14 +1,18 @@
-"""gzip, bzip2 and zstd as streams: compressed chunks in, bounded pieces out. The door to isal and zstandard.
+"""Streaming decompression of gzip, bzip2 and zstd: compressed chunks in, bounded pieces out.
 
-Multi-member gzip, multi-stream bzip2 and multi-frame zstd are read through. A piece is at most PIECE_BYTES_MAX,
-whatever the ratio: a bomb is met piece by piece, never whole. Compressed bytes go to the library a window at a time,
-so that what it gives back unused (it does so by copying) stays small, and an error costs little that was good.
+This module is the adapter for isal and zstandard. Multi-member gzip, multi-stream bzip2 and
+multi-frame zstd are supported. A piece has at most PIECE_BYTES_MAX bytes at any compression ratio,
+so a decompression bomb is never in memory as a whole. The library receives the compressed bytes in
+windows of WINDOW_BYTES. This keeps the unused data that the library copies back small, and limits
+the valid data lost before an error.
 """
 
 import bz2
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Protocol
+
+from typing_extensions import override
 
 from headrace.core.errors import CorruptError, MissingExtraError, TruncatedError
 from headrace.formats.contract import Buffer
@@ -24,49 +28,57 @@ Compression = Literal["gzip", "bzip2", "zstd"]
 PIECE_BYTES_MAX = 1 << 20
 WINDOW_BYTES = 1 << 15
 MAGIC: dict[Compression, bytes] = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
-_START_BYTES = 4
+_MAGIC_BYTES_MAX = 4
 _ZSTD_WINDOW_BYTES_MAX = 1 << 27
-"""What the zstd program itself takes without being told otherwise."""
+"""Default window limit of the zstd command-line program."""
 _GZIP_HEADER_CRC = 0x02
-_GZIP_FIELDS = 0x1C  # extra, name, comment: what a header may hold beyond its ten bytes
+_GZIP_FIELDS = 0x1C  # Extra, name and comment: optional fields after the ten fixed bytes.
 
 
-class _Member(Protocol):
-    """One gzip member, bzip2 stream or zstd frame on its way."""
+class _MemberDecoder(Protocol):
+    """A decoder of one gzip member, bzip2 stream or zstd frame."""
 
     @property
     def eof(self) -> bool: ...
 
     @property
     def unused_data(self) -> bytes:
-        """What came behind its end; known once `eof`."""
+        """Bytes after the end of the member. Valid once `eof` is true."""
         ...
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What these compressed bytes give, in pieces of at most PIECE_BYTES_MAX. Raises OSError for bad data."""
+        """Decompress `data` and yield pieces of at most PIECE_BYTES_MAX bytes.
+
+        Raise OSError for corrupt data.
+        """
         ...
 
 
 def decompress(kind: Compression, chunks: Iterable[Buffer], *, fast: bool = True) -> Iterator[bytes]:
-    """The decompressed bytes, in pieces of at most PIECE_BYTES_MAX, as soon as each chunk gives them.
+    """Yield the decompressed bytes of `chunks` in pieces of at most PIECE_BYTES_MAX.
 
-    Zero padding behind a gzip member is passed over. With `fast`, gzip goes through isal where that is installed.
+    The pieces of a chunk are yielded before the next chunk is read. Zero padding after a gzip
+    member is skipped. With `fast`, gzip is decompressed by isal if isal is installed.
 
     Raises:
-        TruncatedError: the last member is not complete, or there is none; all that can be told of it was given
-            before.
-        CorruptError: any other damage. Given before is all that the compressed windows (of WINDOW_BYTES) before
-            the damaged one held; `byte` is the offset in the *compressed* bytes by which it was noticed.
-        MissingExtraError: zstd without zstandard.
+        TruncatedError: The last member is incomplete, or there is no member. All bytes that could
+            be decompressed were yielded before.
+        CorruptError: The data is damaged in any other way. The content of all compressed windows
+            (of WINDOW_BYTES) before the damaged one was yielded before. `byte` is the offset in the
+            *compressed* bytes at which the damage was detected.
+        MissingExtraError: zstandard is needed and not installed.
     """
-    stream = _Stream(kind, fast=fast)
+    stream = _StreamDecoder(kind, fast=fast)
     for chunk in chunks:
-        yield from _joined(stream.feed(chunk))
+        yield from _merge_pieces(stream.feed(chunk))
     stream.finish()
 
 
-def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in the fewest pieces: what comes after works by the piece. What an error follows comes first."""
+def _merge_pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in as few pieces as possible: later stages have a cost per piece.
+
+    Bytes before an error are yielded before it is raised.
+    """
     parts: list[bytes] = []
     size = 0
     try:
@@ -84,90 +96,99 @@ def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-class _Stream:
-    """Members one behind the other."""
+class _StreamDecoder:
+    """A decoder of consecutive members."""
 
     def __init__(self, kind: Compression, *, fast: bool) -> None:
         self._kind: Compression = kind
-        self._make = _maker(kind, fast=fast)
-        self._member: _Member | None = None
-        self._members = 0
-        self._pending = b""  # the next member's first bytes, too few to tell what they are
-        self._seen = 0
+        self._new_decoder = _decoder_factory(kind, fast=fast)
+        self._decoder: _MemberDecoder | None = None
+        self._completed_members = 0
+        self._pending = b""  # Start of the next member, too short to identify it.
+        self._consumed = 0
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
-        """What a chunk of compressed bytes gives."""
+        """Yield the decompressed bytes of a compressed chunk."""
         view = memoryview(chunk)
         for at in range(0, len(view), WINDOW_BYTES):
             window = bytes(view[at : at + WINDOW_BYTES])
-            self._seen += len(window)
-            yield from self._window(self._pending + window)
+            self._consumed += len(window)
+            yield from self._decode_window(self._pending + window)
 
-    def _window(self, data: bytes) -> Iterator[bytes]:
+    def _decode_window(self, data: bytes) -> Iterator[bytes]:
         self._pending = b""
         while data:
-            if self._member is None:
-                data = self._unpadded(data)
-                if len(data) < _START_BYTES:
+            if self._decoder is None:
+                data = self._strip_padding(data)
+                if len(data) < _MAGIC_BYTES_MAX:
                     self._pending = data
                     return
-                self._check_start(data)
-                self._member = self._make(data)
-            member = self._member
+                self._check_magic(data)
+                self._decoder = self._new_decoder(data)
+            decoder = self._decoder
             try:
-                yield from member.pieces(data)
+                yield from decoder.pieces(data)
             except OSError as error:
-                why = f"corrupt {self._kind} data by compressed byte {self._seen}: {error}"
-                raise CorruptError(why, byte=self._seen) from error
-            if not member.eof:
+                why = f"corrupt {self._kind} data at or before compressed byte {self._consumed}: {error}"
+                raise CorruptError(why, byte=self._consumed) from error
+            if not decoder.eof:
                 return
-            data = member.unused_data
-            self._member = None
-            self._members += 1
+            data = decoder.unused_data
+            self._decoder = None
+            self._completed_members += 1
 
     def finish(self) -> None:
-        """No more bytes will come: raises unless the last member was whole."""
+        """End the stream. Raise TruncatedError if the last member is incomplete."""
         rest = self._pending
         if rest:
-            self._check_start(rest)
-        if self._member is None and self._members and not rest:
+            self._check_magic(rest)
+        if self._decoder is None and self._completed_members and not rest:
             return
         raise TruncatedError(
-            f"the {self._kind} stream ends early, after {self._seen} compressed bytes: the upload or the program "
-            "that wrote it was cut short; fetch or write it again",
-            byte=self._seen,
+            f"the {self._kind} stream ends early, after {self._consumed} compressed bytes: the upload or the "
+            "program that wrote it was cut short; fetch or write it again",
+            byte=self._consumed,
         )
 
-    def _unpadded(self, data: bytes) -> bytes:
-        """Without the zeros that some writers fill a tape's or disk's block with."""
-        return data.lstrip(b"\0") if self._kind == "gzip" and self._members else data
+    def _strip_padding(self, data: bytes) -> bytes:
+        """Remove the zeros with which some writers fill the last block of a tape or disk."""
+        return data.lstrip(b"\0") if self._kind == "gzip" and self._completed_members else data
 
-    def _check_start(self, data: bytes) -> None:
-        """Each member must start with the magic bytes; the first not doing so means that it is not compressed."""
-        if _may_start(self._kind, data):
+    def _check_magic(self, data: bytes) -> None:
+        """Raise CorruptError unless `data` starts with the magic bytes of a member.
+
+        A first member without them means that the data is not compressed.
+        """
+        if _matches_magic(self._kind, data):
             return
-        at = self._seen - len(data)
-        if self._members:
-            raise CorruptError(f"what follows at compressed byte {at} is no {self._kind} data", byte=at)
+        at = self._consumed - len(data)
+        if self._completed_members:
+            raise CorruptError(f"the bytes from compressed byte {at} on are not {self._kind} data", byte=at)
         raise CorruptError(
-            f"it does not start with {self._kind}'s magic bytes (but with {data[:_START_BYTES].hex(' ')}): pass "
-            "--compression none if it is not compressed",
+            f"the data starts with {data[:_MAGIC_BYTES_MAX].hex(' ')}, not with the {self._kind} magic "
+            "bytes: pass --compression none if it is not compressed",
             byte=at,
         )
 
 
-def _may_start(kind: Compression, data: bytes) -> bool:
-    """Whether a member starts like this; fewer than _START_BYTES may be a part of its magic bytes."""
+def _matches_magic(kind: Compression, data: bytes) -> bool:
+    """Return True if a member can start with `data`.
+
+    Fewer than _MAGIC_BYTES_MAX bytes may be a prefix of the magic bytes.
+    """
     magics = (MAGIC[kind], *SKIPPABLE_MAGICS) if kind == "zstd" else (MAGIC[kind],)
     return any(data[: len(m)] == m[: len(data)] for m in magics)
 
 
-def _maker(kind: Compression, *, fast: bool) -> Callable[[bytes], _Member]:
-    """What makes a member; it is told the member's first _START_BYTES or more."""
+def _decoder_factory(kind: Compression, *, fast: bool) -> Callable[[bytes], _MemberDecoder]:
+    """Return a function that creates a member's decoder.
+
+    Its argument is the start of the member: _MAGIC_BYTES_MAX or more bytes.
+    """
     if kind == "gzip":
-        return lambda start: _Gzip(_gzip_library(start, fast=fast))
+        return lambda start: _GzipDecoder(_choose_gzip_library(start, fast=fast))
     if kind == "bzip2":
-        return lambda _: _Bzip2()
+        return lambda _: _Bzip2Decoder()
     try:
         import zstandard  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -176,26 +197,32 @@ def _maker(kind: Compression, *, fast: bool) -> Callable[[bytes], _Member]:
     return lambda _: ZstdFrame(decompressor.decompressobj(), zstandard.ZstdError, PIECE_BYTES_MAX)
 
 
-def _gzip_library(start: bytes, *, fast: bool) -> Any:
-    """Who reads a member: isal, unless its header is of the rare kinds that isal loses when they come in parts."""
+def _choose_gzip_library(start: bytes, *, fast: bool) -> Any:
+    """Choose the gzip library.
+
+    This is isal, except for headers that isal misreads when they are split across chunks.
+    """
     flags = start[3]
-    in_parts = not flags & _GZIP_HEADER_CRC and (flags & _GZIP_FIELDS).bit_count() <= 1
-    return _fast_zlib if fast and in_parts and _fast_zlib is not None else zlib
+    safe_when_split = not flags & _GZIP_HEADER_CRC and (flags & _GZIP_FIELDS).bit_count() <= 1
+    return _fast_zlib if fast and safe_when_split and _fast_zlib is not None else zlib
 
 
-class _Gzip:
+class _GzipDecoder(_MemberDecoder):
     def __init__(self, library: Any) -> None:
         self._state = library.decompressobj(wbits=31)
         self._error: type[Exception] = library.error
 
     @property
+    @override
     def eof(self) -> bool:
         return bool(self._state.eof)
 
     @property
+    @override
     def unused_data(self) -> bytes:
         return bytes(self._state.unused_data)
 
+    @override
     def pieces(self, data: bytes) -> Iterator[bytes]:
         try:
             while True:
@@ -203,25 +230,29 @@ class _Gzip:
                 if piece:
                     yield piece
                 data = self._state.unconsumed_tail
-                # A full piece may have left some output inside, with all input taken: ask once more.
+                # A full piece may leave output in the library although all input was consumed, so
+                # call it again.
                 if self._state.eof or not (data or piece):
                     return
         except self._error as error:
             raise OSError(str(error)) from error
 
 
-class _Bzip2:
+class _Bzip2Decoder(_MemberDecoder):
     def __init__(self) -> None:
         self._state = bz2.BZ2Decompressor()
 
     @property
+    @override
     def eof(self) -> bool:
         return self._state.eof
 
     @property
+    @override
     def unused_data(self) -> bytes:
         return self._state.unused_data
 
+    @override
     def pieces(self, data: bytes) -> Iterator[bytes]:
         while True:
             piece = self._state.decompress(data, PIECE_BYTES_MAX)

@@ -1,6 +1,7 @@
-"""The one door to PyAV: FLAC samples, resampling, and video frames, decoded from a stream in one thread.
+"""The PyAV adapter: FLAC samples, resampling and video frames, decoded from a stream in one thread.
 
-Importing this module needs PyAV; `audio` and `video` do so when they need it, and say which extra is missing.
+Importing this module requires PyAV. `audio` and `video` import it on first use and name the missing
+extra.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,35 +17,37 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from headrace.core.errors import CorruptError, TruncatedError
-from headrace.formats.boxes import Scanner
+from headrace.formats.boxes import BoxScanner
 from headrace.formats.chunkfile import ChunkFile
 from headrace.formats.pixels import ImageMode
 
 Samples = NDArray[np.float32]
 
-# Decoders conceal damage by default; these make them say so. FLAC frames have a CRC, H.264 slices do not.
+# Decoders conceal damage by default. These options make them report it. FLAC frames have a CRC,
+# H.264 slices do not.
 _STRICT = {"err_detect": "crccheck+explode"}
 _PYAV = int(av.__version__.split(".")[0])
-# A title that is not UTF-8 must not cost the video. From PyAV 19 on that needs no telling, and cannot be told.
+# Metadata that is not UTF-8 must not fail the video. PyAV 19 handles it and has no such option.
 _ANY_METADATA: dict[str, str] = {"metadata_errors": "replace"} if _PYAV < 19 else {}
 _PIXELS: dict[ImageMode, str] = {"RGB": "rgb24", "L": "gray"}
-# Scaling in several threads came, and became the default, with PyAV 17.
+# PyAV 17 added multithreaded scaling and enabled it by default.
 _ONE_THREAD: dict[str, int] = {"threads": 1} if _PYAV >= 17 else {}
 
 
-class _Source:
-    """What PyAV reads: no seeking, and no exceptions.
+class _AvInput:
+    """The input object that PyAV reads. It cannot seek and never raises.
 
-    FFmpeg drops or rewords what its reads raise, so an error ends the stream here and is kept for `check`.
+    FFmpeg drops or rewords the exceptions of its reads. An error therefore ends the stream, and
+    `check` raises it.
     """
 
-    def __init__(self, file: ChunkFile, scanner: Scanner | None = None) -> None:
+    def __init__(self, file: ChunkFile, scanner: BoxScanner | None = None) -> None:
         self._file = file
         self._scanner = scanner
         self._error: BaseException | None = None
 
     def read(self, size: int) -> bytes:
-        """Exactly `size` bytes; fewer only at the end, or before an error."""
+        """Return exactly `size` bytes; fewer only at the end or before an error."""
         if self._error is not None:
             return b""
         start = self._file.position
@@ -67,17 +70,20 @@ class _Source:
 
     @property
     def failed(self) -> bool:
-        """Whether the stream ended by an error."""
+        """True if an error ended the stream."""
         return self._error is not None
 
     def check(self) -> None:
-        """Raise what a read ran into."""
+        """Raise the error that ended the stream, if any."""
         if self._error is not None:
             raise self._error
 
 
-def _opened(source: _Source, demuxer: str, file: ChunkFile, options: dict[str, str]) -> Any:
-    """The container, with its header and first packets read. Typed loosely: PyAV's own types differ by version."""
+def _open_container(source: _AvInput, demuxer: str, file: ChunkFile, options: dict[str, str]) -> Any:
+    """Open the container and read its header and first packets.
+
+    The result is Any because PyAV's types differ by version.
+    """
     try:
         return av.open(
             cast("Any", source), "r", format=demuxer, options=options, **cast("Any", _ANY_METADATA)
@@ -90,15 +96,16 @@ def _opened(source: _Source, demuxer: str, file: ChunkFile, options: dict[str, s
 
 
 class FlacReader:
-    """A FLAC stream: its rate and channels, read at once, and its samples.
+    """A FLAC stream. Its rate and channels are read on construction, its samples by `samples`.
 
-    Raises `CorruptError` when it is not FLAC.
+    Raises `CorruptError` if the stream is not FLAC and `TruncatedError` if it ends within the
+    header.
     """
 
     def __init__(self, file: ChunkFile) -> None:
         self._file = file
         self._byte = file.position
-        info = file.peek(42)  # the magic number, and STREAMINFO, which comes first
+        info = file.peek(42)  # Magic number and STREAMINFO, the first metadata block.
         if len(info) < 42:
             file.check()
             raise TruncatedError(f"the FLAC header ends after {len(info)} bytes", byte=self._byte + len(info))
@@ -107,54 +114,59 @@ class FlacReader:
         packed = int.from_bytes(info[18:26], "big")
         self.sample_rate_hz = packed >> 44
         self.channels = (packed >> 41 & 0x7) + 1
-        self._samples = packed & ((1 << 36) - 1)  # 0: the writer did not know
+        self._declared_samples = packed & ((1 << 36) - 1)  # 0 if the writer did not know it.
         if self.sample_rate_hz == 0:
-            raise CorruptError("the FLAC header says 0 Hz", byte=self._byte)
+            raise CorruptError("the FLAC header states 0 Hz", byte=self._byte)
 
     def samples(self) -> Iterator[Samples]:
-        """Samples as float32 [n, channels], full scale -1 .. 1.
+        """Yield samples as float32 [n, channels], full scale -1 .. 1.
 
-        Raises, after the samples before, `CorruptError` where a frame is damaged or missing and `TruncatedError`
-        when there are fewer than the header promises.
+        Raises:
+            CorruptError: A frame is damaged or missing. Raised after the samples before it.
+            TruncatedError: The stream has fewer samples than its header states. Raised after all
+                samples.
         """
-        source = _Source(self._file)
-        done = 0
-        with _opened(source, "flac", self._file, {}) as container:
+        source = _AvInput(self._file)
+        sample_count = 0
+        with _open_container(source, "flac", self._file, {}) as container:
             stream = container.streams.audio[0]
             stream.codec_context.thread_count = 1
             stream.codec_context.options = dict(_STRICT)
             try:
                 for frame in container.decode(stream):
-                    self._check_frame(frame, done, _fraction(stream.time_base))
-                    part = _floats(frame)
-                    done += len(part)
+                    self._check_frame(frame, sample_count, _to_fraction(stream.time_base))
+                    part = _to_floats(frame)
+                    sample_count += len(part)
                     yield part
             except FFmpegError as error:
                 source.check()
                 if not self._file.peek(1):
-                    self._check_count(done)
-                raise self._corrupt(f"{error.strerror} after {done} samples") from error
+                    self._check_count(sample_count)
+                raise self._corrupt_error(f"{error.strerror} after {sample_count} samples") from error
         source.check()
-        self._check_count(done)
+        self._check_count(sample_count)
 
-    def _check_frame(self, frame: Any, done: int, time_base: Fraction) -> None:
-        """A frame says which sample it starts with: damaged ones before it, which FFmpeg drops, leave a gap."""
-        if frame.pts is not None and frame.pts * time_base * self.sample_rate_hz != done:
-            raise self._corrupt(f"damaged after {done} samples")
+    def _check_frame(self, frame: Any, sample_count: int, time_base: Fraction) -> None:
+        """Raise CorruptError if the frame does not continue the samples before it.
+
+        FFmpeg drops damaged frames, so the next frame starts at a later sample than expected.
+        """
+        if frame.pts is not None and frame.pts * time_base * self.sample_rate_hz != sample_count:
+            raise self._corrupt_error(f"damaged after {sample_count} samples")
         if frame.sample_rate != self.sample_rate_hz or frame.layout.nb_channels != self.channels:
-            raise self._corrupt(f"rate or channels change after {done} samples")
+            raise self._corrupt_error(f"rate or channels change after {sample_count} samples")
 
-    def _check_count(self, done: int) -> None:
-        if done < self._samples:
-            why = f"{done} of {self._samples} samples, then it ends"
+    def _check_count(self, sample_count: int) -> None:
+        if sample_count < self._declared_samples:
+            why = f"the FLAC file ends after {sample_count} of {self._declared_samples} samples"
             raise TruncatedError(why, byte=self._file.position)
 
-    def _corrupt(self, why: str) -> CorruptError:
+    def _corrupt_error(self, why: str) -> CorruptError:
         return CorruptError(f"FLAC: {why}", byte=self._file.position)
 
 
-def _floats(frame: Any) -> Samples:
-    """An audio frame of integers as float32 [n, channels]."""
+def _to_floats(frame: Any) -> Samples:
+    """Convert an audio frame to float32 [n, channels]. Integers are scaled to -1 .. 1."""
     data = frame.to_ndarray()
     channels = frame.layout.nb_channels
     data = data.T if frame.format.is_planar else data.reshape(-1, channels)
@@ -163,10 +175,10 @@ def _floats(frame: Any) -> Samples:
     return data.astype(np.float32) * np.float32(1 / (1 << (8 * data.dtype.itemsize - 1)))
 
 
-def resampled(parts: Iterable[Samples], rate_in_hz: int, rate_out_hz: int, byte: int) -> Iterator[Samples]:
-    """Parts [channels, n] at another rate (FFmpeg's resampler, each channel by itself).
+def resample(parts: Iterable[Samples], rate_in_hz: int, rate_out_hz: int, byte: int) -> Iterator[Samples]:
+    """Yield parts [channels, n] at another rate. FFmpeg resamples each channel separately.
 
-    Raises `CorruptError`, at `byte`, when there is no resampler for these rates.
+    Raises `CorruptError` at `byte` if FFmpeg has no resampler for these rates.
     """
     resamplers: list[_Resampler] = []
     for part in parts:
@@ -175,18 +187,18 @@ def resampled(parts: Iterable[Samples], rate_in_hz: int, rate_out_hz: int, byte:
         except FFmpegError as error:
             why = f"{rate_in_hz} Hz cannot be resampled to {rate_out_hz} Hz: {error.strerror}"
             raise CorruptError(why, byte=byte) from error
-        yield from _joined([r.resampled(channel) for r, channel in zip(resamplers, part, strict=True)])
-    yield from _joined([r.resampled(None) for r in resamplers])
+        yield from _stack_channels([r.resample(channel) for r, channel in zip(resamplers, part, strict=True)])
+    yield from _stack_channels([r.resample(None) for r in resamplers])
 
 
 class _Resampler:
-    """One channel at another rate. PyAV's own AudioResampler would start a thread for every core, for nothing."""
+    """A resampler of one channel. PyAV's AudioResampler would start one thread per core."""
 
     def __init__(self, rate_in_hz: int, rate_out_hz: int) -> None:
         self._rate_in_hz = rate_in_hz
         self._done = 0
         graph: Any = Graph()
-        if hasattr(graph, "threads"):  # not in every version that we allow
+        if hasattr(graph, "threads"):  # Not all supported PyAV versions have this option.
             graph.threads = 1
         source = graph.add(
             "abuffer",
@@ -201,8 +213,8 @@ class _Resampler:
         graph.configure()
         self._graph = graph
 
-    def resampled(self, samples: Samples | None) -> list[Samples]:
-        """What comes out, [1, n] each, when these samples go in; None ends the channel."""
+    def resample(self, samples: Samples | None) -> list[Samples]:
+        """Return the output arrays [1, n] for the input `samples`. None ends the channel."""
         if samples is None:
             self._graph.push(None)
         else:
@@ -215,20 +227,24 @@ class _Resampler:
         while True:
             try:
                 out.append(self._graph.pull().to_ndarray())
-            except (EOFError, BlockingIOError):  # at the end; nothing more before the next samples
+            except (
+                EOFError,
+                BlockingIOError,
+            ):  # EOFError at the end, BlockingIOError if more input is needed.
                 return out
 
 
-def _joined(channels: list[list[Samples]]) -> Iterator[Samples]:
-    """The channels' parts, which have the same lengths, as arrays [channels, n]."""
+def _stack_channels(channels: list[list[Samples]]) -> Iterator[Samples]:
+    """Combine the parts of the channels, equal in length, into arrays [channels, n]."""
     return (np.concatenate(parts) for parts in zip(*channels, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A decoded frame, not yet converted.
+class DecodedFrame:
+    """A decoded video frame before pixel conversion.
 
-    `number` counts from 0, `time_s` is its presentation time, if it has one, and `byte` where reading stood.
+    `number` counts from 0. `time_s` is the presentation time, or None. `byte` is the read position
+    after the frame was decoded.
     """
 
     number: int
@@ -238,52 +254,58 @@ class Picture:
     scaler: VideoReformatter
 
     def pixels(self, size_px: tuple[int, int] | None, mode: ImageMode) -> NDArray[np.uint8]:
-        """As uint8 [height, width, 3 or 1], upright; of `size_px` (height, width) when given.
+        """Return the upright pixels as uint8 [height, width, 3 or 1].
+
+        They are resized to `size_px` (height, width) if it is given.
 
         Raises `CorruptError` for a pixel format that cannot be converted.
         """
-        turns = round(self.frame.rotation / 90) % 4
+        quarter_turns = round(self.frame.rotation / 90) % 4
         height, width = size_px or (None, None)
-        if turns % 2:
+        if quarter_turns % 2:
             height, width = width, height
         try:
             scaled = self.scaler.reformat(
                 self.frame, width, height, _PIXELS[mode], interpolation="BILINEAR", **cast("Any", _ONE_THREAD)
             )
         except (FFmpegError, ValueError) as error:
-            why = f"frame {self.number} ({self.frame.format.name}) cannot become {mode}: {error}"
+            why = f"frame {self.number} ({self.frame.format.name}) cannot be converted to {mode}: {error}"
             raise CorruptError(why, byte=self.byte) from error
-        upright = np.rot90(cast("NDArray[np.uint8]", scaled.to_ndarray()), turns)
+        upright = np.rot90(cast("NDArray[np.uint8]", scaled.to_ndarray()), quarter_turns)
         return upright if upright.ndim == 3 else upright[:, :, np.newaxis]
 
 
-def pictures(file: ChunkFile, demuxer: str, scanner: Scanner, pixels_max: int) -> Iterator[Picture]:
-    """Frames of the first video stream, in presentation order. `demuxer` is "mov" or "matroska".
+def decode_video(
+    file: ChunkFile, demuxer: str, scanner: BoxScanner, pixels_max: int
+) -> Iterator[DecodedFrame]:
+    """Yield the frames of the first video stream in presentation order.
 
-    Raises `CorruptError` or `TruncatedError` after the frames before the damage. Frames that the decoder still holds back
-    then, to be shown after one that is missing, are not given.
+    `demuxer` is "mov" or "matroska".
+
+    Raises `CorruptError` or `TruncatedError` after the frames before the damage. Frames that the
+    decoder still holds for reordering, to follow a missing frame, are not yielded.
     """
-    source = _Source(file, scanner)
-    with _opened(source, demuxer, file, {"max_pixels": str(pixels_max)}) as container:
+    source = _AvInput(file, scanner)
+    with _open_container(source, demuxer, file, {"max_pixels": str(pixels_max)}) as container:
         if not container.streams.video:
             source.check()
-            raise CorruptError("it holds no video stream", byte=file.position)
+            raise CorruptError("the file has no video stream", byte=file.position)
         stream = container.streams.video[0]
         if stream.codec_context is None:
             source.check()
-            raise CorruptError("there is no decoder for its video", byte=file.position)
+            raise CorruptError("there is no decoder for the video codec", byte=file.position)
         stream.codec_context.thread_count = 1
         stream.codec_context.options = {**_STRICT, "max_pixels": str(pixels_max)}
-        scaler, time_base = VideoReformatter(), _fraction(stream.time_base)
-        for number, frame in enumerate(_frames(container, stream, source, file)):
+        scaler, time_base = VideoReformatter(), _to_fraction(stream.time_base)
+        for number, frame in enumerate(_decode_frames(container, stream, source, file)):
             time_s = None if frame.pts is None else frame.pts * time_base
-            yield Picture(number, time_s, file.position, frame, scaler)
+            yield DecodedFrame(number, time_s, file.position, frame, scaler)
 
 
-def _frames(container: Any, stream: Any, source: _Source, file: ChunkFile) -> Iterator[Any]:
-    """Whole frames in presentation order; raises at the first damage."""
+def _decode_frames(container: Any, stream: Any, source: _AvInput, file: ChunkFile) -> Iterator[Any]:
+    """Yield complete frames in presentation order. Raise at the first damage."""
     packets: Iterator[Any] = container.demux(stream)
-    seen = 0
+    packet_count = 0
     byte, why = file.position, "a damaged frame"
     while True:
         try:
@@ -291,7 +313,7 @@ def _frames(container: Any, stream: Any, source: _Source, file: ChunkFile) -> It
             if packet is None:
                 return
             flushes = packet.size == 0 and packet.dts is None
-            if flushes and (source.failed or seen < min(1, stream.frames)):
+            if flushes and (source.failed or packet_count < min(1, stream.frames)):
                 break
             byte = file.position if packet.pos is None else packet.pos
             if packet.is_corrupt:
@@ -302,15 +324,15 @@ def _frames(container: Any, stream: Any, source: _Source, file: ChunkFile) -> It
             break
         for frame in decoded:
             if frame.is_corrupt:
-                raise CorruptError(f"the video cannot be decoded on: {why}", byte=byte)
+                raise CorruptError(f"video decoding stopped: {why}", byte=byte)
             yield frame
-        seen += 1
+        packet_count += 1
     source.check()
-    if not seen:
+    if not packet_count:
         raise TruncatedError("the video ends before its first frame", byte=file.position)
-    raise CorruptError(f"the video cannot be decoded on: {why}", byte=byte)
+    raise CorruptError(f"video decoding stopped: {why}", byte=byte)
 
 
-def _fraction(value: Any) -> Fraction:
-    """PyAV's rational numbers, which are its own from version 19 on."""
+def _to_fraction(value: Any) -> Fraction:
+    """Convert a rational number of PyAV, which has its own class from version 19 on."""
     return Fraction(value.numerator, value.denominator)

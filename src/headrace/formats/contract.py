@@ -1,8 +1,8 @@
-"""What a format is: bytes as they come in, blocks of records out; and how blocks become tensors and text.
+"""The contracts of formats: bytes become blocks, blocks become tensors, outputs become bytes.
 
-Formats are pure: they open nothing and read no clock. Chunks may be cut anywhere; the records that come out do
-not depend on where (`headrace.testing.check_format` proves it). A format holds at most one unfinished record
-and one block.
+Formats are pure: they open no file and read no clock. Input chunks may be cut at any byte. The
+resulting records do not depend on the cuts (`headrace.testing.check_format` checks this). A format
+holds at most one unfinished record and one block.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,37 +16,40 @@ from headrace.core.block import Block, Failure, Position
 from headrace.core.tensor import Array
 
 AudioChannels = Literal["mono", "keep"]
-"""Of sound: the mean of its channels, or all of them."""
+"""The treatment of audio channels: their mean, or all of them."""
 Buffer = bytes | memoryview
-"""A chunk of bytes. A memoryview is only valid until the next chunk is asked for, unless it views bytes."""
+"""A chunk of bytes. A memoryview is valid until the next chunk is requested, unless it views bytes."""
 
 BLOCK_BYTES_MAX = 3 << 19
-"""How much a block of text holds at most, unless one record is longer: enough to spread what a block costs, little
-enough for a core's cache."""
+"""The maximum size of a text block, unless one record is longer.
+
+It is large enough to amortize the cost of a block and small enough for the cache of a core.
+"""
 RECORD_BYTES_MAX = 16 << 20
-"""The longest record that is kept, by default; a longer one becomes a failure and is skipped."""
+"""The default maximum length of a record; a longer record becomes a failure and is skipped."""
 
 
 class Format(Protocol):
-    """Cuts one object or member into blocks of records."""
+    """A parser that cuts one object or archive member into blocks of records."""
 
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        """Blocks, in order, as soon as the bytes for them are there.
+        """Yield the blocks in order, each as soon as its bytes have arrived.
 
-        `first` says where the first byte stands (object, member, line 1, byte 0). Every byte of every record is
-        in exactly one block or failure. Raises `CorruptError` or `TruncatedError` when the rest cannot be read,
-        after all whole records before that were given.
+        `first` is the position of the first byte (object, member, line 1, byte 0). Every byte of
+        every record is in exactly one block or failure. Raise `CorruptError` or `TruncatedError` if
+        the rest of the input cannot be read, after all whole records before the damage have been
+        yielded.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """A block's records as a model's inputs.
+class DecodedBlock:
+    """The records of a block as inputs of a model.
 
-    `tensors` have one row for each record that decoded, in order; `rows` are these records' indices in the
-    block, or None when it is all of them. `failures` are the others, sorted by position (kind DECODE or
-    FORMAT), not including the block's own.
+    `tensors` have one row for each decoded record, in order. `rows` are the indices of these
+    records in the block, or None if all records decoded. `failures` are the other records, sorted
+    by position (kind DECODE or FORMAT). The failures of the block itself are not included.
     """
 
     tensors: Mapping[str, Array]
@@ -55,16 +58,19 @@ class Decoded:
 
 
 class Decoder(Protocol):
-    """Turns blocks into tensors by input name. Never raises for bad data: that is a failure in the result."""
+    """A converter of blocks into tensors by input name.
 
-    def decode(self, block: Block) -> Decoded:
+    Bad data never raises: it becomes a failure in the result.
+    """
+
+    def decode(self, block: Block) -> DecodedBlock:
         """Decode every record of the block."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some records of one block, by index, ascending. `rows` None means all of ``start..stop``."""
+class BlockSelection:
+    """Some records of one block, by ascending index. `rows` None means all of ``start..stop``."""
 
     block: Block
     start: int
@@ -72,24 +78,27 @@ class Piece:
     rows: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """How many records."""
+        """Return the number of selected records."""
         return self.stop - self.start if self.rows is None else len(self.rows)
 
 
 class Encoder(Protocol):
-    """Turns predictions into the bytes of one output part. Made anew for every part.
+    """A converter of predictions into the bytes of one output part. Every part has its own encoder.
 
-    The part is ``begin() + encode(...)* + finish()``; the same calls give the same bytes.
+    A part is ``begin() + encode(...)* + finish()``. The same calls give the same bytes.
     """
 
     def begin(self) -> bytes:
-        """What stands before the first record: a header, a magic number."""
+        """Return the bytes before the first record, such as a header or a magic number."""
         ...
 
-    def encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> bytes:
-        """Bytes of these records' predictions; row i of every output belongs to the i-th record of the pieces."""
+    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
+        """Return the bytes of the predictions for the selected records.
+
+        Row i of every output belongs to the i-th record of the selections.
+        """
         ...
 
     def finish(self) -> bytes:
-        """What stands after the last record: a footer."""
+        """Return the bytes after the last record, such as a footer."""
         ...

@@ -1,4 +1,4 @@
-"""The one door to google-crc32c (extra `tfrecord`): the checksum of TFRecord files, by the processor's own instruction."""
+"""The google-crc32c adapter (extra `tfrecord`): checksums of TFRecord files by CPU instruction."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("tfrecord", "reading TFRecord files") from error
 
-# Untyped: what comes from there is Any, said once.
+# The library has no types; Any is confined to this name.
 _library: Any = google_crc32c
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli) of these bytes."""
+    """Return the CRC-32C (Castagnoli) of `data`."""
     return _library.value(data)

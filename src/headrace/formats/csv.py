@@ -1,8 +1,9 @@
-"""CSV as RFC 4180 has it: text in, blocks of records out, their bytes untouched.
+"""CSV according to RFC 4180: text becomes blocks of records with unchanged bytes.
 
-Where the file breaks the RFC (`5" disk` unquoted, text after a closing quote) the meaning is that of Python's
-`csv.reader`: a quote opens only at the start of a field, and elsewhere stands for itself. Unlike there, a lone
-carriage return is data, and a quote that never closes is a failure.
+Input that violates the RFC (`5" disk` unquoted, text after a closing quote) has the meaning that
+Python's `csv.reader` gives it: a quote opens only at the start of a field, and is an ordinary
+character elsewhere. There are two differences from `csv.reader`. A lone carriage return is data,
+and an unclosed quote is a failure.
 """
 
 import re
@@ -13,19 +14,20 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
-from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer
-from headrace.formats.csv_cells import Dialect
+from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer, Format
+from headrace.formats.csv_cells import CsvDialect
 from headrace.formats.lines import (
-    INSIDE,
-    LITERAL,
-    OPENABLE,
+    INSIDE_QUOTES,
+    QUOTE_MAY_OPEN,
+    UNQUOTED_TEXT,
     NewlineScanner,
     Offsets,
-    Scanner,
-    Until,
+    RangeStop,
+    RecordEndScanner,
     cut_text,
     newline_offsets,
 )
@@ -34,20 +36,24 @@ Header = Literal["none", "drop", "names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvFormat:
+class CsvFormat(Format):
     """Records of delimiter-separated fields, ended by LF, CRLF or the end of the input.
 
-    Quoted fields may hold delimiters, doubled quotes and newlines; with `quote` empty nothing is quoted. Blank
-    lines are no records, though they count as lines. A UTF-8 byte order mark is dropped. `header`: the first
-    record is data ("none"), is dropped ("drop"), or is dropped and names the columns of every block ("names");
-    records are counted from the one after it.
+    Quoted fields may hold delimiters, doubled quotes and newlines. An empty `quote` disables
+    quoting. Blank lines are not records, but count as lines. A UTF-8 byte order mark is dropped.
 
-    Failures (kind FORMAT): a record that has not ended within `record_bytes_max` bytes (the next one starts after
-    the first newline from there on), and the rest of the input from a record whose quote never closes. A member
-    with a NUL in its first 4096 bytes, in UTF-16, or with a header that is no record, is one failure of kind OBJECT.
+    `header` says how the first record is used: "none" (it is data), "drop" (it is dropped), or
+    "names" (it is dropped and names the columns of every block). Record numbers start after the
+    header.
 
-    `block_bytes_max` bounds a block, unless one record is longer. Raises ConfigError for a delimiter or quote that
-    is not one ASCII character.
+    Failures of kind FORMAT are a record that has not ended within `record_bytes_max` bytes, and the
+    rest of the input from a record with an unclosed quote. After a record that is too long, the
+    next record starts after the first newline beyond the limit. A member is one failure of kind
+    OBJECT if its first 4096 bytes contain a NUL, if it is UTF-16, or if its header is not a valid
+    record.
+
+    `block_bytes_max` bounds the size of a block; a single longer record has a block of its own.
+    Raises ConfigError if the delimiter or the quote is not one ASCII character.
     """
 
     delimiter: str = ","
@@ -57,14 +63,15 @@ class CsvFormat:
     block_bytes_max: int = BLOCK_BYTES_MAX
 
     def __post_init__(self) -> None:
-        Dialect.of(self.delimiter, self.quote)
+        CsvDialect.from_strings(self.delimiter, self.quote)
         if self.header not in {"none", "drop", "names"}:
             raise ConfigError(f'header must be "none", "drop" or "names", not {self.header!r}')
 
+    @override
     def blocks(
-        self, chunks: Iterable[Buffer], first: Position, until: Until | None = None
+        self, chunks: Iterable[Buffer], first: Position, range_stop: RangeStop | None = None
     ) -> Iterator[Block]:
-        """Blocks of the records that each chunk completes; with `until`, of those that begin before it."""
+        """With `range_stop`, yield only the records that begin before its byte."""
         blocks = cut_text(
             chunks,
             first,
@@ -72,62 +79,74 @@ class CsvFormat:
             "CSV",
             record_bytes_max=self.record_bytes_max,
             block_bytes_max=self.block_bytes_max,
-            until=until,
+            range_stop=range_stop,
         )
-        return blocks if self.header == "none" else self._below_header(blocks, self._dialect, until)
+        return blocks if self.header == "none" else self._skip_header(blocks, self._dialect, range_stop)
 
     @property
-    def _dialect(self) -> Dialect:
-        return Dialect.of(self.delimiter, self.quote)
+    def _dialect(self) -> CsvDialect:
+        return CsvDialect.from_strings(self.delimiter, self.quote)
 
-    def scanner(self) -> Scanner:
-        """What tells where a record ends."""
+    def scanner(self) -> RecordEndScanner:
+        """Return the scanner that finds the ends of the records."""
         return _scanner(self._dialect)
 
-    def _below_header(
-        self, blocks: Iterator[Block], dialect: Dialect, until: Until | None
+    def _skip_header(
+        self, blocks: Iterator[Block], dialect: CsvDialect, range_stop: RangeStop | None
     ) -> Iterator[Block]:
-        head = next(blocks, None)
-        if head is None:
+        header_block = next(blocks, None)
+        if header_block is None:
             return
         names: tuple[str, ...] | None = None
-        why = head.failures[0].why if head.failures else ""
-        if self.header == "names" and not why:
+        reason = header_block.failures[0].why if header_block.failures else ""
+        if self.header == "names" and not reason:
             try:
-                names = dialect.names(head.record(0))
+                names = dialect.header_names(header_block.record(0))
             except ValueError as error:
-                why = str(error)
-        if why:
-            yield _unreadable(head, why)
+                reason = str(error)
+        if reason:
+            yield _unreadable_header(header_block, reason)
             for _ in blocks:
                 pass
             return
-        if len(head) > 1:
-            below = replace(head.position(1), record=head.first.record)
-            yield replace(head, first=below, starts=head.starts[1:], ends=head.ends[1:], column_names=names)
+        if len(header_block) > 1:
+            first_data = replace(header_block.position(1), record=header_block.first.record)
+            yield replace(
+                header_block,
+                first=first_data,
+                starts=header_block.starts[1:],
+                ends=header_block.ends[1:],
+                column_names=names,
+            )
         for block in blocks:
-            yield _renumbered(block, names)
-        if until is not None and until.reached is not None:
-            until.reached = replace(until.reached, record=until.reached.record - 1)
+            yield _renumber(block, names)
+        if range_stop is not None and range_stop.next_position is not None:
+            range_stop.next_position = replace(
+                range_stop.next_position, record=range_stop.next_position.record - 1
+            )
 
 
 @lru_cache(maxsize=16)
-def _scanner(dialect: Dialect) -> Scanner:
-    """One for all texts of a dialect: it keeps nothing from one to the next."""
+def _scanner(dialect: CsvDialect) -> RecordEndScanner:
+    """Return the scanner of a dialect. Scanners are stateless, so all texts of a dialect share one."""
     return QuoteScanner(dialect) if dialect.quote else NewlineScanner()
 
 
-def _unreadable(head: Block, why: str) -> Block:
-    """A block that says that the header cannot be read, and so nothing below it."""
-    if head.failures and head.failures[0].kind is FailureKind.OBJECT:
-        return head
-    raw = head.failures[0].raw if head.failures else head.failure(0, FailureKind.OBJECT, why).raw
-    failure = Failure(head.first, FailureKind.OBJECT, f"header: {why}", raw)
-    return Block(head.first, failures=(failure,))
+def _unreadable_header(header_block: Block, reason: str) -> Block:
+    """Return a block that reports the unreadable header, and with it all records below."""
+    if header_block.failures and header_block.failures[0].kind is FailureKind.OBJECT:
+        return header_block
+    raw = (
+        header_block.failures[0].raw
+        if header_block.failures
+        else header_block.failure(0, FailureKind.OBJECT, reason).raw
+    )
+    failure = Failure(header_block.first, FailureKind.OBJECT, f"header: {reason}", raw)
+    return Block(header_block.first, failures=(failure,))
 
 
-def _renumbered(block: Block, names: tuple[str, ...] | None) -> Block:
-    """The same records, one number less each since the header is none, and with the columns' names."""
+def _renumber(block: Block, names: tuple[str, ...] | None) -> Block:
+    """Return the block with record numbers that do not count the header, and with the column names."""
     first = replace(block.first, record=block.first.record - 1)
     failures = tuple(
         replace(f, position=replace(f.position, record=f.position.record - 1)) for f in block.failures
@@ -135,83 +154,88 @@ def _renumbered(block: Block, names: tuple[str, ...] | None) -> Block:
     return replace(block, first=first, failures=failures, column_names=names)
 
 
-class QuoteScanner:
-    """Every newline outside quotes ends a record.
+class QuoteScanner(RecordEndScanner):
+    """A scanner for which every newline outside quotes ends a record.
 
-    The quick way counts quotes: a newline with an even number of them before it is outside. That is right as long
-    as every quote that would open does stand where one can, which is checked; where not, the text is walked field
-    by field. Both ways agree wherever the first applies, so which one is taken never shows.
+    The fast path counts quotes: a newline with an even number of quotes before it is outside. The
+    count is right as long as every opening quote stands where a quote may open, and the scanner
+    checks this. Other text is walked field by field. Both paths agree wherever the first one
+    applies, so the choice of path never changes the result.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: CsvDialect) -> None:
         self.quote = dialect.quote
         self.delimiter = dialect.delimiter
         self._quote = dialect.quote[0]
         self._delimiter = dialect.delimiter[0]
         quote, delimiter = re.escape(dialect.quote), re.escape(dialect.delimiter)
-        # Possessive throughout: nothing here ever goes back, so time is linear in the text.
+        # All quantifiers are possessive: nothing backtracks, so the time is linear in the text.
         self._section = re.compile(b"[^%b]*+(?:%b%b[^%b]*+)*+(%b?)" % (quote, quote, quote, quote, quote))
         self._token = re.compile(b"(?<=[%b\n])%b%b|\n" % (delimiter, quote, self._section.pattern))
 
+    @override
     def scan(self, text: bytes, state: int) -> tuple[Offsets, int]:
-        """Offsets of the newlines that end a record, and the state after the text."""
         if self.quote not in text:
-            if state == INSIDE:
-                return np.empty(0, np.int64), INSIDE
-            return newline_offsets(text), self._outside(text)
+            if state == INSIDE_QUOTES:
+                return np.empty(0, np.int64), INSIDE_QUOTES
+            return newline_offsets(text), self._state_outside(text)
         values = np.frombuffer(text, np.uint8)
         quotes = np.flatnonzero(values == self._quote)
-        if not self._countable(values, quotes, state):
-            ends, after, _ = self._walk(text, state)
-            return np.array(ends, np.int64), after
-        inside = int(state == INSIDE)
+        if not self._can_count(values, quotes, state):
+            ends, next_state, _ = self._walk_fields(text, state)
+            return np.array(ends, np.int64), next_state
+        starts_inside = int(state == INSIDE_QUOTES)
         newlines = newline_offsets(text)
-        ends = newlines[(np.searchsorted(quotes, newlines) + inside) & 1 == 0]
-        if (len(quotes) + inside) & 1:
-            return ends, INSIDE
-        return ends, OPENABLE if int(quotes[-1]) == len(text) - 1 else self._outside(text)
+        ends = newlines[(np.searchsorted(quotes, newlines) + starts_inside) & 1 == 0]
+        if (len(quotes) + starts_inside) & 1:
+            return ends, INSIDE_QUOTES
+        return ends, QUOTE_MAY_OPEN if int(quotes[-1]) == len(text) - 1 else self._state_outside(text)
 
-    def opening(self, text: bytes) -> int:
-        """Offset of the quote that is still open at the end of `text`, which starts with a record."""
-        return self._walk(text, OPENABLE)[2]
+    @override
+    def open_quote_offset(self, text: bytes) -> int:
+        return self._walk_fields(text, QUOTE_MAY_OPEN)[2]
 
-    def _outside(self, text: bytes) -> int:
-        """The state after text that ends outside quotes and not with a closing quote."""
-        return OPENABLE if text[-1] in (self._delimiter, 0x0A) else LITERAL
+    def _state_outside(self, text: bytes) -> int:
+        """Return the state after text that ends outside quotes and not with a closing quote."""
+        return QUOTE_MAY_OPEN if text[-1] in (self._delimiter, 0x0A) else UNQUOTED_TEXT
 
-    def _countable(self, values: NDArray[np.uint8], quotes: Offsets, state: int) -> bool:
-        """Whether every quote that opens, by their number, stands where one can.
+    def _can_count(self, values: NDArray[np.uint8], quotes: Offsets, state: int) -> bool:
+        """Return True if every opening quote, by its number, stands where a quote may open.
 
-        By induction: up to here counting was right; so what stands before is a field's start when it is a
-        delimiter or newline, and when it is a quote that one has just closed, and the two are a doubled quote.
+        The proof is by induction. Assume that the count was right up to this quote. If the
+        preceding byte is a delimiter or a newline, it ends a field. If it is a quote, that quote
+        has just closed a field, and the two are a doubled quote.
         """
-        openings = quotes[int(state == INSIDE) :: 2]
+        openings = quotes[int(state == INSIDE_QUOTES) :: 2]
         if not len(openings):
             return True
-        before = values[openings - 1]
-        right = (before == self._delimiter) | (before == 0x0A) | (before == self._quote)
+        preceding = values[openings - 1]
+        valid = (preceding == self._delimiter) | (preceding == 0x0A) | (preceding == self._quote)
         if openings[0] == 0:
-            right[0] = state == OPENABLE
-        return bool(right.all())
+            valid[0] = state == QUOTE_MAY_OPEN
+        return bool(valid.all())
 
-    def _walk(self, text: bytes, state: int) -> tuple[list[int], int, int]:
-        """Field by field: the ends, the state after, and the offset of the last quote that opened."""
+    def _walk_fields(self, text: bytes, state: int) -> tuple[list[int], int, int]:
+        """Walk the fields.
+
+        Return the ends, the next state, and the offset of the last opening quote.
+        """
         ends: list[int] = []
-        at, opened = 0, -1
-        if state == INSIDE or (state == OPENABLE and text.startswith(self.quote)):
-            opened = 0
-            section = self._section.match(text, int(state != INSIDE))
+        offset, last_opened = 0, -1
+        if state == INSIDE_QUOTES or (state == QUOTE_MAY_OPEN and text.startswith(self.quote)):
+            last_opened = 0
+            section = self._section.match(text, int(state != INSIDE_QUOTES))
             assert section is not None, "a section may be empty, so it always matches"
-            at, state = section.end(), OPENABLE if section[1] else INSIDE
-        for token in self._token.finditer(text, at):
-            start, at = token.span()
+            offset, state = section.end(), QUOTE_MAY_OPEN if section[1] else INSIDE_QUOTES
+        for token in self._token.finditer(text, offset):
+            start, offset = token.span()
             if token[1] is None:
                 ends.append(start)
-                state = OPENABLE
+                state = QUOTE_MAY_OPEN
             else:
-                opened = start
-                state = OPENABLE if token[1] else INSIDE
-        # `state` is that at the end of the last token; text after it leads elsewhere.
-        if state != INSIDE and at < len(text):
-            state = self._outside(text)
-        return ends, state, opened
+                last_opened = start
+                state = QUOTE_MAY_OPEN if token[1] else INSIDE_QUOTES
+        # `state` is the state after the last token; the text after that token may change it.
+        if state != INSIDE_QUOTES and offset < len(text):
+            state = self._state_outside(text)
+        return ends, state, last_opened

@@ -1,24 +1,24 @@
-"""Which columns of a CSV record are wanted: found by number, or by a header's names, and named in failures."""
+"""The requested columns of CSV records: found by number or by header name, and named in failures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.core.block import Block, FailureKind
 from headrace.core.errors import ConfigError
-from headrace.formats.csv_cells import CellGrid, Dialect
-from headrace.formats.csv_selection import ColumnSelection, listed
-from headrace.formats.matrix import BadCell
+from headrace.formats.csv_cells import CellGrid, CsvDialect
+from headrace.formats.csv_selection import ColumnSelection, format_names
+from headrace.formats.matrix import InvalidCell
 
 Column = str | int
-"""A column by the name its header gives, or by its index from 0 (from the end when negative)."""
+"""A column by its header name, or by its index from 0 (negative indices count from the end)."""
 
-Whys = dict[int, tuple[FailureKind, str]]
-"""By record of a block, why it fails."""
+FailureReasons = dict[int, tuple[FailureKind, str]]
+"""The failure kind and message by index of the record in its block."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundColumns:
-    """Columns found in records of `width` columns, with names where a header gave them."""
+    """The requested columns, resolved for records of `width` columns, with names if known."""
 
     indices: tuple[int, ...]
     width: int
@@ -26,120 +26,125 @@ class BoundColumns:
 
     @property
     def all_in_order(self) -> bool:
-        """Whether they are all there is, as they stand."""
+        """Return True if the columns are all columns of the records, in their order."""
         return self.indices == tuple(range(self.width))
 
     def label(self, column: int) -> str:
-        """A column's number and name, for people."""
+        """Return the number and the name of a column for messages."""
         return f"column {column}" if self.names is None else f'column {column} ("{self.names[column]}")'
 
-    def ragged(self, grid: CellGrid) -> Whys:
-        """Why the records with more or fewer cells than `width` fail."""
-        return {row: self.why(cells, ()) for row, cells in grid.ragged.items()}
+    def ragged_reasons(self, grid: CellGrid) -> FailureReasons:
+        """Return the failure reasons of the records whose number of columns is not `width`."""
+        return {row: self.failure_reason(cells, ()) for row, cells in grid.ragged.items()}
 
-    def why(self, bad: BadCell | int, indices: Sequence[int]) -> tuple[FailureKind, str]:
-        """Kind and words; `indices` are the columns that were read."""
-        if isinstance(bad, int):
-            columns = "column" if bad == 1 else "columns"
-            return FailureKind.FORMAT, f"has {bad} {columns}, {self.width} expected"
-        label = self.label(indices[bad.column])
-        if bad.text is None:
+    def failure_reason(self, invalid: InvalidCell | int, indices: Sequence[int]) -> tuple[FailureKind, str]:
+        """Return the kind and the message of a failure; `indices` are the columns that were read."""
+        if isinstance(invalid, int):
+            columns = "column" if invalid == 1 else "columns"
+            return FailureKind.FORMAT, f"has {invalid} {columns}, {self.width} expected"
+        label = self.label(indices[invalid.column])
+        if invalid.text is None:
             return FailureKind.DECODE, f"{label}: not UTF-8"
-        if not bad.text.strip():
-            return FailureKind.DECODE, f"{label}: empty, where {bad.wanted} is wanted"
-        text = bad.text if len(bad.text) <= 80 else bad.text[:80] + "…"
-        return FailureKind.DECODE, f'{label}: "{text}" is not {bad.wanted}'
+        if not invalid.text.strip():
+            return FailureKind.DECODE, f"{label}: empty, expected {invalid.expected}"
+        text = invalid.text if len(invalid.text) <= 80 else invalid.text[:80] + "…"
+        return FailureKind.DECODE, f'{label}: "{text}" is not {invalid.expected}'
 
 
 class ColumnFinder:
-    """Finds the wanted columns: once without a header, else once for each header met.
+    """A resolver of the requested columns: once without a header, else once for each header.
 
-    `wanted` are columns, or a selection of them, or None for all. Where a selection stands `within` too, they are
-    counted, and named, among the columns that it keeps.
+    `requested` is a list of columns, a selection of columns, or None for all. With
+    `input_selection`, columns are counted and named among the columns of that selection.
 
-    What the very first records show to be missing is a ConfigError: the question was wrong. After a first success
-    it is the data that differ, and their records fail.
+    A column that the very first records lack is a ConfigError, because the request was wrong. After
+    a first success the data differ, and the records fail.
     """
 
     def __init__(
         self,
-        wanted: Sequence[Column] | ColumnSelection | None,
+        requested: Sequence[Column] | ColumnSelection | None,
         width: int | None,
-        dialect: Dialect,
+        dialect: CsvDialect,
         *,
-        within: ColumnSelection | None = None,
+        input_selection: ColumnSelection | None = None,
     ) -> None:
         if width is not None and width < 1:
             raise ConfigError(f"width must be at least 1, not {width}")
-        if isinstance(wanted, ColumnSelection):
-            if within is not None:
-                raise ConfigError(f"two selections of columns, {within.text} and {wanted.text}: give one")
-            wanted, within = None, wanted
-        self._wanted = wanted
-        self._within = within
+        if isinstance(requested, ColumnSelection):
+            if input_selection is not None:
+                raise ConfigError(
+                    f"two selections of columns, {input_selection.text} and {requested.text}: pass one"
+                )
+            requested, input_selection = None, requested
+        self._requested = requested
+        self._input_selection = input_selection
         self._width = width
         self._dialect = dialect
-        self._last: BoundColumns | None = None
+        self._last_bound: BoundColumns | None = None
 
     @property
     def count(self) -> int:
-        """How many columns are wanted; 0 when that is not known yet."""
-        if self._wanted is not None:
-            return len(self._wanted)
-        if self._last is not None:
-            return len(self._last.indices)
-        return self._width or 0 if self._within is None else 0
+        """Return the number of requested columns, or 0 while it is unknown."""
+        if self._requested is not None:
+            return len(self._requested)
+        if self._last_bound is not None:
+            return len(self._last_bound.indices)
+        return self._width or 0 if self._input_selection is None else 0
 
     def bind(self, names: tuple[str, ...] | None) -> BoundColumns:
-        """Find them by this header; ConfigError naming the columns there are."""
-        found = self._find(names)
-        if isinstance(found, str):
-            raise ConfigError(found)
-        self._last = found
-        return found
+        """Resolve the columns by this header.
 
-    def of(self, block: Block) -> BoundColumns | str:
-        """The columns in this block's records, or why they are not there."""
+        Raise ConfigError with the existing columns if one is missing.
+        """
+        bound = self._resolve(names)
+        if isinstance(bound, str):
+            raise ConfigError(bound)
+        self._last_bound = bound
+        return bound
+
+    def find_in(self, block: Block) -> BoundColumns | str:
+        """Return the columns in the records of this block, or the reason why they are missing."""
         names = block.column_names
-        last = self._last
-        if last is not None and last.names == names:
-            return last
+        last_bound = self._last_bound
+        if last_bound is not None and last_bound.names == names:
+            return last_bound
         if self._width is None and names is None:
-            # Kept for good: every later record without a header is held to the first one.
+            # The width is kept: every later record without a header must match the first record.
             self._width = len(self._dialect.cells(block.record(0)))
-        if last is None:
+        if last_bound is None:
             self.bind(names)
-            assert self._last is not None, "bind raises or sets it"
-            return self._last
-        found = self._find(names)
-        if isinstance(found, BoundColumns):
-            self._last = found
-        return found
+            assert self._last_bound is not None, "bind raises or sets it"
+            return self._last_bound
+        bound = self._resolve(names)
+        if isinstance(bound, BoundColumns):
+            self._last_bound = bound
+        return bound
 
-    def _find(self, names: tuple[str, ...] | None) -> BoundColumns | str:
+    def _resolve(self, names: tuple[str, ...] | None) -> BoundColumns | str:
         width = self._width
         if width is None:
             if names is None:
-                return "records without a header: how many columns they have is not known yet"
+                return "the records have no header, so their number of columns is not known yet"
             width = len(names)
         if names is not None and len(names) != width:
-            return f"the header has {len(names)} columns, {width} expected: {listed(names)}"
-        if self._within is None:
-            kept = tuple(range(width))
+            return f"the header has {len(names)} columns, {width} expected: {format_names(names)}"
+        if self._input_selection is None:
+            available = tuple(range(width))
         else:
             try:
-                kept = self._within.indices(width, names)
+                available = self._input_selection.indices(width, names)
             except ValueError as error:
                 return str(error)
-        if self._wanted is None:
-            return BoundColumns(kept, width, names)
-        kept_names = None if names is None else tuple(names[index] for index in kept)
+        if self._requested is None:
+            return BoundColumns(available, width, names)
+        available_names = None if names is None else tuple(names[index] for index in available)
         indices: list[int] = []
-        for column in self._wanted:
-            index = _index(column, len(kept), kept_names)
+        for column in self._requested:
+            index = _index(column, len(available), available_names)
             if isinstance(index, str):
-                return index if self._within is None else f"behind {self._within.text} {index}"
-            indices.append(kept[index])
+                return index if self._input_selection is None else f"{self._input_selection.text}: {index}"
+            indices.append(available[index])
         return BoundColumns(tuple(indices), width, names)
 
 
@@ -149,11 +154,14 @@ def _index(column: Column, width: int, names: tuple[str, ...] | None) -> int | s
             return column % width
         return f"there is no column {column}: records have {width} columns, counted from 0"
     if names is None:
-        return f'column "{column}" is wanted by name, but no header was read: use column numbers, or --header names'
+        return (
+            f'column "{column}" is selected by name, but no header was read: '
+            "use column numbers or --header names"
+        )
     match names.count(column):
         case 1:
             return names.index(column)
         case 0:
-            return f'there is no column "{column}"; there are: {listed(names)}'
+            return f'there is no column "{column}"; the columns are: {format_names(names)}'
         case _:
-            return f'more than one column is called "{column}": use column numbers'
+            return f'more than one column is named "{column}": use column numbers'

@@ -1,57 +1,69 @@
-"""CSV records to a model's inputs: one matrix, or an input a column; and any record as it stands."""
+"""CSV records as inputs of a model: one matrix, or one input per column, or whole records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
+from typing_extensions import override
 
 from headrace.core.block import Block, Failure, FailureKind
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array, text_array
-from headrace.formats.contract import Decoded
-from headrace.formats.csv_cells import CellGrid, Dialect, Offsets, Rows, cell_grid, column_texts, narrowed
-from headrace.formats.csv_columns import BoundColumns, Column, ColumnFinder, Whys
+from headrace.formats.contract import DecodedBlock, Decoder
+from headrace.formats.csv_cells import (
+    CellGrid,
+    CsvDialect,
+    Offsets,
+    TextRows,
+    cell_grid,
+    column_texts,
+    select_columns,
+)
+from headrace.formats.csv_columns import BoundColumns, Column, ColumnFinder, FailureReasons
 from headrace.formats.csv_selection import ColumnSelection
 from headrace.formats.matrix import (
     DelimitedNumbers,
     FlatNumbers,
     Matrix,
     NumberParser,
-    arrow_delimited_numbers,
+    load_delimited_numbers,
     number_dtype,
 )
 
 CellType = DTypeLike | Literal["text"]
-"""What a column's cells become: a boolean, integer or floating dtype, or str."""
+"""The type that the cells of a column become: a boolean, integer or floating dtype, or str."""
 
-_MISSES_MAX = 3
-"""After so many blocks in a row in which some column that is not wanted is no number, that is not tried again."""
-_SHARE_MIN = 8
-"""It is tried when at least one column in so many is wanted."""
+_FAILED_ATTEMPTS_MAX = 3
+"""Consecutive blocks with a non-numeric column after which whole blocks are no longer parsed."""
+_COLUMNS_PER_REQUESTED_MAX = 8
+"""Whole blocks are parsed only if at least one column in this number is requested."""
 
 
-class CsvMatrixDecoder:
-    """Numbers of some or all columns as one input: a tensor ``[n, F]`` of `dtype`.
+class CsvMatrixDecoder(Decoder):
+    """A decoder of some or all columns into one input: a tensor ``[n, F]`` of `dtype`.
 
-    A number is what Python's `float` (or `int`, for integer dtypes: exactly, and within their range) takes, with
-    or without quotes; a boolean is true, false, 1 or 0. The values are those of ``float(text)`` cast to `dtype`,
-    whichever engine read them.
+    A number is any text that Python's `float` accepts, with or without quotes. For integer dtypes
+    it is any text that `int` accepts, in the range of the dtype. A boolean is true, false, 1 or 0.
+    The values are those of ``float(text)`` cast to `dtype`, whichever parser read them.
 
-    Failures: a record whose number of columns is not `width` (kind FORMAT), and one with anything else than a
-    number in a column that is wanted (kind DECODE).
+    Failures are a record whose number of columns is not `width` (kind FORMAT), and a record with a
+    requested cell that is not a number (kind DECODE).
 
     Args:
-        input_name: The model's input.
-        columns: Which, in the order in which the model wants them: by index, by name, or as a selection; None is all.
-        within: A selection among which `columns` are counted and named; None is all.
-        width: How many columns every record must have. None: as many as the header names, or else as the first
-            record ever decoded has.
-        dtype: Of the tensor.
-        delimiter: What stands between fields.
-        quote: What fields may be quoted with; empty for nothing.
-        flat_numbers: The engine that reads JSON's numbers; None is the fastest one installed.
-        delimited_numbers: Fetches the engine for other numbers, when there are many; may give None.
+        input_name: The name of the model's input.
+        columns: The columns in the order that the model expects: indices, names or a selection.
+            None means all columns.
+        input_selection: A selection among whose columns `columns` are counted and named.
+            None means all columns.
+        width: The number of columns of every record. None means the number of header names, or
+            else the number of columns of the first decoded record.
+        dtype: The dtype of the tensor.
+        delimiter: The delimiter between fields.
+        quote: The quote around fields; empty to disable quoting.
+        flat_numbers: The parser of JSON numbers; None means the fastest one installed.
+        delimited_numbers: A function that loads the parser of other numbers if there are many;
+            it may return None.
     """
 
     def __init__(
@@ -59,71 +71,88 @@ class CsvMatrixDecoder:
         input_name: str,
         *,
         columns: Sequence[int] | Sequence[str] | ColumnSelection | None = None,
-        within: ColumnSelection | None = None,
+        input_selection: ColumnSelection | None = None,
         width: int | None = None,
         dtype: DTypeLike = np.float32,
         delimiter: str = ",",
         quote: str = '"',
         flat_numbers: FlatNumbers | None = None,
-        delimited_numbers: Callable[[], DelimitedNumbers | None] = arrow_delimited_numbers,
+        delimited_numbers: Callable[[], DelimitedNumbers | None] = load_delimited_numbers,
     ) -> None:
         if columns is not None and not isinstance(columns, ColumnSelection) and not columns:
-            raise ConfigError(f"no columns for input {input_name!r}: name some, or leave them out for all")
+            raise ConfigError(f"no columns for input {input_name!r}: name at least one, or omit them for all")
         self._name = input_name
-        self._dialect = Dialect.of(delimiter, quote)
-        self._columns = ColumnFinder(columns, width, self._dialect, within=within)
-        self._misses = 0
+        self._dialect = CsvDialect.from_strings(delimiter, quote)
+        self._columns = ColumnFinder(columns, width, self._dialect, input_selection=input_selection)
+        self._failed_attempts = 0
         self._parser = NumberParser(
             dtype, self._dialect, flat_numbers=flat_numbers, delimited_numbers=delimited_numbers
         )
 
     def bind(self, column_names: Sequence[str]) -> None:
-        """Check the columns against a header before the first block; ConfigError when one is not there."""
+        """Resolve the columns by a header before the first block.
+
+        Raise ConfigError if one is missing.
+        """
         self._columns.bind(tuple(column_names))
 
-    def decode(self, block: Block) -> Decoded:
-        """The block's matrix. ConfigError when the first block shows that a wanted column is not there."""
-        bound = self._columns.of(block) if len(block) else "no records"
+    @override
+    def decode(self, block: Block) -> DecodedBlock:
+        """Raise ConfigError if the first block shows that a requested column is missing."""
+        bound = self._columns.find_in(block) if len(block) else "no records"
         if isinstance(bound, str):
             empty = np.empty((0, self._columns.count), self._parser.dtype)
-            return _decoded(block, {self._name: empty}, _all_fail(block, bound))
-        rows = Rows(block.data, block.starts, block.ends)
+            return _build_result(block, {self._name: empty}, _fail_all(block, bound))
+        rows = TextRows(block.data, block.starts, block.ends)
         if bound.all_in_order:
             parsed = self._parser.parse(rows, bound.width)
-            whys = {row: bound.why(bad, bound.indices) for row, bad in parsed.bad.items()}
-            return _decoded(block, {self._name: parsed.matrix}, whys)
-        matrix = self._of_all_columns(rows, bound)
+            reasons = {
+                row: bound.failure_reason(invalid, bound.indices) for row, invalid in parsed.invalid.items()
+            }
+            return _build_result(block, {self._name: parsed.matrix}, reasons)
+        matrix = self._decode_all_columns(rows, bound)
         if matrix is not None:
-            return _decoded(block, {self._name: matrix}, {})
+            return _build_result(block, {self._name: matrix}, {})
         grid = cell_grid(rows, self._dialect, bound.width)
         parsed = self._parser.parse(
-            narrowed(grid, bound.indices, self._dialect.delimiter), len(bound.indices)
+            select_columns(grid, bound.indices, self._dialect.delimiter), len(bound.indices)
         )
-        whys = bound.ragged(grid)
-        whys |= {int(grid.rows[row]): bound.why(bad, bound.indices) for row, bad in parsed.bad.items()}
-        return _decoded(block, {self._name: parsed.matrix}, whys)
+        reasons = bound.ragged_reasons(grid)
+        reasons |= {
+            int(grid.rows[row]): bound.failure_reason(invalid, bound.indices)
+            for row, invalid in parsed.invalid.items()
+        }
+        return _build_result(block, {self._name: parsed.matrix}, reasons)
 
-    def _of_all_columns(self, rows: Rows, bound: BoundColumns) -> Matrix | None:
-        """The wanted columns out of a matrix of all: much quicker than cutting them out as text, where all are numbers."""
-        if self._misses >= _MISSES_MAX or len(bound.indices) * _SHARE_MIN < bound.width:
+    def _decode_all_columns(self, rows: TextRows, bound: BoundColumns) -> Matrix | None:
+        """Take the requested columns from a matrix of all columns, or return None.
+
+        If all columns are numbers, this is much faster than cutting the requested ones out as text.
+        """
+        if (
+            self._failed_attempts >= _FAILED_ATTEMPTS_MAX
+            or len(bound.indices) * _COLUMNS_PER_REQUESTED_MAX < bound.width
+        ):
             return None
-        matrix = self._parser.block(rows, bound.width)
-        self._misses = self._misses + 1 if matrix is None else 0
+        matrix = self._parser.parse_block(rows, bound.width)
+        self._failed_attempts = self._failed_attempts + 1 if matrix is None else 0
         return None if matrix is None else matrix.take(bound.indices, axis=1)
 
 
-class CsvColumnsDecoder:
-    """One input a column: numbers, or text as an object array of str.
+class CsvColumnsDecoder(Decoder):
+    """A decoder of one column per input: numbers, or text as an object array of str.
 
-    Tensors are ``[n]``, or ``[n, 1]`` with `as_column_vectors`. Numbers are read and fail as `CsvMatrixDecoder`
-    has it; text that is not UTF-8 is a failure (kind DECODE). A record that fails for one input is in none.
+    Tensors are ``[n]``, or ``[n, 1]`` with `as_column_vectors`. Numbers are parsed and fail as in
+    `CsvMatrixDecoder`. Text that is not UTF-8 is a failure (kind DECODE). A record that fails for
+    one input is missing from all inputs.
 
     Args:
-        columns: By input name, the column and what its cells become.
-        within: A selection among which `columns` are counted and named; None is all.
-        width: How many columns every record must have; None as in `CsvMatrixDecoder`.
-        delimiter: What stands between fields.
-        quote: What fields may be quoted with; empty for nothing.
+        columns: The column and its cell type, by input name.
+        input_selection: A selection among whose columns `columns` are counted and named.
+            None means all columns.
+        width: The number of columns of every record; None as in `CsvMatrixDecoder`.
+        delimiter: The delimiter between fields.
+        quote: The quote around fields; empty to disable quoting.
         as_column_vectors: Give every tensor a second axis of length 1.
         flat_numbers: As in `CsvMatrixDecoder`.
         delimited_numbers: As in `CsvMatrixDecoder`.
@@ -133,27 +162,30 @@ class CsvColumnsDecoder:
         self,
         columns: Mapping[str, tuple[Column, CellType]],
         *,
-        within: ColumnSelection | None = None,
+        input_selection: ColumnSelection | None = None,
         width: int | None = None,
         delimiter: str = ",",
         quote: str = '"',
         as_column_vectors: bool = False,
         flat_numbers: FlatNumbers | None = None,
-        delimited_numbers: Callable[[], DelimitedNumbers | None] = arrow_delimited_numbers,
+        delimited_numbers: Callable[[], DelimitedNumbers | None] = load_delimited_numbers,
     ) -> None:
         if not columns:
-            raise ConfigError("no columns for any input: name one for each")
-        self._dialect = Dialect.of(delimiter, quote)
-        wanted = [column for column, _ in columns.values()]
-        self._columns = ColumnFinder(wanted, width, self._dialect, within=within)
+            raise ConfigError("no inputs are mapped to columns: map at least one input to a column")
+        self._dialect = CsvDialect.from_strings(delimiter, quote)
+        requested = [column for column, _ in columns.values()]
+        self._columns = ColumnFinder(requested, width, self._dialect, input_selection=input_selection)
         self._as_column_vectors = as_column_vectors
         self._names = tuple(columns)
-        types = [None if type == "text" else number_dtype(type) for _, type in columns.values()]  # pyright: ignore[reportUnknownArgumentType]  # DTypeLike
-        self._texts = [i for i, dtype in enumerate(types) if dtype is None]
-        # Columns of one dtype are read together: one call of the engine for all of them.
-        self._numbers = [
+        types = [
+            None if type == "text" else number_dtype(type)  # pyright: ignore[reportUnknownArgumentType]
+            for _, type in columns.values()
+        ]
+        self._text_inputs = [i for i, dtype in enumerate(types) if dtype is None]
+        # Columns of one dtype are parsed together, with one call of the parser.
+        self._number_groups = [
             (
-                # None equals float64 in numpy's eyes.
+                # numpy treats None as equal to float64.
                 [i for i, other in enumerate(types) if other is not None and other == dtype],
                 NumberParser(
                     dtype, self._dialect, flat_numbers=flat_numbers, delimited_numbers=delimited_numbers
@@ -163,49 +195,57 @@ class CsvColumnsDecoder:
         ]
 
     def bind(self, column_names: Sequence[str]) -> None:
-        """Check the columns against a header before the first block; ConfigError when one is not there."""
+        """Resolve the columns by a header before the first block.
+
+        Raise ConfigError if one is missing.
+        """
         self._columns.bind(tuple(column_names))
 
-    def decode(self, block: Block) -> Decoded:
-        """The block's columns. ConfigError when the first block shows that a wanted column is not there."""
-        bound = self._columns.of(block) if len(block) else "no records"
+    @override
+    def decode(self, block: Block) -> DecodedBlock:
+        """Raise ConfigError if the first block shows that a requested column is missing."""
+        bound = self._columns.find_in(block) if len(block) else "no records"
         if isinstance(bound, str):
-            return _decoded(block, self._shaped(self._nothing()), _all_fail(block, bound))
-        grid = cell_grid(Rows(block.data, block.starts, block.ends), self._dialect, bound.width)
-        whys = bound.ragged(grid)
-        found: dict[int, tuple[Array, Offsets]] = {}
-        for inputs, parser in self._numbers:
+            return _build_result(block, self._by_input_name(self._empty_arrays()), _fail_all(block, bound))
+        grid = cell_grid(TextRows(block.data, block.starts, block.ends), self._dialect, bound.width)
+        reasons = bound.ragged_reasons(grid)
+        by_input: dict[int, tuple[Array, Offsets]] = {}
+        for inputs, parser in self._number_groups:
             indices = [bound.indices[i] for i in inputs]
-            parsed = parser.parse(narrowed(grid, indices, self._dialect.delimiter), len(indices))
-            for row, bad in parsed.bad.items():
-                whys.setdefault(int(grid.rows[row]), bound.why(bad, indices))
-            rows = np.delete(grid.rows, list(parsed.bad))
-            found |= {i: (parsed.matrix[:, at], rows) for at, i in enumerate(inputs)}
-        for i in self._texts:
-            found[i] = self._text(grid, bound.indices[i], bound, whys)
-        good = np.setdiff1d(np.arange(len(block)), list(whys), assume_unique=True) if whys else None
+            parsed = parser.parse(select_columns(grid, indices, self._dialect.delimiter), len(indices))
+            for row, invalid in parsed.invalid.items():
+                reasons.setdefault(int(grid.rows[row]), bound.failure_reason(invalid, indices))
+            rows = np.delete(grid.rows, list(parsed.invalid))
+            by_input |= {i: (parsed.matrix[:, column], rows) for column, i in enumerate(inputs)}
+        for i in self._text_inputs:
+            by_input[i] = self._decode_text_column(grid, bound.indices[i], bound, reasons)
+        good_rows = (
+            np.setdiff1d(np.arange(len(block)), list(reasons), assume_unique=True) if reasons else None
+        )
         arrays: list[Array] = []
         for i in range(len(self._names)):
-            array, rows = found[i]
-            kept = array if good is None else array[np.searchsorted(rows, good)]
+            array, rows = by_input[i]
+            kept = array if good_rows is None else array[np.searchsorted(rows, good_rows)]
             arrays.append(np.ascontiguousarray(kept))
-        return _decoded(block, self._shaped(arrays), whys)
+        return _build_result(block, self._by_input_name(arrays), reasons)
 
-    def _nothing(self) -> list[Array]:
-        dtypes = {i: parser.dtype for inputs, parser in self._numbers for i in inputs}
+    def _empty_arrays(self) -> list[Array]:
+        dtypes = {i: parser.dtype for inputs, parser in self._number_groups for i in inputs}
         return [np.empty(0, dtypes.get(i, np.dtype(object))) for i in range(len(self._names))]
 
-    def _shaped(self, arrays: list[Array]) -> dict[str, Array]:
+    def _by_input_name(self, arrays: list[Array]) -> dict[str, Array]:
         shaped = [a[:, None] for a in arrays] if self._as_column_vectors else arrays
         return dict(zip(self._names, shaped, strict=True))
 
-    def _text(self, grid: CellGrid, column: int, bound: BoundColumns, whys: Whys) -> tuple[Array, Offsets]:
-        """A column's cells as str; all of the grid's rows, those that fail as None."""
+    def _decode_text_column(
+        self, grid: CellGrid, column: int, bound: BoundColumns, reasons: FailureReasons
+    ) -> tuple[Array, Offsets]:
+        """Return the cells of a column as str for all rows of the grid; undecodable cells are None."""
         cells = column_texts(grid, column)
-        quote, one = self._dialect.quote, self._dialect.cells
+        quote, split_cells = self._dialect.quote, self._dialect.cells
         if quote and quote in grid.data:
-            # A cell cut out by its offsets holds no delimiter outside quotes: it is a record of one cell.
-            cells = [one(cell)[0] if quote in cell else cell for cell in cells]
+            # Cells have no delimiter outside quotes, so each is a record of one cell.
+            cells = [split_cells(cell)[0] if quote in cell else cell for cell in cells]
         texts = np.empty(len(cells), object)
         try:
             texts[:] = [cell.decode() for cell in cells]
@@ -215,16 +255,16 @@ class CsvColumnsDecoder:
                     texts[row] = cell.decode()
                 except UnicodeDecodeError:
                     why = (FailureKind.DECODE, f"{bound.label(column)}: not UTF-8")
-                    whys.setdefault(int(grid.rows[row]), why)
+                    reasons.setdefault(int(grid.rows[row]), why)
         return texts, grid.rows
 
 
-class RawDecoder:
-    """Whole records as they stand: an object array ``[n]`` of bytes, or of str.
+class RawDecoder(Decoder):
+    """A decoder of whole records into an object array ``[n]`` of bytes or str.
 
-    With `text`, a record that is not UTF-8 is a failure (kind DECODE); without, nothing fails. With
-    `as_column_vector` the array is ``[n, 1]``. `select` gives what of a record is meant; the record for which it
-    raises ValueError is a failure (kind DECODE).
+    With `text`, a record that is not UTF-8 is a failure (kind DECODE); without it, no record fails.
+    With `as_column_vector` the array is ``[n, 1]``. `select` returns the part of a record to use. A
+    record for which `select` raises ValueError is a failure (kind DECODE).
     """
 
     def __init__(
@@ -240,32 +280,34 @@ class RawDecoder:
         self._text = text
         self._as_column_vector = as_column_vector
 
-    def decode(self, block: Block) -> Decoded:
-        """The block's records, copied out."""
-        records = Rows(block.data, block.starts, block.ends).texts(np.arange(len(block)))
-        whys: Whys = {}
+    @override
+    def decode(self, block: Block) -> DecodedBlock:
+        records = TextRows(block.data, block.starts, block.ends).texts(np.arange(len(block)))
+        reasons: FailureReasons = {}
         values: list[bytes | str] = []
         for index, record in enumerate(records):
             try:
-                chosen = record if self._select is None else self._select(record)
-                values.append(chosen.decode() if self._text else chosen)
+                selected = record if self._select is None else self._select(record)
+                values.append(selected.decode() if self._text else selected)
             except UnicodeDecodeError as error:
-                whys[index] = (FailureKind.DECODE, f"not UTF-8 at byte {error.start} of the record")
+                reasons[index] = (FailureKind.DECODE, f"not UTF-8 at byte {error.start} of the record")
             except ValueError as error:
-                whys[index] = (FailureKind.DECODE, str(error))
+                reasons[index] = (FailureKind.DECODE, str(error))
         array = text_array(values)
-        return _decoded(block, {self._name: array[:, None] if self._as_column_vector else array}, whys)
+        return _build_result(
+            block, {self._name: array[:, None] if self._as_column_vector else array}, reasons
+        )
 
 
-def _all_fail(block: Block, why: str) -> Whys:
+def _fail_all(block: Block, why: str) -> FailureReasons:
     return dict.fromkeys(range(len(block)), (FailureKind.FORMAT, why))
 
 
-def _decoded(block: Block, tensors: Mapping[str, Any], whys: Whys) -> Decoded:
-    """With the failures in order, and the indices of the others."""
-    if not whys:
-        return Decoded(tensors)
-    failed = sorted(whys)
-    failures: tuple[Failure, ...] = tuple(block.failure(row, *whys[row]) for row in failed)
+def _build_result(block: Block, tensors: Mapping[str, Any], reasons: FailureReasons) -> DecodedBlock:
+    """Return the tensors with the failures in order and the indices of the decoded records."""
+    if not reasons:
+        return DecodedBlock(tensors)
+    failed = sorted(reasons)
+    failures: tuple[Failure, ...] = tuple(block.failure(row, *reasons[row]) for row in failed)
     rows = np.setdiff1d(np.arange(len(block)), failed, assume_unique=True)
-    return Decoded(tensors, rows, failures)
+    return DecodedBlock(tensors, rows, failures)

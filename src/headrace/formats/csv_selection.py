@@ -1,85 +1,92 @@
-"""Which columns of a CSV record a JSONPath keeps: by index and slice, or by the names in a header."""
+"""The columns of a CSV record that a JSONPath selects: by index and slice, or by header name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.formats.json_path_grammar import Every, Names, Places, Segment, Slice
+from headrace.formats.json_path_grammar import (
+    ElementSelector,
+    MemberSelector,
+    Segment,
+    Slice,
+    WildcardSelector,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSelection:
-    """Columns in the order that `text`, the path, has them; one may be there more than once.
+    """Selected columns in the order of the path `text`; a column may occur more than once.
 
-    Either `names` or `places` is empty.
+    Either `names` or `selectors` is empty.
     """
 
     text: str
-    places: tuple[int | Slice, ...] = ()
+    selectors: tuple[int | Slice, ...] = ()
     names: tuple[str, ...] = ()
 
     @property
     def is_all(self) -> bool:
-        """Whether it is every column as it stands, of records of any width."""
-        return len(self.places) == 1 and self.places[0] in (Slice(None, None), Slice(0, None))
+        """Return True if every column is selected unchanged, for records of any width."""
+        return len(self.selectors) == 1 and self.selectors[0] in (Slice(None, None), Slice(0, None))
 
     def indices(self, width: int, names: Sequence[str] | None) -> tuple[int, ...]:
-        """The columns' indices, from 0, in records of `width` columns that a header calls `names`.
+        """Return the indices, from 0, in records of `width` columns with the header `names`.
 
-        ValueError, with words, for a column that is not there, for names without a header, and when no column is
-        left. Slices end where the record does.
+        Slices end where the record ends. Raise ValueError if a column is missing, if names are
+        selected without a header, or if no column is selected.
         """
-        found: list[int] = []
-        for place in self.places:
-            if isinstance(place, Slice):
-                found += range(width)[place.start : place.stop]
-            elif -width <= place < width:
-                found.append(place % width)
+        indices: list[int] = []
+        for selector in self.selectors:
+            if isinstance(selector, Slice):
+                indices += range(width)[selector.start : selector.stop]
+            elif -width <= selector < width:
+                indices.append(selector % width)
             else:
                 raise ValueError(
-                    f"{self.text}: there is no column {place}: records have {width}, counted from 0"
+                    f"{self.text}: there is no column {selector}: "
+                    f"records have {width} columns, counted from 0"
                 )
         if names is not None and self.names and len(names) != width:
-            raise ValueError(f"{self.text}: records have {width} columns, and the header {len(names)}")
-        found += [self._index(name, names) for name in self.names]
-        if not found:
-            raise ValueError(f"{self.text} keeps no column: records have {width}")
-        return tuple(found)
+            raise ValueError(f"{self.text}: records have {width} columns, but the header has {len(names)}")
+        indices += [self._index(name, names) for name in self.names]
+        if not indices:
+            raise ValueError(f"{self.text} selects no column: records have {width} columns")
+        return tuple(indices)
 
     def _index(self, name: str, names: Sequence[str] | None) -> int:
         if names is None:
             raise ValueError(
-                f'{self.text}: column "{name}" is wanted by name, but no header was read: use column numbers, '
-                "or --header names"
+                f'{self.text}: column "{name}" is selected by name, but no header was read: '
+                "use column numbers or --header names"
             )
         count = names.count(name)
         if count == 1:
             return names.index(name)
         if count:
-            raise ValueError(f'{self.text}: more than one column is called "{name}": use column numbers')
-        raise ValueError(f'{self.text}: there is no column "{name}"; there are: {listed(names)}')
+            raise ValueError(f'{self.text}: more than one column is named "{name}": use column numbers')
+        raise ValueError(f'{self.text}: there is no column "{name}"; the columns are: {format_names(names)}')
 
     def is_within_last(self, count: int) -> bool:
-        """Whether it takes only of the last `count` columns, and the same of them alone, in records of any width."""
-        return bool(self.places) and all(_is_within_last(place, count) for place in self.places)
+        """Return True if only the last `count` columns are selected, for records of any width."""
+        return bool(self.selectors) and all(_is_within_last(selector, count) for selector in self.selectors)
 
 
-def _is_within_last(place: int | Slice, count: int) -> bool:
-    if isinstance(place, Slice):
-        start, stop = place
+def _is_within_last(selector: int | Slice, count: int) -> bool:
+    if isinstance(selector, Slice):
+        start, stop = selector
         return start is not None and -count <= start < 0 and (stop is None or stop < 0)
-    return -count <= place < 0
+    return -count <= selector < 0
 
 
-def selection_of(text: str, segments: Sequence[Segment]) -> ColumnSelection | None:
-    """A path's columns; None where it is not one segment deep, as a record's cells are."""
+def column_selection(text: str, segments: Sequence[Segment]) -> ColumnSelection | None:
+    """Return the columns that a path selects, or None if the path is not exactly one segment deep."""
     if len(segments) != 1:
         return None
     match segments[0]:
-        case Names(names):
+        case MemberSelector(names):
             return ColumnSelection(text, names=tuple(dict.fromkeys(names)))
-        case Places(places):
-            return ColumnSelection(text, places)
-        case Every():
+        case ElementSelector(selectors):
+            return ColumnSelection(text, selectors)
+        case WildcardSelector():
             return ColumnSelection(text, (Slice(None, None),))
 
 
@@ -87,10 +94,13 @@ _NAMES_SHOWN = 20
 _NAME_CHARACTERS_MAX = 50
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names for people: this is told of every record below a header that does not fit, so it is kept short."""
-    shown = [
+def format_names(names: Sequence[str]) -> str:
+    """Return a short list of names for messages.
+
+    The list is repeated for every record below a header that does not match, so it is bounded.
+    """
+    shortened = [
         n if len(n) <= _NAME_CHARACTERS_MAX else n[:_NAME_CHARACTERS_MAX] + "…" for n in names[:_NAMES_SHOWN]
     ]
     more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(shown) + more
+    return ", ".join(shortened) + more

@@ -1,4 +1,4 @@
-"""What the encoders share: the columns of an output, and its values as text."""
+"""The parts that the encoders share: the columns of an output, and its values as text."""
 
 import json
 from base64 import b64encode
@@ -11,18 +11,19 @@ import orjson
 
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.core.tensor import Array, TensorSpec, datatype_of
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 
 Join = Literal["none", "input"]
 
 INPUT: Final = "input"
-"""What the joined record is called where it needs a name."""
+"""The name of the joined record in formats with names."""
 
 
 def output_columns(outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
-    """What an encoder must know of the outputs, from the first ones: names, datatypes, sizes of a row.
+    """Return the specifications of the outputs: names, datatypes and row sizes.
 
-    Shapes are ``(-1, ...)``. Raises ConfigError for a dtype that cannot be written (complex, dates).
+    The outputs are the first ones of a part. Shapes are ``(-1, ...)``. Raise ConfigError for a
+    dtype that cannot be written (complex, dates).
     """
     return tuple(_output_column(name, data) for name, data in outputs.items())
 
@@ -38,38 +39,38 @@ def _output_column(name: str, data: Array) -> TensorSpec:
 
 
 def row_shape(column: TensorSpec) -> tuple[int, ...]:
-    """The shape of one row: empty for a scalar."""
+    """Return the shape of one row: empty for a scalar."""
     return (column.shape or (-1,))[1:]
 
 
 def row_width(column: TensorSpec) -> int:
-    """How many values one row has: 1 for a scalar."""
+    """Return the number of values in one row: 1 for a scalar."""
     return prod(row_shape(column))
 
 
 def check_join(join: str) -> None:
-    """Raises ConfigError for what is no way to join."""
+    """Raise ConfigError if `join` is not a supported way to join."""
     if join not in {"none", "input"}:
         raise ConfigError(f'join must be "none" or "input", not {join!r}')
 
 
-def checked_outputs(
+def check_outputs(
     columns: Sequence[TensorSpec],
-    pieces: Sequence[Piece],
+    selections: Sequence[BlockSelection],
     outputs: Mapping[str, Array],
     *,
     datatypes: bool = False,
 ) -> tuple[int, list[Array]]:
-    """How many rows, and the outputs in the columns' order and the machine's byte order.
+    """Return the number of rows, and the outputs in the order of the columns and native byte order.
 
-    Raises ModelContractError when names, row counts or row shapes (or, asked for, datatypes) are not those that
-    the part began with.
+    Raise ModelContractError if names, row counts or row shapes (or, with `datatypes`, datatypes)
+    differ from those at the start of the part.
     """
-    rows = sum(map(len, pieces))
+    rows = sum(map(len, selections))
     if set(outputs) != {column.name for column in columns}:
-        began = ", ".join(column.name for column in columns)
+        first_names = ", ".join(column.name for column in columns)
         raise ModelContractError(
-            "?", f"it answered with outputs {', '.join(outputs)}; this part began with {began}"
+            "?", f"the model returned outputs {', '.join(outputs)}; this part started with {first_names}"
         )
     arrays: list[Array] = []
     for column in columns:
@@ -78,42 +79,43 @@ def checked_outputs(
             raise ModelContractError(
                 "?",
                 f"output {column.name!r} has shape {data.shape} for {rows} records; "
-                f"this part began with rows of shape {row_shape(column)}",
+                f"this part started with rows of shape {row_shape(column)}",
             )
         if datatypes and datatype_of(data.dtype) != column.datatype:
             raise ModelContractError(
-                "?", f"output {column.name!r} is {data.dtype}; this part began with {column.datatype}"
+                "?", f"output {column.name!r} is {data.dtype}; this part started with {column.datatype}"
             )
         arrays.append(data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("=")))
     return rows, arrays
 
 
 def number_text(numbers: Array, *, nonfinite_names: bool) -> bytes:
-    """A boolean or number array of any shape as a JSON text, each number in the fewest digits of its own dtype.
+    """Return a boolean or number array of any shape as JSON text.
 
-    The array is in the machine's byte order.
-
-    JSON has no NaN and no infinities: they are null, or with `nonfinite_names` ``nan``, ``inf`` and ``-inf``.
+    Each number has the fewest digits that read back to the same value of its dtype. The array has
+    native byte order. JSON has no NaN and no infinities: they become null, or with
+    `nonfinite_names` ``nan``, ``inf`` and ``-inf``.
     """
     if numbers.dtype == np.float16:
-        # The shortest digits of float32, which is what orjson would write, say more than float16 knows.
+        # orjson would write the shortest digits of float32, more than float16 can hold.
         numbers = numbers.astype("U").astype(np.float64)
     text = orjson.dumps(np.ascontiguousarray(numbers), option=orjson.OPT_SERIALIZE_NUMPY)
     if nonfinite_names and numbers.dtype.kind == "f" and b"null" in text:
-        wrong = numbers[~np.isfinite(numbers)].tolist()
-        return text.replace(b"null", b"%b") % tuple(b"%a" % value for value in wrong)
+        nonfinite = numbers[~np.isfinite(numbers)].tolist()
+        return text.replace(b"null", b"%b") % tuple(b"%a" % value for value in nonfinite)
     return text
 
 
 def is_text(data: Array) -> bool:
-    """Whether its elements are strings, bytes or objects rather than numbers."""
+    """Return True if the elements are strings, bytes or objects rather than numbers."""
     return data.dtype.kind in "OSU"
 
 
 def text_bytes(value: Any) -> bytes:
-    r"""An element of a text output as UTF-8: bytes as they are, None empty, what is no string as JSON.
+    r"""Return an element of a text output as UTF-8.
 
-    A lone surrogate, which UTF-8 has no bytes for, becomes its ``\uXXXX``.
+    Bytes are unchanged, None is empty, and other objects become JSON. A lone surrogate, which has
+    no UTF-8 encoding, becomes its ``\uXXXX``.
     """
     if isinstance(value, bytes):
         return value
@@ -125,20 +127,22 @@ def text_bytes(value: Any) -> bytes:
 
 
 def json_text(value: Any) -> bytes:
-    """Any value as JSON: valid whatever it is, or holds.
+    """Return any value as valid JSON.
 
-    Arrays are lists; what is not finite is null; bytes are strings where they are UTF-8, else
-    ``{"base64": "..."}``; keys that are no strings are their JSON text, and what JSON has no words for is its `str`.
+    Arrays become lists, and numbers that are not finite become null. Bytes become strings if they
+    are UTF-8, else ``{"base64": "..."}``. Keys that are not strings become their JSON text. Objects
+    that JSON cannot express become their `str`.
     """
     try:
-        return orjson.dumps(value, default=_plainer, option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(value, default=_json_fallback, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
-        # A lone surrogate, an integer beyond 64 bits, a key that is no string: the slow way knows how.
-        return json.dumps(_plain(value), separators=(",", ":")).encode()
+        # json handles what orjson refuses: lone surrogates, integers beyond 64 bits, keys that are
+        # not strings.
+        return json.dumps(_to_json_value(value), separators=(",", ":")).encode()
 
 
-def _plainer(value: Any) -> Any:
-    """A value that JSON does not know, as one that it knows better."""
+def _json_fallback(value: Any) -> Any:
+    """Return a replacement for a value that JSON cannot express."""
     as_list: Any = getattr(value, "tolist", None)
     if as_list is not None:
         return as_list()
@@ -150,15 +154,17 @@ def _plainer(value: Any) -> Any:
         return {"base64": b64encode(value).decode()}
 
 
-def _plain(value: Any) -> Any:
-    """A value as nothing but what JSON has, through and through."""
+def _to_json_value(value: Any) -> Any:
+    """Return a value that consists of JSON types at every level."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return {key if isinstance(key, str) else json_text(key).decode(): _plain(v) for key, v in items}
+        return {
+            key if isinstance(key, str) else json_text(key).decode(): _to_json_value(v) for key, v in items
+        }
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in cast("Sequence[Any]", value)]
-    return _plain(_plainer(value))
+        return [_to_json_value(inner) for inner in cast("Sequence[Any]", value)]
+    return _to_json_value(_json_fallback(value))

@@ -1,6 +1,6 @@
-"""The failed-records file: one JSON line for each record that got no prediction, and the way back.
+"""The file of failed records: one JSON line for each record without a prediction, written and read.
 
-The format is kept: every line says its version ``v``, and `read_failures` reads all versions there have been.
+The format is stable: every line contains its version ``v``, and `read_failures` reads all versions.
 """
 
 import json
@@ -19,7 +19,10 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """A failure, and where in its object's output the record's prediction would have stood: behind so many rows and bytes."""
+    """A failure with the place of the missing prediction in the output of its object.
+
+    `output_row` and `output_byte` are the rows and bytes before that place.
+    """
 
     failure: Failure
     output_row: int
@@ -27,94 +30,99 @@ class FailedRecord:
 
 
 def failed_record_line(record: FailedRecord) -> bytes:
-    """A failed record as one line: that of `failure_line`, with the keys ``output_row`` and ``output_byte``."""
-    place = {"output_row": record.output_row, "output_byte": record.output_byte}
-    return _line(_fields_of(record.failure) | place)
+    """Return a failed record as one line: `failure_line` plus ``output_row`` and ``output_byte``."""
+    output_position = {"output_row": record.output_row, "output_byte": record.output_byte}
+    return _encode_line(_failure_fields(record.failure) | output_position)
 
 
 def read_failed_records(lines: Iterable[bytes]) -> Iterator[FailedRecord]:
-    """The records of a ``KEY.out.failed`` file, in order; what `read_failures` raises, for lines without a place too."""
+    """Yield the records of a ``KEY.out.failed`` file in order.
+
+    Raise DataError as `read_failures` does, and for lines without ``output_row`` or
+    ``output_byte``.
+    """
     for number, line in enumerate(lines, 1):
         try:
-            fields = _fields(line)
-            yield FailedRecord(_failure(fields), fields["output_row"], fields["output_byte"])
+            fields = _parse_line(line)
+            yield FailedRecord(_failure_from_fields(fields), fields["output_row"], fields["output_byte"])
         except (ValueError, KeyError, TypeError) as error:
-            raise _no_failure(number, line, error) from error
+            raise _line_error(number, line, error) from error
 
 
 def failure_line(failure: Failure) -> bytes:
-    r"""A failure as one line, with its newline.
+    """Return a failure as one line, with its newline.
 
-    Keys: ``v`` (1), ``object`` (URI), ``member`` (null outside archives), ``record`` (from 0), ``line`` (from 1),
-    ``byte`` (offset after decompression), ``member_byte`` (in archives: offset of the member's header), ``kind``
-    (format, decode, model, object), ``reason``, ``attempts``; and the record, as ``raw`` where it is UTF-8, else as
-    ``raw_base64``. ``raw_truncated`` (true) is there when the record fills what is kept of one (64 KiB), so that
-    its rest, if it had one, is only in the source.
+    The keys are ``v`` (1), ``object`` (URI), ``member`` (null outside archives), ``record`` (from
+    0), ``line`` (from 1), ``byte`` (offset after decompression), ``member_byte`` (in archives:
+    offset of the member's header), ``kind`` (format, decode, model, object), ``reason`` and
+    ``attempts``. The record is ``raw`` if it is UTF-8, else ``raw_base64``. ``raw_truncated``
+    (true) is present if the record fills the kept size (64 KiB): then the rest of the record, if
+    any, is only in the source.
     """
-    return _line(_fields_of(failure))
+    return _encode_line(_failure_fields(failure))
 
 
-def _fields_of(failure: Failure) -> dict[str, Any]:
-    at = failure.position
+def _failure_fields(failure: Failure) -> dict[str, Any]:
+    position = failure.position
     fields: dict[str, Any] = {
         "v": VERSION,
-        "object": at.object,
-        "member": at.member,
-        "record": at.record,
-        "line": at.line,
-        "byte": at.byte,
+        "object": position.object,
+        "member": position.member,
+        "record": position.record,
+        "line": position.line,
+        "byte": position.byte,
     }
-    if at.member is not None or at.member_byte:
-        fields["member_byte"] = at.member_byte
+    if position.member is not None or position.member_byte:
+        fields["member_byte"] = position.member_byte
     fields |= {"kind": failure.kind.value, "reason": failure.why, "attempts": failure.attempts}
     return fields | _raw_fields(failure.raw)
 
 
-def _line(fields: Mapping[str, Any]) -> bytes:
+def _encode_line(fields: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:
-        # A name that is not UTF-8 has lone surrogates, which only an escape can write.
+        # A name that is not UTF-8 has lone surrogates, and only an escape can write them.
         return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def _raw_fields(raw: bytes) -> dict[str, Any]:
     truncated = {"raw_truncated": True} if len(raw) >= RAW_BYTES_KEPT_MAX else {}
     try:
-        # A cut in the middle of a character makes text look like none; base64 loses nothing either way.
+        # Text cut within a character is not UTF-8; base64 loses nothing in either case.
         return {"raw": raw.decode(), **truncated}
     except UnicodeDecodeError:
         return {"raw_base64": b64encode(raw).decode(), **truncated}
 
 
 def read_failures(lines: Iterable[bytes]) -> Iterator[Failure]:
-    """The failures of such a file, in order; ``read_failures([failure_line(f)])`` gives `f` back.
+    """Yield the failures of such a file in order; ``read_failures([failure_line(f)])`` yields `f`.
 
-    `lines` may be an open binary file. Keys that are not known are ignored. Raises DataError, naming the line,
-    for one that is no failure or whose version is newer than this program.
+    `lines` may be an open binary file. Unknown keys are ignored. Raise DataError with the line
+    number for a line that is not a failure, or whose version is newer than this program.
     """
     for number, line in enumerate(lines, 1):
         try:
-            yield _failure(_fields(line))
+            yield _failure_from_fields(_parse_line(line))
         except (ValueError, KeyError, TypeError) as error:
-            raise _no_failure(number, line, error) from error
+            raise _line_error(number, line, error) from error
 
 
-def _no_failure(number: int, line: bytes, error: Exception) -> DataError:
-    why = f"{type(error).__name__}: {error}"
-    return DataError(f"line {number} is no failed record as headrace writes them ({why}): {line[:100]!r}")
+def _line_error(number: int, line: bytes, error: Exception) -> DataError:
+    cause = f"{type(error).__name__}: {error}"
+    return DataError(f"line {number} is not a failed record written by headrace ({cause}): {line[:100]!r}")
 
 
-def _fields(line: bytes) -> Mapping[str, Any]:
-    # Not orjson: it refuses the lone surrogates of names that are not UTF-8.
+def _parse_line(line: bytes) -> Mapping[str, Any]:
+    # orjson rejects the lone surrogates of names that are not UTF-8.
     fields = json.loads(line)
     version = fields["v"]
     if version != VERSION:
-        raise ValueError(f"version {version!r}, and this program knows {VERSION}: upgrade headrace")
+        raise ValueError(f"version {version!r} is not supported, only {VERSION}: upgrade headrace")
     return fields
 
 
-def _failure(fields: Mapping[str, Any]) -> Failure:
+def _failure_from_fields(fields: Mapping[str, Any]) -> Failure:
     encoded = fields.get("raw_base64")
     raw = fields["raw"].encode() if encoded is None else b64decode(encoded, validate=True)
     position = Position(

@@ -1,15 +1,16 @@
-"""Binary records in frames (a header that tells the length, the record, a trailer), whatever the chunks.
+"""Cut framed binary records (header with the length, record, trailer) from chunks of any size.
 
-Chunks arrive, blocks leave. What a frame looks like is a `Framing`'s business; everything else is here, once: what is
-held between chunks, records in several frames, bounds, positions, what is skipped, and the end that comes too early.
+A `Framing` describes the frame layout. This module implements the rest for all framings: buffering
+between chunks, records split over several frames, size limits, positions, skipping, and truncated
+input.
 
-A byte is copied once, or twice when it came before its record's end; a record is looked at when all of it is there,
-so that one that comes in small chunks costs no more than one that comes at once.
+Each byte is copied once, or twice if it arrives before its record is complete. A record is examined
+once it is complete, so its cost does not depend on the chunk size.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -18,15 +19,16 @@ from headrace.core.errors import ConfigError, CorruptError, TruncatedError
 from headrace.formats.contract import Buffer
 
 RECORDS_MAX: Final = 1 << 16
-"""In one block."""
+"""Maximum number of records in one block."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What a frame's header says.
+class FrameHeader:
+    """The parsed header of a frame.
 
-    `frame_bytes` is the whole frame's length, `record_bytes` that of the record, or of the record's part, in it.
-    `begins` and `ends` say whether the record does so here; a frame that holds a whole record does both.
+    `frame_bytes` is the length of the whole frame; `record_bytes` is the length of the record, or
+    part of a record, in it. `begins` is true if the record begins in this frame, `ends` if it ends
+    there. Both are true for a frame with a whole record.
     """
 
     record_bytes: int
@@ -36,42 +38,40 @@ class Head:
 
 
 class Framing(Protocol):
-    """What a frame looks like."""
+    """The layout of the frames of one file format."""
 
-    @property
-    def what(self) -> str:
-        """The format's name, for people."""
-        ...
+    format_name: ClassVar[str]
+    """Name of the format in error messages."""
+    header_bytes: ClassVar[int]
+    """Length of every frame header in bytes."""
+    separator: ClassVar[bytes]
+    """Bytes that stood between the parts of a record that was split over several frames."""
 
-    @property
-    def header_bytes(self) -> int:
-        """How long every header is."""
-        ...
+    def scan(self, data: bytes, bounds: "ScanBounds") -> tuple[list[int], list[int], int]:
+        """Find the records of consecutive valid frames within `bounds`.
 
-    @property
-    def joint(self) -> bytes:
-        """What stood between the parts of a record that came in several frames."""
-        ...
-
-    def scan(self, data: bytes, bounds: "Bounds") -> tuple[list[int], list[int], int]:
-        """Where the records of the sound frames at the start of the bounds start and end, and where the last such frame does.
-
-        Ends before a frame that is not whole, not sound, longer than may be, or holds less than a record.
+        Return their start offsets, their end offsets, and the end offset of the last valid frame.
+        The scan stops before a frame that is incomplete, invalid or too long, or that holds only
+        part of a record.
         """
         ...
 
-    def head(self, header: bytes) -> Head | str:
-        """What a header says; or, when it is none, why."""
+    def parse_header(self, data: bytes) -> FrameHeader | str:
+        """Parse a header of `header_bytes` bytes. Return the reason as a string if it is invalid."""
         ...
 
-    def flaw(self, frame: bytes) -> str:
-        """What is wrong with a whole frame whose header is right; empty when nothing is."""
+    def defect(self, frame: bytes) -> str:
+        """Return the defect of a complete frame whose header is valid, or an empty string."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Of one scan: from `start` on, frames that end by `stop` (the first may end later), of records no longer than given."""
+class ScanBounds:
+    """The limits of one scan.
+
+    The scan begins at `start`. Frames must end by `stop`, except for the first. Records have at
+    most `record_bytes_max` bytes.
+    """
 
     start: int
     stop: int
@@ -86,11 +86,15 @@ def cut_frames(
     record_bytes_max: int,
     block_bytes_max: int,
 ) -> Iterator[Block]:
-    """Blocks of one member's records.
+    """Yield blocks of the records of one member.
 
-    A record that is longer than may be, and one whose frame has a flaw, is a failure (kind FORMAT); the next is
-    read. Raises, after all whole records before, CorruptError where a header is none, since nothing tells then where
-    the next one is, and TruncatedError when the chunks end within a record.
+    A record that is too long, or whose frame has a defect, becomes a failure (kind FORMAT), and
+    reading continues after it.
+
+    Raises:
+        CorruptError: A header is invalid, so the offset of the next one is unknown. Raised after
+            all complete records before it.
+        TruncatedError: The chunks end within a record. Raised after all complete records.
     """
     cutter = FrameCutter(framing, first, record_bytes_max=record_bytes_max, block_bytes_max=block_bytes_max)
     for chunk in chunks:
@@ -99,9 +103,11 @@ def cut_frames(
 
 
 class FrameCutter:
-    """Cuts one member's bytes into blocks. Push it chunks, then `finish`.
+    """An incremental cutter of one member's bytes into blocks.
 
-    Holds at most `record_bytes_max` of an unfinished record, beside one block.
+    Pass chunks to `feed`, then call `finish`.
+
+    It holds at most `record_bytes_max` bytes of an unfinished record, besides one block.
     """
 
     def __init__(
@@ -115,74 +121,78 @@ class FrameCutter:
         self._framing = framing
         self._record_bytes_max = record_bytes_max
         self._block_bytes_max = block_bytes_max
-        # Where the next record's header is; and how far from there the next frame is, of a record in several.
+        # `_next` is the position of the next record's header. `_frame_offset` is the distance from
+        # there to the next frame of a record in several frames.
         self._next = first
-        self._ahead = 0
+        self._frame_offset = 0
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._needed = framing.header_bytes
-        self._skip = 0
+        self._bytes_needed = framing.header_bytes
+        self._skip_bytes = 0
         self._parts: list[bytes] = []
         self._parts_bytes = 0
-        self._dropping = False
+        self._dropping_record = False
 
     def feed(self, chunk: Buffer) -> Iterator[Block]:
-        """Blocks of the records that end in this chunk, and of those that fail."""
+        """Yield blocks of the records, and of the failures, that end in this chunk."""
         view = memoryview(chunk)
         at = 0
         while at < len(view):
-            if self._skip:
-                skipped = min(self._skip, len(view) - at)
-                self._skip -= skipped
+            if self._skip_bytes:
+                skipped = min(self._skip_bytes, len(view) - at)
+                self._skip_bytes -= skipped
                 at += skipped
                 continue
-            # Of a chunk that is bytes, and taken whole, nothing is copied.
+            # A bytes chunk that is taken as a whole is not copied.
             whole = not at and len(view) <= self._block_bytes_max
             piece = bytes(chunk if whole else view[at : at + self._block_bytes_max])
             at += len(piece)
             self._held.append(piece)
             self._held_bytes += len(piece)
-            if self._held_bytes >= self._needed:
-                yield from self._cut()
+            if self._held_bytes >= self._bytes_needed:
+                yield from self._cut_held()
 
     def finish(self) -> None:
-        """Raises TruncatedError unless a record ended where the bytes do."""
-        if not (self._held_bytes or self._ahead or self._skip):
+        """Raise TruncatedError unless the bytes end at the end of a record."""
+        if not (self._held_bytes or self._frame_offset or self._skip_bytes):
             return
-        end = self._next.byte + self._ahead + self._held_bytes - self._skip
+        end = self._next.byte + self._frame_offset + self._held_bytes - self._skip_bytes
         raise TruncatedError(
-            f"the {self._framing.what} file ends early, at byte {end}, within a record: the upload or the program "
-            "that wrote it was cut short; fetch or write it again",
+            f"the {self._framing.format_name} file ends early, at byte {end}, within a record: the upload or "
+            "the program that wrote it was cut short; fetch or write it again",
             byte=end,
         )
 
-    def _cut(self) -> Iterator[Block]:
-        """Take all that can be taken of what is held."""
+    def _cut_held(self) -> Iterator[Block]:
+        """Yield all blocks that the held bytes complete, and keep the rest."""
         data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-        self._held, self._held_bytes, self._needed = [], 0, 0
+        self._held, self._held_bytes, self._bytes_needed = [], 0, 0
         at = 0
         while at < len(data):
-            used = 0
-            if not self._ahead:
-                used, block = self._sound(data, at)
+            consumed = 0
+            if not self._frame_offset:
+                consumed, block = self._take_valid_frames(data, at)
                 if block is not None:
                     yield block
-            if not used:
-                used, block = self._frame(data, at)
+            if not consumed:
+                consumed, block = self._take_frame(data, at)
                 if block is not None:
                     yield block
-            if not used:
+            if not consumed:
                 break
-            at += used
+            at += consumed
         if at > len(data):
-            self._skip, at = at - len(data), len(data)
+            self._skip_bytes, at = at - len(data), len(data)
         if at < len(data):
             self._held.append(data[at:])
             self._held_bytes = len(data) - at
 
-    def _sound(self, data: bytes, at: int) -> tuple[int, Block | None]:
-        """The frames from `at` on that hold a record each and have no flaw: how many bytes, and their block."""
-        bounds = Bounds(at, at + self._block_bytes_max, self._record_bytes_max)
+    def _take_valid_frames(self, data: bytes, at: int) -> tuple[int, Block | None]:
+        """Take consecutive valid frames that hold one record each.
+
+        Return their length in bytes and their block.
+        """
+        bounds = ScanBounds(at, at + self._block_bytes_max, self._record_bytes_max)
         starts, ends, stop = self._framing.scan(data, bounds)
         if not starts:
             return 0, None
@@ -197,76 +207,89 @@ class FrameCutter:
         )
         return stop - at, block
 
-    def _frame(self, data: bytes, at: int) -> tuple[int, Block | None]:
-        """The one frame at `at`, whatever it holds: its bytes (none while it is not there), and what came of it.
+    def _take_frame(self, data: bytes, at: int) -> tuple[int, Block | None]:
+        """Process the frame at `at`.
 
-        It may use up more than there is: that much is to be skipped.
+        Return its length in bytes (0 if it is incomplete) and a block, if any.
+
+        The length may exceed the available bytes; the excess is to be skipped.
         """
         framing = self._framing
-        if not self._has(data, at, framing.header_bytes):
+        if not self._require_bytes(data, at, framing.header_bytes):
             return 0, None
-        head = self._head(data[at : at + framing.header_bytes])
-        if self._dropping:
-            return self._advanced(head), None
+        header = self._parse_header(data[at : at + framing.header_bytes])
+        if self._dropping_record:
+            return self._advance(header), None
         start = at + framing.header_bytes
-        joint = framing.joint if self._parts else b""
-        size = self._parts_bytes + len(joint) + head.record_bytes
+        separator = framing.separator if self._parts else b""
+        size = self._parts_bytes + len(separator) + header.record_bytes
         if size > self._record_bytes_max:
-            keep = min(head.record_bytes, RAW_BYTES_KEPT_MAX, self._record_bytes_max)
-            if not self._has(data, at, framing.header_bytes + keep):
+            keep = min(header.record_bytes, RAW_BYTES_KEPT_MAX, self._record_bytes_max)
+            if not self._require_bytes(data, at, framing.header_bytes + keep):
                 return 0, None
-            raw = b"".join((*self._parts, joint, data[start : start + keep]))[: self._record_bytes_max]
-            block = self._failure(f"longer than record_bytes_max={self._record_bytes_max}", raw)
-            self._parts, self._parts_bytes, self._dropping = [], 0, True
-            return self._advanced(head), block
-        if not self._has(data, at, head.frame_bytes):
+            raw = b"".join((*self._parts, separator, data[start : start + keep]))[: self._record_bytes_max]
+            block = self._failure_block(f"longer than record_bytes_max={self._record_bytes_max}", raw)
+            self._parts, self._parts_bytes, self._dropping_record = [], 0, True
+            return self._advance(header), block
+        if not self._require_bytes(data, at, header.frame_bytes):
             return 0, None
-        self._parts += [joint, data[start : start + head.record_bytes]]
+        self._parts += [separator, data[start : start + header.record_bytes]]
         self._parts_bytes = size
-        block = self._ended(data[at : at + head.frame_bytes]) if head.ends else None
-        return self._advanced(head), block
+        block = self._finish_record(data[at : at + header.frame_bytes]) if header.ends else None
+        return self._advance(header), block
 
-    def _has(self, data: bytes, at: int, size: int) -> bool:
-        """Whether so many bytes are there; if not, they are what is needed."""
+    def _require_bytes(self, data: bytes, at: int, size: int) -> bool:
+        """Return True if `size` bytes are available at `at`; otherwise record them as needed."""
         if len(data) - at >= size:
             return True
-        self._needed = size
+        self._bytes_needed = size
         return False
 
-    def _head(self, header: bytes) -> Head:
-        head = self._framing.head(header)
-        if isinstance(head, Head) and head.begins == bool(self._ahead):
-            head = "a record begins within another" if head.begins else "a record goes on that never began"
-        if isinstance(head, Head):
-            return head
-        byte = self._next.byte + self._ahead
+    def _parse_header(self, data: bytes) -> FrameHeader:
+        header = self._framing.parse_header(data)
+        if isinstance(header, FrameHeader) and header.begins == bool(self._frame_offset):
+            if header.begins:
+                header = "a record begins within another"
+            else:
+                header = "a record continues without a first frame"
+        if isinstance(header, FrameHeader):
+            return header
+        byte = self._next.byte + self._frame_offset
         raise CorruptError(
-            f"not {self._framing.what} at byte {byte}: {head}; the rest is not read", byte=byte
+            f"invalid {self._framing.format_name} at byte {byte}: {header}; the rest is not read", byte=byte
         )
 
-    def _ended(self, frame: bytes) -> Block:
-        """The record whose last frame this is, in a block of its own."""
+    def _finish_record(self, frame: bytes) -> Block:
+        """Return a block with the record that ends in this frame."""
         record = b"".join(self._parts)
         self._parts, self._parts_bytes = [], 0
-        flaw = self._framing.flaw(frame)
-        return self._failure(flaw, record) if flaw else self._joined(record, self._ahead + len(frame))
+        defect = self._framing.defect(frame)
+        return (
+            self._failure_block(defect, record)
+            if defect
+            else self._multi_frame_block(record, self._frame_offset + len(frame))
+        )
 
-    def _advanced(self, head: Head) -> int:
-        """Go behind a frame: how many bytes that is."""
-        self._ahead += head.frame_bytes
-        if head.ends:
+    def _advance(self, header: FrameHeader) -> int:
+        """Move the position past a frame and return the frame's length."""
+        self._frame_offset += header.frame_bytes
+        if header.ends:
             here = self._next
-            self._next = replace(here, byte=here.byte + self._ahead, record=here.record + 1)
-            self._ahead = 0
-            self._dropping = False
-        return head.frame_bytes
+            self._next = replace(here, byte=here.byte + self._frame_offset, record=here.record + 1)
+            self._frame_offset = 0
+            self._dropping_record = False
+        return header.frame_bytes
 
-    def _failure(self, why: str, raw: bytes) -> Block:
+    def _failure_block(self, why: str, raw: bytes) -> Block:
         failure = Failure(self._next, FailureKind.FORMAT, why, raw[:RAW_BYTES_KEPT_MAX])
         return Block(self._next, failures=(failure,))
 
-    def _joined(self, record: bytes, frames_bytes: int) -> Block:
-        """A block of one record that came in several frames: as long as they are, so that the next one's byte is told."""
+    def _multi_frame_block(self, record: bytes, frames_bytes: int) -> Block:
+        """Return a block with one record that was split over several frames.
+
+        The block's data is as long as these frames, so that the byte offset of the next record is
+        right.
+        """
         header = self._framing.header_bytes
         data = bytes(header) + record
         return Block(

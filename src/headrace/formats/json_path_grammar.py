@@ -1,7 +1,8 @@
-"""The JSONPath that filters take: RFC 9535's grammar, as much of it as batch transform has.
+"""The JSONPath syntax of filters: the part of RFC 9535 that batch transform supports.
 
-``$``, ``.name``, ``.*``, ``[*]``, ``['a','b']``, ``[0,-1]``, ``[1:4]``, lists that mix indices and slices, and chains
-of these, with a dot before a bracket or without. Descendants (``..``), filters, scripts and steps are refused.
+Supported are ``$``, ``.name``, ``.*``, ``[*]``, ``['a','b']``, ``[0,-1]``, ``[1:4]``, lists that
+mix indices and slices, and chains of these, with or without a dot before a bracket. Descendants
+(``..``), filters, scripts and steps are rejected.
 """
 
 import json
@@ -12,17 +13,19 @@ from typing import Final, Literal, NamedTuple
 from headrace.core.errors import ConfigError
 
 SliceEnd = Literal["exclusive", "inclusive"]
-"""Whether a slice's second number is the first element left out (RFC 9535), or the last one kept."""
+"""The meaning of a slice's second number: the first excluded element (RFC 9535) or the last included one."""
 
 PATH_CHARACTERS_MAX: Final = 63
 _ALLOWED: Final = "allowed are $, .name, .*, [*], ['a','b'], [0,-1], [1:4] and chains of these"
 _INTEGER_MAX: Final = 2**53 - 1
-_BLANK: Final = re.compile(r"[ \t\n\r]*")
-_NAME: Final = re.compile("[A-Za-z_\x80-\ud7ff\ue000-\U0010ffff][0-9A-Za-z_\x80-\ud7ff\ue000-\U0010ffff]*")
-_INTEGER: Final = re.compile(r"-?[0-9]+")
-_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_ESCAPE: Final = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
-_REFUSED: Final = {
+_BLANK_PATTERN: Final = re.compile(r"[ \t\n\r]*")
+_NAME_PATTERN: Final = re.compile(
+    "[A-Za-z_\x80-\ud7ff\ue000-\U0010ffff][0-9A-Za-z_\x80-\ud7ff\ue000-\U0010ffff]*"
+)
+_INTEGER_PATTERN: Final = re.compile(r"-?[0-9]+")
+_QUOTED_PATTERN: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_ESCAPE_PATTERN: Final = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_UNSUPPORTED: Final = {
     "..": "descendants (..) are not supported",
     "?": "filter expressions (?) are not supported",
     "(": "script expressions are not supported",
@@ -31,134 +34,138 @@ _REFUSED: Final = {
 
 
 class Slice(NamedTuple):
-    """Elements from `start` up to but without `stop`; either may be missing, and negative ones count from the end."""
+    """The elements from `start` up to and excluding `stop`.
+
+    Either may be None, and negative numbers count from the end.
+    """
 
     start: int | None
     stop: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Members by name; `where` is the path's text before."""
+class MemberSelector:
+    """A selector of members by name. `prefix` is the text of the path before it."""
 
     names: tuple[str, ...]
-    where: str
+    prefix: str
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Elements by indices and slices, in the order written."""
+class ElementSelector:
+    """A selector of elements by indices and slices, in the written order."""
 
-    places: tuple[int | Slice, ...]
-    where: str
+    selectors: tuple[int | Slice, ...]
+    prefix: str
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
-    """All elements, or all members' values."""
+class WildcardSelector:
+    """A selector of all elements of an array, or of the values of all members of an object."""
 
-    where: str
-
-
-Segment = Names | Places | Every
+    prefix: str
 
 
-def parse(text: str, slice_end: SliceEnd) -> tuple[Segment, ...]:
-    """The segments of a path; ConfigError that points at the character where it is none of these."""
+Segment = MemberSelector | ElementSelector | WildcardSelector
+
+
+def parse_path(text: str, slice_end: SliceEnd) -> tuple[Segment, ...]:
+    """Return the segments of a path.
+
+    Raise ConfigError with the character at which the syntax is invalid.
+    """
     if len(text) > PATH_CHARACTERS_MAX:
-        raise ConfigError(
-            f"JSONPath {text!r} has {len(text)} characters; at most {PATH_CHARACTERS_MAX} are allowed"
-        )
+        raise ConfigError(f"JSONPath {text!r} has {len(text)} characters; the limit is {PATH_CHARACTERS_MAX}")
     return _Parser(text, slice_end).segments()
 
 
 class _Parser:
-    """Reads from left to right; `_at` is the next character."""
+    """A parser that reads from left to right; `_position` is the offset of the next character."""
 
     def __init__(self, text: str, slice_end: SliceEnd) -> None:
         self._text = text
         self._inclusive = slice_end == "inclusive"
-        self._at = 0
+        self._position = 0
 
     def segments(self) -> tuple[Segment, ...]:
-        if not self._took("$"):
-            raise self._wrong("a path starts with $")
+        if not self._accept("$"):
+            raise self._error("a path starts with $")
         found: list[Segment] = []
         while True:
-            after = self._at
-            self._blanks()
-            if self._at == len(self._text):
-                if self._at != after:
-                    raise self._wrong("blanks at the end", at=after)
+            prefix_end = self._position
+            self._skip_blanks()
+            if self._position == len(self._text):
+                if self._position != prefix_end:
+                    raise self._error("trailing white space is not allowed", at=prefix_end)
                 return tuple(found)
-            found.append(self._segment(self._text[:after]))
+            found.append(self._segment(self._text[:prefix_end]))
 
-    def _segment(self, where: str) -> Segment:
-        if self._took("["):
-            return self._bracket(where)
-        dot = self._at
-        if not self._took("."):
-            raise self._wrong("a segment starts with . or [")
-        if self._sees("."):
-            raise self._wrong(_REFUSED[".."], at=dot)
-        if self._took("["):
-            return self._bracket(where)
-        if self._took("*"):
-            return Every(where)
-        name = _NAME.match(self._text, self._at)
+    def _segment(self, prefix: str) -> Segment:
+        if self._accept("["):
+            return self._bracket_segment(prefix)
+        dot_position = self._position
+        if not self._accept("."):
+            raise self._error("a segment starts with . or [")
+        if self._next_is("."):
+            raise self._error(_UNSUPPORTED[".."], at=dot_position)
+        if self._accept("["):
+            return self._bracket_segment(prefix)
+        if self._accept("*"):
+            return WildcardSelector(prefix)
+        name = _NAME_PATTERN.match(self._text, self._position)
         if name is None:
-            raise self._wrong("a name was expected; one that is no plain word is written ['...']")
-        self._at = name.end()
-        return Names((name[0],), where)
+            raise self._error("expected a name; names with other characters are written ['...']")
+        self._position = name.end()
+        return MemberSelector((name[0],), prefix)
 
-    def _bracket(self, where: str) -> Segment:
-        self._blanks()
-        if self._took("*"):
-            self._close("[*] stands alone")
-            return Every(where)
-        if self._sees("'") or self._sees('"'):
-            return Names(self._listed_names(), where)
-        places = [self._place()]
-        while self._comma():
-            places.append(self._place())
-        self._close("a comma or ] was expected")
-        return Places(tuple(places), where)
+    def _bracket_segment(self, prefix: str) -> Segment:
+        self._skip_blanks()
+        if self._accept("*"):
+            self._expect_closing("[*] cannot be combined with other selectors")
+            return WildcardSelector(prefix)
+        if self._next_is("'") or self._next_is('"'):
+            return MemberSelector(self._quoted_names(), prefix)
+        selectors = [self._element_selector()]
+        while self._accept_comma():
+            selectors.append(self._element_selector())
+        self._expect_closing("expected a comma or ]")
+        return ElementSelector(tuple(selectors), prefix)
 
-    def _listed_names(self) -> tuple[str, ...]:
-        starts = [self._at]
-        names = [self._quoted()]
-        while self._comma():
-            starts.append(self._at)
-            names.append(self._quoted())
-        self._close("a comma or ] was expected")
+    def _quoted_names(self) -> tuple[str, ...]:
+        starts = [self._position]
+        names = [self._quoted_name()]
+        while self._accept_comma():
+            starts.append(self._position)
+            names.append(self._quoted_name())
+        self._expect_closing("expected a comma or ]")
         if len(names) > 1:
             for start, name in zip(starts, names, strict=True):
-                # A dot that was escaped is meant.
+                # An escaped dot is intended as part of the name.
                 if "." in name and "." in self._text[start : start + len(name) + 2]:
-                    raise self._wrong(
-                        "a path inside a list of names is not supported; a name with a dot is written \\u002e",
+                    raise self._error(
+                        "a path inside a list of names is not supported; write a dot in a name as \\u002e",
                         at=start,
                     )
         return tuple(names)
 
-    def _quoted(self) -> str:
-        quoted = _QUOTED.match(self._text, self._at)
+    def _quoted_name(self) -> str:
+        quoted = _QUOTED_PATTERN.match(self._text, self._position)
         if quoted is None:
-            what = (
-                "this quote never closes"
+            problem = (
+                "unclosed quote"
                 if self._at_quote()
-                else "a quoted name was expected: a list is of names or of indices"
+                else "expected a quoted name: a list holds either names or indices"
             )
-            raise self._wrong(what)
-        start, text = self._at + 1, quoted[0][1:-1]
-        self._at = quoted.end()
-        name = _ESCAPE.sub(lambda escape: self._unescaped(escape, quoted[0][0], start), text)
-        # Pairs of surrogates stand for one character; one alone stands for none.
+            raise self._error(problem)
+        start, text = self._position + 1, quoted[0][1:-1]
+        self._position = quoted.end()
+        name = _ESCAPE_PATTERN.sub(lambda escape: self._unescaped(escape, quoted[0][0], start), text)
+        # A pair of surrogates is one character; a single surrogate is none.
         name = name.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         if any("\ud800" <= character <= "\udfff" for character in name):
-            raise self._wrong("half a surrogate pair is no character", at=start)
+            raise self._error("an unpaired surrogate is not a character", at=start)
         if any(character < " " for character in text):
-            raise self._wrong("control characters are written with a backslash", at=start)
+            raise self._error("control characters must be escaped with a backslash", at=start)
         return name
 
     def _unescaped(self, escape: re.Match[str], quote: str, start: int) -> str:
@@ -166,78 +173,80 @@ class _Parser:
         if code == quote:
             return quote
         if len(code) == 1 and code not in "\\/bfnrt":
-            raise self._wrong(f"\\{code} is no escape", at=start + escape.start())
+            raise self._error(f"\\{code} is not an escape sequence", at=start + escape.start())
         value: str = json.loads(f'"\\{code}"')
         return value
 
-    def _place(self) -> int | Slice:
-        start = self._integer()
-        self._blanks()
-        if not self._took(":"):
+    def _element_selector(self) -> int | Slice:
+        start = self._read_integer()
+        self._skip_blanks()
+        if not self._accept(":"):
             if start is None:
-                raise self._wrong(self._no_place())
+                raise self._error(self._unsupported_reason())
             return start
-        self._blanks()
-        stop = self._integer()
-        self._blanks()
-        if self._sees(":"):
-            raise self._wrong("slices with a step are not supported")
+        self._skip_blanks()
+        stop = self._read_integer()
+        self._skip_blanks()
+        if self._next_is(":"):
+            raise self._error("slices with a step are not supported")
         if stop is not None and self._inclusive:
-            # The element after the last one is the end.
+            # -1 is the last element, so an inclusive slice to it has no end.
             stop = stop + 1 if stop != -1 else None
         return Slice(start, stop)
 
-    def _integer(self) -> int | None:
-        number = _INTEGER.match(self._text, self._at)
+    def _read_integer(self) -> int | None:
+        number = _INTEGER_PATTERN.match(self._text, self._position)
         if number is None:
             return None
         text = number[0]
         if text != str(int(text)):
-            raise self._wrong(f"{text} is written {int(text)}")
+            raise self._error(f"write {text} as {int(text)}")
         if abs(int(text)) > _INTEGER_MAX:
-            raise self._wrong(f"{text} is too large")
-        self._at = number.end()
+            raise self._error(f"{text} is too large")
+        self._position = number.end()
         return int(text)
 
-    def _no_place(self) -> str:
+    def _unsupported_reason(self) -> str:
         if self._at_quote():
-            return "a list is of names or of indices, not of both"
-        for sign, why in _REFUSED.items():
-            if self._sees(sign):
-                return why
-        return "an index, a slice, a quoted name or * was expected"
+            return "a list holds either names or indices"
+        for token, reason in _UNSUPPORTED.items():
+            if self._next_is(token):
+                return reason
+        return "expected an index, a slice, a quoted name or *"
 
-    def _comma(self) -> bool:
-        self._blanks()
-        if not self._took(","):
+    def _accept_comma(self) -> bool:
+        self._skip_blanks()
+        if not self._accept(","):
             return False
-        self._blanks()
+        self._skip_blanks()
         return True
 
-    def _close(self, why: str) -> None:
-        self._blanks()
-        if not self._took("]"):
-            raise self._wrong(why)
+    def _expect_closing(self, reason: str) -> None:
+        self._skip_blanks()
+        if not self._accept("]"):
+            raise self._error(reason)
 
     def _at_quote(self) -> bool:
-        return self._sees("'") or self._sees('"')
+        return self._next_is("'") or self._next_is('"')
 
-    def _sees(self, sign: str) -> bool:
-        return self._text.startswith(sign, self._at)
+    def _next_is(self, token: str) -> bool:
+        return self._text.startswith(token, self._position)
 
-    def _took(self, sign: str) -> bool:
-        if not self._sees(sign):
+    def _accept(self, token: str) -> bool:
+        if not self._next_is(token):
             return False
-        self._at += len(sign)
+        self._position += len(token)
         return True
 
-    def _blanks(self) -> None:
-        blank = _BLANK.match(self._text, self._at)
+    def _skip_blanks(self) -> None:
+        blank = _BLANK_PATTERN.match(self._text, self._position)
         assert blank is not None, "it may be empty"
-        self._at = blank.end()
+        self._position = blank.end()
 
-    def _wrong(self, why: str, *, at: int | None = None) -> ConfigError:
-        """Words that show what was read, and where it went wrong."""
-        place = self._at if at is None else at
-        found = f'"{self._text[place]}"' if place < len(self._text) else "the end"
-        return ConfigError(f"JSONPath {self._text!r}, character {place + 1} ({found}): {why}; {_ALLOWED}")
+    def _error(self, reason: str, *, at: int | None = None) -> ConfigError:
+        """Return an error with the character that was read and its position."""
+        position = self._position if at is None else at
+        found = f'"{self._text[position]}"' if position < len(self._text) else "the end"
+        return ConfigError(
+            f"JSONPath {self._text!r}, character {position + 1} ({found}): {reason}; {_ALLOWED}"
+        )

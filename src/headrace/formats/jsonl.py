@@ -1,4 +1,4 @@
-"""JSON Lines: lines, each of them a JSON text."""
+"""JSON Lines: text lines of one JSON text each."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,9 @@ from headrace.formats.line import LineFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonLinesFormat(LineFormat):
-    """One JSON text a line, cut as `LineFormat` cuts lines. Whether a line is JSON is the decoder's business."""
+    """A format of one JSON text per line, cut as in `LineFormat`.
 
-    what: str = "JSON Lines"
+    The decoder checks that a line is JSON.
+    """
+
+    format_name: str = "JSON Lines"

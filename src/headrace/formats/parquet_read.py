@@ -1,7 +1,9 @@
-"""Parquet, read a row group at a time: rows as blocks of JSON objects, with their columns beside them.
+"""Read Parquet one row group at a time.
 
-A Parquet file says at its end what is in it, so it is not read as chunks come: whoever has it gives a way to read any
-part of it.
+Rows become blocks of JSON objects with their columns as arrays.
+
+The metadata of a Parquet file is at its end, so the file cannot be read from a stream of chunks.
+The caller supplies a function that reads any range of the file.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,20 +18,24 @@ from headrace.core.tensor import Array
 from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX
 
 ROWS_MAX: Final = 8192
-"""In one block."""
+"""Maximum number of rows in one block."""
 _BUFFERED_ABOVE_BYTES: Final = 64 << 20
 _BUFFER_BYTES: Final = 4 << 20
-"""Columns of a file with larger row groups are read in pieces of so many bytes, instead of whole."""
+"""Read size for columns when a row group of the file exceeds `_BUFFERED_ABOVE_BYTES`.
+
+Columns of smaller row groups are read in one call.
+"""
 
 ReadAt = Callable[[int, int], bytes]
-"""Bytes of the file: where they start and how many."""
+"""Read bytes of the file, given the start offset and the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A part of a Parquet file that can be read by itself.
+    """A part of a Parquet file that can be read independently.
 
-    `compressed_bytes` is about what it takes in the file, `plain_bytes` what its columns are before compression.
+    `compressed_bytes` is its approximate size in the file. `plain_bytes` is the size of its columns
+    before compression.
     """
 
     rows: int
@@ -38,18 +44,22 @@ class RowGroup:
 
 
 class ParquetReader:
-    """One Parquet file.
+    """A reader of one Parquet file.
 
-    Rows are JSON objects, a line each, so that whatever takes JSON Lines takes them; beside them, in `Block.columns`,
-    are the flat columns as arrays (`parquet_rows.rows_text` says how both look). `Block.column_names` names all columns
-    in order. Lines and bytes of positions are those of the rows as such text.
+    Rows are JSON objects, one per line, so every consumer of JSON Lines accepts them.
+    `Block.columns` holds the flat columns as arrays; `parquet_rows.rows_text` describes both
+    representations. `Block.column_names` lists all columns in order. The lines and bytes of
+    positions refer to the rows as JSON text.
 
-    Blocks are the same however the row groups are divided over calls, but for what `first` says. A row whose text is
-    longer than `record_bytes_max` is a failure (kind FORMAT).
+    Blocks do not depend on how the row groups are divided over calls, except for positions, which
+    follow `first`. A row whose text exceeds `record_bytes_max` is a failure (kind FORMAT).
 
-    Making one reads the end of the file. Raises MissingExtraError without the extra `arrow`, and CorruptError for what
-    is no Parquet file, or one that cannot be read; what `read_at` raises goes through. `read_at` must give all bytes that
-    it is asked for, fewer only at the file's end; it is called from the thread that reads.
+    The constructor reads the end of the file. `read_at` must return all requested bytes, fewer only
+    at the end of the file. It is called in the thread that reads, and its exceptions propagate.
+
+    Raises:
+        MissingExtraError: The extra `arrow` is not installed.
+        CorruptError: The file is not a Parquet file or cannot be read.
     """
 
     def __init__(
@@ -66,52 +76,59 @@ class ParquetReader:
                 "rows_max, block_bytes_max and record_bytes_max must be at least 1, "
                 f"not {rows_max}, {block_bytes_max} and {record_bytes_max}"
             )
-        self._pa, self._parquet = _arrow_modules()
+        self._pa, self._parquet = _load_pyarrow()
         self._rows_max = rows_max
         self._block_bytes_max = block_bytes_max
         self._record_bytes_max = record_bytes_max
-        self._file = _RandomFile(read_at, size_bytes)
-        self._source: Any = self._guarded(self._open)
+        self._file = _RandomAccessFile(read_at, size_bytes)
+        self._source: Any = self._translate_errors(self._open)
         metadata = self._source.metadata
-        self.column_names: tuple[str, ...] = tuple(self._guarded(lambda: self._source.schema_arrow.names))
-        """The file's columns, in order."""
-        twice = {name for name in self.column_names if self.column_names.count(name) > 1}
-        if twice:
-            raise self._corrupt(f"several columns are called {twice.pop()!r}")
-        self.row_groups: tuple[RowGroup, ...] = self._guarded(lambda: self._groups(metadata))
-        """What the file is made of, in order."""
+        self.column_names: tuple[str, ...] = tuple(
+            self._translate_errors(lambda: self._source.schema_arrow.names)
+        )
+        """Names of the columns in file order."""
+        duplicates = {name for name in self.column_names if self.column_names.count(name) > 1}
+        if duplicates:
+            raise self._corrupt(f"several columns have the name {duplicates.pop()!r}")
+        self.row_groups: tuple[RowGroup, ...] = self._translate_errors(lambda: self._row_groups(metadata))
+        """Row groups in file order."""
         if max((group.compressed_bytes for group in self.row_groups), default=0) > _BUFFERED_ABOVE_BYTES:
-            self._source = self._guarded(lambda: self._open(metadata=metadata, buffer_size=_BUFFER_BYTES))
+            self._source = self._translate_errors(
+                lambda: self._open(metadata=metadata, buffer_size=_BUFFER_BYTES)
+            )
 
     def _open(self, **options: Any) -> Any:
         return self._parquet.ParquetFile(
             self._file, pre_buffer=False, page_checksum_verification=True, **options
         )
 
-    def _groups(self, metadata: Any) -> tuple[RowGroup, ...]:
+    def _row_groups(self, metadata: Any) -> tuple[RowGroup, ...]:
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         if any(g.num_rows < 0 or g.total_byte_size < 0 for g in groups):
-            raise self._corrupt("a row group has less than no rows")
-        # Each group's share. Its columns would tell exactly, but of a damaged file Arrow ends the process that asks them.
-        in_all = max(sum(g.total_byte_size for g in groups), 1)
+            raise self._corrupt("a row group has a negative row count or size")
+        # Each group's share of the file. Its columns have the exact sizes, but Arrow aborts the
+        # process when it reads the sizes of damaged columns.
+        total_bytes = max(sum(g.total_byte_size for g in groups), 1)
         return tuple(
-            RowGroup(g.num_rows, g.total_byte_size * self._file.size() // in_all, g.total_byte_size)
+            RowGroup(g.num_rows, g.total_byte_size * self._file.size() // total_bytes, g.total_byte_size)
             for g in groups
         )
 
     def blocks(self, first_group: int, stop_group: int, first: Position) -> Iterator[Block]:
-        """Blocks of the rows of these row groups, in order; `first` is the position of the first of them.
+        """Yield blocks of the rows of these row groups in order.
 
-        Raises, after the rows before, CorruptError where a row group cannot be read.
+        `first` is the position of the first row.
+
+        Raises CorruptError, after the rows before, if a row group cannot be read.
         """
-        at = first
+        position = first
         for group in range(first_group, stop_group):
             rows = 0
             for batch in self._batches(group):
                 rows += batch.num_rows
-                for block in self._cut(batch, at) if batch.num_rows else ():
+                for block in self._cut_batch(batch, position) if batch.num_rows else ():
                     yield block
-                    at = _behind(block)
+                    position = _position_after(block)
             if rows != self.row_groups[group].rows:
                 raise self._corrupt(
                     f"row group {group} holds {rows} rows instead of {self.row_groups[group].rows}"
@@ -120,40 +137,40 @@ class ParquetReader:
     def _batches(self, group: int) -> Iterator[Any]:
         row_bytes = self.row_groups[group].plain_bytes // max(self.row_groups[group].rows, 1)
         rows = min(self._rows_max, max(self._block_bytes_max // max(row_bytes, 1), 1))
-        batches = self._guarded(
+        batches = self._translate_errors(
             lambda: self._source.iter_batches(batch_size=rows, row_groups=[group], use_threads=False)
         )
-        while (batch := self._guarded(lambda: next(batches, None))) is not None:
+        while (batch := self._translate_errors(lambda: next(batches, None))) is not None:
             yield batch
-        # Arrow's pool would keep for itself what a large row group took.
+        # Arrow's pool would keep the memory of a large row group.
         self._pa.default_memory_pool().release_unused()
 
-    def _cut(self, batch: Any, first: Position) -> Iterator[Block]:
-        """A batch's rows as blocks."""
+    def _cut_batch(self, batch: Any, first: Position) -> Iterator[Block]:
+        """Yield the rows of a batch as blocks."""
         from headrace.formats.parquet_rows import rows_text  # noqa: PLC0415 - an extra
 
         columns = list(zip(self.column_names, batch.columns, strict=True))
         if not columns:
             raise self._corrupt("it has no columns")
-        texts, arrays = self._guarded(lambda: rows_text(columns))
+        texts, arrays = self._translate_errors(lambda: rows_text(columns))
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         ends = np.cumsum(lengths + 1)
-        start, at = 0, first
+        start, position = 0, first
         while start < len(texts):
             before = int(ends[start - 1]) if start else 0
             stop = max(int(np.searchsorted(ends, before + self._block_bytes_max, "right")), start + 1)
-            long = np.flatnonzero(lengths[start:stop] > self._record_bytes_max)
-            stop = start + int(long[0]) if len(long) else stop
-            block = self._block(at, texts[start:stop], {n: a[start:stop] for n, a in arrays.items()})
+            oversized = np.flatnonzero(lengths[start:stop] > self._record_bytes_max)
+            stop = start + int(oversized[0]) if len(oversized) else stop
+            block = self._block(position, texts[start:stop], {n: a[start:stop] for n, a in arrays.items()})
             start = stop
-            if len(long):
-                here = _behind(block) if len(block) else at
+            if len(oversized):
+                failed_at = _position_after(block) if len(block) else position
                 why = f"longer than record_bytes_max={self._record_bytes_max}, as JSON text"
                 raw = texts[start][: min(self._record_bytes_max, RAW_BYTES_KEPT_MAX)]
-                block = replace(block, failures=(Failure(here, FailureKind.FORMAT, why, raw),))
+                block = replace(block, failures=(Failure(failed_at, FailureKind.FORMAT, why, raw),))
                 start += 1
             yield block
-            at = _behind(block)
+            position = _position_after(block)
 
     def _block(self, first: Position, texts: list[bytes], columns: dict[str, Array]) -> Block:
         if not texts:
@@ -164,17 +181,20 @@ class ParquetReader:
         data = b"\n".join(texts) + b"\n"
         return Block(first, data, starts, ends - 1, columns, column_names=self.column_names, line_end=b"\n")
 
-    def _guarded(self, step: Callable[[], Any]) -> Any:
-        """What a step gives; CorruptError where Arrow cannot read the file, and what reading it raised."""
+    def _translate_errors(self, call: Callable[[], Any]) -> Any:
+        """Return the result of `call`. Raise CorruptError if Arrow cannot read the file.
+
+        An exception of `read_at` propagates unchanged.
+        """
         try:
-            return step()
+            return call()
         except (MissingExtraError, CorruptError):
             raise
         except Exception as error:
             if self._file.error is not None:
                 raise self._file.error from None
-            known = (self._pa.ArrowException, OSError, ValueError, OverflowError)
-            if not isinstance(error, known):
+            expected = (self._pa.ArrowException, OSError, ValueError, OverflowError)
+            if not isinstance(error, expected):
                 raise
             raise self._corrupt(str(error).strip()) from error
 
@@ -182,45 +202,45 @@ class ParquetReader:
         return CorruptError(f"the Parquet file cannot be read: {why}", byte=self._file.tell())
 
 
-def _behind(block: Block) -> Position:
-    """Where the row after a block is."""
-    at = block.first
-    line, byte = at.line + block.records, at.byte + len(block.data)
-    # Of a row that was too long, how long it was no longer matters: the next one's line is what finds it.
+def _position_after(block: Block) -> Position:
+    """Return the position of the row after a block."""
+    position = block.first
+    line, byte = position.line + block.records, position.byte + len(block.data)
+    # The length of a row that was too long is no longer known. The next row is located by its line.
     byte += sum(len(failure.raw) + 1 for failure in block.failures)
-    return replace(at, record=at.record + block.records, line=line, byte=byte)
+    return replace(position, record=position.record + block.records, line=line, byte=byte)
 
 
-class _RandomFile:
-    """A file as Arrow reads it. Keeps the first error of its source, which Arrow may reword."""
+class _RandomAccessFile:
+    """A file object for Arrow. It keeps the first error of `read_at`, which Arrow may reword."""
 
     closed = False
 
     def __init__(self, read_at: ReadAt, size_bytes: int) -> None:
         self._read_at = read_at
         self._size_bytes = size_bytes
-        self._at = 0
+        self._position = 0
         self.error: Exception | None = None
 
     def read(self, size: int = -1) -> bytes:
-        left = max(self._size_bytes - self._at, 0)
-        wanted = left if size < 0 else min(size, left)
-        if not wanted:
+        remaining = max(self._size_bytes - self._position, 0)
+        requested = remaining if size < 0 else min(size, remaining)
+        if not requested:
             return b""
         try:
-            data = self._read_at(self._at, wanted)
+            data = self._read_at(self._position, requested)
         except Exception as error:
             self.error = self.error or error
             raise
-        self._at += len(data)
+        self._position += len(data)
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size_bytes)[whence]
-        return self._at
+        self._position = offset + (0, self._position, self._size_bytes)[whence]
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def size(self) -> int:
         return self._size_bytes
@@ -235,15 +255,15 @@ class _RandomFile:
         return False
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: the file is not written."""
 
     def close(self) -> None:
-        """Whoever gave the way to read closes it."""
+        """Do nothing: the owner of `read_at` closes the file."""
 
 
-def _arrow_modules() -> tuple[Any, Any]:
+def _load_pyarrow() -> tuple[Any, Any]:
     try:
-        from headrace.formats import arrow  # noqa: PLC0415  optional: only its door imports it
+        from headrace.formats import arrow  # noqa: PLC0415 - an optional dependency
     except MissingExtraError as error:
         raise MissingExtraError("arrow", "reading Parquet") from error
     return arrow.parquet_modules()

@@ -1,4 +1,4 @@
-"""What images and frames of video have in common: which channels they get, and which size."""
+"""Checks of the modes and sizes of images and video frames."""
 
 import math
 from typing import Literal, get_args
@@ -6,11 +6,11 @@ from typing import Literal, get_args
 from headrace.core.errors import ConfigError
 
 ImageMode = Literal["RGB", "L"]
-"""Three channels, or one of grey."""
+"""Channels of an image: three (RGB) or one (L, grey)."""
 
 
 def check_pixels(mode: str, size_px: tuple[int, int] | None, pixels_max: int) -> None:
-    """Raises ConfigError for what is no mode, and for a (height, width) that cannot be."""
+    """Raise ConfigError for an unknown mode or an invalid (height, width)."""
     if mode not in get_args(ImageMode):
         raise ConfigError(f"image mode {mode!r}: choose {' or '.join(get_args(ImageMode))}")
     if size_px is not None and (min(size_px) < 1 or math.prod(size_px) > pixels_max):

@@ -1,7 +1,8 @@
-"""A whole object to blocks, layer by layer: decompress, walk the archive, cut records.
+"""Blocks of a whole object, layer by layer: decompress, read the archive, cut the records.
 
-Which layers an object has is told by its name (``day.tar.gz``, ``x.csv``) or by `ReadOptions`. What breaks inside a
-member costs that member; what breaks the object itself is raised, after every whole record before it was given.
+The layers of an object come from its name (``day.tar.gz``, ``x.csv``) or from `ReadOptions`. Damage
+inside a member fails that member only. Damage to the object itself raises an error, after every
+whole record before the damage.
 """
 
 import fnmatch
@@ -28,9 +29,14 @@ FormatName = Literal[
 ]
 AUTO = "auto"
 
-_COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd", ".zstd": "zstd"}
-_TAR_SHORT: dict[str, Compression] = {".tgz": "gzip", ".tbz2": "bzip2", ".tbz": "bzip2", ".tzst": "zstd"}
-_FORMATS: dict[str, FormatName] = {
+_COMPRESSION_SUFFIXES: dict[str, Compression] = {
+    ".gz": "gzip",
+    ".bz2": "bzip2",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+}
+_TAR_SUFFIXES: dict[str, Compression] = {".tgz": "gzip", ".tbz2": "bzip2", ".tbz": "bzip2", ".tzst": "zstd"}
+_FORMAT_SUFFIXES: dict[str, FormatName] = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
     ".json": "json",
@@ -41,31 +47,32 @@ _FORMATS: dict[str, FormatName] = {
     **dict.fromkeys((".wav", ".flac"), "audio"),
     **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
 }
-_TEXTS = ("csv", "jsonl", "line")
-# Of which nothing is to be said but how long a record may be.
-_PLAIN = {
+_TEXT_FORMATS = ("csv", "jsonl", "line")
+# Formats with a single option, the maximum length of a record.
+_SIMPLE_FORMATS = {
     "jsonl": JsonLinesFormat,
     "json": JsonFormat,
     "line": LineFormat,
     "whole": WholeFormat,
     "recordio": RecordIOFormat,
 }
-_PARQUET = (
-    "Parquet is read from its end, not as a stream: use headrace transform, convert it to JSON Lines, or leave it "
-    "out of the source"
+_PARQUET_REASON = (
+    "Parquet cannot be read as a stream: use headrace transform, convert it to JSON Lines, or exclude it "
+    "from the source"
 )
-_WEB = ("http://", "https://")  # where what follows a question mark is no part of the name
+_WEB_SCHEMES = ("http://", "https://")  # Names with these schemes end at a question mark.
 _NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How objects are read; every "auto" goes by the object's or member's name.
+    """The options for reading objects. "auto" means a choice by the name of the object or member.
 
-    `members` are globs: with a slash they match the whole member name, without one its last part. `header` is that
-    of CSV files. `delimiter` None is a comma, or a tab for ``.tsv``. `size_px` is (height, width) of images and
-    frames, `image_mode` their channels; the rest is for audio (windows) and video (which frames). Raises
-    ConfigError for a compression, archive or format that is not known.
+    `members` are globs. A glob with a slash matches the whole member name, any other glob its last
+    part. `header` is the header of CSV files. `delimiter` None is a comma, or a tab for ``.tsv``.
+    `size_px` is (height, width) of images and frames, and `image_mode` is their channels. The other
+    options are for audio (windows) and video (selected frames). Raises ConfigError for an unknown
+    compression, archive or format.
     """
 
     compression: str = AUTO
@@ -85,31 +92,34 @@ class ReadOptions:
     every_ms: float | None = None
 
     def __post_init__(self) -> None:
-        for what, known in (
+        for option, choices in (
             ("compression", (AUTO, "none", *get_args(Compression))),
             ("archive", (AUTO, "none", "tar")),
             ("format", (AUTO, *get_args(FormatName))),
         ):
-            if getattr(self, what) not in known:
-                raise ConfigError(f"{what} {getattr(self, what)!r}: choose one of {', '.join(known)}")
+            if getattr(self, option) not in choices:
+                raise ConfigError(f"{option} {getattr(self, option)!r}: choose one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """What a name says: how it is compressed, whether it is an archive, and the suffix that is left."""
+    """The layers in a name: the compression, True for an archive, and the remaining suffix."""
 
     compression: Compression | None
     is_tar: bool
     suffix: str
 
 
-def _layers(name: str, options: ReadOptions, *, inside: bool) -> _Layers:
-    return _layers_of(*_suffixes(name), options, inside=inside)
+def _layers_from_name(name: str, options: ReadOptions, *, in_archive: bool) -> _Layers:
+    return _cached_layers(*_last_suffixes(name), options, in_archive=in_archive)
 
 
-def _suffixes(name: str) -> tuple[str, str]:
-    """A name's last two suffixes, as `PurePath.suffix` has them, in lower case; empty where it has none."""
-    if name.startswith(_WEB):
+def _last_suffixes(name: str) -> tuple[str, str]:
+    """Return the last two suffixes of a name as `PurePath.suffix` does, in lower case.
+
+    A missing suffix is empty.
+    """
+    if name.startswith(_WEB_SCHEMES):
         name = name.split("?", 1)[0]
     stem, _, last = name.rstrip("/").rpartition("/")[2].rpartition(".")
     if not stem or not last:
@@ -119,16 +129,16 @@ def _suffixes(name: str) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=256)
-def _layers_of(inner: str, suffix: str, options: ReadOptions, *, inside: bool) -> _Layers:
+def _cached_layers(inner: str, suffix: str, options: ReadOptions, *, in_archive: bool) -> _Layers:
     compression: Compression | None = None
     is_tar = False
-    if suffix in _TAR_SHORT:
-        compression, is_tar = _TAR_SHORT[suffix], True
-    elif suffix in _COMPRESSIONS:
-        compression = _COMPRESSIONS[suffix]
+    if suffix in _TAR_SUFFIXES:
+        compression, is_tar = _TAR_SUFFIXES[suffix], True
+    elif suffix in _COMPRESSION_SUFFIXES:
+        compression = _COMPRESSION_SUFFIXES[suffix]
         suffix = inner
     is_tar = is_tar or suffix == ".tar"
-    if inside:  # options speak of the object itself
+    if in_archive:  # Options describe the object itself, not its members.
         return _Layers(compression, is_tar, suffix)
     if options.compression != AUTO:
         compression = None if options.compression == "none" else cast("Compression", options.compression)
@@ -138,62 +148,69 @@ def _layers_of(inner: str, suffix: str, options: ReadOptions, *, inside: bool) -
 
 
 def format_name(name: str, options: ReadOptions) -> FormatName | None:
-    """The format of an object or member, by option or by name; None when neither tells."""
+    """Return the format of an object or member from the option or the name, or None if unknown."""
     if options.format != AUTO:
         return cast("FormatName", options.format)
-    return _FORMATS.get(_layers(name, options, inside=True).suffix)
+    return _FORMAT_SUFFIXES.get(_layers_from_name(name, options, in_archive=True).suffix)
 
 
-def delimiter_of(name: str, options: ReadOptions) -> str:
-    """What stands between the cells of a CSV object or member."""
+def csv_delimiter(name: str, options: ReadOptions) -> str:
+    """Return the delimiter of a CSV object or member."""
     if options.delimiter is not None:
         return options.delimiter
-    return "\t" if _layers(name, options, inside=True).suffix == ".tsv" else ","
+    return "\t" if _layers_from_name(name, options, in_archive=True).suffix == ".tsv" else ","
 
 
-def seekable(uri: str, options: ReadOptions) -> bool:
-    """Whether reading can begin at any member's header: so in an archive that is not compressed."""
-    layers = _layers(uri, options, inside=False)
+def is_seekable(uri: str, options: ReadOptions) -> bool:
+    """Return True if reading can begin at the header of any member: in an uncompressed archive."""
+    layers = _layers_from_name(uri, options, in_archive=False)
     return layers.is_tar and layers.compression is None
 
 
 def text_format(uri: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
-    """How an object is cut that is plain text, so that any range of it can be read by itself; None where it is not."""
-    return _text_format(*_suffixes(uri), options)
+    """Return the format of a plain-text object, or None for other objects.
+
+    Any range of such an object can be read on its own.
+    """
+    return _cached_text_format(*_last_suffixes(uri), options)
 
 
 @lru_cache(maxsize=256)
-def _text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
-    """By a name's suffixes, which is all that counts of it: many objects have the same."""
+def _cached_text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
+    """Return the text format for the suffixes of a name, on which alone it depends."""
     name = f"x{inner}{suffix}"
-    layers = _layers(name, options, inside=False)
+    layers = _layers_from_name(name, options, in_archive=False)
     kind = format_name(name, options)
-    if layers.is_tar or layers.compression is not None or kind not in _TEXTS:
+    if layers.is_tar or layers.compression is not None or kind not in _TEXT_FORMATS:
         return None
-    made = make_format(name, kind, options)
-    return made if isinstance(made, CsvFormat | LineFormat) else None
+    candidate = make_format(name, kind, options)
+    return candidate if isinstance(candidate, CsvFormat | LineFormat) else None
 
 
-def by_row_groups(uri: str, options: ReadOptions) -> bool:
-    """Whether an object is a Parquet file, which is read in parts from anywhere in it, and not as its bytes come."""
-    layers = _layers(uri, options, inside=False)
-    in_archive = layers.is_tar and options.format != "parquet"
-    return not in_archive and layers.compression is None and format_name(uri, options) == "parquet"
+def is_read_by_row_groups(uri: str, options: ReadOptions) -> bool:
+    """Return True for a Parquet file: it is read in parts at any offset instead of as a stream."""
+    layers = _layers_from_name(uri, options, in_archive=False)
+    is_archive = layers.is_tar and options.format != "parquet"
+    return not is_archive and layers.compression is None and format_name(uri, options) == "parquet"
 
 
-def unreadable(uri: str, options: ReadOptions) -> str:
-    """Why an object cannot be read at all as it comes, by its name and the options; empty when it may be."""
-    if _layers(uri, options, inside=False).is_tar and options.format != "parquet":
+def unreadable_reason(uri: str, options: ReadOptions) -> str:
+    """Return why an object cannot be read as a stream, from its name and the options.
+
+    An empty string means that the object may be readable.
+    """
+    if _layers_from_name(uri, options, in_archive=False).is_tar and options.format != "parquet":
         return ""
     kind = format_name(uri, options)
     if kind == "parquet":
-        return f"{uri}: {_PARQUET}"
+        return f"{uri}: {_PARQUET_REASON}"
     if kind is not None:
         return ""
     *others, last = get_args(FormatName)
     return (
-        f"{uri}: its name does not tell what is in it; say so with --format ({', '.join(others)} or {last}; of a "
-        "transform: --split or --content-type), or leave it out of the source"
+        f"{uri}: the name does not determine the format; choose it with --format "
+        f"({', '.join(others)} or {last}; in a transform: --split or --content-type), "
+        "or exclude the object from the source"
     )
 
 
@@ -203,45 +220,46 @@ def read_object(
     options: ReadOptions,
     *,
     resume: Position | None = None,
-    started_at: int = 0,
+    start_byte: int = 0,
 ) -> Iterator[Block]:
-    """Every block of an object, in order.
+    """Yield every block of an object, in order.
 
-    With `resume` the records before that position are read past: everything else is as if they had been given.
-    `started_at` says at which byte of a `seekable` object the chunks begin (a member's header).
+    With `resume`, records before that position are skipped and everything else is unchanged.
+    `start_byte` is the offset in a seekable object (see `is_seekable`) at which the chunks begin:
+    the header of a member.
 
-    Raises CorruptError and TruncatedError for the object's own layers, EmptySourceError for an archive in which
-    nothing is to be read, ConfigError when the format is unknown or Parquet.
+    Raise CorruptError and TruncatedError for damage to the object's own layers, EmptySourceError
+    for an archive without a selected member, and ConfigError if the format is unknown or Parquet.
     """
-    layers = _layers(uri, options, inside=False)
+    layers = _layers_from_name(uri, options, in_archive=False)
     try:
         if layers.compression is not None:
             chunks = decompress(layers.compression, chunks)
         if layers.is_tar:
-            yield from _read_archive(uri, chunks, options, resume, started_at)
+            yield from _read_archive(uri, chunks, options, resume, start_byte)
             return
         name = format_name(uri, options)
         if name is None or name == "parquet":
-            raise ConfigError(unreadable(uri, options))
+            raise ConfigError(unreadable_reason(uri, options))
         blocks = make_format(uri, name, options).blocks(chunks, Position(uri))
-        yield from after(blocks, resume)
+        yield from skip_records(blocks, resume)
     except CorruptError as error:
-        raise error.at(uri, None) from error
+        raise error.with_location(uri, None) from error
 
 
 def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
-    """The format `kind`, set up as the options say. Some formats are extras, imported here.
+    """Return the format `kind`, configured by the options. Optional formats are imported here.
 
-    Raises ConfigError for Parquet, which is not read from chunks: see `parquet_read`.
+    Raise ConfigError for Parquet, which is not read from chunks (`parquet_read` reads it).
     """
     limit = options.record_bytes_max
     if kind == "csv":
-        delimiter = delimiter_of(name, options)
+        delimiter = csv_delimiter(name, options)
         return CsvFormat(delimiter=delimiter, header=options.header, record_bytes_max=limit)
-    if kind in _PLAIN:
-        return _PLAIN[kind](record_bytes_max=limit)
+    if kind in _SIMPLE_FORMATS:
+        return _SIMPLE_FORMATS[kind](record_bytes_max=limit)
     if kind == "parquet":
-        raise ConfigError(f"{name}: {_PARQUET}")
+        raise ConfigError(f"{name}: {_PARQUET_REASON}")
     if kind == "tfrecord":
         from headrace.formats.tfrecord import TfRecordFormat  # noqa: PLC0415 - an extra
 
@@ -258,7 +276,7 @@ def _media_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
         from headrace.formats.audio import AudioFormat  # noqa: PLC0415 - an extra
 
         if options.window_ms is None:
-            raise ConfigError(f"{name} is audio: say how long a window is with --window-ms")
+            raise ConfigError(f"{name} is audio: set the length of a window with --window-ms")
         return AudioFormat(
             window_ms=options.window_ms,
             hop_ms=options.hop_ms,
@@ -275,13 +293,13 @@ def _media_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
     )
 
 
-class _Archive:
-    """The archive's own chunks; remembers its error, to tell it from a member's."""
+class _ArchiveErrors:
+    """The error of the archive's own chunks, to distinguish it from an error of a member."""
 
     def __init__(self) -> None:
         self.error: CorruptError | None = None
 
-    def watched(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    def track(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
         try:
             yield from pieces
         except CorruptError as error:
@@ -294,103 +312,108 @@ def _read_archive(
     chunks: Iterable[Buffer],
     options: ReadOptions,
     resume: Position | None,
-    started_at: int,
+    start_byte: int,
 ) -> Iterator[Block]:
     names: list[str] = []
     matched = False
-    for member in tar.members(chunks, start_byte=started_at):
+    for member in tar.members(chunks, start_byte=start_byte):
         if len(names) <= _NAMES_SHOWN:
             names.append(member.name)
-        if not _wanted(member.name, options.members):
+        if not _matches(member.name, options.members):
             continue
         matched = True
         if resume is not None and member.header_byte < resume.member_byte:
             continue
-        here = resume if resume is not None and member.header_byte == resume.member_byte else None
+        member_resume = resume if resume is not None and member.header_byte == resume.member_byte else None
         first = Position(uri, member.name, member_byte=member.header_byte)
-        yield from after(_read_member(member, first, options), here)
+        yield from skip_records(_read_member(member, first, options), member_resume)
     if matched:
         return
     if not names:
         raise EmptySourceError(uri, "the archive holds no files")
-    globs, shown = ", ".join(options.members), ", ".join(names[:_NAMES_SHOWN])
+    globs, shown_names = ", ".join(options.members), ", ".join(names[:_NAMES_SHOWN])
     more = ", …" if len(names) > _NAMES_SHOWN else ""
-    raise EmptySourceError(uri, f"no member matches {globs}; its members are {shown}{more}")
+    raise EmptySourceError(uri, f"no member matches {globs}; the members are {shown_names}{more}")
 
 
-def _wanted(name: str, globs: tuple[str, ...]) -> bool:
+def _matches(name: str, globs: tuple[str, ...]) -> bool:
     last = name.rsplit("/", 1)[-1]
     return not globs or any(fnmatch.fnmatchcase(name if "/" in glob else last, glob) for glob in globs)
 
 
-def _read_member(member: tar.Member, first: Position, options: ReadOptions) -> Iterator[Block]:
-    """A member's blocks, and a failure when the rest of it cannot be read."""
+def _read_member(member: tar.TarMember, first: Position, options: ReadOptions) -> Iterator[Block]:
+    """Yield the blocks of a member, and a failure if the rest of the member cannot be read."""
     last: Block | None = None
-    archive = _Archive()
+    archive_errors = _ArchiveErrors()
     try:
-        for block in _member_blocks(member, archive, first, options):
+        for block in _decode_member(member, archive_errors, first, options):
             last = block
             yield block
     except DataError as error:
-        if archive.error is not None:
-            raise archive.error.at(first.object, first.member) from error
+        if archive_errors.error is not None:
+            raise archive_errors.error.with_location(first.object, first.member) from error
         if isinstance(error, CorruptError):
-            error = error.at(first.object, first.member)
-        reached = first if last is None else behind(last)
-        failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of this member is not read")
-        yield Block(reached, failures=(failure,))
+            error = error.with_location(first.object, first.member)
+        failed_at = first if last is None else position_after(last)
+        failure = Failure(failed_at, FailureKind.OBJECT, f"{error}; the rest of this member is not read")
+        yield Block(failed_at, failures=(failure,))
 
 
-def behind(block: Block) -> Position:
-    """Where the record after a block begins, as far as the block tells."""
-    here = block.failures[-1].position if block.failures else block.first
+def position_after(block: Block) -> Position:
+    """Return the start of the record after a block, as far as the block determines it."""
+    member_resume = block.failures[-1].position if block.failures else block.first
     if len(block) and block.data and not block.failures:
-        here = block.position(len(block) - 1)
+        member_resume = block.position(len(block) - 1)
         if block.header_bytes is not None:
-            byte = here.byte + block.header_bytes + len(block.data) - int(block.starts[-1])
-            return replace(here, byte=byte, record=here.record + 1)
+            byte = member_resume.byte + block.header_bytes + len(block.data) - int(block.starts[-1])
+            return replace(member_resume, byte=byte, record=member_resume.record + 1)
         stop = int(block.ends[-1])
         stop += 2 if block.data.startswith(b"\r\n", stop) else block.data.startswith(b"\n", stop)
         text = block.data[int(block.starts[-1]) : stop]
-        here = replace(here, line=here.line + text.count(b"\n"), byte=here.byte + len(text))
-    return replace(here, record=block.first.record + block.records)
+        member_resume = replace(
+            member_resume, line=member_resume.line + text.count(b"\n"), byte=member_resume.byte + len(text)
+        )
+    return replace(member_resume, record=block.first.record + block.records)
 
 
-def _member_blocks(
-    member: tar.Member, archive: _Archive, first: Position, options: ReadOptions
+def _decode_member(
+    member: tar.TarMember, archive_errors: _ArchiveErrors, first: Position, options: ReadOptions
 ) -> Iterator[Block]:
-    layers = _layers(member.name, options, inside=True)
+    layers = _layers_from_name(member.name, options, in_archive=True)
     kind = format_name(member.name, options)
-    refused = member.refused
+    reason = member.unreadable_reason
     if layers.is_tar:
-        refused = "it is an archive within an archive, which is not read; unpack it first, or leave it out"
+        reason = "an archive within an archive is not supported; unpack it first, or exclude it"
     elif kind is None:
-        refused = "its name does not tell what is in it; say --format (of a transform: --split), or choose members with --members"
+        reason = (
+            "the name does not determine the format; choose it with --format (in a transform: --split), "
+            "or select members with --members"
+        )
     elif kind == "parquet":
-        refused = _PARQUET
-    if refused or kind is None:
-        raise DataError(f"{member.name} in {first.object}: {refused}")
-    chunks: Iterable[Buffer] = archive.watched(member.pieces)
+        reason = _PARQUET_REASON
+    if reason or kind is None:
+        raise DataError(f"{member.name} in {first.object}: {reason}")
+    chunks: Iterable[Buffer] = archive_errors.track(member.pieces)
     if layers.compression is not None:
         chunks = decompress(layers.compression, chunks)
     yield from make_format(member.name, kind, options).blocks(chunks, first)
 
 
-def after(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
-    """The blocks without their first `resume.record` entries."""
+def skip_records(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
+    """Yield the blocks without their first `resume.record` entries."""
     if resume is None or not resume.record:
         yield from blocks
         return
     for block in blocks:
-        past = resume.record - block.first.record
-        if past <= 0:
+        skipped = resume.record - block.first.record
+        if skipped <= 0:
             yield block
-        elif past < block.records:
-            yield _without_first(block, past)
+        elif skipped < block.records:
+            yield _drop_first(block, skipped)
 
 
-def _without_first(block: Block, count: int) -> Block:
-    """A block's entries from number `count` on: its records, then its failures."""
+def _drop_first(block: Block, count: int) -> Block:
+    """Return the entries of a block from number `count` on: first records, then failures."""
     failures = block.failures[max(0, count - len(block)) :]
     first = block.position(count) if count < len(block) else failures[0].position
     return replace(
@@ -403,8 +426,8 @@ def _without_first(block: Block, count: int) -> Block:
     )
 
 
-def only_first(block: Block, count: int) -> Block:
-    """A block's first `count` entries: its records, then its failures."""
+def first_records(block: Block, count: int) -> Block:
+    """Return the first `count` entries of a block: first records, then failures."""
     return replace(
         block,
         starts=block.starts[:count],

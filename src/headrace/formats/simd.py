@@ -1,4 +1,4 @@
-"""The one door to simdjson (extra `fast`): flat JSON arrays of numbers, read without a Python object each."""
+"""The adapter of simdjson (extra `fast`), which reads number arrays without Python objects."""
 
 from typing import Any
 
@@ -16,20 +16,21 @@ _DTYPES = {"d": np.dtype(np.float64), "i": np.dtype(np.int64), "u": np.dtype(np.
 
 
 class FlatNumberReader:
-    """Reads flat JSON arrays of numbers. Safe to share between threads."""
+    """A parser of flat JSON arrays of numbers. Safe to share between threads."""
 
     def __init__(self) -> None:
-        # A parser keeps its memory for the next text. One that is in use belongs to one caller; popping and
-        # appending are atomic, so no two threads ever hold the same.
-        self._idle: list[Any] = []
+        # A parser keeps its memory for the next text, and serves one call at a time. Popping and
+        # appending are atomic, so no two threads ever hold the same parser.
+        self._idle_parsers: list[Any] = []
 
     def __call__(self, text: bytes, kind: str) -> NDArray[Any] | None:
-        """The numbers of ``[1, 2.5, ...]``; None when it is not JSON, or holds anything but numbers of that kind.
+        """Return the numbers of a text such as ``[1, 2.5]``.
 
-        `kind`: "d" any number, as float64 (the nearest); "i" integers that int64 holds; "u" those that uint64
-        holds. Nested arrays are flattened without a word: the caller looks for brackets.
+        Return None if the text is not JSON or has other values. `kind` is "d" for any number as the
+        nearest float64, "i" for integers in the range of int64, or "u" for integers in the range of
+        uint64. Nested arrays are flattened silently: the caller must check for brackets.
         """
-        parser: Any = self._idle.pop() if self._idle else simdjson.Parser()
+        parser: Any = self._idle_parsers.pop() if self._idle_parsers else simdjson.Parser()
         array: Any = None
         numbers: NDArray[Any] | None = None
         try:
@@ -37,7 +38,7 @@ class FlatNumberReader:
             numbers = np.frombuffer(array.as_buffer(of_type=kind), _DTYPES[kind])
         except (ValueError, TypeError, RuntimeError):
             numbers = None
-        # A parser with a live document would refuse the next text.
+        # A parser with a live document would reject the next text.
         array = None
-        self._idle.append(parser)
+        self._idle_parsers.append(parser)
         return numbers

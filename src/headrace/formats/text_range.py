@@ -1,11 +1,14 @@
-"""A byte range of a text, cut into the records that begin in it: how one large object is read in parallel.
+"""A byte range of a text, cut into the records that begin in it.
 
-Any byte may be asked for as an edge. Where every newline ends a record, the first record of a range is behind the
-first newline from the byte before the edge on. Where newlines can be quoted, nothing near the edge proves whether
-it lies inside quotes; but one reading of the quotes around it mostly makes sense and the other does not (Ge et al.,
-"Speculative Distributed CSV Data Parsing for Big Data Analytics", SIGMOD 2019). So the range's `begin` is a guess, and
-it is proved or refuted afterwards: the range before tells, in its `end`, where its last record really ended. Ranges
-are right when every `begin` is the `end` before; one that is not is read again from there.
+Ranges are used to read one large object in parallel. A range may start and stop at any byte. If
+every newline ends a record, the first record of a range follows the first newline from the byte
+before its start on. If newlines can be quoted, no text near the start proves whether the start lies
+inside quotes. Usually only one reading of the nearby quotes makes sense (Ge et al., "Speculative
+Distributed CSV Data Parsing for Big Data Analytics", SIGMOD 2019).
+
+So the `begin` of a range is a guess, and is checked afterwards: the `end` of the previous range is
+the true end of its last record. Ranges are correct if every `begin` equals the previous `end`. A
+range with another `begin` is read again from there.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,38 +22,48 @@ from headrace.core.block import Block, Position
 from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat, QuoteScanner
 from headrace.formats.line import LineFormat
-from headrace.formats.lines import INSIDE, OPENABLE, RecordCutter, Scanner, Until, cut_rest
+from headrace.formats.lines import (
+    INSIDE_QUOTES,
+    QUOTE_MAY_OPEN,
+    RangeStop,
+    RecordCutter,
+    RecordEndScanner,
+    cut_remaining,
+)
 
 GUESS_BYTES: Final = 64 << 10
-"""How much text behind an edge is looked at first; four times more each time that holds no record's end."""
+"""The size of the first text window after the start; each window without a record's end is quadrupled."""
 
 TextFormat = CsvFormat | LineFormat
 
 
 class TextRange:
-    """The records of one text that begin at or behind byte `start` and before byte `stop`.
+    """The records of one text that begin at byte `start` or later, and before byte `stop`.
 
-    `begin` and `end` are known once `blocks` is exhausted: where the first of them begins, and where the first record
-    behind them does (or the text ends). Positions in between count records and lines from `begin`'s own.
+    `begin` and `end` are known once `blocks` is exhausted. `begin` is the start of the first
+    record. `end` is the start of the first record after the range, or the end of the text.
+    Positions in between count records and lines from `begin`.
 
     Args:
-        text: How the text is cut.
-        start: The range's edge; 0 is the text's start, with its header and byte order mark.
-        stop: The next range's edge; None is the text's end.
-        begin: Where the first record begins, if that is known: then nothing is guessed, and positions go on from it.
-        column_names: Those that the text's header tells, for a range that is not the first.
+        text_format: The format that cuts the text.
+        start: The first byte of the range; 0 is the start of the text, with its header and byte
+            order mark.
+        stop: The first byte of the next range; None is the end of the text.
+        begin: The start of the first record, if known. Then nothing is guessed, and positions
+            continue from it.
+        column_names: The column names in the header of the text, for a range other than the first.
     """
 
     def __init__(
         self,
-        text: TextFormat,
+        text_format: TextFormat,
         start: int,
         stop: int | None,
         *,
         begin: Position | None = None,
         column_names: tuple[str, ...] | None = None,
     ) -> None:
-        self._text = text
+        self._format = text_format
         self._start = start
         self._stop = stop
         self._column_names = column_names
@@ -59,86 +72,92 @@ class TextRange:
 
     @property
     def first_byte(self) -> int:
-        """The byte that the chunks for `blocks` must begin with."""
+        """Return the byte at which the chunks for `blocks` must begin."""
         if self.begin is not None:
             return self.begin.byte
         return max(0, self._start - 1)
 
     def blocks(self, chunks: Iterable[Buffer], uri: str) -> Iterator[Block]:
-        """The range's blocks. `chunks` begin at `first_byte`; no more of them is asked for than is needed.
+        """Yield the blocks of the range.
 
-        They must go on behind `stop` for as long as asked: a record ends where it ends.
+        `chunks` begin at `first_byte`, and only as many as needed are read. They must continue
+        beyond `stop`, because the last record may end there.
         """
-        until = Until(self._stop)
+        range_stop = RangeStop(self._stop)
         if not self.first_byte and not self._start:
             self.begin = self.begin or Position(uri)
-            yield from self._text.blocks(chunks, self.begin, until)
-            self.end = until.reached
+            yield from self._format.blocks(chunks, self.begin, range_stop)
+            self.end = range_stop.next_position
             return
         source = iter(chunks)
         if self.begin is None:
-            found, source = self._find_begin(source)
-            # Numbers within the object are not known: these count from the range's own start.
-            self.begin = Position(uri, byte=found)
+            begin_byte, source = self._guess_begin(source)
+            # Numbers within the object are unknown, so positions count from the start of the range.
+            self.begin = Position(uri, byte=begin_byte)
         cutter = RecordCutter(
-            self._text.scanner(),
+            self._format.scanner(),
             self.begin,
-            record_bytes_max=self._text.record_bytes_max,
-            block_bytes_max=self._text.block_bytes_max,
+            record_bytes_max=self._format.record_bytes_max,
+            block_bytes_max=self._format.block_bytes_max,
             stop_byte=self._stop,
         )
-        for block in cut_rest(cutter, source, until):
+        for block in cut_remaining(cutter, source, range_stop):
             yield replace(block, column_names=self._column_names) if self._column_names else block
-        self.end = until.reached
+        self.end = range_stop.next_position
 
-    def _find_begin(self, source: Iterator[Buffer]) -> tuple[int, Iterator[Buffer]]:
-        """Where the first record begins, most likely, and the chunks from there on."""
-        scanner = self._text.scanner()
-        window, wanted, ended = b"", GUESS_BYTES, False
+    def _guess_begin(self, source: Iterator[Buffer]) -> tuple[int, Iterator[Buffer]]:
+        """Return the likely start of the first record, and the chunks from there on."""
+        scanner = self._format.scanner()
+        window, window_bytes, exhausted = b"", GUESS_BYTES, False
         while True:
-            while len(window) < wanted and not ended:
+            while len(window) < window_bytes and not exhausted:
                 chunk = next(source, None)
-                ended = chunk is None
+                exhausted = chunk is None
                 window += b"" if chunk is None else bytes(chunk)
-            offset = likely_start(window, scanner)
+            offset = guess_record_start(window, scanner)
             if offset is not None:
                 return self.first_byte + offset, chain([window[offset:]], source)
-            if ended or len(window) > self._text.record_bytes_max:
-                # One record, or what is left of it, is all there is; or it is so long that it fails wherever it began.
-                return self._beyond(window, source)
-            wanted = 4 * len(window)
+            if exhausted or len(window) > self._format.record_bytes_max:
+                # The window is the rest of a single record, or a record so long that it fails for
+                # any start.
+                return self._skip_to_next_line(window, source)
+            window_bytes = 4 * len(window)
 
-    def _beyond(self, window: bytes, source: Iterator[Buffer]) -> tuple[int, Iterator[Buffer]]:
+    def _skip_to_next_line(self, window: bytes, source: Iterator[Buffer]) -> tuple[int, Iterator[Buffer]]:
         newline = window.find(b"\n")
         if newline < 0:
             return self.first_byte + len(window), source
         return self.first_byte + newline + 1, chain([window[newline + 1 :]], source)
 
 
-def likely_start(window: bytes, scanner: Scanner) -> int | None:
-    """Offset behind the first newline that most likely ends a record; None where none does.
+def guess_record_start(window: bytes, scanner: RecordEndScanner) -> int | None:
+    """Return the offset after the first newline that most likely ends a record, or None.
 
-    `window` begins anywhere in the text, perhaps inside quotes. Exact where nothing quotes.
+    `window` begins anywhere in the text, perhaps inside quotes. The result is exact if the format
+    has no quotes.
     """
     if not window:
         return None
-    outside = True
+    starts_outside = True
     if isinstance(scanner, QuoteScanner) and scanner.quote in window:
-        outside = _likely_outside(window, scanner)
-    ends, _ = scanner.scan(window, OPENABLE if outside else INSIDE)
+        starts_outside = _begins_outside_quotes(window, scanner)
+    ends, _ = scanner.scan(window, QUOTE_MAY_OPEN if starts_outside else INSIDE_QUOTES)
     return int(ends[0]) + 1 if len(ends) else None
 
 
-def _likely_outside(window: bytes, scanner: QuoteScanner) -> bool:
-    """Whether the window begins outside quotes: where fewer quotes stand where none should."""
+def _begins_outside_quotes(window: bytes, scanner: QuoteScanner) -> bool:
+    """Return True if the window most likely begins outside quotes.
+
+    The likelier reading has fewer quotes in places where no quote should stand.
+    """
     values = np.frombuffer(window, np.uint8)
     quotes = np.flatnonzero(values == scanner.quote[0])
     quote, delimiter = scanner.quote[0], scanner.delimiter[0]
-    # At the window's own edges anything may have stood before, or may follow.
-    before = np.concatenate(([delimiter], values))[quotes]
-    behind = np.concatenate((values, [delimiter]))[quotes + 1]
-    opens = (before == delimiter) | (before == 0x0A) | (before == quote)
-    closes = (behind == delimiter) | (behind == 0x0A) | (behind == 0x0D) | (behind == quote)
+    # Any byte may precede or follow the edges of the window.
+    preceding = np.concatenate(([delimiter], values))[quotes]
+    following = np.concatenate((values, [delimiter]))[quotes + 1]
+    opens = (preceding == delimiter) | (preceding == 0x0A) | (preceding == quote)
+    closes = (following == delimiter) | (following == 0x0A) | (following == 0x0D) | (following == quote)
     wrong_outside = np.count_nonzero(~opens[0::2]) + np.count_nonzero(~closes[1::2])
     wrong_inside = np.count_nonzero(~closes[0::2]) + np.count_nonzero(~opens[1::2])
     return bool(wrong_outside <= wrong_inside)

@@ -1,14 +1,16 @@
-"""TFRecord: length, checksum, record, checksum."""
+"""The TFRecord format: length, checksum, record, checksum."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
+from typing_extensions import override
+
 from headrace.core.block import Block, Position
-from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer
+from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer, Format
 from headrace.formats.crc32c import crc32c
-from headrace.formats.frames import RECORDS_MAX, Bounds, Head, cut_frames
+from headrace.formats.frames import RECORDS_MAX, FrameHeader, Framing, ScanBounds, cut_frames
 
 _HEADER: Final = Struct("<QI")
 _LENGTH_BYTES: Final = 8
@@ -16,48 +18,59 @@ _TRAILER_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TfRecordFormat:
-    """One record a frame: u64 length, its masked CRC-32C, the record, the record's masked CRC-32C; little-endian.
+class TfRecordFormat(Format):
+    """A format with one record per frame.
 
-    Every checksum is checked. A record whose own is wrong, or that is longer than `record_bytes_max`, is a failure
-    (kind FORMAT), and the next is read. A position's byte is that of the length. `block_bytes_max` bounds a block,
-    unless one record is longer.
+    A frame is the length (u64), its masked CRC-32C, the record, and the record's masked CRC-32C,
+    all little-endian.
 
-    `blocks` raises, after all whole records before, CorruptError where a length's checksum is wrong and
-    TruncatedError when the bytes end within a record. Importing this module raises MissingExtraError without the extra
-    `tfrecord`.
+    Every checksum is verified. A record with a wrong checksum, or longer than `record_bytes_max`,
+    is a failure (kind FORMAT), and reading continues after it. The byte of a position is that of
+    the length. `block_bytes_max` limits a block, unless one record is longer.
+
+    Importing this module raises MissingExtraError without the extra `tfrecord`.
+
+    Raises:
+        CorruptError: Raised by `blocks` if the checksum of a length is wrong, after all complete
+            records before it.
+        TruncatedError: Raised by `blocks` if the bytes end within a record, after all complete
+            records.
     """
 
     record_bytes_max: int = RECORD_BYTES_MAX
     block_bytes_max: int = BLOCK_BYTES_MAX
 
+    @override
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        """Blocks of the records that each chunk completes."""
         return cut_frames(
             chunks,
             first,
-            _Framing(),
+            _TfRecordFraming(),
             record_bytes_max=self.record_bytes_max,
             block_bytes_max=self.block_bytes_max,
         )
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum as TFRecord writes it: rotated, and with a constant added, so that checksums can be in checked data."""
+    """Return the masked checksum of TFRecord: CRC-32C, rotated, plus a constant.
+
+    The mask allows checksums inside checksummed data.
+    """
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class _Framing:
-    what = "TFRecord"
+class _TfRecordFraming(Framing):
+    format_name = "TFRecord"
     header_bytes = _HEADER.size
-    joint = b""
+    separator = b""
 
     def __init__(self) -> None:
-        self._checked = b""
-        """The last header that was found right: most are the same again."""
+        self._last_valid_header = b""
+        """Last header with a correct checksum. Consecutive headers are often equal."""
 
-    def scan(self, data: bytes, bounds: Bounds) -> tuple[list[int], list[int], int]:
+    @override
+    def scan(self, data: bytes, bounds: ScanBounds) -> tuple[list[int], list[int], int]:
         starts: list[int] = []
         ends: list[int] = []
         at, unpack, crc = bounds.start, _HEADER.unpack, masked_crc32c
@@ -70,10 +83,10 @@ class _Framing:
             stop = end + _TRAILER_BYTES
             if stop > len(data) or (stop > bounds.stop and starts) or length > bounds.record_bytes_max:
                 break
-            if header != self._checked:
+            if header != self._last_valid_header:
                 if crc(header[:_LENGTH_BYTES]) != length_crc:
                     break
-                self._checked = header
+                self._last_valid_header = header
             if crc(data[start:end]) != int.from_bytes(data[end:stop], "little"):
                 break
             starts.append(start)
@@ -81,15 +94,17 @@ class _Framing:
             at = stop
         return starts, ends, at
 
-    def head(self, header: bytes) -> Head | str:
-        length, length_crc = _HEADER.unpack(header)
-        if masked_crc32c(header[:_LENGTH_BYTES]) != length_crc:
+    @override
+    def parse_header(self, data: bytes) -> FrameHeader | str:
+        length, length_crc = _HEADER.unpack(data)
+        if masked_crc32c(data[:_LENGTH_BYTES]) != length_crc:
             return f"the checksum of a record's length ({length}) is wrong"
-        return Head(length, _HEADER.size + length + _TRAILER_BYTES)
+        return FrameHeader(length, _HEADER.size + length + _TRAILER_BYTES)
 
-    def flaw(self, frame: bytes) -> str:
+    @override
+    def defect(self, frame: bytes) -> str:
         if masked_crc32c(frame[_HEADER.size : -_TRAILER_BYTES]) == int.from_bytes(
             frame[-_TRAILER_BYTES:], "little"
         ):
             return ""
-        return "the checksum of the record is wrong: its bytes are not those that were written"
+        return "the checksum of the record is wrong: its bytes changed after they were written"

@@ -1,26 +1,27 @@
-"""Predictions as JSON, joined with their records under the names that batch transform has, and filtered."""
+"""Predictions as JSON, joined with their records under batch transform's names, and filtered."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Final, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
-from headrace.formats.contract import Piece
-from headrace.formats.encode import Join, check_join, checked_outputs, json_text
+from headrace.formats.contract import BlockSelection, Encoder
+from headrace.formats.encode import Join, check_join, check_outputs, json_text
 from headrace.formats.json_path import JsonPath
-from headrace.formats.json_path_grammar import Names, Places
+from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
 from headrace.formats.json_text import BLANKS, members
-from headrace.formats.jsonl_encode import fields_of, keys_of, values_of
-from headrace.formats.weave import Weave, one_text, raw_records, woven
+from headrace.formats.jsonl_encode import encode_fields, encode_values, output_keys
+from headrace.formats.record_joiner import RecordJoiner, join_selections, raw_records, selection_text
 
 INPUT: Final = "SageMakerInput"
-"""The member that holds a record that is no object."""
+"""The member for a record that is not an object."""
 OUTPUT: Final = "SageMakerOutput"
-"""The member that holds the prediction."""
+"""The member for the prediction."""
 
 _OUTPUT_KEY = b'"SageMakerOutput":'
 _INPUT_KEY = b'"SageMakerInput":'
@@ -32,21 +33,23 @@ _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
 _T = TypeVar("_T")
 
 
-class TransformJsonEncoder:
-    """One JSON value a record, each followed by `separator`: a newline, or nothing.
+class TransformJsonEncoder(Encoder):
+    """An encoder of one JSON value per record, each followed by `separator`: a newline or nothing.
 
-    The prediction y of a record is an object with a key for each output, as `JsonLinesEncoder` writes it. With
-    ``join="input"`` a record that is an object is written as it came, with ``"SageMakerOutput":y`` as its last
-    member; members that it has of that name are left out. Any other record r is written
-    ``{"SageMakerInput":r,"SageMakerOutput":y}``. Where `input_is_json` says that a block's records are not JSON they
-    are strings (what is not UTF-8 is ``{"base64":"..."}``).
+    The prediction y of a record is an object with a key for each output, as in `JsonLinesEncoder`.
+    With ``join="input"`` a record that is an object is written unchanged with
+    ``"SageMakerOutput":y`` as its last member; existing members of that name are dropped. Any other
+    record r is written as ``{"SageMakerInput":r,"SageMakerOutput":y}``. If `input_is_json` returns
+    False for a block, its records are written as strings (``{"base64":"..."}`` if not UTF-8).
 
-    Of that, or without a join of y, `output_filter` is written. What is kept of a record keeps its bytes, except that
-    before a newline as separator the line ends between its tokens become spaces, and blanks around it are left out.
+    `output_filter` is applied to this value, or without a join to y. The selected parts of a record
+    keep their bytes with two exceptions. Surrounding white space is dropped, and before a newline
+    separator the line ends between tokens become spaces.
 
-    Raises ConfigError when the filter asks y for an output that it has not, or counts elements where there is always
-    an object; `encode` raises DataError, with the record's position, when a record has not what the filter asks for,
-    and ModelContractError when outputs change their names or shapes within a part.
+    Raises ConfigError if the filter selects an unknown output of y, or array elements of a value
+    that is always an object. `encode` raises DataError with the position of the record if a record
+    lacks a selected part, and ModelContractError if outputs change their names or shapes within a
+    part.
     """
 
     suffix: ClassVar[str] = ".jsonl"
@@ -63,182 +66,210 @@ class TransformJsonEncoder:
         check_join(join)
         if separator not in {b"\n", b""}:
             raise ConfigError(f"separator must be a newline or nothing, not {separator!r}")
-        rest = output_filter.within(OUTPUT) if join == "input" else None
-        if rest is not None:
-            # The prediction alone is asked for, and every record has one: the records need no look.
-            join, output_filter = "none", rest
-        if output_filter.segments and isinstance(output_filter.segments[0], Places):
+        remaining = output_filter.relative_to(OUTPUT) if join == "input" else None
+        if remaining is not None:
+            # The filter selects the prediction alone, and every record has one, so the records are
+            # not read.
+            join, output_filter = "none", remaining
+        if output_filter.segments and isinstance(output_filter.segments[0], ElementSelector):
             raise ConfigError(
-                f"the output filter {output_filter.text} counts the elements of an array, but predictions, and records "
-                f"joined with them, are objects: use names, such as $['id','{OUTPUT}'] of what is joined"
+                f"the output filter {output_filter.text} selects elements of an array, but predictions "
+                f"and joined records are objects: use names, such as $['id','{OUTPUT}'] with a join"
             )
-        self._joined = join == "input"
+        self._joins_input = join == "input"
         self._separator = separator
         self._input_is_json = input_is_json
         self._path = output_filter
         self._columns = tuple(columns)
-        self._picked = _picked(output_filter)
-        self._shown = self._columns
-        self._bare = False
-        if not self._joined:
-            self._choose_outputs()
-        self._keys = keys_of(self._shown)
+        self._selected_members = _selected_members(output_filter)
+        self._encoded_columns = self._columns
+        self._writes_bare_value = False
+        if not self._joins_input:
+            self._restrict_outputs()
+        self._keys = output_keys(self._encoded_columns)
 
+    @override
     def begin(self) -> bytes:
-        """Nothing."""
         return b""
 
-    def encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> bytes:
-        """The records' values."""
-        rows, arrays = checked_outputs(self._columns, pieces, outputs)
+    @override
+    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
+        rows, arrays = check_outputs(self._columns, selections, outputs)
         if not rows:
             return b""
-        if not self._joined:
-            return self._predictions(pieces, arrays, rows)
-        opening, fields, closing = fields_of(self._keys, arrays, rows)
+        if not self._joins_input:
+            return self._encode_predictions(selections, arrays, rows)
+        opening, fields, closing = encode_fields(self._keys, arrays, rows)
         opening, closing = b"{" + opening, closing + b"}"
-        return woven(pieces, fields, lambda piece, share: self._join(piece, share, opening, closing))
+        return join_selections(
+            selections,
+            fields,
+            lambda selection, predictions: self._join_selection(selection, predictions, opening, closing),
+        )
 
+    @override
     def finish(self) -> bytes:
-        """Nothing."""
         return b""
 
-    # Without records
+    # Predictions without records.
 
-    def _choose_outputs(self) -> None:
-        """Of a filter that names outputs: encode no others. What it asks of them is left in the path."""
+    def _restrict_outputs(self) -> None:
+        """Encode only the outputs that the filter names, and keep the rest of the path."""
         match self._path.segments:
-            case [Names((name,)), *rest]:
-                self._shown = self._outputs((name,))
-                self._bare = True
-                self._path = JsonPath(self._path.text, tuple(rest))
-            case [Names(names)]:
-                self._shown = self._outputs(tuple(dict.fromkeys(names)))
+            case [MemberSelector((name,)), *remaining]:
+                self._encoded_columns = self._outputs((name,))
+                self._writes_bare_value = True
+                self._path = JsonPath(self._path.text, tuple(remaining))
+            case [MemberSelector(names)]:
+                self._encoded_columns = self._outputs(tuple(dict.fromkeys(names)))
                 self._path = JsonPath(self._path.text, ())
             case _:
                 pass
 
     def _outputs(self, names: Sequence[str]) -> tuple[TensorSpec, ...]:
-        known = {column.name: column for column in self._columns}
-        missing = [name for name in names if name not in known]
+        by_column_name = {column.name: column for column in self._columns}
+        missing = [name for name in names if name not in by_column_name]
         if missing:
             raise ConfigError(
-                f'the output filter {self._path.text} asks for "{missing[0]}", which is none of the model\'s outputs: '
-                f"{', '.join(known) or 'it has none'}"
+                f'the output filter {self._path.text} selects "{missing[0]}"; the outputs of the model are: '
+                f"{', '.join(by_column_name) or 'none'}"
             )
-        return tuple(known[name] for name in names)
+        return tuple(by_column_name[name] for name in names)
 
-    def _predictions(self, pieces: Sequence[Piece], arrays: Sequence[Array], rows: int) -> bytes:
+    def _encode_predictions(
+        self, selections: Sequence[BlockSelection], arrays: Sequence[Array], rows: int
+    ) -> bytes:
         by_name = {column.name: data for column, data in zip(self._columns, arrays, strict=True)}
-        chosen = [by_name[column.name] for column in self._shown]
-        if self._bare:
-            opening, values, closing = values_of(chosen[0])
+        chosen = [by_name[column.name] for column in self._encoded_columns]
+        if self._writes_bare_value:
+            opening, values, closing = encode_values(chosen[0])
         else:
-            opening, values, closing = fields_of(self._keys, chosen, rows)
+            opening, values, closing = encode_fields(self._keys, chosen, rows)
             opening, closing = b"{" + opening, closing + b"}"
         if self._path.is_root:
-            return Weave(opening, b"", closing + self._separator).lines(values)
+            return RecordJoiner(opening, b"", closing + self._separator).prediction_lines(values)
 
         def select(value: bytes) -> bytes:
             return self._path.raw(opening + value + closing)
 
-        return woven(pieces, values, lambda piece, share: self._each(piece, share, select))
+        return join_selections(
+            selections,
+            values,
+            lambda selection, predictions: self._write_each(selection, predictions, select),
+        )
 
-    # With records
+    # Records joined with predictions.
 
-    def _join(self, piece: Piece, fields: Sequence[bytes], opening: bytes, closing: bytes) -> bytes:
-        is_json = self._input_is_json(piece.block)
+    def _join_selection(
+        self, selection: BlockSelection, fields: Sequence[bytes], opening: bytes, closing: bytes
+    ) -> bytes:
+        is_json = self._input_is_json(selection.block)
         if is_json and self._path.is_root:
-            text = _as_one_text(piece, fields, opening, closing + b"}" + self._separator)
+            text = _join_as_text(selection, fields, opening, closing + b"}" + self._separator)
             if text is not None:
                 return text
-        write = self._written if is_json else self._written_as_text
-        pairs = zip(raw_records(piece), fields, strict=True)
-        return self._each(piece, pairs, lambda pair: write(pair[0], opening + pair[1] + closing))
+        write = self._encode_record if is_json else self._encode_text_record
+        pairs = zip(raw_records(selection), fields, strict=True)
+        return self._write_each(selection, pairs, lambda pair: write(pair[0], opening + pair[1] + closing))
 
-    def _tidied(self, record: bytes) -> bytes:
-        """Without blanks around it and, before a newline as separator, on one line: none is in a JSON string."""
+    def _normalized(self, record: bytes) -> bytes:
+        """Return the record without surrounding white space.
+
+        Before a newline separator it is on one line: line ends never stand within a JSON string.
+        """
         record = record.strip(BLANKS)
         return record.translate(_LINE_ENDS) if self._separator and b"\n" in record else record
 
-    def _written(self, record: bytes, prediction: bytes) -> bytes:
-        """What the filter keeps of a record and its prediction."""
-        record = self._tidied(record)
+    def _encode_record(self, record: bytes, prediction: bytes) -> bytes:
+        """Return the part of a record and its prediction that the filter selects."""
+        record = self._normalized(record)
         if self._path.is_root:
-            return _joined(record, prediction)
-        if not record.startswith(b"{") or self._picked is None:
-            return self._path.raw(_joined(record, prediction))
-        if len(self._picked) == 1:
-            # Not the prediction's member, which the encoder did away with: the record alone is asked.
+            return _join_record(record, prediction)
+        if not record.startswith(b"{") or self._selected_members is None:
+            return self._path.raw(_join_record(record, prediction))
+        if len(self._selected_members) == 1:
+            # The selected member is not the prediction: such a filter is handled in the
+            # constructor.
             return self._path.raw(record)
         texts = {member.name: record[member.key : member.end] for member in members(record)}
         texts[OUTPUT] = _OUTPUT_KEY + prediction
         try:
-            return b"{" + b",".join([texts[name] for name in self._picked]) + b"}"
+            return b"{" + b",".join([texts[name] for name in self._selected_members]) + b"}"
         except KeyError:
-            return self._path.raw(_joined(record, prediction))
+            return self._path.raw(_join_record(record, prediction))
 
-    def _written_as_text(self, record: bytes, prediction: bytes) -> bytes:
-        """The same of a record that is no JSON."""
-        return self._path.raw(_beside(json_text(record), prediction))
+    def _encode_text_record(self, record: bytes, prediction: bytes) -> bytes:
+        """Return the same for a record that is not JSON."""
+        return self._path.raw(_wrap_record(json_text(record), prediction))
 
-    def _each(self, piece: Piece, values: Iterable[_T], write: Callable[[_T], bytes]) -> bytes:
-        """One by one; what is wrong with one is told with its record's position."""
+    def _write_each(
+        self, selection: BlockSelection, values: Iterable[_T], write: Callable[[_T], bytes]
+    ) -> bytes:
+        """Write the values one by one. Raise DataError with the record's position if one fails."""
         written: list[bytes] = []
         try:
             for value in values:
                 written += (write(value), self._separator)
         except ValueError as error:
             row = len(written) // 2
-            index = piece.start + row if piece.rows is None else int(piece.rows[row])
+            index = selection.start + row if selection.rows is None else int(selection.rows[row])
             raise DataError(
-                f"{piece.block.position(index)}: the output filter {self._path.text} cannot be applied: {error}"
+                f"{selection.block.position(index)}: the output filter {self._path.text} cannot be applied: "
+                f"{error}"
             ) from None
         return b"".join(written)
 
 
-def _picked(path: JsonPath) -> tuple[str, ...] | None:
-    """The members that the path asks a record for, where it asks no more of several; None where it asks otherwise."""
+def _selected_members(path: JsonPath) -> tuple[str, ...] | None:
+    """Return the members that the path selects of the record, or None for any other kind of path.
+
+    A path that selects several members must end there.
+    """
     match path.segments:
-        case [Names((name,)), *_]:
+        case [MemberSelector((name,)), *_]:
             return (name,)
-        case [Names(names)]:
+        case [MemberSelector(names)]:
             return tuple(dict.fromkeys(names))
         case _:
             return None
 
 
-def _as_one_text(piece: Piece, fields: Sequence[bytes], opening: bytes, tail: bytes) -> bytes | None:
-    """All records joined at once, where all of them are plain objects, or none is one; else None."""
-    text = one_text(piece)
+def _join_as_text(
+    selection: BlockSelection, fields: Sequence[bytes], opening: bytes, tail: bytes
+) -> bytes | None:
+    """Join all records at once, or return None.
+
+    All records must be plain objects, or none of them an object.
+    """
+    text = selection_text(selection)
     if text is None:
         return None
-    values = np.frombuffer(piece.block.data, np.uint8)
+    values = np.frombuffer(selection.block.data, np.uint8)
     starts, stops = (
-        piece.block.starts[piece.start : piece.stop],
-        piece.block.ends[piece.start : piece.stop] - 1,
+        selection.block.starts[selection.start : selection.stop],
+        selection.block.ends[selection.start : selection.stop] - 1,
     )
     firsts, lasts = values[starts], values[stops]
     if (firsts <= _SPACE).any() or (lasts <= _SPACE).any():
         return None
     objects = firsts == _BRACE
     if not objects.any():
-        return Weave(b"{" + _INPUT_KEY, b"," + _OUTPUT_KEY + opening, tail).into_text(text, fields)
+        return RecordJoiner(b"{" + _INPUT_KEY, b"," + _OUTPUT_KEY + opening, tail).join_text(text, fields)
     if not (objects & (lasts == _BRACE_END)).all() or _may_have_output(text):
         return None
     if not (values[starts + 1] == _QUOTE).all() and _EMPTY.search(text):
         return None
-    # The comma takes the place of each record's closing brace, which comes back with the tail.
+    # The comma replaces the closing brace of each record. The tail restores the brace.
     commas = np.cumsum(stops - starts + 2) - 2
-    opened = np.frombuffer(text, np.uint8).copy()
-    opened[commas] = _COMMA
-    return Weave(b"", _OUTPUT_KEY + opening, tail).into_text(opened.tobytes(), fields)
+    with_commas = np.frombuffer(text, np.uint8).copy()
+    with_commas[commas] = _COMMA
+    return RecordJoiner(b"", _OUTPUT_KEY + opening, tail).join_text(with_commas.tobytes(), fields)
 
 
-def _joined(record: bytes, prediction: bytes) -> bytes:
-    """One record with its prediction."""
+def _join_record(record: bytes, prediction: bytes) -> bytes:
+    """Return one record joined with its prediction."""
     if not record.startswith(b"{"):
-        return _beside(record, prediction)
+        return _wrap_record(record, prediction)
     inside = record[:-1]
     if _may_have_output(record):
         found = members(record)
@@ -249,13 +280,13 @@ def _joined(record: bytes, prediction: bytes) -> bytes:
     return b"".join((inside, comma, _OUTPUT_KEY, prediction, b"}"))
 
 
-def _beside(record: bytes, prediction: bytes) -> bytes:
+def _wrap_record(record: bytes, prediction: bytes) -> bytes:
     return b"".join((b"{", _INPUT_KEY, record, b",", _OUTPUT_KEY, prediction, b"}"))
 
 
 def _may_have_output(text: bytes) -> bool:
-    """Whether a key may be SageMakerOutput: that is in the text, or letters written as escapes are."""
+    """Return True if a key may be SageMakerOutput: the text contains it, or escaped letters."""
     if b'SageMakerOutput"' in text:
         return True
-    # The backslash alone first: that is found far more quickly.
+    # The search for the backslash alone is much faster, so it comes first.
     return b"\\" in text and b"\\u00" in text and _ESCAPED_LETTER.search(text) is not None

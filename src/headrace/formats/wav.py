@@ -1,7 +1,7 @@
-"""RIFF/WAVE as a stream: the header, then samples as floats. Needs nothing but numpy.
+"""Read RIFF/WAVE as a stream: the header, then samples as floats. Only numpy is required.
 
-PCM of 8, 16, 24 and 32 bits, float32 and float64, plain or WAVE_FORMAT_EXTENSIBLE; RIFF, RF64 and BW64. Chunks
-other than `fmt ` and `data` are passed over.
+Supported are PCM of 8, 16, 24 and 32 bits, float32 and float64, plain or WAVE_FORMAT_EXTENSIBLE, in
+RIFF, RF64 and BW64. Chunks other than `fmt ` and `data` are skipped.
 """
 
 import struct
@@ -16,22 +16,23 @@ from headrace.formats.chunkfile import ChunkFile
 
 MAGICS = (b"RIFF", b"RF64", b"BW64")
 READ_BYTES = 64 * 1024
-"""About how many bytes of samples are read and converted at once."""
+"""Approximate number of sample bytes that are read and converted in one step."""
 
 _RATE_HZ_MAX = 10_000_000
-_UNKNOWN = 0xFFFFFFFF
+_UNKNOWN_SIZE = 0xFFFFFFFF
 _SMALL_CHUNK_BYTES_MAX = 64 * 1024
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-# The end of a format GUID whose first two bytes are a plain format tag.
+# End of a format GUID whose first two bytes are a plain format tag.
 _PLAIN_GUID = b"\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"
 
 
 @dataclass(frozen=True, slots=True)
 class WavHeader:
-    """What stands before the samples.
+    """The description of the samples.
 
-    `data_byte` is the offset of the first sample; `data_bytes` how many bytes of samples follow, None when the
-    writer did not know (a pipe) and they go on until the end. `sample_bytes` is one sample of one channel.
+    `data_byte` is the offset of the first sample. `data_bytes` is the size of the samples, or None
+    if the writer did not know it (a pipe) and they continue until the end. `sample_bytes` is the
+    size of one sample of one channel.
     """
 
     sample_rate_hz: int
@@ -43,123 +44,129 @@ class WavHeader:
 
     @property
     def frame_bytes(self) -> int:
-        """One sample of every channel."""
+        """Size of one sample of every channel."""
         return self.sample_bytes * self.channels
 
 
 def read_header(file: ChunkFile) -> WavHeader:
-    """Read up to the first sample.
+    """Read the file up to the first sample.
 
-    Raises `TruncatedError` when the file ends before it, `CorruptError` when it is not WAV or of a kind
-    (compressed, big-endian) that is not read here.
+    Raises:
+        TruncatedError: The file ends before the first sample.
+        CorruptError: The file is not WAV, or its encoding (compressed, big-endian) is not
+            supported.
     """
     start = file.position
-    magic, riff_bytes, kind = struct.unpack("<4sI4s", _exactly(file, 12, "the RIFF header"))
+    magic, riff_bytes, kind = struct.unpack("<4sI4s", _read_exactly(file, 12, "the RIFF header"))
     if magic not in MAGICS or kind != b"WAVE":
         raise CorruptError(f"not a WAV file: it starts with {magic!r} and {kind!r}", byte=start)
-    layout: WavHeader | None = None
-    long_data_bytes: int | None = None
+    fmt: WavHeader | None = None
+    data_bytes_64: int | None = None
     while True:
-        at = file.position
-        name, size = struct.unpack("<4sI", _exactly(file, 8, "a chunk header"))
+        chunk_byte = file.position
+        name, size = struct.unpack("<4sI", _read_exactly(file, 8, "a chunk header"))
         if name == b"data":
             break
         if name == b"fmt ":
-            layout = _layout(_small(file, name, size), at)
+            fmt = _parse_fmt(_read_small_chunk(file, name, size), chunk_byte)
         elif name == b"ds64":
-            long_data_bytes = struct.unpack_from("<Q", _small(file, name, size).ljust(16, b"\0"), 8)[0]
+            data_bytes_64 = struct.unpack_from("<Q", _read_small_chunk(file, name, size).ljust(16, b"\0"), 8)[
+                0
+            ]
         else:
             _skip(file, size, f"the {name!r} chunk")
         _skip(file, size % 2, "a chunk's padding byte")
-    if layout is None:
-        raise CorruptError("no `fmt ` chunk before the samples: their kind is not known", byte=at)
-    if size == _UNKNOWN:
-        data_bytes = long_data_bytes
-    elif size == 0 and _size_unknown(riff_bytes, file.position - start):
+    if fmt is None:
+        raise CorruptError("no `fmt ` chunk before the samples: their encoding is not known", byte=chunk_byte)
+    if size == _UNKNOWN_SIZE:
+        data_bytes = data_bytes_64
+    elif size == 0 and _is_size_unknown(riff_bytes, file.position - start):
         data_bytes = None
     else:
         data_bytes = size
     return WavHeader(
-        layout.sample_rate_hz,
-        layout.channels,
-        layout.sample_bytes,
-        layout.is_float,
+        fmt.sample_rate_hz,
+        fmt.channels,
+        fmt.sample_bytes,
+        fmt.is_float,
         file.position,
         data_bytes,
     )
 
 
 def read_samples(file: ChunkFile, header: WavHeader) -> Iterator[NDArray[np.float32]]:
-    """Samples as float32 [n, channels], n bounded by READ_BYTES; integers are scaled to -1 .. 1.
+    """Yield samples as float32 [n, channels], n limited by READ_BYTES.
 
-    Floats are given as they stand, also beyond full scale. After the last whole sample raises `TruncatedError`
-    when the header promised more.
+    Integers are scaled to -1 .. 1.
+
+    Floats are not scaled or clipped and may exceed full scale. Raises `TruncatedError`, after the
+    last complete sample, if the header states more samples.
     """
     step = max(1, READ_BYTES // header.frame_bytes) * header.frame_bytes
-    left = header.data_bytes
-    while left is None or left > 0:
-        wanted = step if left is None else min(step, left)
-        data = file.read(wanted)
-        whole = len(data) - len(data) % header.frame_bytes
-        if whole:
-            yield _floats(data[:whole], header)
-        if left is not None:
-            left -= len(data)
-        if len(data) == wanted:
+    remaining = header.data_bytes
+    while remaining is None or remaining > 0:
+        requested = step if remaining is None else min(step, remaining)
+        data = file.read(requested)
+        whole_bytes = len(data) - len(data) % header.frame_bytes
+        if whole_bytes:
+            yield _to_floats(data[:whole_bytes], header)
+        if remaining is not None:
+            remaining -= len(data)
+        if len(data) == requested:
             continue
-        _check_end(file, header, left, len(data) - whole)
+        _check_end(file, header, remaining, len(data) - whole_bytes)
         return
 
 
-def _check_end(file: ChunkFile, header: WavHeader, left: int | None, odd_bytes: int) -> None:
-    """Raise when the samples stop where they should not."""
+def _check_end(file: ChunkFile, header: WavHeader, remaining: int | None, leftover_bytes: int) -> None:
+    """Raise an error if the samples end early or in the middle of a sample."""
     file.check()
-    if left:
-        raise TruncatedError(f"the samples end {left} bytes early", byte=file.position)
+    if remaining:
+        raise TruncatedError(f"the samples end {remaining} bytes early", byte=file.position)
     # A writer that did not know the size may still have padded an odd number of bytes.
-    padded = odd_bytes == 1 and (file.position - header.data_byte) % 2 == 0
-    if odd_bytes and not padded:
-        raise TruncatedError("the samples end in the middle of one", byte=file.position)
+    padded = leftover_bytes == 1 and (file.position - header.data_byte) % 2 == 0
+    if leftover_bytes and not padded:
+        raise TruncatedError("the samples end in the middle of a sample", byte=file.position)
 
 
-def _size_unknown(riff_bytes: int, header_bytes: int) -> bool:
-    """Whether a data size of 0 means that the writer could not go back to fill it in.
+def _is_size_unknown(riff_bytes: int, header_bytes: int) -> bool:
+    """Return True if a data size of 0 means that the writer could not seek back to fill it in.
 
-    When the RIFF size covers more than the header, the file was finished, and 0 is the truth.
+    If the RIFF size covers more than the header, the file was finished and the size is 0.
     """
-    return riff_bytes == _UNKNOWN or riff_bytes + 8 <= header_bytes
+    return riff_bytes == _UNKNOWN_SIZE or riff_bytes + 8 <= header_bytes
 
 
-def _layout(body: bytes, at: int) -> WavHeader:
+def _parse_fmt(body: bytes, chunk_byte: int) -> WavHeader:
     if len(body) < 16:
-        raise CorruptError(f"the `fmt ` chunk has {len(body)} bytes, not 16 or more", byte=at)
+        raise CorruptError(f"the `fmt ` chunk has {len(body)} bytes, not 16 or more", byte=chunk_byte)
     tag, channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", body)
     if tag == _EXTENSIBLE and len(body) >= 40 and body[26:40] == _PLAIN_GUID:
         tag = struct.unpack_from("<H", body, 24)[0]
     if tag not in (_PCM, _FLOAT):
         raise CorruptError(
-            f"WAV format {tag:#06x} is not read: convert it to PCM or float, or to FLAC", byte=at
+            f"WAV format {tag:#06x} is not supported: convert it to PCM or float, or to FLAC", byte=chunk_byte
         )
-    sample_bytes, odd = divmod(frame_bytes, channels) if channels else (0, 1)
+    sample_bytes, remainder = divmod(frame_bytes, channels) if channels else (0, 1)
     widths = (4, 8) if tag == _FLOAT else (1, 2, 3, 4)
     if (
-        odd
+        remainder
         or not 0 < rate <= _RATE_HZ_MAX
         or sample_bytes not in widths
         or not 8 * (sample_bytes - 1) < bits <= 8 * sample_bytes
     ):
         raise CorruptError(
-            f"impossible WAV header: {channels} channels, {rate} Hz, {bits} bits, {frame_bytes} bytes a frame",
-            byte=at,
+            f"invalid WAV header: {channels} channels, {rate} Hz, {bits} bits, {frame_bytes} bytes a frame",
+            byte=chunk_byte,
         )
     return WavHeader(rate, channels, sample_bytes, tag == _FLOAT)
 
 
-def _floats(data: bytes, header: WavHeader) -> NDArray[np.float32]:
+def _to_floats(data: bytes, header: WavHeader) -> NDArray[np.float32]:
     shape = (-1, header.channels)
     if header.is_float:
         return np.frombuffer(data, f"<f{header.sample_bytes}").astype(np.float32).reshape(shape)
-    if header.sample_bytes == 1:  # the one unsigned kind
+    if header.sample_bytes == 1:  # The only unsigned sample type.
         integers, full_scale = np.frombuffer(data, np.uint8).astype(np.int16) - 128, 1 << 7
     elif header.sample_bytes == 3:
         integers, full_scale = _int24(data), 1 << 31
@@ -170,27 +177,27 @@ def _floats(data: bytes, header: WavHeader) -> NDArray[np.float32]:
 
 
 def _int24(data: bytes) -> NDArray[np.int32]:
-    """24-bit integers as the upper three bytes of 32-bit ones, which keeps the sign."""
+    """Convert 24-bit integers to the upper three bytes of 32-bit integers; this keeps the sign."""
     wide = np.zeros((len(data) // 3, 4), np.uint8)
     wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
     return wide.view("<i4").reshape(-1)
 
 
-def _small(file: ChunkFile, name: bytes, size: int) -> bytes:
-    """A chunk that is held whole."""
+def _read_small_chunk(file: ChunkFile, name: bytes, size: int) -> bytes:
+    """Read a chunk that is held in memory as a whole."""
     if size > _SMALL_CHUNK_BYTES_MAX:
         raise CorruptError(f"the {name!r} chunk claims {size} bytes", byte=file.position)
-    return _exactly(file, size, f"the {name!r} chunk")
+    return _read_exactly(file, size, f"the {name!r} chunk")
 
 
-def _exactly(file: ChunkFile, size: int, what: str) -> bytes:
+def _read_exactly(file: ChunkFile, size: int, part: str) -> bytes:
     data = file.read(size)
     if len(data) < size:
         file.check()
-        raise TruncatedError(f"it ends inside {what}, before any sample", byte=file.position)
+        raise TruncatedError(f"the file ends inside {part}, before any sample", byte=file.position)
     return data
 
 
-def _skip(file: ChunkFile, size: int, what: str) -> None:
+def _skip(file: ChunkFile, size: int, part: str) -> None:
     if file.skip(size) < size:
-        raise TruncatedError(f"it ends inside {what}, before any sample", byte=file.position)
+        raise TruncatedError(f"the file ends inside {part}, before any sample", byte=file.position)

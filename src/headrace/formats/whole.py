@@ -1,26 +1,28 @@
-"""The whole object, or archive member, as one record."""
+"""The format of a whole object, or archive member, as one record."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
-from headrace.formats.contract import RECORD_BYTES_MAX, Buffer
+from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeFormat:
-    """One record: all bytes as they stand. An empty member is one empty record.
+class WholeFormat(Format):
+    """A format with one record: all bytes unchanged. An empty member is one empty record.
 
-    More than `record_bytes_max` bytes are a failure (kind FORMAT) that keeps the first of them; the rest is read
-    and thrown away.
+    More than `record_bytes_max` bytes are a failure (kind FORMAT) that keeps the first bytes. The
+    remaining bytes are read and discarded.
     """
 
     record_bytes_max: int = RECORD_BYTES_MAX
 
+    @override
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        """One block, when the last byte is there."""
+        """Yield one block after the last byte."""
         held: list[bytes] = []
         size = 0
         raw = b""
@@ -29,7 +31,7 @@ class WholeFormat:
             if size <= self.record_bytes_max:
                 held.append(bytes(chunk))
             elif held or not raw:
-                # Of each, no more than is kept: the chunk may be far larger than a record may be.
+                # Join no more than a failure keeps: the chunk may be far larger than a record.
                 raw = b"".join((*held, bytes(memoryview(chunk)[:RAW_BYTES_KEPT_MAX])))
                 raw = raw[: min(self.record_bytes_max, RAW_BYTES_KEPT_MAX)]
                 held = []
