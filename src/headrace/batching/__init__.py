@@ -1,8 +1,11 @@
-"""When a batch closes, and which row of a failing one is guilty. Pure: `now` is an argument."""
+"""Batching decisions: when a batch closes, and which rows of a failed batch are at fault.
 
-from headrace.batching.adaptive import AdaptiveBatch, AdaptiveBatcher, AdaptiveReason, LookAgain
+Every class here is pure: it takes the current time as `now`, never waits, and returns a decision.
+"""
+
+from headrace.batching.adaptive import AdaptiveBatch, AdaptiveBatcher, AdaptiveReason, WaitCondition
 from headrace.batching.bisect import Bisection
-from headrace.batching.dynamic import Closed, CloseReason, DynamicBatcher, Slice
+from headrace.batching.dynamic import ClosedBatch, CloseReason, DynamicBatcher, RowSlice
 
 __all__ = [
     "AdaptiveBatch",
@@ -10,8 +13,8 @@ __all__ = [
     "AdaptiveReason",
     "Bisection",
     "CloseReason",
-    "Closed",
+    "ClosedBatch",
     "DynamicBatcher",
-    "LookAgain",
-    "Slice",
+    "RowSlice",
+    "WaitCondition",
 ]

@@ -1,7 +1,8 @@
-"""When a batch closes: at so many rows, at so many bytes, or when its first row has waited long enough.
+"""Dynamic batching for streams: closes a batch by rows, by bytes, or by delay.
 
-Passive and pure: `now` is handed in, and what closes is returned. Items (blocks of rows) are cut at exact rows,
-so what a batch holds by rows and bytes depends on the rows alone, never on how they were grouped into items.
+The batcher is pure: the caller passes `now` and receives the closed batches. Items (blocks of rows)
+are cut at exact rows. The rows and bytes of a batch depend on the rows alone, never on how rows
+were grouped into items.
 """
 
 from collections.abc import Iterator
@@ -17,24 +18,24 @@ from headrace.core.errors import ConfigError
 T = TypeVar("T")
 
 RowBytes = int | NDArray[np.int64]
-"""Bytes of every row: one size for all, or an array of one a row."""
+"""Bytes of each row: one size for all rows, or an array with one size for each."""
 
 
 class CloseReason(StrEnum):
-    """Why a batch closed."""
+    """The reason for which a batch closed."""
 
     ROWS = "rows"
-    """It holds `rows_max` rows."""
+    """The batch has `rows_max` rows."""
     BYTES = "bytes"
-    """The next row would have gone beyond `bytes_max`."""
+    """The next row would exceed `bytes_max`."""
     DELAY = "delay"
-    """Its first row has waited `delay_s`."""
+    """`delay_s` has passed since the first row."""
     FLUSH = "flush"
     """The source has ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slice(Generic[T]):
+class RowSlice(Generic[T]):
     """Rows ``start..stop`` of one item; never empty."""
 
     item: T
@@ -43,79 +44,92 @@ class Slice(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Closed(Generic[T]):
-    """A batch: its slices in order, how much they are, why it closed, and when its first row came."""
+class ClosedBatch(Generic[T]):
+    """A closed batch: its slices in order, their rows and bytes, and the reason.
 
-    slices: tuple[Slice[T], ...]
+    `opened_s` is the arrival time of its first row.
+    """
+
+    slices: tuple[RowSlice[T], ...]
     rows: int
     nbytes: int
     reason: CloseReason
-    opened: float
+    opened_s: float
 
 
 class DynamicBatcher(Generic[T]):
-    """Gathers rows until `rows_max` rows, or the most rows whose bytes are within `bytes_max` (at least one).
+    """A batcher with a limit of `rows_max` rows and `bytes_max` bytes.
 
-    `delay_s` None never closes by delay: then the batches are the same whenever and however the rows come. One
-    caller at a time; nothing here waits. What waits is bounded by `rows_max` and `bytes_max`.
+    A batch has at least one row, whatever its size.
 
-    Raises ConfigError for bounds that leave no room.
+    With `delay_s` None, no batch closes by delay: batches are the same however and whenever rows
+    arrive. For one caller at a time; no method waits. `rows_max` and `bytes_max` bound the rows
+    held.
+
+    Raises:
+        ConfigError: A limit is below 1, or `delay_s` is negative.
     """
 
     def __init__(self, *, rows_max: int, bytes_max: int, delay_s: float | None = None) -> None:
         if rows_max <= 0 or bytes_max <= 0:
-            raise ConfigError(f"a batch needs room: rows_max={rows_max}, bytes_max={bytes_max}")
+            raise ConfigError(f"rows_max and bytes_max must be 1 or more, not {rows_max} and {bytes_max}")
         if delay_s is not None and delay_s < 0:
-            raise ConfigError(
-                f"a batch cannot wait {delay_s} s: give 0 or more, or None to wait for rows alone"
-            )
+            raise ConfigError(f"delay_s must be 0 or more, or None for no delay, not {delay_s}")
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._delay_s = delay_s
-        self._slices: list[Slice[T]] = []
+        self._slices: list[RowSlice[T]] = []
         self._rows = 0
         self._bytes = 0
-        self._opened = 0.0
+        self._opened_s = 0.0
 
     def __len__(self) -> int:
-        """Rows that wait."""
+        """Return the number of rows held."""
         return self._rows
 
-    def add(self, item: T, rows: int, row_bytes: RowBytes, now: float) -> list[Closed[T]]:
-        """Take an item of `rows` rows; the batches that this closes, in order. An item of none changes nothing.
+    def add(self, item: T, rows: int, row_bytes: RowBytes, now: float) -> list[ClosedBatch[T]]:
+        """Add an item of `rows` rows.
 
-        Costs microseconds whatever the number of rows. Raises ValueError when `row_bytes` has another length.
+        Return the batches that this closes, in order. An item without rows changes nothing.
+
+        Takes microseconds, whatever the number of rows.
+
+        Raises:
+            ValueError: `row_bytes` is an array of another length.
         """
         if not isinstance(row_bytes, int) and len(row_bytes) != rows:
             raise ValueError(f"{len(row_bytes)} sizes for an item of {rows} rows")
         return list(self._cut(item, rows, row_bytes, now)) if rows else []
 
-    def due(self) -> float | None:
-        """When the first row must leave; None while nothing waits, or without a delay."""
-        return None if self._delay_s is None or not self._rows else self._opened + self._delay_s
+    def due_s(self) -> float | None:
+        """Return the time at which the delay closes the current batch.
 
-    def poll(self, now: float) -> Closed[T] | None:
-        """The batch whose first row has waited its delay, if there is one."""
-        due = self.due()
-        return self._close(CloseReason.DELAY) if due is not None and now >= due else None
+        Return None without rows, or without a delay.
+        """
+        return None if self._delay_s is None or not self._rows else self._opened_s + self._delay_s
 
-    def flush(self, now: float) -> Closed[T] | None:
-        """What waits, at the end of the source; None when nothing does."""
-        del now  # Asked for like everywhere, so that callers need not know which verbs look at it.
+    def poll(self, now: float) -> ClosedBatch[T] | None:
+        """Return the current batch if its delay has passed at `now`, else None."""
+        due_s = self.due_s()
+        return self._close(CloseReason.DELAY) if due_s is not None and now >= due_s else None
+
+    def flush(self, now: float) -> ClosedBatch[T] | None:
+        """Return the rows held, at the end of the source, or None if there are none."""
+        del now  # Taken for a signature like that of `add` and `poll`.
         return self._close(CloseReason.FLUSH) if self._rows else None
 
-    def _cut(self, item: T, rows: int, row_bytes: RowBytes, now: float) -> Iterator[Closed[T]]:
-        # ends[i]: bytes of the rows up to and including i. One size for all needs no array.
+    def _cut(self, item: T, rows: int, row_bytes: RowBytes, now: float) -> Iterator[ClosedBatch[T]]:
+        # ends[i]: bytes of the rows up to and including i. Rows of one size need no array.
         ends = None if isinstance(row_bytes, int) else np.cumsum(row_bytes)
         start = 0
         while start < rows:
             if not self._rows:
-                self._opened = now
+                self._opened_s = now
             before = _bytes_before(row_bytes, ends, start)
-            take, full = self._room(rows - start, row_bytes, ends, start, before)
+            take, full = self._fit(rows - start, row_bytes, ends, start, before)
             if take:
                 stop = start + take
-                self._slices.append(Slice(item, start, stop))
+                self._slices.append(RowSlice(item, start, stop))
                 self._rows += take
                 self._bytes += _bytes_before(row_bytes, ends, stop) - before
                 start = stop
@@ -124,10 +138,13 @@ class DynamicBatcher(Generic[T]):
             elif full:
                 yield self._close(CloseReason.BYTES)
 
-    def _room(
+    def _fit(
         self, left: int, row_bytes: RowBytes, ends: NDArray[np.int64] | None, start: int, before: int
     ) -> tuple[int, bool]:
-        """How many of the next `left` rows this batch takes, and whether bytes keep it from taking more."""
+        """Return how many of the next `left` rows fit the current batch.
+
+        The second value is True if the byte limit, not the row limit, stops the batch.
+        """
         most = min(left, self._rows_max - self._rows)
         room = self._bytes_max - self._bytes
         if ends is None:
@@ -139,11 +156,11 @@ class DynamicBatcher(Generic[T]):
             fit = int(np.searchsorted(ends, before + room, side="right")) - start
         if fit >= most:
             return most, False
-        # A row larger than a whole batch goes by itself.
+        # A row above the byte limit forms a batch of its own.
         return (fit, True) if fit or self._rows else (1, True)
 
-    def _close(self, reason: CloseReason) -> Closed[T]:
-        closed = Closed(tuple(self._slices), self._rows, self._bytes, reason, self._opened)
+    def _close(self, reason: CloseReason) -> ClosedBatch[T]:
+        closed = ClosedBatch(tuple(self._slices), self._rows, self._bytes, reason, self._opened_s)
         self._slices, self._rows, self._bytes = [], 0, 0
         return closed
 

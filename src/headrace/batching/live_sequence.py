@@ -1,22 +1,28 @@
-"""A sequence that lives: the requests that wait for its steps, and how far it has come. Its table alone changes it."""
+"""A live sequence: the requests that wait for its steps, and its progress.
+
+Only its `SequenceTable` changes it.
+"""
 
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from headrace.batching.sequence_life import TRANSITIONS, SequenceEvent, SequenceStage
+from headrace.batching.sequence_stages import TRANSITIONS, SequenceEvent, SequenceStage
 from headrace.core.errors import PredictorError
 from headrace.core.sequence import SequenceEnd
 
 
-class Asked(Protocol):
-    """A request for steps of a sequence; two are never equal. `row` and `again` are its progress, which is kept for it here."""
+class StepRequest(Protocol):
+    """A request for one or more steps of a sequence. Two requests are never equal.
+
+    The sequence keeps the request's progress in `row` and `again`.
+    """
 
     row: int
-    """The row whose step is next."""
+    """Row of the next step."""
     again: bool
-    """Whether that row was stepped before, and goes on."""
+    """True if a step of that row was done and asked for another step of the row."""
 
     @property
     def rows(self) -> int: ...  # noqa: D102
@@ -26,116 +32,124 @@ class Asked(Protocol):
     def priority(self) -> int: ...  # noqa: D102
     @property
     def ends(self) -> bool:
-        """Whether its sequence ends with it."""
+        """True if the sequence ends with this request."""
         ...
 
     def rewind(self) -> bool:
-        """Forget what its steps came to, so that it can be begun again; not, when its caller has seen some of it."""
+        """Discard the outputs of this request's steps, so that the request can start again.
+
+        Return False, with no effect, if the client has received some of them.
+        """
         ...
 
 
-T = TypeVar("T", bound=Asked)
+T = TypeVar("T", bound=StepRequest)
 
 
 class LiveSequence(Generic[T]):
-    """One sequence. What changes is changed by its table alone."""
+    """A sequence with its stage, requests and state position. Only its `SequenceTable` changes it."""
 
     __slots__ = (
+        "abandoned",
         "anonymous",
-        "asked_s",
-        "auto",
-        "begun",
+        "arrived_s",
+        "auto_restart",
         "current",
+        "end_reason",
+        "has_final_steps",
         "id",
-        "left",
+        "idle_since_s",
+        "instance",
+        "instance_knows",
         "loaded",
         "number",
-        "orphaned",
-        "place",
-        "settled",
         "stage",
         "started_s",
+        "state_lost",
         "steps",
-        "touched_s",
         "waiting",
-        "why",
     )
 
-    def __init__(self, id: str, number: int, place: int, now: float) -> None:
+    def __init__(self, id: str, number: int, instance: int, now: float) -> None:
         self.id = id
         self.number = number
-        """Never given twice: a client may begin another sequence of the same id while this one ends."""
-        self.place = place
+        """Unique: a client may start another sequence with the same id while this one ends."""
+        self.instance = instance
         self.anonymous = not id
-        """Whether it is one request by itself."""
+        """True for a single request without a sequence id."""
         self.stage = SequenceStage.IDLE
         self.current: T | None = None
-        """The request whose step is next, or is being done."""
-        self.left = False
-        """Whether nobody wants the current one any more, whose step is being done."""
+        """The request of the next or the running step."""
+        self.abandoned = False
+        """True if the client withdrew the current request during its step."""
         self.waiting: deque[T] = deque()
-        self.auto = False
-        """Whether it begins anew where its state cannot be found: all who ask for steps of it now would have it so."""
-        self.begun = False
-        """Whether its place has heard of it: a step of it was taken, with the state that it had."""
+        self.auto_restart = False
+        """True if the sequence restarts when its state is missing: every open request allows that."""
+        self.instance_knows = False
+        """True if the instance holds, or held, a state of this sequence."""
         self.steps = 0
-        """Steps done."""
-        self.settled = False
-        """Whether some of these were done for requests that are over."""
+        """Number of steps done."""
+        self.has_final_steps = False
+        """True if some of these steps belong to finished requests."""
         self.loaded = True
-        """Whether its state is at its place; else it has to be brought there before its next step."""
-        self.orphaned = False
-        """Whether it is not there since the instance died that had it."""
-        self.started_s = self.touched_s = self.asked_s = now
-        self.why: SequenceEnd | None = None
+        """True if the state is on the instance; if not, load it before the next step."""
+        self.state_lost = False
+        """True if the state is not loaded because its instance died."""
+        self.started_s = self.idle_since_s = self.arrived_s = now
+        self.end_reason: SequenceEnd | None = None
 
     @property
     def rows(self) -> int:
-        """Of its next step, for the batch that takes it."""
+        """Rows that the next step takes in a batch."""
         return 1
 
     @property
     def key(self) -> Hashable:
-        """Equal for steps that can share a call of the model."""
+        """Equal for steps that can share a model call."""
         assert self.current is not None
         return self.current.key
 
     @property
     def priority(self) -> int:
-        """Of the step that is next: lower goes first."""
+        """Priority of the next step: a lower value goes first."""
         assert self.current is not None
         return self.current.priority
 
     @property
-    def goes_on(self) -> bool:
-        """Whether its next step is one more of a request that was begun."""
+    def request_started(self) -> bool:
+        """True if the next step continues a request of which a step was done."""
         current = self.current
-        return current is not None and was_begun(current)
+        return current is not None and is_started(current)
 
-    def happened(self, event: SequenceEvent) -> None:
-        """Change the stage, as the table of `sequence_life` says."""
+    def apply(self, event: SequenceEvent) -> None:
+        """Change the stage, according to the transition table in `sequence_stages`."""
         stage = TRANSITIONS.get((self.stage, event))
-        assert stage is not None, f"a sequence that is {self.stage} cannot meet {event}"
+        assert stage is not None, f"event {event} is impossible in stage {self.stage}"
         self.stage = stage
 
-    def take_turns(self) -> None:
-        """Another request's turn, if one waits that may be begun while the current one goes on.
+    def interleave(self) -> None:
+        """Put the current request behind the waiting requests that may run between its steps.
 
-        What ends the sequence, and what asks for no step, is in its order: nothing that came before passes it, nor is passed.
+        A request that ends the sequence, and a request without steps, keeps its position: no
+        request passes it, and it passes none.
         """
         current, waiting = self.current, self.waiting
         assert current is not None
-        if current.ends or not waiting or _in_order(waiting[0]):
+        if current.ends or not waiting or _is_ordered(waiting[0]):
             return
-        behind = next((at for at, item in enumerate(waiting) if _in_order(item)), len(waiting))
+        behind = next((at for at, item in enumerate(waiting) if _is_ordered(item)), len(waiting))
         waiting.insert(behind, current)
         self.current = waiting.popleft()
 
     def rewind(self) -> bool:
-        """Forget all of its steps, if they were done for requests that are not over, and nobody has seen anything of them."""
-        if self.settled:
+        """Discard all steps of this sequence. Return False, with no effect, if that is impossible.
+
+        Possible only if all steps belong to open requests, and no client has received any output of
+        them.
+        """
+        if self.has_final_steps:
             return False
-        begun = [item for item in (self.current, *self.waiting) if item is not None and was_begun(item)]
+        begun = [item for item in (self.current, *self.waiting) if item is not None and is_started(item)]
         if not all(item.rewind() for item in begun):
             return False
         for item in begun:
@@ -145,18 +159,21 @@ class LiveSequence(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Over(Generic[T]):
-    """A request that came to its end otherwise than by a step: with an error, since its sequence ended; else it asked for none."""
+class RequestEnd(Generic[T]):
+    """A request that ended without a step of its own.
+
+    `error` says why its sequence ended; None for a request without steps.
+    """
 
     item: T
     sequence: LiveSequence[T]
     error: PredictorError | None
 
 
-def was_begun(item: Asked) -> bool:
-    """Whether a step of this request was done."""
+def is_started(item: StepRequest) -> bool:
+    """Return True if a step of this request was done."""
     return item.again or item.row > 0
 
 
-def _in_order(item: Asked) -> bool:
+def _is_ordered(item: StepRequest) -> bool:
     return item.ends or not item.rows

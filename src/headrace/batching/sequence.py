@@ -1,42 +1,47 @@
-"""Which sequences live, what waits for each, and when they end: for requests whose answer depends on the one before.
+"""The table of live sequences: the requests that wait for each, and when each ends.
 
-Requests of one sequence are answered in order, one step at a time; a sequence stays at one place (the instance that holds
-its state) until it ends. Passive and pure: `now` is handed in, and never goes back; what ended, and what it took with it, is
-left in `ended` and `over` for the caller to collect.
+For models with a state between requests.
+
+Requests of a sequence run in order, one step at a time. A sequence stays on one instance, the
+holder of its state, until it ends. The table is pure: the caller passes `now`, which never
+decreases. Ended sequences and their requests collect in `ended_sequences` and `request_ends` until
+the caller takes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
-from headrace.batching.live_sequence import Asked, LiveSequence, Over, was_begun
-from headrace.batching.places import Places
+from headrace.batching.instance_placement import InstancePlacement
+from headrace.batching.live_sequence import LiveSequence, RequestEnd, StepRequest, is_started
 from headrace.batching.sequence_ends import RecentEnds
-from headrace.batching.sequence_life import SequenceEvent, SequenceStage
-from headrace.batching.sequence_times import SequenceTimes
+from headrace.batching.sequence_stages import SequenceEvent, SequenceStage
+from headrace.batching.sequence_timeouts import SequenceTimeouts
 from headrace.core.errors import PredictorError, SequenceFullError, TooManySequencesError
-from headrace.core.sequence import SequenceAsk, SequenceEnd, SequenceLimits
+from headrace.core.sequence import SequenceControl, SequenceEnd, SequenceLimits
 
-__all__ = ["RETRY_S", "Asked", "LiveSequence", "Over", "SequenceTable"]
+__all__ = ["RETRY_S", "LiveSequence", "RequestEnd", "SequenceTable", "StepRequest"]
 
 RETRY_S: Final = 1.0
-"""When to ask again for a place, or for room: sequences end, and steps are done, within about so long."""
+"""Suggested delay before a retry, in seconds: sequences end and steps finish in about this time."""
 
-T = TypeVar("T", bound=Asked)
+T = TypeVar("T", bound=StepRequest)
 
 
 class SequenceTable(Generic[T]):
-    """The sequences of one model, over so many places.
+    """The live sequences of one model, over a fixed number of instances.
 
-    Whoever drives it is called back: by `queue` when a sequence's next step can be done at its place, and by `unqueue` when it
-    cannot any more, but for being `taken`. Requests that ended otherwise than by a step, and were not withdrawn, are in `over`,
-    and sequences that ended, but for those of which nobody but this table knows, in `ended`, until they are collected.
-    With `checkpoints` a sequence outlives the instance that holds its state, but not one that is a request by itself.
+    The table calls `queue` when the next step of a sequence can run on its instance. It calls
+    `unqueue` when that step can no longer run, except when `begin_step` took it. `request_ends` has
+    the requests that ended without a step of their own, withdrawn requests excepted.
+    `ended_sequences` has the ended sequences that an instance or a checkpoint store knows. With
+    `checkpoints`, a sequence outlives the instance that holds its state. An anonymous sequence
+    never does.
     """
 
     def __init__(
         self,
         limits: SequenceLimits,
-        places: int,
+        instances: int,
         *,
         queue: Callable[[LiveSequence[T]], None],
         unqueue: Callable[[LiveSequence[T]], None],
@@ -48,72 +53,82 @@ class SequenceTable(Generic[T]):
         self._checkpoints = checkpoints
         self._by_id: dict[str, LiveSequence[T]] = {}
         self._live: dict[int, LiveSequence[T]] = {}
-        self._times = SequenceTimes[T](limits)
-        self._places = Places(places)
+        self._timeouts = SequenceTimeouts[T](limits)
+        self._placement = InstancePlacement(instances)
         self._recent = RecentEnds()
         self._numbers = 0
         self.requests = 0
-        """Requests that have not come to their end."""
+        """Number of open requests."""
         self.rows = 0
-        """Rows of these."""
-        self.over: list[Over[T]] = []
-        self.ended: list[LiveSequence[T]] = []
-        self.ends: dict[SequenceEnd, int] = dict.fromkeys(SequenceEnd, 0)
+        """Number of rows of the open requests."""
+        self.request_ends: list[RequestEnd[T]] = []
+        self.ended_sequences: list[LiveSequence[T]] = []
+        self.end_counts: dict[SequenceEnd, int] = dict.fromkeys(SequenceEnd, 0)
 
     def __len__(self) -> int:
-        """Sequences that live."""
+        """Return the number of live sequences."""
         return len(self._live)
 
     def __iter__(self) -> Iterator[LiveSequence[T]]:
-        """Those that live, the oldest first."""
+        """Iterate over the live sequences, oldest first."""
         return iter(self._live.values())
 
     def find(self, id: str) -> LiveSequence[T] | None:
-        """The living sequence of an id."""
+        """Return the live sequence with this id, or None."""
         return self._by_id.get(id)
 
     # Requests
 
-    def offer(self, item: T, ask: SequenceAsk, now: float) -> LiveSequence[T]:
-        """Take a request for its sequence, which begins where `ask` says so.
+    def offer(self, item: T, control: SequenceControl, now: float) -> LiveSequence[T]:
+        """Add a request to its sequence. Create the sequence if `control` says so.
 
-        One of the same id that lives then ends at once, or by the last request that was made of it, if that ends it.
+        A live sequence with the same id then ends at once. If its last request ends it, that
+        request finishes first.
 
-        Raises SequenceGoneError (and SequenceLostError, and after `stop` StoppedError) where there is no sequence of this id,
-        SequenceFullError and TooManySequencesError; then nothing has changed, but for what was due to end by now.
+        Raises:
+            SequenceGoneError: No sequence has this id.
+            SequenceLostError: The sequence ended because its state was lost.
+            StoppedError: The sequence ended because the model was stopped.
+            SequenceFullError: Too many requests of this sequence wait.
+            TooManySequencesError: Too many sequences are live.
+
+        After an error, nothing has changed, except for sequences that expired by `now`.
         """
         self.expire(now)
-        sequence = self._by_id.get(ask.id) if ask.id and not ask.start else None
+        sequence = self._by_id.get(control.id) if control.id and not control.start else None
         if sequence is None:
-            sequence = self._begun(ask, now)
+            sequence = self._create(control, now)
         elif len(sequence.waiting) >= self.limits.requests_max:
             raise SequenceFullError(
-                ask.id,
-                f"{len(sequence.waiting)} of its requests wait already, and no more may (requests_max): ask again later",
+                control.id,
+                f"{len(sequence.waiting)} requests are waiting, the limit of requests_max: retry later",
                 retry_after_s=RETRY_S,
             )
         self.requests += 1
         self.rows += item.rows
         sequence.waiting.append(item)
         if sequence.current is not None:
-            sequence.auto = sequence.auto and ask.auto
-            sequence.happened(SequenceEvent.REQUEST)
+            sequence.auto_restart = sequence.auto_restart and control.auto
+            sequence.apply(SequenceEvent.REQUEST)
             return sequence
-        sequence.auto = ask.auto
-        if self._next(sequence, now):
-            self._times.asked(sequence)
-            sequence.happened(SequenceEvent.REQUEST)
-            self._ready(sequence, now)
-        elif sequence.why is None:
-            self._times.rests(sequence, now)
+        sequence.auto_restart = control.auto
+        if self._advance(sequence, now):
+            self._timeouts.mark_active(sequence)
+            sequence.apply(SequenceEvent.REQUEST)
+            self._enqueue(sequence, now)
+        elif sequence.end_reason is None:
+            self._timeouts.mark_idle(sequence, now)
         return sequence
 
     def withdraw(self, sequence: LiveSequence[T], item: T, now: float) -> None:
-        """Nobody wants this request any more: it is over, after the step of it that is being done, if there is one.
+        """Remove a request that its client no longer wants.
 
-        What of it was done stays done; it ends its sequence only by its last step. A sequence by itself ends.
+        A running step of the request finishes first.
+
+        Finished steps stay done. A request that ends its sequence does so only by its last step. An
+        anonymous sequence ends.
         """
-        if sequence.why is not None:
+        if sequence.end_reason is not None:
             return
         if sequence.anonymous:
             self._end(sequence, SequenceEnd.CANCELLED, now)
@@ -121,99 +136,109 @@ class SequenceTable(Generic[T]):
         if item is not sequence.current:
             if item in sequence.waiting:
                 sequence.waiting.remove(item)
-                self._drop(sequence, item)
+                self._finish_request(sequence, item)
             return
         if sequence.stage is SequenceStage.STEPPING:
-            sequence.left = True
+            sequence.abandoned = True
             return
         if sequence.stage is SequenceStage.WAITING:
             self._unqueue(sequence)
-        self._drop(sequence, item)
-        if self._next(sequence, now):
+        self._finish_request(sequence, item)
+        if self._advance(sequence, now):
             if sequence.stage is SequenceStage.HELD:
-                sequence.happened(SequenceEvent.ROOM)
-            self._ready(sequence, now)
-        elif sequence.why is None and not self._ended_since_replaced(sequence, now):
-            sequence.happened(SequenceEvent.WITHDRAWN)
-            self._times.rests(sequence, now)
+                sequence.apply(SequenceEvent.OUTPUT_READ)
+            self._enqueue(sequence, now)
+        elif sequence.end_reason is None and not self._end_if_replaced(sequence, now):
+            sequence.apply(SequenceEvent.WITHDRAWN)
+            self._timeouts.mark_idle(sequence, now)
 
     # Steps
 
-    def taken(self, sequence: LiveSequence[T]) -> T:
-        """A call of the model has its next step; it is not queued any more. The request whose step it is."""
-        sequence.happened(SequenceEvent.TAKEN)
+    def begin_step(self, sequence: LiveSequence[T]) -> T:
+        """Record that a model call has taken the next step of this sequence.
+
+        Return the request of that step.
+        """
+        sequence.apply(SequenceEvent.STEP_BEGUN)
         if sequence.loaded:
-            sequence.begun = True
+            sequence.instance_knows = True
         assert sequence.current is not None
         return sequence.current
 
-    def stepped(
+    def end_step(
         self,
         sequence: LiveSequence[T],
         now: float,
         *,
-        counts: bool = True,
-        goes_on: bool = False,
-        ends: bool = False,
-        finished: bool = False,
-        held: bool = False,
-        undone: bool = False,
-        withdrawn: bool = False,
+        state_changed: bool = True,
+        reschedule: bool = False,
+        end_sequence: bool = False,
+        finish_request: bool = False,
+        hold: bool = False,
+        redo: bool = False,
+        withdraw_request: bool = False,
     ) -> bool:
-        """The step that was taken is over; whether its request came to its end by it.
+        """Record the end of the running step. Return True if its request ended by this step.
 
-        `counts`: it changed the state. `goes_on`: the row gets another one. `ends`: the model says that the sequence is over.
-        `finished`: the request is over, whatever rows are left. `held`: it must not go on before `room`.
-        `undone`: it was done on a state that is not the last one, and is to be done again on that.
-        `withdrawn`: the request is over, and may be asked again: it ends no sequence, whatever it said.
+        - `state_changed`: the step changed the state.
+        - `reschedule`: the model asked for another step with the same row.
+        - `end_sequence`: the model ended the sequence.
+        - `finish_request`: the request is over, whatever rows are left.
+        - `hold`: the next step must not run before `resume`.
+        - `redo`: the step ran on an outdated state; run it again on the latest state.
+        - `withdraw_request`: the request is over and may be sent again. It does not end the
+          sequence.
         """
-        sequence.steps += counts
+        sequence.steps += state_changed
         if sequence.stage is SequenceStage.ENDING:
-            self._over(sequence)
+            self._finish_ending(sequence)
             return False
         item = sequence.current
         assert item is not None
-        if undone and not sequence.left:
-            sequence.happened(SequenceEvent.MORE)
-            self._ready(sequence, now)
+        if redo and not sequence.abandoned:
+            sequence.apply(SequenceEvent.STEP_DUE)
+            self._enqueue(sequence, now)
             return False
-        item.again = goes_on and not ends
+        item.again = reschedule and not end_sequence
         if not item.again:
             item.row += 1
-        last = (finished or item.row >= item.rows) and not withdrawn
-        if not (last or ends or sequence.left or withdrawn):
-            if held:
-                sequence.happened(SequenceEvent.FULL)
+        last = (finish_request or item.row >= item.rows) and not withdraw_request
+        if not (last or end_sequence or sequence.abandoned or withdraw_request):
+            if hold:
+                sequence.apply(SequenceEvent.OUTPUT_FULL)
             else:
-                self._take_turns(sequence)
-                sequence.happened(SequenceEvent.MORE)
-                self._ready(sequence, now)
+                self._interleave(sequence)
+                sequence.apply(SequenceEvent.STEP_DUE)
+                self._enqueue(sequence, now)
             return False
-        self._drop(sequence, item)
-        if ends or sequence.anonymous or (last and item.ends):
+        self._finish_request(sequence, item)
+        if end_sequence or sequence.anonymous or (last and item.ends):
             self._end(sequence, SequenceEnd.ENDED, now)
-        elif self._next(sequence, now):
-            sequence.happened(SequenceEvent.MORE)
-            self._ready(sequence, now)
+        elif self._advance(sequence, now):
+            sequence.apply(SequenceEvent.STEP_DUE)
+            self._enqueue(sequence, now)
             return True
-        if sequence.why is not None or self._ended_since_replaced(sequence, now):
-            self._over(sequence)
+        if sequence.end_reason is not None or self._end_if_replaced(sequence, now):
+            self._finish_ending(sequence)
         else:
-            sequence.happened(SequenceEvent.STEPPED)
-            self._times.rests(sequence, now)
+            sequence.apply(SequenceEvent.STEP_DONE)
+            self._timeouts.mark_idle(sequence, now)
         return True
 
-    def room(self, sequence: LiveSequence[T], now: float) -> None:
-        """What it gave was taken: it can go on. Nothing, where it does not wait for that."""
+    def resume(self, sequence: LiveSequence[T], now: float) -> None:
+        """Let a held sequence continue: the client has read its output.
+
+        Do nothing for other sequences.
+        """
         if sequence.stage is SequenceStage.HELD:
-            self._take_turns(sequence)
-            sequence.happened(SequenceEvent.ROOM)
-            self._ready(sequence, now)
+            self._interleave(sequence)
+            sequence.apply(SequenceEvent.OUTPUT_READ)
+            self._enqueue(sequence, now)
 
     # Ends
 
     def cancel(self, id: str, now: float) -> bool:
-        """End the sequence of this id, with all that waits for it; whether there was one."""
+        """End the sequence with this id, with all its waiting requests. Return True if it was live."""
         self.expire(now)
         sequence = self._by_id.get(id)
         if sequence is not None:
@@ -221,102 +246,109 @@ class SequenceTable(Generic[T]):
         return sequence is not None
 
     def expire(self, now: float) -> None:
-        """End those that have been idle, or have lived, for too long."""
-        while (over := self._times.over(now)) is not None:
-            sequence, why = over
-            self._end(sequence, why, now)
+        """End the sequences whose idle time or lifetime is over."""
+        while (expired := self._timeouts.next_expired(now)) is not None:
+            sequence, reason = expired
+            self._end(sequence, reason, now)
 
-    def next_s(self) -> float | None:
-        """When `expire` has something to do, as things stand; None: never."""
-        return self._times.next_s()
+    def next_expiry_s(self) -> float | None:
+        """Return the time at which `expire` has work to do, as of now, or None for never."""
+        return self._timeouts.next_expiry_s()
 
     def stop(self, now: float) -> None:
-        """End all."""
+        """End all sequences."""
         for sequence in list(self._live.values()):
             self._end(sequence, SequenceEnd.STOPPED, now)
 
-    # Places
+    # Instances
 
-    def found(self, sequence: LiveSequence[T], steps: int) -> None:
-        """Its state is at its place now, after so many steps."""
-        sequence.begun = sequence.loaded = True
-        sequence.orphaned = False
-        sequence.steps, sequence.settled = steps, steps > 0
+    def state_loaded(self, sequence: LiveSequence[T], steps: int) -> None:
+        """Record that the state after `steps` steps is now on the sequence's instance."""
+        sequence.instance_knows = sequence.loaded = True
+        sequence.state_lost = False
+        sequence.steps, sequence.has_final_steps = steps, steps > 0
 
-    def missing(self, sequence: LiveSequence[T], now: float) -> bool:
-        """There is no state of it that could be brought to its place, for the step that was taken; whether it begins anew instead.
+    def state_missing(self, sequence: LiveSequence[T], now: float) -> bool:
+        """Handle a step whose state could not be loaded.
 
-        If not, it is over, with its requests: lost, if its state died here; ended, if another process went on with it. One that
-        never had a state here never was.
+        Return True if the sequence restarts with an empty state.
+
+        Otherwise the sequence and its requests are over: lost if its state died on this server,
+        ended if another process went on with it. A sequence that never had a state on this server
+        leaves no trace.
         """
         if sequence.stage is SequenceStage.STEPPING:
-            if sequence.auto and not sequence.goes_on:
-                self.found(sequence, 0)
+            if sequence.auto_restart and not sequence.request_started:
+                self.state_loaded(sequence, 0)
                 return True
-            if sequence.begun:
-                why = SequenceEnd.INSTANCE_LOST if sequence.orphaned else SequenceEnd.ENDED
-                self._end(sequence, why, now)
+            if sequence.instance_knows:
+                reason = SequenceEnd.INSTANCE_LOST if sequence.state_lost else SequenceEnd.ENDED
+                self._end(sequence, reason, now)
             else:
-                self._remove(sequence, lambda: self._recent.error(sequence.id, now))
-        sequence.happened(SequenceEvent.STEPPED)
-        if sequence.begun:
-            self.ended.append(sequence)
+                self._remove(sequence, lambda: self._recent.error_for(sequence.id, now))
+        sequence.apply(SequenceEvent.STEP_DONE)
+        if sequence.instance_knows:
+            self.ended_sequences.append(sequence)
         return False
 
-    def unload(self, sequence: LiveSequence[T]) -> None:
-        """What its place has of it counts no more; its state is to be brought there before its next step."""
+    def unload_state(self, sequence: LiveSequence[T]) -> None:
+        """Mark the state on the instance as outdated: load it again before the next step."""
         sequence.loaded = False
 
-    def lost(self, place: int, stepping: Iterable[LiveSequence[T]], now: float) -> None:
-        """The instance there died, in the middle of these steps, with all states that it had.
+    def instance_lost(self, instance: int, stepping: Iterable[LiveSequence[T]], now: float) -> None:
+        """Handle the death of an instance, with all its states, during the steps of `stepping`.
 
-        What has a checkpoint, or has shown nothing to anybody yet, does its steps again; any other sequence ends.
+        A sequence repeats its steps if it has a checkpoint, or if no client has received any output
+        of them. Others end.
         """
         for sequence in stepping:
-            sequence.happened(SequenceEvent.LOST)
+            sequence.apply(SequenceEvent.INSTANCE_LOST)
             if sequence.stage is SequenceStage.ENDED:
-                self._tell(sequence)
+                self._report_ended(sequence)
                 continue
             assert sequence.current is not None
-            self._ready(sequence, now)
-            if sequence.left:
+            self._enqueue(sequence, now)
+            if sequence.abandoned:
                 self.withdraw(sequence, sequence.current, now)
-        for sequence in self._of(place):
-            if self._unloaded(sequence):
+        for sequence in self._on_instance(instance):
+            if self._detach_state(sequence):
                 continue
             if sequence.rewind():
-                # What it gave, and nobody has taken, is forgotten: there is room.
-                self.room(sequence, now)
+                # The discarded output no longer fills the client's buffer.
+                self.resume(sequence, now)
             else:
                 self._end(sequence, SequenceEnd.INSTANCE_LOST, now)
 
-    def up(self, place: int, *, up: bool) -> None:
-        """Whether new sequences should be put there, as long as there is another place."""
-        self._places.up(place, up=up)
+    def set_available(self, instance: int, *, available: bool) -> None:
+        """Mark an instance as available for new sequences, or not while there is another one."""
+        self._placement.set_available(instance, available=available)
 
-    def vacate(self, place: int, now: float) -> None:
-        """Nothing more will be done there, until it is `up` again.
+    def retire_instance(self, instance: int, now: float) -> None:
+        """Move sequences away from an instance that runs no more steps until `set_available`.
 
-        Those whose state is not there, or has a checkpoint, go where a new one would. Any other ends, with the step that is
-        being done, if there is one.
+        Sequences without a state there, or with a checkpoint, move to the instance of a new
+        sequence. Others end; a running step finishes first.
         """
-        self._places.vacate(place)
-        for sequence in self._of(place):
-            if sequence.stage is not SequenceStage.STEPPING and self._unloaded(sequence):
+        self._placement.retire(instance)
+        for sequence in self._on_instance(instance):
+            if sequence.stage is not SequenceStage.STEPPING and self._detach_state(sequence):
                 self._move(sequence)
             else:
                 self._end(sequence, SequenceEnd.INSTANCE_LOST, now)
 
-    def _of(self, place: int) -> list[LiveSequence[T]]:
-        return [s for s in self._live.values() if s.place == place]
+    def _on_instance(self, instance: int) -> list[LiveSequence[T]]:
+        return [s for s in self._live.values() if s.instance == instance]
 
-    def _unloaded(self, sequence: LiveSequence[T]) -> bool:
-        """Whether it goes on without what its place has of it."""
+    def _detach_state(self, sequence: LiveSequence[T]) -> bool:
+        """Give up the state on the instance.
+
+        Return False if the sequence cannot continue without it.
+        """
         if not sequence.steps:
             return True
         if not self._checkpoints or sequence.anonymous:
             return False
-        sequence.orphaned = sequence.orphaned or sequence.loaded
+        sequence.state_lost = sequence.state_lost or sequence.loaded
         sequence.loaded = False
         return True
 
@@ -324,78 +356,90 @@ class SequenceTable(Generic[T]):
         waits = sequence.stage is SequenceStage.WAITING
         if waits:
             self._unqueue(sequence)
-        self._places.leave(sequence.place)
-        sequence.place = self._places.enter()
+        self._placement.release(sequence.instance)
+        sequence.instance = self._placement.assign()
         if waits:
             self._queue(sequence)
 
-    def spoiled(self, sequence: LiveSequence[T], now: float, *, taken: bool) -> bool:
-        """Nobody knows what became of its state: it is over, with its requests; whether a step that was `taken` is over by this."""
+    def state_corrupted(self, sequence: LiveSequence[T], now: float, *, stepping: bool) -> bool:
+        """End a sequence whose state is unknown after a defect, with its requests.
+
+        `stepping`: one of its steps was taken. Return True if that step ends by this call.
+        """
         if sequence.number in self._live:
             self._end(sequence, SequenceEnd.INSTANCE_LOST, now)
-        if not taken or sequence.stage is not SequenceStage.ENDING:
+        if not stepping or sequence.stage is not SequenceStage.ENDING:
             return False
-        self._over(sequence)
+        self._finish_ending(sequence)
         return True
 
-    # Within
+    # Internals
 
-    def _begun(self, ask: SequenceAsk, now: float) -> LiveSequence[T]:
-        """A new sequence, or one whose state is elsewhere, in its place among the living."""
-        resumes = bool(ask.id) and not ask.start
-        if ask.start and (old := self._by_id.get(ask.id)) is not None and not self._ends_by_itself(old):
+    def _create(self, control: SequenceControl, now: float) -> LiveSequence[T]:
+        """Create a live sequence: a new one, or one whose state a checkpoint store has."""
+        resumes = bool(control.id) and not control.start
+        if (
+            control.start
+            and (old := self._by_id.get(control.id)) is not None
+            and not self._ends_with_last_request(old)
+        ):
             self._end(old, SequenceEnd.RESTARTED, now)
-        if resumes and not ask.auto and not self._checkpoints:
-            raise self._recent.error(ask.id, now)
-        self._make_room(ask.id, now)
+        if resumes and not control.auto and not self._checkpoints:
+            raise self._recent.error_for(control.id, now)
+        self._evict_if_full(control.id, now)
         self._numbers += 1
-        # Not LiveSequence[T](...): that costs as much as all else here.
-        sequence: LiveSequence[T] = LiveSequence(ask.id, self._numbers, self._places.enter(), now)
+        # LiveSequence[T](...) would cost as much as the rest of this method.
+        sequence: LiveSequence[T] = LiveSequence(control.id, self._numbers, self._placement.assign(), now)
         sequence.loaded = not (resumes and self._checkpoints)
         self._live[sequence.number] = sequence
-        if ask.id:
-            self._by_id[ask.id] = sequence
-        self._times.begins(sequence)
+        if control.id:
+            self._by_id[control.id] = sequence
+        self._timeouts.add(sequence)
         return sequence
 
-    def _ends_by_itself(self, sequence: LiveSequence[T]) -> bool:
-        """Whether it was asked for its last step already: then another one can replace it by its id, and it is done as was asked.
+    def _ends_with_last_request(self, sequence: LiveSequence[T]) -> bool:
+        """Return True if a request that ends the sequence is queued.
 
-        With checkpoints it is not: what is kept of it goes by its id alone.
+        A new sequence may then take over its id.
+
+        False with checkpoints, because a checkpoint is stored under the id alone.
         """
         last = sequence.waiting[-1] if sequence.waiting else sequence.current
         return last is not None and last.ends and not self._checkpoints
 
-    def _replaced(self, sequence: LiveSequence[T]) -> bool:
+    def _is_replaced(self, sequence: LiveSequence[T]) -> bool:
         return not sequence.anonymous and self._by_id.get(sequence.id) is not sequence
 
-    def _ended_since_replaced(self, sequence: LiveSequence[T], now: float) -> bool:
-        """Whether it ended here and now: nothing is asked of it any more, not even its end, and nobody can ask."""
-        if not self._replaced(sequence):
+    def _end_if_replaced(self, sequence: LiveSequence[T], now: float) -> bool:
+        """End a replaced sequence without requests, which no client can reach.
+
+        Return True if this ended it.
+        """
+        if not self._is_replaced(sequence):
             return False
         self._end(sequence, SequenceEnd.RESTARTED, now)
         return True
 
-    def _make_room(self, id: str, now: float) -> None:
+    def _evict_if_full(self, id: str, now: float) -> None:
         if len(self._live) < self.limits.live_max:
             return
-        idlest = self._times.evictable(now)
+        idlest = self._timeouts.evictable(now)
         if idlest is None:
             raise TooManySequencesError(
                 id,
-                f"{len(self._live)} live already, and no more may (live_max): ask again later",
+                f"{len(self._live)} sequences are live, the limit of live_max: retry later",
                 retry_after_s=RETRY_S,
             )
         self._end(idlest, SequenceEnd.EVICTED, now)
 
-    def _ready(self, sequence: LiveSequence[T], now: float) -> None:
-        sequence.asked_s = now
+    def _enqueue(self, sequence: LiveSequence[T], now: float) -> None:
+        sequence.arrived_s = now
         self._queue(sequence)
 
-    def _next(self, sequence: LiveSequence[T], now: float) -> bool:
-        """Whether a request follows that asks for a step: it is the current one now.
+    def _advance(self, sequence: LiveSequence[T], now: float) -> bool:
+        """Make the next request with a step the current one. Return False if there is none.
 
-        Those before it that ask for none are over; with one of them the sequence may end.
+        Requests without steps that come before end here; such a request may end the sequence.
         """
         waiting = sequence.waiting
         while waiting:
@@ -403,63 +447,63 @@ class SequenceTable(Generic[T]):
             if item.rows:
                 sequence.current = item
                 return True
-            self._count_out(item)
-            self.over.append(Over(item, sequence, None))
+            self._uncount(item)
+            self.request_ends.append(RequestEnd(item, sequence, None))
             if item.ends or sequence.anonymous:
                 self._end(sequence, SequenceEnd.ENDED, now)
                 return False
         return False
 
-    def _take_turns(self, sequence: LiveSequence[T]) -> None:
+    def _interleave(self, sequence: LiveSequence[T]) -> None:
         if self.limits.interleave and sequence.current is not None and sequence.current.again:
-            sequence.take_turns()
+            sequence.interleave()
 
-    def _drop(self, sequence: LiveSequence[T], item: T) -> None:
-        """This request is over, and is none of those that wait any more."""
-        self._count_out(item)
-        if sequence.steps and was_begun(item):
-            sequence.settled = True
+    def _finish_request(self, sequence: LiveSequence[T], item: T) -> None:
+        """Remove a finished request from the queue and from the counts."""
+        self._uncount(item)
+        if sequence.steps and is_started(item):
+            sequence.has_final_steps = True
         if item is sequence.current:
-            sequence.current, sequence.left = None, False
+            sequence.current, sequence.abandoned = None, False
 
-    def _count_out(self, item: T) -> None:
+    def _uncount(self, item: T) -> None:
         self.requests -= 1
         self.rows -= item.rows
 
-    def _end(self, sequence: LiveSequence[T], why: SequenceEnd, now: float) -> None:
-        """It is over, with all that waits for it; a step that is being done is its last."""
-        sequence.why = why
-        self.ends[why] += 1
-        if not sequence.anonymous and not self._replaced(sequence):
-            self._recent.add(sequence.id, why, now)
-        self._remove(sequence, lambda: self._recent.error_of(sequence.id, why))
+    def _end(self, sequence: LiveSequence[T], reason: SequenceEnd, now: float) -> None:
+        """End a sequence with all its waiting requests. A running step is its last."""
+        sequence.end_reason = reason
+        self.end_counts[reason] += 1
+        if not sequence.anonymous and not self._is_replaced(sequence):
+            self._recent.add(sequence.id, reason, now)
+        self._remove(sequence, lambda: self._recent.end_error(sequence.id, reason))
         if sequence.stage is SequenceStage.ENDED:
-            self._tell(sequence)
+            self._report_ended(sequence)
 
     def _remove(self, sequence: LiveSequence[T], error: Callable[[], PredictorError]) -> None:
-        """Take it out of all that is known of the living."""
+        """Remove a sequence from every index of live sequences."""
         current = sequence.current
         if sequence.stage is SequenceStage.WAITING and current is not None:
             self._unqueue(sequence)
-        sequence.happened(SequenceEvent.END)
+        sequence.apply(SequenceEvent.END)
         del self._live[sequence.number]
-        self._times.ended(sequence)
-        self._places.leave(sequence.place)
+        self._timeouts.remove(sequence)
+        self._placement.release(sequence.instance)
         if self._by_id.get(sequence.id) is sequence:
             del self._by_id[sequence.id]
         if current is not None:
             sequence.waiting.appendleft(current)
             sequence.current = None
         for item in sequence.waiting:
-            self._count_out(item)
-            self.over.append(Over(item, sequence, error()))
+            self._uncount(item)
+            self.request_ends.append(RequestEnd(item, sequence, error()))
         sequence.waiting.clear()
 
-    def _over(self, sequence: LiveSequence[T]) -> None:
-        """Its last step is done."""
-        sequence.happened(SequenceEvent.STEPPED)
-        self._tell(sequence)
+    def _finish_ending(self, sequence: LiveSequence[T]) -> None:
+        """Record the end of the last step of an ending sequence."""
+        sequence.apply(SequenceEvent.STEP_DONE)
+        self._report_ended(sequence)
 
-    def _tell(self, sequence: LiveSequence[T]) -> None:
-        if sequence.begun or not sequence.loaded:
-            self.ended.append(sequence)
+    def _report_ended(self, sequence: LiveSequence[T]) -> None:
+        if sequence.instance_knows or not sequence.loaded:
+            self.ended_sequences.append(sequence)

@@ -1,4 +1,4 @@
-"""How sequences ended that are no more, so that whoever comes too late can be told why."""
+"""A memory of recently ended sequences, for the error messages of late requests."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -8,52 +8,57 @@ from headrace.core.errors import PredictorError, SequenceGoneError, SequenceLost
 from headrace.core.sequence import SequenceEnd
 
 RECENT_MAX: Final = 4096
-"""Ends that are remembered."""
+"""Number of ends to remember."""
 
-_HOW: Final[Mapping[SequenceEnd, str]] = {
-    SequenceEnd.ENDED: "it has ended, as its client or the model said",
-    SequenceEnd.RESTARTED: "another sequence of this id was begun in its place",
+_EXPLANATIONS: Final[Mapping[SequenceEnd, str]] = {
+    SequenceEnd.ENDED: "its client or the model ended it",
+    SequenceEnd.RESTARTED: "a new sequence with this id replaced it",
     SequenceEnd.CANCELLED: "it was cancelled",
-    SequenceEnd.IDLE: "it ended since nobody had asked anything of it for idle_ms",
-    SequenceEnd.TIMED_OUT: "it ended since it had lived for time_ms_max",
-    SequenceEnd.EVICTED: "it made room for another one (live_max)",
-    SequenceEnd.INSTANCE_LOST: "the process that held its state died, or a defect spoiled it, and there is no checkpoint of it",
+    SequenceEnd.IDLE: "it was idle for idle_ms",
+    SequenceEnd.TIMED_OUT: "it reached the lifetime of time_ms_max",
+    SequenceEnd.EVICTED: "it was evicted for a new sequence (live_max)",
+    SequenceEnd.INSTANCE_LOST: (
+        "its state was lost without a checkpoint: the process that held it died, or a defect corrupted it"
+    ),
     SequenceEnd.STOPPED: "the model was stopped",
 }
-_ANEW: Final = "begin another with sequence_start"
-_AGAIN: Final = "ask again"
+_START_ANEW: Final = "start a new one with sequence_start"
+_RETRY: Final = "retry"
 
 
 class RecentEnds:
-    """The last ends, by the sequences' ids; the oldest are forgotten."""
+    """The last `ends_max` ends of sequences, by sequence id. Older ends are dropped."""
 
     def __init__(self, ends_max: int = RECENT_MAX) -> None:
         self._ends_max = ends_max
         self._ends: OrderedDict[str, tuple[SequenceEnd, float]] = OrderedDict()
 
-    def add(self, id: str, why: SequenceEnd, now: float) -> None:
-        """A sequence of this id has ended."""
-        self._ends[id] = (why, now)
+    def add(self, id: str, reason: SequenceEnd, now: float) -> None:
+        """Record the end of the sequence with this id."""
+        self._ends[id] = (reason, now)
         self._ends.move_to_end(id)
         if len(self._ends) > self._ends_max:
             self._ends.popitem(last=False)
 
-    def error(self, id: str, now: float) -> PredictorError:
-        """What a request comes to for which no sequence of this id lives."""
+    def error_for(self, id: str, now: float) -> PredictorError:
+        """Return the error for a request whose sequence id has no live sequence."""
         known = self._ends.get(id)
         if known is None:
-            return SequenceGoneError(id, "there is no such sequence: begin it with sequence_start")
-        why, ended_s = known
-        return self.error_of(id, why, ago_s=now - ended_s)
+            return SequenceGoneError(id, "there is no such sequence: start one with sequence_start")
+        reason, ended_s = known
+        return self.end_error(id, reason, ago_s=now - ended_s)
 
-    def error_of(self, id: str, why: SequenceEnd, *, ago_s: float | None = None) -> PredictorError:
-        """What a request comes to whose sequence ended so, so long ago; None: before its eyes."""
+    def end_error(self, id: str, reason: SequenceEnd, *, ago_s: float | None = None) -> PredictorError:
+        """Return the error for a request whose sequence ended for this reason.
+
+        `ago_s` is the time since the end in seconds; None if the request was waiting at that time.
+        """
         when = "" if ago_s is None else f" ({ago_s:.1f} s ago)"
-        if why is SequenceEnd.STOPPED:
-            return StoppedError(f"{_named(id)}: {_HOW[why]}{when}")
-        kind = SequenceLostError if why is SequenceEnd.INSTANCE_LOST else SequenceGoneError
-        return kind(id, f"{_HOW[why]}{when}: {_ANEW if id else _AGAIN}")
+        if reason is SequenceEnd.STOPPED:
+            return StoppedError(f"{_named(id)}: {_EXPLANATIONS[reason]}{when}")
+        kind = SequenceLostError if reason is SequenceEnd.INSTANCE_LOST else SequenceGoneError
+        return kind(id, f"{_EXPLANATIONS[reason]}{when}: {_START_ANEW if id else _RETRY}")
 
 
 def _named(id: str) -> str:
-    return f"sequence {id!r}" if id else "a sequence of one request"
+    return f"sequence {id!r}" if id else "a sequence without an id"
