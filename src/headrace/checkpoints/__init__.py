@@ -1,1 +1,1 @@
-"""Checkpoints of sequences' states: how a state is written, and where it is kept, so that it outlives the process that made it."""
+"""Checkpoints of sequences: encoding of states, and stores that keep the last finished step."""

@@ -1,16 +1,16 @@
-"""A sequence's state as bytes, and back: what a checkpoint holds.
+"""Encoding of a sequence's state as bytes, the content of a checkpoint.
 
 ::
 
     version       1 byte
-    checksum      4 bytes, CRC-32 of all that follows
+    checksum      4 bytes, CRC-32 of all following bytes
     layout size   4 bytes
-    layout        JSON: what there is, in one flat list; see `headrace.checkpoints.layout`
-    numbers       8 bytes for each int and float, 1 for each bool, 8 for each size that the layout does not know
-    pieces        arrays' elements in C order, texts, bytes; one after the other, without gaps
+    layout        JSON: a flat list that describes the values; see `headrace.checkpoints.layout`
+    numbers       8 bytes for each int and float, 1 for each bool, 8 for each size that the layout omits
+    pieces        array elements in C order, text, bytes; one after the other, without gaps
 
-All numbers are little-endian, but for arrays that are not. From step to step of one model the layout is mostly the same: it
-is made, and read, once.
+All numbers are little-endian, except for the elements of arrays in another byte order. The layout
+is mostly the same from step to step, so it is encoded and decoded once and cached.
 """
 
 import struct
@@ -25,16 +25,18 @@ from headrace.checkpoints.layout import (
     NATIVE,
     RAW_KINDS,
     Layout,
-    Value,
+    ValueSpec,
+    decode_layout,
     dtype_name,
-    layout_of,
-    read_layout,
+    encode_layout,
 )
 from headrace.core.tensor import Array
 
 VERSION: Final = 1
 STATE_BYTES_MAX: Final = 256 << 20
-"""The most that one state may come to: several are written in one go, and a store has bounds of its own."""
+"""Size limit of one encoded state in bytes. Several states are written in one call, and stores have
+limits of their own.
+"""
 
 _PREFIX: Final = struct.Struct("<BII")
 _CHECKED_FROM: Final = 5
@@ -44,17 +46,19 @@ _INT64_MAX: Final = (1 << 63) - 1
 
 
 def encode_state(state: Mapping[str, Any]) -> bytes:
-    """A state's values by their names, as bytes that `decode_state` makes the same of.
+    """Return the values of a state as bytes for `decode_state`.
 
-    Values are numpy arrays of numbers, bools, times and fixed-length text, in any byte order and memory layout; arrays of
-    objects that are str or bytes; numpy's scalars; None, bool, int, float, complex, str and bytes; lists, tuples and dicts of all these
-    (keys of inner dicts are str, bytes or int). Nothing is pickled.
+    Supported values: numpy arrays of numbers, bools, times and fixed-length text, in any byte order
+    and memory layout; object arrays of str or bytes; numpy scalars; None, bool, int, float,
+    complex, str and bytes; lists, tuples and dicts of these. Keys of inner dicts are str, bytes or
+    int. Nothing is pickled.
 
-    Raises TypeError, which names the key, for values of other types, subclasses of these among them; ValueError for a
-    state of more than `STATE_BYTES_MAX`, and for lists and dicts that stand more than `DEPTH_MAX` deep in each other.
+    Raises:
+        TypeError: A value has another type, or is of a subclass. The message names the key.
+        ValueError: The state exceeds `STATE_BYTES_MAX`, or lists and dicts nest deeper than `DEPTH_MAX`.
     """
-    made = _Writing()
-    signature, numbers, pieces = made.signature, made.numbers, made.pieces
+    encoder = _StateEncoder()
+    signature, numbers, pieces = encoder.signature, encoder.numbers, encoder.pieces
     for key, value in state.items():
         signature.append(key)
         kind = cast("type[Any]", type(value))
@@ -66,8 +70,8 @@ def encode_state(state: Mapping[str, Any]) -> bytes:
             signature.append("q")
             numbers.append(value)
         else:
-            made.put(key, value, 0)
-    layout, checksum, pack = layout_of(tuple(signature))
+            encoder.put(key, value, 0)
+    layout, checksum, pack = encode_layout(tuple(signature))
     packed = pack(*numbers)
     checksum = zlib.crc32(packed, checksum)
     for piece in pieces:
@@ -76,35 +80,41 @@ def encode_state(state: Mapping[str, Any]) -> bytes:
     if len(data) > STATE_BYTES_MAX:
         largest = max(state, key=lambda key: getattr(state[key], "nbytes", 0))
         raise ValueError(
-            f"the state comes to {len(data)} bytes, and at most {STATE_BYTES_MAX} are kept; its largest value may be {largest!r}"
+            f"the state has {len(data)} bytes; the limit is {STATE_BYTES_MAX}. "
+            f"Its largest value may be {largest!r}"
         )
     return data
 
 
 def decode_state(data: bytes) -> dict[str, Any]:
-    """The values that `encode_state` was given, in their order. Arrays are new, contiguous, and may be written to.
+    """Return the values that `encode_state` received, in their order.
 
-    Raises ValueError for what is no state, was written by a later version, or was damaged since.
+    Arrays are new, contiguous and writable.
+
+    Raises:
+        ValueError: The bytes are not a state, are damaged, or come from a later version.
     """
     if len(data) < _PREFIX.size:
-        raise ValueError(f"a checkpoint of {len(data)} bytes was cut off, or is none")
+        raise ValueError(f"a checkpoint of {len(data)} bytes is truncated or invalid")
     version, checksum, size = _PREFIX.unpack_from(data)
     if version != VERSION:
         raise ValueError(
-            f"a checkpoint of version {version} cannot be read; this is headrace with version {VERSION}"
+            f"a checkpoint of version {version} cannot be read; this headrace reads version {VERSION}"
         )
     if zlib.crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
-        raise ValueError("a checkpoint was damaged: its checksum does not fit")
+        raise ValueError("the checkpoint is damaged: its checksum does not match")
     start = _PREFIX.size + size
     try:
-        layout = read_layout(data[_PREFIX.size : start])
-        return _Reading(data, layout.unpack_from(data, start), start + layout.numbers_bytes).state(layout)
+        layout = decode_layout(data[_PREFIX.size : start])
+        return _StateDecoder(data, layout.unpack_from(data, start), start + layout.numbers_bytes).state(
+            layout
+        )
     except (TypeError, KeyError, IndexError, OverflowError, RecursionError, struct.error) as error:
-        raise ValueError(f"a checkpoint is none that was written here: {error}") from error
+        raise ValueError(f"the checkpoint is invalid: {error}") from error
 
 
-class _Writing:
-    """A state on its way to bytes: what there is, and the values apart from it."""
+class _StateEncoder:
+    """A state during encoding: the signature of its layout, and its values."""
 
     __slots__ = ("numbers", "pieces", "signature")
 
@@ -114,7 +124,7 @@ class _Writing:
         self.pieces: list[bytes] = []
 
     def put(self, key: object, value: Any, depth: int) -> None:
-        """Add a value, which belongs to the state's `key`."""
+        """Add a value that belongs to `key` of the state."""
         kind = cast("type[Any]", type(value))
         writer = _WRITERS.get(kind)
         if writer is not None:
@@ -122,8 +132,8 @@ class _Writing:
         elif issubclass(kind, np.generic):
             self._put_scalar(key, value)
         else:
-            hint = "; np.asarray makes a plain array of it" if issubclass(kind, np.ndarray) else ""
-            raise TypeError(f"the state's {key!r} has a {kind.__qualname__}, which cannot be kept{hint}")
+            hint = "; convert it by np.asarray" if issubclass(kind, np.ndarray) else ""
+            raise TypeError(f"the state's {key!r} has a {kind.__qualname__}, an unsupported type{hint}")
 
     def put_none(self, _key: object, _value: None, _depth: int) -> None:
         self.signature.append("n")
@@ -174,13 +184,17 @@ class _Writing:
         self.pieces.append(value.tobytes())
 
     def _put_scalar(self, key: object, value: Any) -> None:
-        # An array has a dtype of some length also for an empty text.
+        # np.asarray gives an empty str a dtype of length 1; the scalar's own dtype has length 0.
         array = np.asarray(value)
         self.signature += ("g", self._dtype(key, array))
         self.pieces.append(array.tobytes())
 
     def _put_objects(self, key: object, value: Array) -> None:
-        """Each element's size, doubled, and one more where it is bytes; then all of them."""
+        """Add an object array.
+
+        Its sizes come first, one for each element: the doubled size, plus one for bytes. The
+        elements follow.
+        """
         sizes: list[int] = []
         raw: list[bytes] = []
         for each in cast("list[object]", value.ravel().tolist()):
@@ -190,7 +204,8 @@ class _Writing:
                 raw.append(each.encode(errors="surrogatepass"))
             else:
                 raise TypeError(
-                    f"the state's {key!r} is an array of objects with a {type(each).__qualname__}; only str and bytes can be kept"
+                    f"the state's {key!r} is an object array with a {type(each).__qualname__}; "
+                    "elements must be str or bytes"
                 )
             sizes.append(2 * len(raw[-1]) + isinstance(each, bytes))
         self.signature += ("O", value.shape)
@@ -205,7 +220,8 @@ class _Writing:
     def _dtype(key: object, value: Array) -> str:
         if value.dtype.kind not in RAW_KINDS:
             raise TypeError(
-                f"the state's {key!r} has dtype {value.dtype}, which cannot be kept: view it as numbers, such as uint16"
+                f"the state's {key!r} has the unsupported dtype {value.dtype}: "
+                "view it as numbers, such as uint16"
             )
         return dtype_name(value.dtype)
 
@@ -215,23 +231,23 @@ class _Writing:
             raise ValueError(f"the state's {key!r} has lists or dicts more than {DEPTH_MAX} deep")
 
 
-_WRITERS: Final[dict[type, Callable[[_Writing, object, Any, int], None]]] = {
-    type(None): _Writing.put_none,
-    bool: _Writing.put_number,
-    float: _Writing.put_number,
-    int: _Writing.put_int,
-    complex: _Writing.put_complex,
-    str: _Writing.put_text,
-    bytes: _Writing.put_bytes,
-    list: _Writing.put_list,
-    tuple: _Writing.put_list,
-    dict: _Writing.put_dict,
-    np.ndarray: _Writing.put_array,
+_WRITERS: Final[dict[type, Callable[[_StateEncoder, object, Any, int], None]]] = {
+    type(None): _StateEncoder.put_none,
+    bool: _StateEncoder.put_number,
+    float: _StateEncoder.put_number,
+    int: _StateEncoder.put_int,
+    complex: _StateEncoder.put_complex,
+    str: _StateEncoder.put_text,
+    bytes: _StateEncoder.put_bytes,
+    list: _StateEncoder.put_list,
+    tuple: _StateEncoder.put_list,
+    dict: _StateEncoder.put_dict,
+    np.ndarray: _StateEncoder.put_array,
 }
 
 
-class _Reading:
-    """A state on its way from bytes: its numbers, and where the next piece is."""
+class _StateDecoder:
+    """A state during decoding: its numbers, and the offset of the next piece."""
 
     __slots__ = ("_at", "_data", "_numbers")
 
@@ -241,16 +257,16 @@ class _Reading:
         self._at = at
 
     def state(self, layout: Layout) -> dict[str, Any]:
-        """All values. Raises ValueError when the pieces end early or late, or are not what they should be."""
-        made = {
+        """Return all values. Raise ValueError if the pieces do not match the layout."""
+        values = {
             key: next(self._numbers) if value[0] == "#" else self._value(value)
             for key, value in layout.values
         }
         if self._at != len(self._data):
-            raise ValueError(f"a checkpoint has {len(self._data) - self._at} bytes too many")
-        return made
+            raise ValueError(f"the checkpoint has {len(self._data) - self._at} extra bytes")
+        return values
 
-    def _value(self, value: Value) -> Any:
+    def _value(self, value: ValueSpec) -> Any:
         return _READERS[value[0]](self, *value[1:])
 
     def read_number(self) -> Any:
@@ -274,13 +290,13 @@ class _Reading:
         at = self._take(size)
         return self._data[at : at + size]
 
-    def read_list(self, values: Sequence[Value]) -> list[Any]:
+    def read_list(self, values: Sequence[ValueSpec]) -> list[Any]:
         return [self._value(value) for value in values]
 
-    def read_tuple(self, values: Sequence[Value]) -> tuple[Any, ...]:
+    def read_tuple(self, values: Sequence[ValueSpec]) -> tuple[Any, ...]:
         return tuple([self._value(value) for value in values])
 
-    def read_dict(self, values: Sequence[Value]) -> dict[Any, Any]:
+    def read_dict(self, values: Sequence[ValueSpec]) -> dict[Any, Any]:
         flat = self.read_list(values)
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
@@ -292,33 +308,33 @@ class _Reading:
 
     def read_objects(self, shape: tuple[int, ...], count: int) -> Array:
         sizes = self.read_array(np.dtype("<i8"), (count,), 8 * count)
-        made = np.empty(count, object)
+        elements = np.empty(count, object)
         for number, size in enumerate(sizes.tolist()):
             at = self._take(size >> 1)
             raw = self._data[at : self._at]
-            made[number] = raw if size & 1 else raw.decode(errors="surrogatepass")
-        return made.reshape(shape)
+            elements[number] = raw if size & 1 else raw.decode(errors="surrogatepass")
+        return elements.reshape(shape)
 
     def _take(self, size: int) -> int:
-        """Where the next `size` bytes begin."""
+        """Return the offset of the next `size` bytes, and move past them."""
         at = self._at
         if not 0 <= size <= len(self._data) - at:
-            raise ValueError(f"a checkpoint ends before the {size} bytes that one of its values has")
+            raise ValueError(f"the checkpoint ends inside a value of {size} bytes")
         self._at = at + size
         return at
 
 
 _READERS: Final[dict[str, Callable[..., Any]]] = {
-    "#": _Reading.read_number,
-    "n": _Reading.read_none,
-    "c": _Reading.read_complex,
-    "i": _Reading.read_large,
-    "s": _Reading.read_text,
-    "b": _Reading.read_bytes,
-    "[": _Reading.read_list,
-    "(": _Reading.read_tuple,
-    "{": _Reading.read_dict,
-    "g": _Reading.read_scalar,
-    "a": _Reading.read_array,
-    "O": _Reading.read_objects,
+    "#": _StateDecoder.read_number,
+    "n": _StateDecoder.read_none,
+    "c": _StateDecoder.read_complex,
+    "i": _StateDecoder.read_large,
+    "s": _StateDecoder.read_text,
+    "b": _StateDecoder.read_bytes,
+    "[": _StateDecoder.read_list,
+    "(": _StateDecoder.read_tuple,
+    "{": _StateDecoder.read_dict,
+    "g": _StateDecoder.read_scalar,
+    "a": _StateDecoder.read_array,
+    "O": _StateDecoder.read_objects,
 }

@@ -1,85 +1,91 @@
-"""Checkpoints in this process: they outlive an instance that dies, and nothing more."""
+"""A checkpoint store in this process. Checkpoints outlive an instance, but not the process."""
 
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.checkpoints.store import Checkpoint
+from typing_extensions import override
+
+from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import UnavailableError
 
 
-class _Kept(NamedTuple):
+class _StoredState(NamedTuple):
     steps: int
     state: bytes
     saved_s: float
 
 
-class MemoryCheckpointStore:
-    """A `CheckpointStore` in a dictionary, which is gone when it is closed. Its time is that of `clock`."""
+class MemoryCheckpointStore(CheckpointStore):
+    """A checkpoint store in a dictionary, which `close` drops. Its time is that of `clock`."""
 
     def __init__(self, model: str, *, clock: Clock | None = None) -> None:
         self.model = model
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._kept: dict[str, _Kept] | None = {}
-        """In the order in which they were saved, so that the oldest come first."""
+        self._states: dict[str, _StoredState] | None = {}
+        """States in the order of saving, oldest first."""
 
-    def save(self, checkpoints: Sequence[Checkpoint]) -> list[bool]:
-        """See `CheckpointStore.save`."""
+    @override
+    def save(self, checkpoints: Sequence[SequenceCheckpoint]) -> list[bool]:
         with self._lock:
-            kept, now = self._open(), self._clock.now()
-            return [_save(kept, checkpoint, now) for checkpoint in checkpoints]
+            states, now = self._open(), self._clock.now()
+            return [_save(states, checkpoint, now) for checkpoint in checkpoints]
 
+    @override
     def load(self, ids: Sequence[str], *, idle_ms_max: float) -> list[tuple[int, bytes] | None]:
-        """See `CheckpointStore.load`."""
         with self._lock:
-            kept, oldest_s = self._open(), self._oldest_s(idle_ms_max)
-            found = [kept.get(id) for id in ids]
-        return [(f.steps, f.state) if f and f.saved_s >= oldest_s else None for f in found]
+            states, oldest_s = self._open(), self._oldest_s(idle_ms_max)
+            found = [states.get(id) for id in ids]
+        return [
+            (state.steps, state.state) if state and state.saved_s >= oldest_s else None for state in found
+        ]
 
+    @override
     def delete(self, ids: Sequence[str], steps: Sequence[int] | None = None) -> None:
-        """See `CheckpointStore.delete`."""
         with self._lock:
-            kept = self._open()
+            states = self._open()
             for number, id in enumerate(ids):
-                there = kept.get(id)
-                if there and (steps is None or there.steps == steps[number]):
-                    del kept[id]
+                stored = states.get(id)
+                if stored and (steps is None or stored.steps == steps[number]):
+                    del states[id]
 
+    @override
     def purge(self, *, idle_ms_max: float, count_max: int) -> int:
-        """See `CheckpointStore.purge`."""
         with self._lock:
-            kept, oldest_s = self._open(), self._oldest_s(idle_ms_max)
+            states, oldest_s = self._open(), self._oldest_s(idle_ms_max)
             old: list[str] = []
-            for id, there in kept.items():
-                if len(old) >= count_max or there.saved_s >= oldest_s:
+            for id, stored in states.items():
+                if len(old) >= count_max or stored.saved_s >= oldest_s:
                     break
                 old.append(id)
             for id in old:
-                del kept[id]
+                del states[id]
             return len(old)
 
+    @override
     def close(self) -> None:
-        """See `CheckpointStore.close`."""
         with self._lock:
-            self._kept = None
+            self._states = None
 
-    def _open(self) -> dict[str, _Kept]:
-        if self._kept is None:
-            raise UnavailableError("memory:", f"the checkpoints of model {self.model} are closed")
-        return self._kept
+    def _open(self) -> dict[str, _StoredState]:
+        if self._states is None:
+            raise UnavailableError("memory:", f"the checkpoint store of model {self.model} is closed")
+        return self._states
 
     def _oldest_s(self, idle_ms_max: float) -> float:
         return self._clock.now() - idle_ms_max / 1000
 
 
-def _save(kept: dict[str, _Kept], checkpoint: Checkpoint, now: float) -> bool:
-    id, steps, state, before = checkpoint
-    there = kept.get(id)
-    if before and (there is None or (there.steps != before and there[:2] != (steps, state))):
+def _save(states: dict[str, _StoredState], checkpoint: SequenceCheckpoint, now: float) -> bool:
+    id, steps, state, previous_steps = checkpoint
+    stored = states.get(id)
+    if previous_steps and (
+        stored is None or (stored.steps != previous_steps and stored[:2] != (steps, state))
+    ):
         return False
-    if there:
-        del kept[id]
-    kept[id] = _Kept(steps, state, now)
+    if stored:
+        del states[id]
+    states[id] = _StoredState(steps, state, now)
     return True

@@ -1,8 +1,9 @@
-"""Checkpoints in Redis or Valkey, for all processes that reach it. This room's door to redis.
+"""A checkpoint store in Redis or Valkey, shared by all processes that reach the server.
 
-A sequence is a hash, ``PREFIX:{MODEL}:of:ID``, of ``steps``, ``saved_ms`` and ``state``; beside them ``PREFIX:{MODEL}:saved``
-has all ids by when they were saved. The braces keep the keys of a model on one node of a cluster. What is compared and set is so
-in a script, a whole batch in one; all times are the server's own.
+This is the adapter module of the redis client. A sequence is a hash, ``PREFIX:{MODEL}:of:ID``, with
+``steps``, ``saved_ms`` and ``state``. The sorted set ``PREFIX:{MODEL}:saved`` has all ids by their
+time of saving. The braces keep the keys of a model on one node of a cluster. Scripts compare and
+set atomically, one call for a whole batch. All times are the server's.
 """
 
 import math
@@ -11,7 +12,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
-from headrace.checkpoints.store import KEEP_MS, Checkpoint
+from typing_extensions import override
+
+from headrace.checkpoints.store import KEEP_MS, CheckpointStore, SequenceCheckpoint
 from headrace.core.errors import MissingExtraError, UnavailableError
 
 try:
@@ -19,19 +22,20 @@ try:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 except ImportError as _error:
-    raise MissingExtraError("redis", "a redis:// or valkey:// store of checkpoints") from _error
+    raise MissingExtraError("redis", "a redis:// or valkey:// checkpoint store") from _error
 
-redis: Any = _redis  # its types are too loose to be of use
+redis: Any = _redis  # The types of redis are too loose to be useful.
 
 PREFIX: Final = "headrace:checkpoints"
 TIMEOUT_S: Final = 5.0
-"""How long the server may take to answer, and to be connected to; and how long a call may wait for a connection."""
+"""Limit, in seconds, of a response, of connecting, and of the wait for a free connection."""
 CONNECTIONS_MAX: Final = 8
 _NOW: Final = """
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 """
-# KEYS: the ids by time, then a hash each. ARGV: how long to keep them (0: for ever), then for each its id, steps, before and state.
+# KEYS: the ids by time, then a hash for each. ARGV: the time to keep them in milliseconds (0: for
+# ever), then for each its id, steps, previous steps and state.
 _SAVE: Final = (
     _NOW
     + """
@@ -56,7 +60,7 @@ keep(KEYS[1])
 return kept
 """
 )
-# KEYS as above. ARGV: for each its id and steps, which are empty where any are meant.
+# KEYS as above. ARGV: for each its id and its steps, empty for any steps.
 _DELETE: Final = """
 for n = 2, #KEYS do
     local key, id, steps = KEYS[n], ARGV[2 * n - 3], ARGV[2 * n - 2]
@@ -66,7 +70,7 @@ for n = 2, #KEYS do
     end
 end
 """
-# KEYS: the ids by time. ARGV: how old they may be, and how many are wanted.
+# KEYS: the ids by time. ARGV: the minimum age in milliseconds, and the limit of the result.
 _FIND_OLD: Final = (
     _NOW
     + """
@@ -74,7 +78,8 @@ local oldest_ms = string.format('(%.0f', now_ms - ARGV[1])
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', oldest_ms, 'LIMIT', 0, ARGV[2])
 """
 )
-# KEYS as for saving. ARGV: how old they may be, then their ids. Those that were saved since stay.
+# KEYS as for saving. ARGV: the minimum age in milliseconds, then the ids. Checkpoints saved since
+# stay.
 _DROP_OLD: Final = (
     _NOW
     + """
@@ -93,17 +98,18 @@ return dropped
 _PURGE_MAX: Final = 10_000
 
 
-class RedisCheckpointStore:
-    """A `CheckpointStore` on one server, which is connected to when it is first needed.
+class RedisCheckpointStore(CheckpointStore):
+    """A checkpoint store on one server, connected at the first call.
 
-    A batch is one round trip. How durable it is when `save` returns is for the server's settings to say (``appendfsync``);
-    one that evicts keys when its memory is full loses checkpoints.
+    A batch is one round trip. The durability after `save` depends on the server's settings
+    (``appendfsync``). A server that evicts keys when its memory is full loses checkpoints.
 
     Args:
-        connection: What `redis.Redis` takes to connect: host, port, db, username, password, and TLS.
-        model: Whose checkpoints.
-        prefix: What all keys begin with, so that two installations can share a server.
-        keep_ms: What nobody has saved for so long goes by itself, also when its model is never served again; may be infinite.
+        connection: Arguments of `redis.Redis`: host, port, db, username, password, and TLS.
+        model: Name of the model of the checkpoints.
+        prefix: Prefix of all keys, so that two installations can share a server.
+        keep_ms: Time after the last save at which a checkpoint expires, in milliseconds. May be
+            infinite. It applies even if the model is never served again.
         timeout_s: See `TIMEOUT_S`.
     """
 
@@ -117,7 +123,7 @@ class RedisCheckpointStore:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.model = model
-        self._where = f"redis at {connection['host']}:{connection['port']}"
+        self._server = f"redis at {connection['host']}:{connection['port']}"
         self._keys = f"{prefix}:{{{quote(model, safe='')}}}"
         self._saved = f"{self._keys}:saved"
         self._keep_ms = 0 if math.isinf(keep_ms) else math.ceil(keep_ms)
@@ -128,19 +134,19 @@ class RedisCheckpointStore:
         self._find_old: Callable[..., Any] = self._client.register_script(_FIND_OLD)
         self._drop_old: Callable[..., Any] = self._client.register_script(_DROP_OLD)
 
-    def save(self, checkpoints: Sequence[Checkpoint]) -> list[bool]:
-        """See `CheckpointStore.save`."""
-        with self._faults():
+    @override
+    def save(self, checkpoints: Sequence[SequenceCheckpoint]) -> list[bool]:
+        with self._translated_errors():
             if not checkpoints:
                 return []
-            given: list[Any] = [self._keep_ms]
-            for id, steps, state, before in checkpoints:
-                given += (id, steps, before, state)
-            return [kept == 1 for kept in self._save(self._keys_of([c.id for c in checkpoints]), given)]
+            arguments: list[Any] = [self._keep_ms]
+            for id, steps, state, previous_steps in checkpoints:
+                arguments += (id, steps, previous_steps, state)
+            return [kept == 1 for kept in self._save(self._keys_of([c.id for c in checkpoints]), arguments)]
 
+    @override
     def load(self, ids: Sequence[str], *, idle_ms_max: float) -> list[tuple[int, bytes] | None]:
-        """See `CheckpointStore.load`."""
-        with self._faults():
+        with self._translated_errors():
             pipeline = self._client.pipeline(transaction=False)
             pipeline.time()
             for key in self._keys_of(ids)[1:]:
@@ -152,25 +158,26 @@ class RedisCheckpointStore:
             for steps, saved_ms, state in found
         ]
 
+    @override
     def delete(self, ids: Sequence[str], steps: Sequence[int] | None = None) -> None:
-        """See `CheckpointStore.delete`."""
-        with self._faults():
+        with self._translated_errors():
             if ids:
-                of: Sequence[Any] = [""] * len(ids) if steps is None else steps
-                pairs = zip(ids, of, strict=True)
+                expected: Sequence[Any] = [""] * len(ids) if steps is None else steps
+                pairs = zip(ids, expected, strict=True)
                 self._delete(self._keys_of(ids), [each for pair in pairs for each in pair])
 
+    @override
     def purge(self, *, idle_ms_max: float, count_max: int) -> int:
-        """See `CheckpointStore.purge`; at most `_PURGE_MAX` go at a time, in two round trips."""
-        with self._faults():
+        """Delete up to `_PURGE_MAX` old checkpoints in one call, by two round trips."""
+        with self._translated_errors():
             if math.isinf(idle_ms_max):
                 return 0
             old = self._find_old([self._saved], [idle_ms_max, min(count_max, _PURGE_MAX)])
             ids = [id.decode() for id in old]
             return self._drop_old(self._keys_of(ids), [idle_ms_max, *ids]) if ids else 0
 
+    @override
     def close(self) -> None:
-        """See `CheckpointStore.close`."""
         self._closed = True
         self._client.connection_pool.disconnect()
 
@@ -178,15 +185,15 @@ class RedisCheckpointStore:
         return [self._saved, *[f"{self._keys}:of:{id}" for id in ids]]
 
     @contextmanager
-    def _faults(self) -> Generator[None]:
+    def _translated_errors(self) -> Generator[None]:
         if self._closed:
-            raise UnavailableError(self._where, f"the checkpoints of model {self.model} are closed")
+            raise UnavailableError(self._server, f"the checkpoint store of model {self.model} is closed")
         try:
             yield
         except (redis.RedisError, OSError) as error:
             raise UnavailableError(
-                self._where,
-                f"the store of checkpoints does not answer as it should: {type(error).__name__}: {error}",
+                self._server,
+                f"the checkpoint store failed: {type(error).__name__}: {error}",
             ) from error
 
 
@@ -200,7 +207,7 @@ def _client(connection: Mapping[str, Any], timeout_s: float) -> Any:
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         socket_keepalive=True,
-        # Whoever saves knows whether it is worth another attempt.
+        # The caller knows if a save is worth another attempt.
         retry=Retry(NoBackoff(), 0),
         client_name="headrace",
         **options,

@@ -1,76 +1,88 @@
-"""The contract of a checkpoint store: the last finished step of each sequence, kept where the next process finds it."""
+"""The contract of a checkpoint store: the last finished step of each sequence, for a later process."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 KEEP_MS: Final = 7 * 24 * 3_600_000.0
-"""How long a store keeps what nobody saves, unless told otherwise: no sequence may be idle for longer."""
+"""Default retention of checkpoints since their last save, in milliseconds. No sequence may be idle
+for longer.
+"""
 
 
-class Checkpoint(NamedTuple):
-    """What is kept of one sequence: its state after so many steps."""
+class SequenceCheckpoint(NamedTuple):
+    """The state of one sequence after a number of steps."""
 
     id: str
     steps: int
-    """1 or more, below 2**63. It need not be the next number: a store only asks whether it is the same.
-
-    That is all by which a store tells an earlier sequence of this id from a later one. Where two processes may hold one each,
-    both must not come through the same numbers.
+    """A mark of 1 or more, below 2**63. It need not be consecutive: a store only compares marks for
+    equality. The mark alone tells an earlier sequence with this id from a later one. Two processes
+    with one such sequence each must not use the same marks.
     """
     state: bytes
-    """As `headrace.checkpoints.codec` writes it; the store does not look inside."""
-    before: int
-    """The `steps` of the checkpoint that this one follows; 0: it is the first of a sequence that begins, or begins anew."""
+    """The state as encoded by `headrace.checkpoints.codec`; opaque to the store."""
+    previous_steps: int
+    """The `steps` of the preceding checkpoint; 0 for the first one of a new or restarted sequence."""
 
 
 class CheckpointStore(Protocol):
-    """Checkpoints of the sequences of one model, by their ids. Blocking; any thread, several processes at once.
+    """A store of the checkpoints of one model's sequences, by sequence id.
 
-    A store has one time, by which it knows how long ago something was saved, also by other processes. It may drop by itself
-    what was saved longer ago than it is to keep things (`KEEP_MS`).
+    Calls block. Any thread and several processes may call at once. A store has one clock for the
+    age of checkpoints, also of those from other processes. It may drop checkpoints that are older
+    than its retention (`KEEP_MS`).
 
-    Every method raises UnavailableError when the store does not answer in time, or not as it should, and after `close`. What
-    was being saved or deleted then may have been, or may not; to save the very same again is right in both cases.
+    Every method raises UnavailableError if the store does not respond in time or properly, and
+    after `close`. The operation may then have happened, or not. Saving the same checkpoints again
+    is correct in both cases.
     """
 
-    def save(self, checkpoints: Sequence[Checkpoint]) -> list[bool]:
-        """Keep these, each whole or not at all, and say which were kept. An id may come twice; they are taken in order.
+    def save(self, checkpoints: Sequence[SequenceCheckpoint]) -> list[bool]:
+        """Save checkpoints in order, each whole or not at all.
 
-        A checkpoint is kept when
+        Return for each True if it was saved.
 
-        - its `before` is 0, whatever is there; or
-        - there is one of its id, whose `steps` are its `before`; or
-        - what is there is this very checkpoint, of the same steps and state: then it only counts as saved now.
+        An id may occur twice. A checkpoint is saved if
 
-        Else it is not kept, and what is there stays: another process has gone on with the sequence, or has ended it, or
-        the store has lost it. Of several who save at once with the same `before`, one is kept.
+        - its `previous_steps` is 0; or
+        - the stored checkpoint of its id has the steps `previous_steps`; or
+        - the stored checkpoint has the same steps and state: it then counts as saved now.
 
-        What was kept is durable when this returns: it outlives this process, and, as far as the store itself does, the machine.
+        Otherwise the stored checkpoint stays: another process has continued or ended the sequence,
+        or the store has lost it. Of concurrent saves with the same `previous_steps`, one succeeds.
+
+        A saved checkpoint is durable on return: it outlives this process and, as far as the store
+        itself does, the machine.
         """
         ...
 
     def load(self, ids: Sequence[str], *, idle_ms_max: float) -> list[tuple[int, bytes] | None]:
-        """The steps and the state of each, in the order of `ids`; None where there is nothing that old at most.
+        """Return the steps and the state for each of the `ids`, in order.
 
-        `idle_ms_max` may be infinite.
+        An entry is None if its checkpoint is missing or older than `idle_ms_max`, which may be
+        infinite.
         """
         ...
 
     def delete(self, ids: Sequence[str], steps: Sequence[int] | None = None) -> None:
-        """These have ended; what is not there is no error.
+        """Delete checkpoints of ended sequences. Missing ones are no error.
 
-        With `steps`, one for each id, a checkpoint stays that is of other steps: its sequence has gone on elsewhere, so
-        that who thinks it has been idle is wrong.
+        With `steps`, one for each id, a checkpoint with other steps stays: its sequence has
+        continued elsewhere, and the caller was wrong to treat it as idle.
         """
         ...
 
     def purge(self, *, idle_ms_max: float, count_max: int) -> int:
-        """Drop at most `count_max` of this model's checkpoints that were saved more than `idle_ms_max` ago, the oldest first.
+        """Delete old checkpoints of this model, oldest first, and return their number.
 
-        How many were dropped; `count_max` says that there may be more. For whoever has time: `load` does not find them anyway.
+        Up to `count_max` checkpoints older than `idle_ms_max` are deleted; a result of `count_max`
+        means that more may be left. A purge only frees space: `load` ignores old checkpoints
+        anyway.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections and files; what was saved stays, if the store outlives its process. Does nothing the second time."""
+        """Release connections and files.
+
+        Checkpoints stay if the store outlives its process. A second call does nothing.
+        """
         ...
