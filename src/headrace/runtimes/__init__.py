@@ -1,1 +1,1 @@
-"""Ready-made Models, and how a model is found from what a user writes."""
+"""Ready-made models for common frameworks, and the lookup of a model by its name."""

@@ -1,4 +1,4 @@
-"""Classes named by a user: ``file.py``, ``file.py:Class`` and ``package.module:Class``, imported as the operator says."""
+"""Import of classes that a user names: ``file.py``, ``file.py:Class`` or ``package.module:Class``."""
 
 import hashlib
 import importlib
@@ -17,20 +17,26 @@ from headrace.core.model import Model
 
 @dataclass(frozen=True, slots=True)
 class ImportedModule:
-    """A module, `where` it was named, and the sha256 of its source (of its name, where it has no file)."""
+    """An imported module, the name it was imported by (`where`), and its fingerprint.
+
+    The fingerprint is the sha256 of the source, or of the name if the module has no file.
+    """
 
     module: ModuleType
     where: str
     fingerprint: str
 
 
-def unreadable(path: Path, error: OSError) -> ModelLoadError:
-    """What is said of a model's file that cannot be read."""
+def unreadable_file_error(path: Path, error: OSError) -> ModelLoadError:
+    """Return the error for a model file that cannot be read."""
     return ModelLoadError(str(path), f"its file cannot be read: {error.strerror or error}")
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """``file.py:Class`` and ``module:Class`` in two; the class is empty where none is named."""
+    """Split ``file.py:Class`` or ``module:Class`` into both parts.
+
+    The class is "" if the spec names none.
+    """
     path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
     if path.endswith(".py"):
         return path, name
@@ -39,49 +45,54 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def is_dotted_class(module: str, name: str) -> bool:
-    """Whether these can be a module's and a class's names."""
+    """Return True if these can be the names of a module and a class."""
     return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def import_file(path: Path) -> ImportedModule:
-    """Run a Python file as a module of its own. Raises ModelLoadError, with the line that failed."""
+    """Run a Python file as a module of its own. Raises ModelLoadError with the line that failed."""
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable_file_error(path, error) from error
     fingerprint = hashlib.sha256(source).hexdigest()
     module_name = f"headrace_model_{path.stem}_{fingerprint[:12]}"
     found = importlib.util.spec_from_file_location(module_name, path)
     assert found is not None
     module = importlib.util.module_from_spec(found)
-    # Where pickles and dataclasses look a class's module up.
+    # Pickles and dataclasses look up a class's module here.
     sys.modules[module_name] = module
     try:
         code = compile(source, str(path), "exec", dont_inherit=True)
         exec(code, module.__dict__)  # noqa: S102 - the operator named this file
     except (Exception, SystemExit) as error:
         sys.modules.pop(module_name, None)
-        raise ModelLoadError(str(path), f"it does not import: {_place(error, path)}") from error
+        raise ModelLoadError(str(path), f"it cannot be imported: {_place(error, path)}") from error
     return ImportedModule(module, str(path), fingerprint)
 
 
 def import_module(name: str, wanted: str) -> ImportedModule:
-    """Import a module by its dotted name, for what is `wanted` of it. Raises ModelLoadError."""
+    """Import a module by its dotted name.
+
+    `wanted` names the needed object in errors. Raises ModelLoadError.
+    """
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        why = f"it does not import: {type(error).__name__}: {error}"
+        why = f"it cannot be imported: {type(error).__name__}: {error}"
         raise ModelLoadError(f"{name}:{wanted}", why) from error
     origin = Path(getattr(module, "__file__", None) or "")
-    # Modules without a file (of zip archives, built in) are known by their names alone.
+    # Modules without a file (in zip archives, built in) are identified by their names.
     source = origin.read_bytes() if origin.is_file() else name.encode()
     return ImportedModule(module, name, hashlib.sha256(source).hexdigest())
 
 
-def class_named(spec: str, folder: Path) -> type[Any]:
-    """Any class, by ``file.py:Class`` (the file relative to `folder`) or ``module:Class``.
+def load_class(spec: str, folder: Path) -> type[Any]:
+    """Return the class of ``file.py:Class`` (the file relative to `folder`) or ``module:Class``.
 
-    Raises ConfigError where there is no such class, ModelLoadError where its module does not import.
+    Raises:
+        ConfigError: There is no such class.
+        ModelLoadError: The module cannot be imported.
     """
     place, name = split_spec(spec)
     if place.endswith(".py"):
@@ -89,18 +100,21 @@ def class_named(spec: str, folder: Path) -> type[Any]:
     elif is_dotted_class(place, name):
         imported = import_module(place, name)
     else:
-        raise ConfigError(f"{spec!r} names no class: write file.py:Class or module:Class")
+        raise ConfigError(f"{spec!r} is not the name of a class: write file.py:Class or module:Class")
     found: Any = getattr(imported.module, name, None)
     if not inspect.isclass(found):
-        own = [c.__name__ for c in _classes_in(imported.module)]
-        raise ConfigError(f"{imported.where} has no class {name!r}; it has {', '.join(own) or 'none'}")
+        classes = [c.__name__ for c in _classes_in(imported.module)]
+        raise ConfigError(f"{imported.where} has no class {name!r}; it has {', '.join(classes) or 'none'}")
     return cast("type[Any]", found)
 
 
-def model_maker(imported: ImportedModule, name: str) -> Callable[..., Any]:
-    """The class or function of that name, or the one model class that the module itself defines.
+def find_model_factory(imported: ImportedModule, name: str) -> Callable[..., Any]:
+    """Return the class or function of that name, or, without a name, the module's only model class.
 
-    A class is a subclass of `Model` or of ``mlserver.MLModel`` (see `is_mlserver_class`). Raises ConfigError.
+    A model class is a subclass of `Model` or of ``mlserver.MLModel`` (see `is_mlserver_class`).
+
+    Raises:
+        ConfigError: The module has no such class or function, or the choice is ambiguous.
     """
     module, where = imported.module, imported.where
     models = [c for c in _classes_in(module) if _is_model(c)]
@@ -110,7 +124,8 @@ def model_maker(imported: ImportedModule, name: str) -> Callable[..., Any]:
         if not models:
             raise ConfigError(f"{where} defines no subclass of headrace.Model")
         raise ConfigError(
-            f"{where} defines several models ({_listed(models)}): say which, as in {where}:{models[0].__name__}"
+            f"{where} defines several models ({_listed(models)}): "
+            f"name one, as in {where}:{models[0].__name__}"
         )
     found: Any = getattr(module, name, None)
     if found is None:
@@ -118,12 +133,17 @@ def model_maker(imported: ImportedModule, name: str) -> Callable[..., Any]:
     if inspect.isclass(found) and _is_model(cast("type[Any]", found)):
         return cast("type[Any]", found)
     if inspect.isclass(found) or not callable(found):
-        raise ConfigError(f"{where}:{name} is no subclass of headrace.Model; {where} has {_listed(models)}")
-    return _checked(cast("Callable[..., Any]", found), f"{where}:{name}")
+        raise ConfigError(
+            f"{where}:{name} is not a subclass of headrace.Model; {where} has {_listed(models)}"
+        )
+    return _with_result_check(cast("Callable[..., Any]", found), f"{where}:{name}")
 
 
 def is_mlserver_class(made: object) -> bool:
-    """Whether this is a subclass of ``mlserver.MLModel``; known by name, since mlserver need not be installed."""
+    """Return True for a subclass of ``mlserver.MLModel``.
+
+    The check is by name: mlserver need not be installed.
+    """
     if not inspect.isclass(made):
         return False
     bases = cast("type[Any]", made).__mro__
@@ -134,16 +154,18 @@ def _is_model(found: type[Any]) -> bool:
     return issubclass(found, Model) or is_mlserver_class(found)
 
 
-def _checked(make: Callable[..., Any], where: str) -> Callable[..., Any]:
-    """A function that makes models, held to it."""
+def _with_result_check(make: Callable[..., Any], where: str) -> Callable[..., Any]:
+    """Return a function that calls `make` and raises ModelLoadError if the result is not a Model."""
 
     def checked(**options: Any) -> Model:
         model = make(**options)
         if not isinstance(model, Model):
-            raise ModelLoadError(where, f"it returned a {type(model).__name__}, which is no headrace.Model")
+            raise ModelLoadError(
+                where, f"it returned a {type(model).__name__}, which is not a headrace.Model"
+            )
         return model
 
-    # Whoever asks what options there are means those of the function.
+    # The option names are read from this signature.
     checked.__signature__ = inspect.signature(make)  # pyright: ignore[reportFunctionMemberAccess]
     return checked
 
@@ -158,7 +180,7 @@ def _listed(models: list[type[Any]]) -> str:
 
 
 def _place(error: BaseException, path: Path) -> str:
-    """The error, with its line in the model's own file."""
+    """Return the error's text with its line in the model's own file."""
     line: int | None = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:

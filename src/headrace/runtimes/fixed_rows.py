@@ -1,4 +1,4 @@
-"""Batches of any size for a model whose file fixes how many rows it takes."""
+"""Batches of any size for a model whose file fixes the number of rows."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,12 +8,16 @@ from headrace.core.errors import ModelContractError
 from headrace.core.tensor import Array
 
 
-def in_pieces(
+def run_in_fixed_batches(
     run: Callable[[dict[str, Array]], dict[str, Array]], tensors: Mapping[str, Array], size: int, model: str
 ) -> dict[str, Array]:
-    """Call `run` with `size` rows at a time, the last call filled up with its own last row; outputs joined again.
+    """Call `run` with `size` rows at a time and return the joined outputs.
 
-    Raises ModelContractError, for the model of that name, when an output has another number of rows.
+    The last call is padded with copies of its last row; the padding is cut off again.
+
+    Raises:
+        ModelContractError: An output has another number of rows. `model` is the name in the
+            message.
     """
     rows = len(next(iter(tensors.values())))
     parts: list[dict[str, Array]] = []
@@ -25,7 +29,8 @@ def in_pieces(
         outputs = run(piece)
         for name, data in outputs.items():
             if not data.ndim or len(data) != size:
-                why = f"output {name!r} has shape {list(data.shape)} for {size} rows: its first axis must be rows"
+                shape = list(data.shape)
+                why = f"output {name!r} has shape {shape} for {size} rows: its first axis must be rows"
                 raise ModelContractError(model, why)
         parts.append({n: d[: size - short] for n, d in outputs.items()})
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}

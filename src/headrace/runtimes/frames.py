@@ -1,4 +1,4 @@
-"""Columns by name as a pandas DataFrame, and back. The one door to pandas."""
+"""Columns by name as a pandas DataFrame, and back. The only module that imports pandas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +13,14 @@ try:
 except ImportError as _error:
     raise MissingExtraError("pandas", "a model of named columns") from _error
 
-pd: Any = _pandas  # its stubs are a package of their own
+pd: Any = _pandas  # The type stubs of pandas are a separate package.
 
 
-def frame_of(columns: Mapping[str, Array]) -> Any:
-    """A DataFrame of columns, each ``[n]`` or ``[n, 1]``; text stays objects of str. Numbers are not copied where pandas allows it."""
+def frame_from_columns(columns: Mapping[str, Array]) -> Any:
+    """Return a DataFrame of columns of shape ``[n]`` or ``[n, 1]``.
+
+    Text stays objects of str. Numbers are not copied if pandas allows it.
+    """
     flat = {name: data.reshape(len(data)) for name, data in columns.items()}
     return pd.DataFrame(
         {n: pd.Series(d, dtype=object) if d.dtype == object else d for n, d in flat.items()}, copy=False
@@ -25,15 +28,17 @@ def frame_of(columns: Mapping[str, Array]) -> Any:
 
 
 def is_frame(value: object) -> bool:
-    """Whether this is a DataFrame or a Series."""
+    """Return True for a DataFrame or a Series."""
     return isinstance(value, (pd.DataFrame, pd.Series))
 
 
-def columns_of(frame: Any) -> dict[str, Array]:
-    """A DataFrame's columns as arrays ``[n]``, a Series as the one column of its name (or ``output``).
+def columns_from_frame(frame: Any) -> dict[str, Array]:
+    """Return a DataFrame's columns as arrays ``[n]``.
 
-    Numbers keep their type. What numpy knows only as objects stays so; missing values of pandas' own number types
-    are NaN. Dates are numpy's, in UTC.
+    A Series is one column of its name (else ``output``).
+
+    Numbers keep their type. Columns without a numpy type stay objects. Missing values of pandas'
+    own number types become NaN. Dates become numpy dates in UTC.
     """
     if isinstance(frame, pd.Series):
         return {str(frame.name) if frame.name is not None else "output": _array(frame)}

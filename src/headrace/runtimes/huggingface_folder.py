@@ -1,4 +1,4 @@
-"""What the small files of a Hugging Face folder say, before anything large is read."""
+"""Settings in the small files of a Hugging Face folder, read before the weights."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import ConfigError, ModelLoadError
-from headrace.runtimes.text import one_line
+from headrace.runtimes.text import summarize_error
 
 _TASKS: Final = {
     "ForSequenceClassification": "text-classification",
@@ -18,13 +18,13 @@ _TASKS: Final = {
 }
 
 
-def task_of(path: Path) -> str:
-    """What the first architecture of the folder's configuration is for."""
+def read_task(path: Path) -> str:
+    """Return the task of the first architecture in the folder's configuration."""
     try:
         config: Any = orjson.loads((path / "config.json").read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise ModelLoadError(
-            path.name, f"{path / 'config.json'} cannot be read: {one_line(error)}"
+            path.name, f"{path / 'config.json'} cannot be read: {summarize_error(error)}"
         ) from error
     name = _architecture(config)
     for ending, task in _TASKS.items():
@@ -33,18 +33,21 @@ def task_of(path: Path) -> str:
     if name.endswith("Model"):
         return "feature-extraction"
     raise ConfigError(
-        f"{path}: its architecture {name or 'is not told'}: say what it is for with the option task"
+        f"{path}: no task is known for architecture {name or '(none in config.json)'}: set the option task"
     )
 
 
 def _architecture(config: Any) -> str:
-    """The first that the configuration names; empty where it names none."""
+    """Return the first architecture in the configuration, "" if there is none."""
     named = cast("Mapping[str, Any]", config).get("architectures") if isinstance(config, dict) else None
     return str(cast("Sequence[Any]", named)[0]) if isinstance(named, list) and named else ""
 
 
-def sentence_settings(path: Path) -> tuple[str, bool, int | None]:
-    """Pooling, normalisation and longest text as sentence-transformers writes them; mean and no more without."""
+def read_sentence_settings(path: Path) -> tuple[str, bool, int | None]:
+    """Return pooling, normalisation and longest text as sentence-transformers writes them.
+
+    The default is mean pooling without normalisation and without a longest text.
+    """
     modules = cast("Sequence[Mapping[str, Any]]", _json(path / "modules.json") or [])
     normalized = any(str(m.get("type", "")).endswith("Normalize") for m in modules)
     pooling = cast("Mapping[str, Any]", _json(path / "1_Pooling" / "config.json") or {})

@@ -1,4 +1,7 @@
-"""From what a user writes to a model: a file, a folder or a class, and options, all plain text and values."""
+"""Lookup of a model by its spec: a file, a folder or a class, and options.
+
+All are plain text and values.
+"""
 
 import hashlib
 import importlib
@@ -13,15 +16,15 @@ from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model, ModelRecipe
 from headrace.runtimes.classes import (
     ImportedModule,
+    find_model_factory,
     import_file,
     import_module,
     is_dotted_class,
     is_mlserver_class,
-    model_maker,
     split_spec,
-    unreadable,
+    unreadable_file_error,
 )
-from headrace.runtimes.options import Options, arguments, option_names, plain_options
+from headrace.runtimes.options import Options, keyword_arguments, option_names, plain_options
 
 _ONNX: Final = ("headrace.runtimes.onnx", "OnnxModel")
 _SKLEARN: Final = ("headrace.runtimes.sklearn", "SklearnModel")
@@ -29,7 +32,7 @@ _TORCH: Final = ("headrace.runtimes.torch", "TorchModel")
 _MLFLOW: Final = ("headrace.runtimes.mlflow", "MlflowModel")
 _HUGGINGFACE: Final = ("headrace.runtimes.huggingface", "HuggingFaceModel")
 
-# Each runtime is an extra, imported when its first model is made.
+# Each runtime is an extra. Its module is imported when its first model is made.
 _FILES: Final = {
     ".onnx": _ONNX,
     ".skops": _SKLEARN,
@@ -45,18 +48,20 @@ _MLSERVER_SETTINGS: Final = "model-settings.json"
 _FOLDERS: Final = {"MLmodel": _MLFLOW, "config.json": _HUGGINGFACE}
 _ACCEPTED: Final = (
     "a model is a file model.onnx, file.py or file.py:Class, a class module:Class, "
-    "a file .skops, .pt, .ts, .pt2 or .safetensors, or a folder with an MLmodel, a config.json or a model-settings.json"
+    "a file .skops, .pt, .ts, .pt2 or .safetensors, "
+    "or a folder with an MLmodel, a config.json or a model-settings.json"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that can be made as often as there are instances, here or in another process.
+    """A model that can be made once per instance, in this process or another.
 
-    `fingerprint` is the sha256 of its file (of all files' names and contents, for a folder), and of the options where
-    there are any. What a file imports, or keeps its weights in, does not change it. `spec` and `options` are
-    plain text and values: ``model_factory(spec, options).make()`` makes the same model in any process that has the
-    same current directory, so nothing needs to be pickled.
+    `fingerprint` is the sha256 of the file (for a folder, of the names and contents of all files),
+    and of the options if there are any. It does not cover imports of the file, or weights that the
+    code loads itself. `spec` and `options` are plain text and values: ``model_factory(spec,
+    options).make()`` makes the same model in any process with the same current directory. Nothing
+    needs to be pickled.
     """
 
     make: Callable[[], Model]
@@ -67,41 +72,49 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedMaker:
-    """Makes a source's models, and knows by what name another process makes them."""
+class RecipeModelFactory:
+    """A function that makes a source's models, with the recipe for other processes."""
 
     make: Callable[[], Model]
     recipe: ModelRecipe
 
     def __call__(self) -> Model:
-        """A new model."""
+        """Return a new model."""
         return self.make()
 
 
 def make_model(spec: str, options: Mapping[str, Any] | None = None) -> Model:
-    """The model of a spec: what a process of its own begins with. Raises what `model_factory` and `make` raise."""
+    """Return the model of a spec; the entry point of a model process.
+
+    Raises the errors of `model_factory` and `make`.
+    """
     return model_factory(spec, options).make()
 
 
 def model_factory(spec: str, options: Mapping[str, Any] | None = None) -> ModelSource:
-    """Find a model; nothing is loaded yet but a Python module.
+    """Find a model. Only Python modules are imported; weights are not loaded.
 
-    A function in the place of a class makes the models. `options` are handed to the runtime, class or function as
-    keyword arguments; they must be plain values, as JSON has them. `make` carries the recipe by which another process
-    with the same current directory makes the model.
+    A function in place of a class makes the models. `options` go to the runtime, class or function
+    as keyword arguments and must be plain JSON values. `make` carries the recipe with which another
+    process in the same current directory makes the model.
 
-    Raises ConfigError for what is no model and for options that a class does not have, ModelLoadError when its file
-    cannot be read or imported. `make` raises MissingExtraError where the runtime's packages are missing, and ConfigError
-    for options that the runtime does not have.
+    `make` raises MissingExtraError if packages of the runtime are missing, and ConfigError for
+    options that the runtime does not have.
+
+    Raises:
+        ConfigError: The spec names no model, or the class does not have an option.
+        ModelLoadError: The file cannot be read or imported.
     """
     source = _source(spec, options)
     recipe = ModelRecipe(f"{__name__}:{make_model.__name__}", {"spec": spec, "options": dict(source.options)})
-    return replace(source, make=NamedMaker(source.make, recipe))
+    return replace(source, make=RecipeModelFactory(source.make, recipe))
 
 
 def _source(spec: str, options: Mapping[str, Any] | None) -> ModelSource:
     if "://" in spec:
-        raise ConfigError(f"{spec}: models are read from local files; download it first, then --model FILE")
+        raise ConfigError(
+            f"{spec}: models are read from local files; download the file first, then use --model FILE"
+        )
     plain = plain_options(options, spec)
     place, class_name = split_spec(spec)
     path = Path(spec)
@@ -112,17 +125,17 @@ def _source(spec: str, options: Mapping[str, Any] | None) -> ModelSource:
     if spec and path.is_dir():
         return _folder(spec, plain, path)
     if not is_dotted_class(place, class_name):
-        raise ConfigError(f"{spec!r} is no model: {_ACCEPTED}")
+        raise ConfigError(f"{spec!r} is not a model: {_ACCEPTED}")
     return _class(spec, plain, import_module(place, class_name), class_name)
 
 
 def _class(spec: str, options: Options, imported: ImportedModule, class_name: str) -> ModelSource:
-    found = model_maker(imported, class_name)
+    found = find_model_factory(imported, class_name)
     name = Path(imported.where).stem if imported.where.endswith(".py") else class_name
     fingerprint = _with_options(imported.fingerprint, options)
     if is_mlserver_class(found):
         return ModelSource(lambda: _mlserver(found, name, options), name, fingerprint, spec, options)
-    keywords = arguments(options, option_names(found), spec)
+    keywords = keyword_arguments(options, option_names(found), spec)
     make: Callable[[], Model] = (lambda: found(**keywords)) if keywords else found
     return ModelSource(make, name, fingerprint, spec, options)
 
@@ -134,19 +147,22 @@ def _mlserver(found: Any, name: str, options: Options, source: Path | None = Non
 
 
 def _mlserver_folder(spec: str, options: Options, folder: Path) -> ModelSource:
-    """A folder as MLServer serves it: the settings name a class, of a module in the folder or an installed one."""
+    """Return the source of a folder in MLServer's layout.
+
+    Its settings name a class, either of a module in the folder or of an installed module.
+    """
     file = folder / _MLSERVER_SETTINGS
     try:
-        told: Any = orjson.loads(file.read_bytes())
-        module, _, class_name = str(told["implementation"]).rpartition(".")
+        settings_file: Any = orjson.loads(file.read_bytes())
+        module, _, class_name = str(settings_file["implementation"]).rpartition(".")
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ModelLoadError(str(file), f"it is no JSON object with an implementation: {error}") from error
-    own = folder / f"{module.replace('.', '/')}.py"
-    imported = import_file(own) if own.is_file() else import_module(module, class_name)
-    found = model_maker(imported, class_name)
+        raise ModelLoadError(str(file), f"it is not a JSON object with an implementation: {error}") from error
+    module_file = folder / f"{module.replace('.', '/')}.py"
+    imported = import_file(module_file) if module_file.is_file() else import_module(module, class_name)
+    found = find_model_factory(imported, class_name)
     if not is_mlserver_class(found):
-        raise ConfigError(f"{file}: its implementation {class_name} is no subclass of mlserver.MLModel")
-    settings = {k: v for k, v in told.items() if k != "implementation"} | options
+        raise ConfigError(f"{file}: its implementation {class_name} is not a subclass of mlserver.MLModel")
+    settings = {k: v for k, v in settings_file.items() if k != "implementation"} | options
     name = str(settings.get("name") or folder.resolve().name)
     fingerprint = _with_options(_folder_sha256(folder), options)
     return ModelSource(lambda: _mlserver(found, name, settings, file), name, fingerprint, spec, options)
@@ -159,7 +175,8 @@ def _folder(spec: str, options: Options, folder: Path) -> ModelSource:
         if (folder / marker).is_file():
             return _made_by(runtime, spec, options, folder.resolve().name, _folder_sha256(folder))
     raise ConfigError(
-        f"the folder {spec} is no model: it has no {', no '.join((*_FOLDERS, _MLSERVER_SETTINGS))}; {_ACCEPTED}"
+        f"the folder {spec} is not a model: it has no {', no '.join((*_FOLDERS, _MLSERVER_SETTINGS))}; "
+        f"{_ACCEPTED}"
     )
 
 
@@ -171,7 +188,7 @@ def _made_by(
     def make() -> Model:
         found: Any = getattr(importlib.import_module(module), class_name)
         known = [option for option in option_names(found) or () if option != "path"]
-        return found(Path(spec), **arguments(options, known, spec))
+        return found(Path(spec), **keyword_arguments(options, known, spec))
 
     return ModelSource(make, name, _with_options(fingerprint, options), spec, options)
 
@@ -188,18 +205,18 @@ def _file_sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable_file_error(path, error) from error
 
 
 def _class_sha256(path: Path, options: Options) -> str:
-    """Of the file beside the weights that has their class; nothing where there is none."""
+    """Return the sha256 of the file beside the weights that holds their class, else ""."""
     place, _ = split_spec(str(options.get("class", "")))
-    beside = path.parent / place
-    return _file_sha256(beside) if place.endswith(".py") else ""
+    class_file = path.parent / place
+    return _file_sha256(class_file) if place.endswith(".py") else ""
 
 
 def _folder_sha256(folder: Path) -> str:
-    """Over names and contents; what Python itself or a version control keeps there is left out."""
+    """Return the sha256 of names and contents, without Python's caches and hidden files."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
@@ -209,10 +226,13 @@ def _folder_sha256(folder: Path) -> str:
 
 
 def model_files(spec: str, options: Mapping[str, Any] | None = None) -> tuple[Path, ...]:
-    """The files or the folder that a model's fingerprint is of, all in one folder, its own first; none of a module's class."""
+    """Return the files or the folder that a model's fingerprint covers, its own file first.
+
+    All are in one folder. The result is empty for a class of a module.
+    """
     path = Path(split_spec(spec)[0] if ".py" in spec else spec)
     if not path.exists():
         return ()
     place, _ = split_spec(str((options or {}).get("class", "")))
-    beside = (path.parent / place,) if path.suffix in _FILES and place.endswith(".py") else ()
-    return (path, *beside)
+    class_file = (path.parent / place,) if path.suffix in _FILES and place.endswith(".py") else ()
+    return (path, *class_file)

@@ -1,4 +1,7 @@
-"""Subclasses of ``mlserver.MLModel`` as Models, unchanged, with MLServer's own codecs. The one door to mlserver."""
+"""Unchanged subclasses of ``mlserver.MLModel`` as models, with MLServer's own codecs.
+
+The only module that imports mlserver.
+"""
 
 import math
 from collections.abc import AsyncIterator, Generator, Mapping
@@ -7,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from typing_extensions import override
 
 from headrace.core.errors import (
     ConfigError,
@@ -17,7 +21,7 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, TensorSpec, dtype_of, text_array
-from headrace.runtimes.text import one_line
+from headrace.runtimes.text import summarize_error
 
 try:
     import mlserver as _mlserver  # pyright: ignore[reportMissingImports] - it needs an environment of its own
@@ -34,30 +38,33 @@ types: Any = _types
 
 
 def mlserver_model(model_class: type[Any], settings: Mapping[str, Any], source: Path | None = None) -> Model:
-    """The class as a Model. `settings` are its ModelSettings: ``name``, ``parameters`` (``uri``, ``version``, ``extra``) and so on.
+    """Return the class as a Model, one of streams only if the class has no ``predict`` of its own.
 
-    `source` is the settings' file, to which MLServer takes a relative ``uri`` to be relative.
+    `settings` are its ModelSettings: ``name``, ``parameters`` (``uri``, ``version``, ``extra``) and
+    so on. `source` is the settings' file; MLServer reads a relative ``uri`` relative to it.
 
-    A class without a ``predict`` of its own answers streams only. Raises ConfigError for settings that MLServer refuses.
+    Raises:
+        ConfigError: MLServer refuses the settings.
     """
     try:
         made = mlserver.ModelSettings(**{"implementation": model_class, **settings})
     except ValueError as error:
         raise ConfigError(
-            f"{model_class.__name__}: MLServer does not take these settings: {one_line(error)}"
+            f"{model_class.__name__}: MLServer refuses the settings: {summarize_error(error)}"
         ) from error
     if source is not None:
         made._source = str(source)  # noqa: SLF001 - where MLServer's own loader writes it
-    answers = model_class.predict is not mlserver.MLModel.predict
-    return (MlserverModel if answers else MlserverStreamModel)(model_class, made)
+    has_predict = model_class.predict is not mlserver.MLModel.predict
+    return (MlserverModel if has_predict else MlserverStreamModel)(model_class, made)
 
 
 class MlserverStreamModel(Model):
-    """An MLModel that answers streams, `predict_stream` its own or what MLServer makes of ``predict``.
+    """An MLModel with streams: its own `predict_stream` or MLServer's default over ``predict``.
 
-    Requests reach it as MLServer's types: ids, parameters (``content_type`` and ``headers`` among them) of the request, its inputs and
-    the response go both ways. One stream's requests have its first request's id, and so have the responses. Errors of MLServer with a
-    client's status are ModelInputError.
+    Requests are converted to MLServer's types. Ids and parameters (``content_type`` and ``headers``
+    among them) of the request, its inputs and the response pass in both directions. All requests
+    and responses of a stream carry the id of its first request. An MLServer error with a 4xx status
+    becomes a ModelInputError.
     """
 
     writes_inputs = False
@@ -71,8 +78,10 @@ class MlserverStreamModel(Model):
             self.max_batch_rows = settings.max_batch_size
             self.max_batch_delay_ms = settings.max_batch_time * 1000
 
-    async def load(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - an engine awaits what is to be awaited
-        """Make and load the MLModel; ModelLoadError when it says that it is not ready."""
+    # An engine awaits what these methods return.
+    @override
+    async def load(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Make and load the MLModel. Raises ModelLoadError if its ``load`` does not return True."""
         with self._context():
             model = self._class(self._settings)
             ready = await model.load()
@@ -85,6 +94,7 @@ class MlserverStreamModel(Model):
         self.inputs = tuple(_spec(m) for m in model.inputs or ())
         self.outputs = tuple(_spec(m) for m in model.outputs or ())
 
+    @override
     async def close(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Unload the MLModel."""
         model, self._model = self._model, None
@@ -93,8 +103,9 @@ class MlserverStreamModel(Model):
             with self._context():
                 await model.unload()
 
+    @override
     async def predict_stream(self, requests: AsyncIterator[InferRequest], /) -> AsyncIterator[InferResponse]:
-        """The MLModel's own stream; a caller who goes closes it."""
+        """Yield the responses of the MLModel's own stream. Closing this generator closes it."""
         first = ""
 
         async def payloads() -> AsyncIterator[Any]:
@@ -111,7 +122,7 @@ class MlserverStreamModel(Model):
                     yield self._response(response, first)
 
     def _context(self) -> Any:
-        """What MLServer's metrics and logs look up: whose turn it is."""
+        """Return the context in which MLServer's metrics and logs find the current model."""
         return context.model_context(self._settings)
 
     @contextmanager
@@ -121,7 +132,7 @@ class MlserverStreamModel(Model):
         except errors.MLServerError as error:
             if error.status_code >= 500:
                 raise
-            raise ModelInputError(self._settings.name, one_line(error)) from error
+            raise ModelInputError(self._settings.name, summarize_error(error)) from error
 
     def _payload(self, request: InferRequest) -> Any:
         return types.InferenceRequest(
@@ -150,18 +161,20 @@ class MlserverStreamModel(Model):
         )
 
     def _array(self, output: Any) -> Array:
-        """An output's data, flat or nested, in its shape."""
+        """Return an output's data, flat or nested, in its shape."""
         datatype, shape = str(getattr(output.datatype, "value", output.datatype)), list(output.shape)
         data: Any = getattr(output.data, "root", output.data)
         values = _flat(cast("list[Any]", data) if isinstance(data, list) else [data])
         size = math.prod(shape)
         if datatype != "BYTES":
             # None stands for NaN.
-            holed = any(v is None for v in values)
-            array = np.array(values, np.float64 if holed else dtype_of(datatype)).astype(dtype_of(datatype))
+            has_nulls = any(v is None for v in values)
+            array = np.array(values, np.float64 if has_nulls else dtype_of(datatype)).astype(
+                dtype_of(datatype)
+            )
         else:
             if len(values) == 1 and size > 1 and isinstance(values[0], bytes) and not len(values[0]) % size:
-                # NumpyCodec puts bytes of one width, filled up with zeros, into one buffer.
+                # NumpyCodec joins byte strings, padded with zeros to one width, in one buffer.
                 buffer, width = values[0], len(values[0]) // size
                 values = [buffer[at : at + width].rstrip(b"\0") for at in range(0, len(buffer), width)]
             array = text_array(values)
@@ -172,19 +185,25 @@ class MlserverStreamModel(Model):
 
 
 class MlserverModel(MlserverStreamModel):
-    """An MLModel that answers requests too.
+    """An MLModel that serves single requests too.
 
-    `predict` sees rows without their requests, as every engine batches them, so it has no request's parameters.
-    `predict_request` is MLServer's way: one request, one call.
+    `predict` is called with batches of rows that have no request parameters. `predict_request`
+    works as in MLServer: one call per request.
     """
 
-    async def predict(self, **tensors: Array) -> Mapping[str, Array]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    @override
+    async def predict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, **tensors: Array
+    ) -> Mapping[str, Array]:
         """Predict a batch as one request without id and parameters."""
         request = InferRequest(tuple(Tensor(n, d) for n, d in tensors.items()))
         return {t.name: t.data for t in (await self.predict_request(request)).outputs}
 
     async def predict_request(self, request: InferRequest) -> InferResponse:
-        """Answer one request whole, its parameters included; the outputs may have any number of rows."""
+        """Return the response to one request with its parameters.
+
+        The outputs may have any number of rows.
+        """
         with self._context(), self._client_errors():
             return self._response(await self._model.predict(self._payload(request)), request.id)
 
@@ -195,19 +214,19 @@ def _spec(metadata: Any) -> TensorSpec:
     return TensorSpec(metadata.name, datatype, (-1, *shape[1:]) if shape else None)
 
 
-def _parameters(given: Mapping[str, Any]) -> Any:
-    return types.Parameters(**given) if given else None
+def _parameters(parameters: Mapping[str, Any]) -> Any:
+    return types.Parameters(**parameters) if parameters else None
 
 
 def _plain(parameters: Any) -> dict[str, Any]:
-    """Parameters as plain values; what a codec keeps there for itself stays behind."""
+    """Return parameters as plain values, without the private entries of codecs."""
     if parameters is None:
         return {}
     return {k: v for k, v in parameters.model_dump(exclude_none=True).items() if not k.startswith("_")}
 
 
 def _flat(values: list[Any]) -> list[Any]:
-    """Nested lists as one."""
+    """Return nested lists as one list."""
     while values and isinstance(values[0], list):
         values = [v for inner in values for v in cast("list[Any]", inner)]
     return values

@@ -1,4 +1,4 @@
-"""ONNX files as Models. The one door to onnxruntime."""
+"""ONNX files as models. The only module that imports onnxruntime."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
+from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError, ModelContractError, ModelLoadError
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec, dtype_of
-from headrace.runtimes.fixed_rows import in_pieces
-from headrace.runtimes.text import decoded_text
+from headrace.runtimes.fixed_rows import run_in_fixed_batches
+from headrace.runtimes.text import decode_text
 
 try:
     import onnxruntime as _onnxruntime
 except ImportError as _error:
     raise MissingExtraError("onnx", "an ONNX model") from _error
 
-ort: Any = _onnxruntime  # it carries no types
+ort: Any = _onnxruntime  # onnxruntime has no types.
 
 BATCH_BYTES: Final = 1 << 20
 BATCH_ROWS_MIN: Final = 32
@@ -44,20 +45,21 @@ _THREADS_VARIABLE = "HEADRACE_ONNX_THREADS"
 
 
 class OnnxModel(Model):
-    """An ONNX file: names, types and shapes of inputs and outputs come from it.
+    """An ONNX file. The file gives the names, types and shapes of inputs and outputs.
 
-    One thread a session by default, since more instances are the better use of more cores for small models, and
-    no spinning, so that a waiting session costs nothing. A file whose batch axis is a fixed number is called with
-    that many rows at a time, the last call filled up with its own last row. Text is handed over as str: bytes are
-    decoded as UTF-8, and a row that is none is refused (RowError). Of outputs that are no tensors a sequence of maps
-    from class to probability, as scikit-learn's converters make by default, becomes an array ``[n, classes]`` in the
-    order of the first row's keys.
+    A session has one thread by default: for small models, more instances use more cores better. It
+    does not spin, so a waiting session costs nothing. A file with a fixed batch axis is called with
+    that many rows at a time; the last call is padded with copies of its last row.
+
+    Text is passed as str. Bytes are decoded as UTF-8, and a row that is not UTF-8 is refused
+    (RowError). A sequence of maps from class to probability, the default output of scikit-learn's
+    converters, becomes an array ``[n, classes]`` in the order of the first row's keys.
 
     Args:
         path: The file.
-        intra_op_threads: Threads within one call, 0 for one a core; None asks for ``HEADRACE_ONNX_THREADS``, and
-            else takes 1.
-        providers: Execution providers in order of preference; None: what onnxruntime prefers here.
+        intra_op_threads: Threads within one call, 0 for one per core. None means
+            ``HEADRACE_ONNX_THREADS``, or 1 without that variable.
+        providers: Execution providers in order of preference. None means onnxruntime's preference.
     """
 
     writes_inputs = False
@@ -70,8 +72,8 @@ class OnnxModel(Model):
         self._providers = list(providers) if providers is not None else None
         self._session: Any = None
 
+    @override
     def load(self) -> None:
-        """Open the session; ModelLoadError when the file is no model that can run here."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -83,7 +85,7 @@ class OnnxModel(Model):
             )
         except Exception as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise self._unfit(f"{self._path} is no ONNX model that runs here: {why}") from error
+            raise self._load_error(f"{self._path} is not an ONNX model that runs here: {why}") from error
         self._session = session
         inputs, outputs = session.get_inputs(), session.get_outputs()
         self._output_names = [o.name for o in outputs]
@@ -93,49 +95,56 @@ class OnnxModel(Model):
         self.outputs = tuple(spec for o in outputs if (spec := self._output_spec(o)))
         self._texts = [s.name for s in self.inputs if s.datatype == "BYTES"]
 
+    @override
     def close(self) -> None:
-        """Let the session go."""
         self._session = None
 
-    def _unfit(self, why: str) -> ModelLoadError:
+    def _load_error(self, why: str) -> ModelLoadError:
         return ModelLoadError(self._path.stem, why)
 
     def _input_spec(self, value: Any) -> TensorSpec:
         datatype = _DATATYPES.get(value.type)
         if datatype is None:
-            raise self._unfit(f"its input {value.name!r} is a {value.type}, which no record can feed")
+            raise self._load_error(
+                f"its input {value.name!r} has type {value.type}, which headrace does not support"
+            )
         return TensorSpec(value.name, datatype, self._shape(value))
 
     def _output_spec(self, value: Any) -> TensorSpec | None:
-        """None for what has no spec: a sequence of tensors, an optional."""
+        """Return the spec of an output, or None for a type without a spec.
+
+        Sequences of tensors and optionals have no spec.
+        """
         if value.type.startswith("seq(map("):
             return TensorSpec(value.name, "FP32", (-1, -1))
         datatype = _DATATYPES.get(value.type)
         return TensorSpec(value.name, datatype, self._shape(value)) if datatype else None
 
     def _shape(self, value: Any) -> tuple[int, ...] | None:
-        """The shape, any number of rows; None where the file tells none."""
+        """Return the shape with a variable number of rows, or None if the file has no shape."""
         sizes = [d if isinstance(d, int) else -1 for d in value.shape]
         return (-1 if self._fixed_rows else sizes[0], *sizes[1:]) if sizes else None
 
     def _fixed_batch(self, inputs: Sequence[Any]) -> int | None:
-        """The first axis, when the file fixes it."""
+        """Return the size of the first axis if the file fixes it."""
         if not inputs:
-            raise self._unfit("it has no inputs, so there is nothing to predict from")
+            raise self._load_error("it has no inputs")
         sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int) and i.shape[0]}
         if len(set(sizes.values())) > 1:
             each = ", ".join(f"{size} for {name!r}" for name, size in sizes.items())
-            raise self._unfit(f"the first axis must be rows in every input, but the file fixes it to {each}")
+            raise self._load_error(
+                f"the first axis must be rows in every input, but the file fixes it to {each}"
+            )
         return next(iter(sizes.values()), None)
 
+    @override
     def predict(self, **tensors: Array) -> Mapping[str, Array]:
-        """Run the session on a batch. RowError for text that is not UTF-8."""
         for name in self._texts:
             if name in tensors:
-                tensors[name] = decoded_text(name, tensors[name])
+                tensors[name] = decode_text(name, tensors[name])
         if self._fixed_rows is None:
             return self._run(tensors)
-        return in_pieces(self._run, tensors, self._fixed_rows, self._path.stem)
+        return run_in_fixed_batches(self._run, tensors, self._fixed_rows, self._path.stem)
 
     def _run(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
         results = self._session.run(None, dict(tensors))
@@ -145,7 +154,10 @@ class OnnxModel(Model):
         return outputs
 
     def _from_maps(self, name: str, result: Any) -> Array:
-        """A sequence of {class: probability}, one a row, as an array; other sequences as numpy makes of them."""
+        """Return a sequence of {class: probability}, one per row, as an array.
+
+        Another sequence becomes the array that numpy makes of it.
+        """
         rows: list[Any] = list(result)
         if not rows or not isinstance(rows[0], Mapping):
             return np.asarray(rows)
@@ -160,12 +172,15 @@ class OnnxModel(Model):
 def _threads() -> int:
     text = os.environ.get(_THREADS_VARIABLE, "1")
     if not text.isdecimal():
-        raise ConfigError(f"{_THREADS_VARIABLE} is {text!r}: make it a number of threads, such as 1")
+        raise ConfigError(f"{_THREADS_VARIABLE} is {text!r}: set it to a number of threads, such as 1")
     return int(text)
 
 
 def _batch_rows(inputs: Sequence[TensorSpec]) -> int:
-    """As many rows as make about `BATCH_BYTES` of input: enough to spread what a call costs, little enough for a cache."""
+    """Return the number of rows with about `BATCH_BYTES` of input.
+
+    A batch of that size spreads the cost of a call, and fits a cache.
+    """
     if any(s.shape is None or s.datatype == "BYTES" or -1 in s.shape[1:] for s in inputs):
         return Model.max_batch_rows
     row_bytes = sum(prod((s.shape or (1,))[1:]) * dtype_of(s.datatype).itemsize for s in inputs)

@@ -1,4 +1,4 @@
-"""Options of models: plain values by name, as a settings file or another process can say them."""
+"""Options of models: plain values by name, from a settings file or another process."""
 
 import inspect
 import keyword
@@ -14,7 +14,7 @@ Options = dict[str, Any]
 
 
 def plain_options(options: Mapping[str, Any] | None, where: str) -> Options:
-    """A copy made of nothing but JSON's values; ConfigError names the first that is no such value."""
+    """Return a copy of JSON values only. Raises ConfigError with the first option that is not one."""
     if not options:
         return {}
     for name, value in options.items():
@@ -22,13 +22,14 @@ def plain_options(options: Mapping[str, Any] | None, where: str) -> Options:
             orjson.dumps({name: value})
         except TypeError as error:
             raise ConfigError(
-                f"{where}: option {name!r} must be a plain value (text, a number, true or false, a list, a table): {error}"
+                f"{where}: option {name!r} must be a plain value "
+                f"(text, a number, true or false, a list, a table): {error}"
             ) from None
     return orjson.loads(orjson.dumps(dict(options)))
 
 
 def option_names(make: Callable[..., Any]) -> tuple[str, ...] | None:
-    """What options a class or function takes: its keyword arguments; None when it takes any."""
+    """Return the keyword arguments of a class or function, or None if it takes any."""
     parameters = inspect.signature(make).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -36,8 +37,11 @@ def option_names(make: Callable[..., Any]) -> tuple[str, ...] | None:
     return tuple(p.name.removesuffix("_") for p in parameters if p.kind in kinds)
 
 
-def arguments(options: Options, known: Sequence[str] | None, where: str) -> Options:
-    """The options as keyword arguments; `class` becomes ``class_``. ConfigError lists the known for an unknown one."""
+def keyword_arguments(options: Options, known: Sequence[str] | None, where: str) -> Options:
+    """Return the options as keyword arguments; `class` becomes ``class_``.
+
+    Raises ConfigError for an unknown option.
+    """
     if known is not None and (unknown := [name for name in options if name not in known]):
         has = f"it has {', '.join(known)}" if known else "it has none"
         raise ConfigError(f"{where} has no option {', '.join(map(repr, unknown))}; {has}")
@@ -45,13 +49,18 @@ def arguments(options: Options, known: Sequence[str] | None, where: str) -> Opti
 
 
 def tensor_specs(option: object, name: str, where: str) -> tuple[TensorSpec, ...]:
-    """Specs from an option such as ``inputs = [{name = "x", datatype = "FP32", shape = [-1, 4]}]``.
+    """Return the specs of an option with a list of tensors.
 
-    `shape` may be left out, or be without the axis of rows where it is empty. Raises ConfigError.
+    For example: ``inputs = [{name = "x", datatype = "FP32", shape = [-1, 4]}]``.
+
+    `shape` is optional. If present, it begins with the axis of rows. Raises ConfigError.
     """
     if option is None:
         return ()
-    example = f'{where}: option {name!r} must be a list such as [{{name = "x", datatype = "FP32", shape = [-1, 4]}}]'
+    example = (
+        f"{where}: option {name!r} must be a list such as "
+        '[{name = "x", datatype = "FP32", shape = [-1, 4]}]'
+    )
     if not isinstance(option, (list, tuple)):
         raise ConfigError(example)
     return tuple(_spec(entry, example) for entry in cast("Sequence[object]", option))
@@ -62,9 +71,9 @@ def _spec(entry: object, example: str) -> TensorSpec:
         return entry
     if not isinstance(entry, dict):
         raise ConfigError(example)
-    told = cast("dict[str, Any]", entry)
-    unknown = set(told) - {"name", "datatype", "shape"}
-    tensor, datatype, shape = told.get("name"), told.get("datatype", "FP32"), told.get("shape")
+    fields = cast("dict[str, Any]", entry)
+    unknown = set(fields) - {"name", "datatype", "shape"}
+    tensor, datatype, shape = fields.get("name"), fields.get("datatype", "FP32"), fields.get("shape")
     if unknown or not isinstance(tensor, str) or not isinstance(datatype, str):
         raise ConfigError(example)
     if datatype != "BF16":
@@ -78,5 +87,7 @@ def _spec(entry: object, example: str) -> TensorSpec:
         raise ConfigError(example)
     sizes = tuple(cast("Sequence[object]", shape))
     if not sizes or not all(type(size) is int and size >= -1 for size in sizes):
-        raise ConfigError(f"{example}: a shape is sizes from the axis of rows on, -1 for any")
+        raise ConfigError(
+            f"{example}: a shape is a list of sizes that begins with the axis of rows, -1 for any size"
+        )
     return TensorSpec(tensor, datatype, cast("tuple[int, ...]", sizes))

@@ -1,4 +1,7 @@
-"""scikit-learn estimators as Models, from ``.skops`` files. The one door to scikit-learn, skops and joblib."""
+"""scikit-learn estimators from ``.skops`` files as models.
+
+The only module that imports scikit-learn, skops and joblib.
+"""
 
 import io
 import re
@@ -8,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
+from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
 from headrace.runtimes.options import tensor_specs
-from headrace.runtimes.text import decoded_text, one_line
+from headrace.runtimes.text import decode_text, summarize_error
 
 try:
     import joblib as _joblib
@@ -25,7 +29,7 @@ try:
 except ImportError as _error:
     raise MissingExtraError("sklearn", "a scikit-learn model") from _error
 
-# They carry no types.
+# These packages have no types.
 base: Any = _base
 compose: Any = _compose
 joblib: Any = _joblib
@@ -47,20 +51,25 @@ _NAMES_WARNING: Final = "X does not have valid feature names"
 class SklearnModel(Model):
     """A fitted estimator or pipeline.
 
-    Each method that is asked for is an output of its own name: ``predict`` ``[n]`` (or ``[n, k]``), ``predict_proba``
-    ``[n, classes]`` in the order of the estimator's ``classes_``, and so on. The input is one matrix ``x``
-    ``[n, features]``; for a pipeline that begins with a text vectorizer it is ``x`` ``[n]`` of text; for one that picks
-    its columns by name (a ColumnTransformer fitted on a DataFrame) each column is an input ``[n]`` of its own, which
-    takes pandas. Columns that its encoders know as text are BYTES, others are numbers.
+    Each selected method is an output of the method's name: ``predict`` ``[n]`` (or ``[n, k]``),
+    ``predict_proba`` ``[n, classes]`` in the order of the estimator's ``classes_``, and so on. The
+    input depends on the estimator:
+
+    - Usually it is one matrix ``x`` ``[n, features]``.
+    - For a pipeline that begins with a text vectorizer it is text, ``x`` ``[n]``.
+    - For a pipeline that selects columns by name (a ColumnTransformer fitted on a DataFrame) each
+      column is an input ``[n]``. This needs pandas. Columns that the encoders know as text are
+      BYTES, others are numbers.
 
     Args:
-        path: A ``.skops`` file; ``.joblib``, ``.pkl`` and ``.pickle`` only with `allow_pickle`.
-        method: One of `METHODS` or a list of them. None: ``predict``, with ``predict_proba`` for a classifier that has it;
-            ``transform`` for what does not predict.
-        trusted: Types that the file may contain besides those that skops trusts, by their full names.
-        allow_pickle: Load a pickle, which may run any code that its author liked.
-        datatype: Of numbers that come in, FP64 or FP32.
-        inputs: Specs, to overrule what is found out: one for a matrix or a text, several for named columns.
+        path: A ``.skops`` file. ``.joblib``, ``.pkl`` and ``.pickle`` need `allow_pickle`.
+        method: One of `METHODS` or a list of them. None means ``predict``, and ``predict_proba``
+            for a classifier that has it; ``transform`` for an estimator without ``predict``.
+        trusted: Full names of types that the file may contain besides those that skops trusts.
+        allow_pickle: Load a pickle, which can run any code.
+        datatype: The datatype of numeric inputs, FP64 or FP32.
+        inputs: Specs that override the detected ones: one for a matrix or a text, several for named
+            columns.
     """
 
     writes_inputs = False
@@ -78,7 +87,7 @@ class SklearnModel(Model):
         self._path = path
         self._methods = _checked_methods(method, path)
         if isinstance(trusted, str):
-            raise ConfigError(f"{path}: option 'trusted' must be a list of types' names, not one text")
+            raise ConfigError(f"{path}: option 'trusted' must be a list of type names, not a string")
         self._trusted = list(trusted)
         if datatype not in ("FP32", "FP64"):
             raise ConfigError(f"{path}: option 'datatype' must be FP32 or FP64, not {datatype!r}")
@@ -87,40 +96,46 @@ class SklearnModel(Model):
         self._is_pickle = path.suffix != ".skops"
         if self._is_pickle and allow_pickle is not True:
             raise ConfigError(
-                f"{path} is a pickle, and loading one runs whatever code its author put in. Save the model with "
-                "skops.io.dump as .skops; or, where you trust the file, set the option allow_pickle = true for this model"
+                f"{path} is a pickle, and loading a pickle can run any code. Save the model with "
+                "skops.io.dump as .skops. If you trust the file, set the option allow_pickle = true"
             )
         self._estimator: Any = None
 
+    @override
     def load(self) -> None:
-        """Read the file. ModelLoadError lists the types that nobody has said to trust."""
+        """Read the file.
+
+        Raises ModelLoadError, which lists the types in the file that are not trusted.
+        """
         try:
             data = self._path.read_bytes()
         except OSError as error:
-            raise self._unfit(f"its file cannot be read: {error.strerror or error}") from error
-        # Our own copy of what was fitted on a DataFrame may well be given arrays.
+            raise self._load_error(f"its file cannot be read: {error.strerror or error}") from error
+        # The arrays here may lack the column names that the estimator was fitted with.
         warnings.filterwarnings("ignore", message=re.escape(_NAMES_WARNING), category=UserWarning)
         try:
             self._estimator = joblib.load(io.BytesIO(data)) if self._is_pickle else self._load_skops(data)
         except ModelLoadError:
             raise
         except Exception as error:
-            raise self._unfit(f"{self._path} cannot be loaded: {one_line(error)}") from error
+            raise self._load_error(f"{self._path} cannot be loaded: {summarize_error(error)}") from error
         self._methods = self._methods or self._usual_methods()
-        if lacks := [m for m in self._methods if not hasattr(self._estimator, m)]:
+        if missing := [m for m in self._methods if not hasattr(self._estimator, m)]:
             has = ", ".join(m for m in METHODS if hasattr(self._estimator, m)) or "none of them"
-            raise self._unfit(
-                f"{type(self._estimator).__name__} has no {', '.join(lacks)}; of {', '.join(METHODS)} it has {has}"
+            raise self._load_error(
+                f"{type(self._estimator).__name__} has no method {', '.join(missing)}; "
+                f"of {', '.join(METHODS)} it has {has}"
             )
-        self._columns = _picks_by_name(self._estimator) if not self._specs else len(self._specs) > 1
+        self._columns = _selects_by_name(self._estimator) if not self._specs else len(self._specs) > 1
         self.inputs = self._specs or self._found_specs()
 
     def _load_skops(self, data: bytes) -> Any:
         untrusted = [t for t in skops.get_untrusted_types(data=data) if t not in self._trusted]
         if untrusted:
-            raise self._unfit(
-                f"{self._path} contains types that need your trust: {', '.join(untrusted)}. If you know where the file "
-                f"comes from, name them in the option trusted = [{', '.join(map(repr, untrusted))}]"
+            raise self._load_error(
+                f"{self._path} contains types that skops does not trust: {', '.join(untrusted)}. "
+                "If you trust the file, "
+                f"set the option trusted = [{', '.join(map(repr, untrusted))}]"
             )
         return skops.loads(data, trusted=self._trusted)
 
@@ -141,55 +156,59 @@ class SklearnModel(Model):
             return (TensorSpec("x", "BYTES", (-1,)),)
         return (TensorSpec("x", self._datatype, (-1, int(getattr(found, "n_features_in_", -1)))),)
 
+    @override
     def close(self) -> None:
-        """Let the estimator go."""
         self._estimator = None
 
+    @override
     def predict(self, **tensors: Array) -> Mapping[str, Array]:
-        """Call each method once. RowError for text that is not UTF-8."""
-        given = {s.name: _readable(s, tensors[s.name]) for s in self.inputs}
-        x: Any = self._frame(given) if self._columns else next(iter(given.values()))
+        """Call each method once. Raises RowError for text that is not UTF-8."""
+        inputs = {s.name: _decoded(s, tensors[s.name]) for s in self.inputs}
+        x: Any = self._frame(inputs) if self._columns else next(iter(inputs.values()))
         outputs: dict[str, Array] = {}
         for method in self._methods:
-            outputs |= _named(method, getattr(self._estimator, method)(x))
+            outputs |= _named_outputs(method, getattr(self._estimator, method)(x))
         return outputs
 
     def _frame(self, columns: Mapping[str, Array]) -> Any:
-        from headrace.runtimes.frames import frame_of  # noqa: PLC0415 - an extra that few models need
+        from headrace.runtimes.frames import frame_from_columns  # noqa: PLC0415 - a rarely needed extra
 
-        return frame_of(columns)
+        return frame_from_columns(columns)
 
-    def _unfit(self, why: str) -> ModelLoadError:
+    def _load_error(self, why: str) -> ModelLoadError:
         return ModelLoadError(self._path.stem, why)
 
 
 def _checked_methods(method: str | Sequence[str] | None, path: Path) -> tuple[str, ...]:
     methods = (method,) if isinstance(method, str) else tuple(method or ())
     if unknown := [m for m in methods if m not in METHODS]:
-        raise ConfigError(f"{path}: option 'method' must be of {', '.join(METHODS)}, not {unknown[0]!r}")
+        raise ConfigError(f"{path}: option 'method' must be one of {', '.join(METHODS)}, not {unknown[0]!r}")
     return methods
 
 
-def _readable(spec: TensorSpec, data: Array) -> Array:
+def _decoded(spec: TensorSpec, data: Array) -> Array:
     if spec.datatype != "BYTES":
         return data
-    texts = decoded_text(spec.name, data)
+    texts = decode_text(spec.name, data)
     return texts.reshape(len(texts)) if texts.ndim == 2 and texts.shape[1] == 1 else texts
 
 
-def _named(method: str, result: Any) -> dict[str, Array]:
-    """What a method returned, by output name: a list (several targets) is numbered, a sparse matrix filled out."""
+def _named_outputs(method: str, result: Any) -> dict[str, Array]:
+    """Return a method's result by output name.
+
+    A list (several targets) is numbered, a sparse matrix becomes dense.
+    """
     if isinstance(result, list):
         several = enumerate(cast("list[Any]", result))
         return {f"{method}_{index}": np.asarray(part) for index, part in several}
     return {method: np.asarray(result.toarray() if hasattr(result, "toarray") else result)}
 
 
-# What a fitted estimator tells of its input
+# Inputs of a fitted estimator
 
 
 def _first_steps(estimator: Any) -> Iterator[Any]:
-    """The estimator, and whatever is handed its input unchanged."""
+    """Yield the estimator and every step whose input is the estimator's own."""
     yield estimator
     if isinstance(estimator, pipeline.Pipeline):
         yield from _first_steps(estimator.steps[0][1])
@@ -200,14 +219,14 @@ def _first_steps(estimator: Any) -> Iterator[Any]:
         yield from _first_steps(inner)
 
 
-def _picks_by_name(estimator: Any) -> bool:
-    """Whether somewhere columns are picked by their names, so that it takes a DataFrame."""
+def _selects_by_name(estimator: Any) -> bool:
+    """Return True if a step selects columns by name, so that the estimator needs a DataFrame."""
     by_column = [s for s in _first_steps(estimator) if isinstance(s, compose.ColumnTransformer)]
     return hasattr(estimator, "feature_names_in_") and bool(by_column)
 
 
 def _takes_text(estimator: Any) -> bool:
-    """Whether the input is a text a row, as vectorizers take it."""
+    """Return True if the input is one text per row, as for vectorizers."""
     return any(
         (tags := utils.get_tags(step).input_tags).string and not tags.two_d_array
         for step in _first_steps(estimator)
@@ -216,14 +235,14 @@ def _takes_text(estimator: Any) -> bool:
 
 
 def _text_columns(estimator: Any) -> set[str]:
-    """Names of the columns that were text when the ColumnTransformers of the first steps were fitted."""
+    """Return the columns that were text when the ColumnTransformers of the first steps were fitted."""
     texts: set[str] = set()
     for step in _first_steps(estimator):
         if not isinstance(step, compose.ColumnTransformer):
             continue
         names = [str(n) for n in step.feature_names_in_]
-        for _, part, chosen in step.transformers_:
-            columns = _column_names(chosen, names)
+        for _, part, selected in step.transformers_:
+            columns = _column_names(selected, names)
             if isinstance(part, str):
                 continue
             if _takes_text(part):
@@ -233,20 +252,20 @@ def _text_columns(estimator: Any) -> set[str]:
 
 
 def _categories(transformer: Any) -> list[bool]:
-    """For each column of an encoder, whether its categories are text."""
+    """Return, for each column of an encoder, True if its categories are text."""
     for step in _first_steps(transformer):
         if (known := getattr(step, "categories_", None)) is not None:
             return [np.asarray(c).dtype.kind in "OUS" for c in known]
     return []
 
 
-def _column_names(chosen: Any, names: Sequence[str]) -> list[str]:
-    """A ColumnTransformer's choice of columns (names, indices, a slice, a mask) by name."""
-    if isinstance(chosen, str):
-        return [chosen]
-    if isinstance(chosen, slice):
-        return list(names[chosen])
-    many = list(cast("Sequence[Any]", chosen)) if np.ndim(chosen) else [chosen]
+def _column_names(selected: Any, names: Sequence[str]) -> list[str]:
+    """Return a ColumnTransformer's selection (names, indices, a slice or a mask) by name."""
+    if isinstance(selected, str):
+        return [selected]
+    if isinstance(selected, slice):
+        return list(names[selected])
+    many = list(cast("Sequence[Any]", selected)) if np.ndim(selected) else [selected]
     if many and all(isinstance(c, str) for c in many):
         return many
-    return [str(n) for n in np.asarray(names, object)[np.asarray(chosen)].reshape(-1)]
+    return [str(n) for n in np.asarray(names, object)[np.asarray(selected)].reshape(-1)]

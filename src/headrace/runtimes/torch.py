@@ -1,4 +1,7 @@
-"""PyTorch models as Models: TorchScript, torch.export, and weights with a class. The one door to torch and safetensors."""
+"""PyTorch models: TorchScript, torch.export, and weights with a class.
+
+The only module that imports torch and safetensors.
+"""
 
 import inspect
 import warnings
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from typing_extensions import override
 
 from headrace.core.errors import (
     ConfigError,
@@ -20,11 +24,11 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
-from headrace.runtimes.classes import class_named
-from headrace.runtimes.fixed_rows import in_pieces
-from headrace.runtimes.named import by_name, with_names
+from headrace.runtimes.classes import load_class
+from headrace.runtimes.fixed_rows import run_in_fixed_batches
 from headrace.runtimes.options import tensor_specs
-from headrace.runtimes.text import one_line
+from headrace.runtimes.tensor_names import outputs_by_name, predict_with_signature
+from headrace.runtimes.text import summarize_error
 
 try:
     import safetensors.torch as _safetensors
@@ -39,7 +43,7 @@ safetensors: Any = _safetensors
 torch: Any = _torch
 
 PINNED_BYTES_MIN: Final = 1 << 16
-"""Inputs of at least this size go to a GPU through pinned memory; below, a plain copy is quicker."""
+"""Bytes from which an input goes to a GPU through pinned memory. Below, a plain copy is faster."""
 
 _FLOATS: Final = ("float32", "bfloat16", "float16")
 _DATATYPES: Final = {
@@ -59,10 +63,14 @@ _DATATYPES: Final = {
 }
 
 
-def device_named(name: str, model: str) -> Any:
-    """The torch device ``cpu``, ``cuda``, ``cuda:1`` and so on; ``auto`` is a GPU where there is one.
+def parse_device(name: str, model: str) -> Any:
+    """Return the torch device of a name such as ``cpu`` or ``cuda:1``.
 
-    Raises ModelLoadError for a device that is not there, ConfigError for a name that torch does not know.
+    ``auto`` is a GPU if there is one.
+
+    Raises:
+        ModelLoadError: There is no such device here.
+        ConfigError: torch does not know the name.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -70,30 +78,35 @@ def device_named(name: str, model: str) -> Any:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         raise ConfigError(
-            f"model {model}: option 'device' must be auto, cpu or cuda:0, not {name!r}"
+            f"model {model}: option 'device' must be auto, cpu or a GPU such as cuda:0, not {name!r}"
         ) from None
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ModelLoadError(
-            model, f"there is no device {name} here: torch {torch.__version__} sees {count} GPUs"
+            model, f"device {name} does not exist here: torch {torch.__version__} sees {count} GPUs"
         )
     return device
 
 
-def dtype_named(name: str | None, option: str, model: str) -> Any:
-    """A torch dtype of floats by its name, None for None; ConfigError for others."""
+def parse_dtype(name: str | None, option: str, model: str) -> Any:
+    """Return a torch float dtype by its name, None for None. Raises ConfigError for another name."""
     if name is not None and name not in _FLOATS:
-        raise ConfigError(f"model {model}: option {option!r} must be of {', '.join(_FLOATS)}, not {name!r}")
+        raise ConfigError(
+            f"model {model}: option {option!r} must be one of {', '.join(_FLOATS)}, not {name!r}"
+        )
     return None if name is None else getattr(torch, name)
 
 
 def inference_mode() -> AbstractContextManager[Any]:
-    """No gradients, and no book-keeping for them."""
+    """Return a context without gradients."""
     return torch.inference_mode()
 
 
-def array_of(tensor: Any) -> Array:
-    """A tensor's values as numpy, without a copy where it is in main memory; bfloat16 becomes float32."""
+def to_numpy(tensor: Any) -> Array:
+    """Return a tensor's values as numpy.
+
+    Values in main memory are not copied. bfloat16 becomes float32.
+    """
     plain = tensor.detach()
     if plain.dtype == torch.bfloat16:
         plain = plain.float()
@@ -101,8 +114,11 @@ def array_of(tensor: Any) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A module on its device, and what its file tells. `fixed_rows` is 0 where any number of rows will do."""
+class _LoadedModule:
+    """A module on its device, and the facts in its file.
+
+    `fixed_rows` is 0 if any number of rows is accepted.
+    """
 
     call: Callable[..., Any]
     required: tuple[str, ...]
@@ -117,24 +133,28 @@ class _Loaded:
 class TorchModel(Model):
     """A PyTorch module, in eval mode and without gradients.
 
-    ``.pt`` and ``.ts`` are TorchScript archives; ``.pt2`` is what ``torch.export.save`` wrote, and tells names, types and
-    shapes of its inputs itself; ``.safetensors``, and a ``.pt`` of weights, need the `class_` that they belong to. Nothing is
-    ever unpickled but weights (``weights_only``).
+    - ``.pt`` and ``.ts`` are TorchScript archives.
+    - ``.pt2`` is an archive of ``torch.export.save``, which holds names, types and shapes of its
+      inputs.
+    - ``.safetensors``, and a ``.pt`` of weights, need the `class_` of the weights.
 
-    Inputs have the names of ``forward``'s parameters. A result that is a mapping, a named tuple or a dataclass has its own
-    names for outputs; one tensor is ``output``, a tuple ``output_0`` and so on, unless `outputs` names them. bfloat16
-    leaves as float32.
+    Only weights are ever unpickled (``weights_only``).
+
+    Inputs have the names of ``forward``'s parameters. A mapping, a named tuple or a dataclass names
+    the outputs. One tensor is ``output``, and the tensors of a tuple are ``output_0`` and so on,
+    unless `outputs` names them. bfloat16 becomes float32 in outputs.
 
     Args:
         path: The file.
-        device: ``cpu``, ``cuda:0`` and so on; ``auto`` is a GPU where there is one.
-        class_: (as an option: ``class``) ``module:Net``, or ``net.py:Net`` beside the file.
+        device: ``cpu``, ``cuda:0`` and so on. ``auto`` is a GPU if there is one.
+        class_: ``module:Net``, or ``net.py:Net`` beside the file. The option is called ``class``.
         arguments: Keyword arguments for the class.
-        inputs: Specs of the inputs; types are checked only then.
+        inputs: Specs of the inputs. Without them, types are not checked.
         outputs: Specs or names of the outputs, in order.
-        dtype: Weights and floating inputs are made this: float32, bfloat16 or float16.
+        dtype: The dtype of weights and floating inputs: float32, bfloat16 or float16.
         autocast: Run under autocast to bfloat16 or float16.
-        intra_op_threads: Threads within one call on the CPU, for the whole process; None leaves torch's own default.
+        intra_op_threads: Threads within one call on the CPU, for the whole process. None keeps
+            torch's default.
     """
 
     def __init__(
@@ -159,34 +179,34 @@ class TorchModel(Model):
         named = [{"name": o} if isinstance(o, str) else o for o in outputs or ()]
         self._output_specs = tensor_specs(named, "outputs", str(path))
         self._output_types = not any(isinstance(o, str) for o in outputs or ())
-        self._dtype = dtype_named(dtype, "dtype", self._name)
-        self._autocast = dtype_named(autocast, "autocast", self._name)
+        self._dtype = parse_dtype(dtype, "dtype", self._name)
+        self._autocast = parse_dtype(autocast, "autocast", self._name)
         if intra_op_threads is not None and intra_op_threads < 1:
             raise ConfigError(f"{path}: option 'intra_op_threads' must be 1 or more, not {intra_op_threads}")
         self._threads = intra_op_threads
         if path.suffix == ".safetensors" and class_ is None:
             raise ConfigError(
-                f"{path} holds weights alone: say whose with the option class = 'net.py:Net' or 'module:Net'"
+                f"{path} holds only weights: name their class, option class = 'net.py:Net' or 'module:Net'"
             )
-        self._loaded: _Loaded | None = None
+        self._loaded: _LoadedModule | None = None
 
+    @override
     def load(self) -> None:
-        """Read the file onto the device. ModelLoadError when it is no model that runs here."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        # Inputs that nobody may write to are read only; and what torch would rather have is the operator's business.
+        # Read-only input arrays are intended, and the archive format is the operator's choice.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is deprecated")
-        self._device = device_named(self._device_name, self._name)
+        self._device = parse_device(self._device_name, self._name)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        # What goes to another memory is copied anyway; a module may work in place on what does not.
+        # A transfer to GPU memory copies the inputs. On the CPU a module may write into them.
         self.writes_inputs = self._stream is None
         try:
             loaded = self._load()
         except (ModelLoadError, ConfigError):
             raise
         except Exception as error:
-            raise self._unfit(f"{self._path} does not load: {one_line(error)}") from error
+            raise self._load_error(f"{self._path} does not load: {summarize_error(error)}") from error
         self._loaded = loaded
         self.inputs = self._input_specs or loaded.inputs
         if self._output_specs:
@@ -196,47 +216,48 @@ class TorchModel(Model):
         if loaded.rows_max is not None:
             self.max_batch_rows = min(self.max_batch_rows, loaded.rows_max)
         if not self.inputs:
-            # So that forward's parameters name the inputs, as those of a predict would.
-            vars(self)["predict"] = with_names(self._answer, loaded.required, loaded.optional)
+            # forward's parameters then name the inputs, as a predict method's parameters would.
+            vars(self)["predict"] = predict_with_signature(self._run_batch, loaded.required, loaded.optional)
 
-    def _load(self) -> _Loaded:
+    def _load(self) -> _LoadedModule:
         if self._path.suffix == ".safetensors":
             return self._module(lambda module: safetensors.load_model(module, str(self._path)))
         if not zipfile.is_zipfile(self._path):
-            raise self._unfit(f"{self._path} is no archive that torch has written")
+            raise self._load_error(f"{self._path} is not an archive written by torch")
         if self._path.suffix == ".pt2":
             return self._exported()
         if self._class is not None:
             return self._module(self._read_weights)
         return self._script()
 
-    def _script(self) -> _Loaded:
+    def _script(self) -> _LoadedModule:
         with zipfile.ZipFile(self._path) as archive:
             is_script = any(name.endswith("/constants.pkl") for name in archive.namelist())
         if not is_script:
-            raise self._unfit(
-                f"{self._path} is a pickle of weights or of a module, not TorchScript: save it with torch.export.save (.pt2) "
-                "or its weights as .safetensors; weights can be read with the option class = 'net.py:Net'"
+            raise self._load_error(
+                f"{self._path} is a pickle of weights or of a module, not TorchScript: save it with "
+                "torch.export.save (.pt2) or its weights as .safetensors; "
+                "weights need the option class = 'net.py:Net'"
             )
         module = torch.jit.load(str(self._path), map_location=self._device).eval()
-        # The first argument is the module itself, whatever its author called it.
-        own = module.forward.schema.arguments[1:]
-        return _Loaded(
-            self._ready(module),
-            tuple(a.name for a in own if not a.has_default_value()),
-            tuple(a.name for a in own if a.has_default_value()),
+        # The first argument is the module itself, whatever its name.
+        parameters = module.forward.schema.arguments[1:]
+        return _LoadedModule(
+            self._prepare(module),
+            tuple(a.name for a in parameters if not a.has_default_value()),
+            tuple(a.name for a in parameters if a.has_default_value()),
         )
 
-    def _module(self, fill: Callable[[Any], object]) -> _Loaded:
-        found = class_named(self._class or "", self._path.parent)
+    def _module(self, fill: Callable[[Any], object]) -> _LoadedModule:
+        found = load_class(self._class or "", self._path.parent)
         if not issubclass(found, torch.nn.Module):
-            raise ConfigError(f"{self._path}: {self._class} is no torch.nn.Module")
+            raise ConfigError(f"{self._path}: {self._class} is not a torch.nn.Module")
         module: Any = found(**self._arguments)
         fill(module)
         parameters = list(inspect.signature(module.forward).parameters.values())
         plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        return _Loaded(
-            self._ready(module.eval()),
+        return _LoadedModule(
+            self._prepare(module.eval()),
             tuple(p.name for p in plain if p.default is p.empty),
             tuple(p.name for p in plain if p.default is not p.empty),
         )
@@ -244,10 +265,10 @@ class TorchModel(Model):
     def _read_weights(self, module: Any) -> None:
         module.load_state_dict(torch.load(self._path, map_location="cpu", weights_only=True))
 
-    def _ready(self, module: Any) -> Any:
+    def _prepare(self, module: Any) -> Any:
         return module.to(device=self._device, dtype=self._dtype)
 
-    def _exported(self) -> _Loaded:
+    def _exported(self) -> _LoadedModule:
         program = torch.export.load(str(self._path))
         if self._device.type != "cpu":
             program = passes.move_to_device_pass(program, str(self._device))
@@ -255,12 +276,12 @@ class TorchModel(Model):
         values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
         example: Any = program.example_inputs or ((), {})
         if len(example[0]) + len(example[1]) != len(names) or not all(isinstance(n, str) for n in names):
-            raise self._unfit(
-                f"{self._path} takes nested or constant inputs ({names}): export it with tensors alone"
+            raise self._load_error(
+                f"{self._path} takes nested or constant inputs ({names}): export it with tensors only"
             )
         sizes: list[Any] = [values[n].shape[0] for n in names]
         fixed = next((size for size in sizes if isinstance(size, int)), 0)
-        return _Loaded(
+        return _LoadedModule(
             program.module(),
             tuple(names),
             inputs=tuple(_spec(n, values[n]) for n in names),
@@ -270,44 +291,47 @@ class TorchModel(Model):
             rows_max=None if fixed else _rows_max(program, sizes),
         )
 
+    @override
     def close(self) -> None:
-        """Let the module go."""
         self._loaded = None
 
+    @override
     def predict(self, **tensors: Array) -> Mapping[str, Array]:
-        """Run the module on a batch."""
-        return self._answer(tensors)
+        return self._run_batch(tensors)
 
-    def _answer(self, tensors: Mapping[str, Array]) -> Mapping[str, Array]:
+    def _run_batch(self, tensors: Mapping[str, Array]) -> Mapping[str, Array]:
         loaded = self._loaded
         assert loaded is not None
         if loaded.fixed_rows:
-            return in_pieces(self._run, tensors, loaded.fixed_rows, self._name)
+            return run_in_fixed_batches(self._run, tensors, loaded.fixed_rows, self._name)
         return self._run(tensors)
 
     def _run(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode(), self._on_stream(), self._under_autocast():
-            named = self._named(self._called({n: self._moved(n, d) for n, d in tensors.items()}))
+            named = self._name_outputs(self._call({n: self._to_device(n, d) for n, d in tensors.items()}))
             if self._stream is None:
-                return {name: array_of(tensor) for name, tensor in named.items()}
-            # All copies are on their way before any is waited for.
+                return {name: to_numpy(tensor) for name, tensor in named.items()}
+            # All copies start before the first wait.
             floats = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in named.items()}
-            coming = {n: t.to("cpu", non_blocking=True) for n, t in floats.items()}
+            copies = {n: t.to("cpu", non_blocking=True) for n, t in floats.items()}
             self._stream.synchronize()
-            return {name: tensor.numpy() for name, tensor in coming.items()}
+            return {name: tensor.numpy() for name, tensor in copies.items()}
 
     def _on_stream(self) -> AbstractContextManager[Any]:
-        """A stream of its own for each instance, so that several overlap on one GPU."""
+        """Return a context with this instance's own CUDA stream.
+
+        Instances then overlap on one GPU.
+        """
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _under_autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast)
 
-    def _moved(self, name: str, data: Array) -> Any:
-        """An array as a tensor on the device, over the same memory where that is the device's."""
+    def _to_device(self, name: str, data: Array) -> Any:
+        """Return an array as a tensor on the device, over the same memory if the device is the CPU."""
         if data.dtype == object:
             raise ModelInputError(
-                self._name, f"input {name!r} is text, which no torch module takes: encode it first"
+                self._name, f"input {name!r} is text, which torch modules do not accept: encode it first"
             )
         tensor = torch.from_numpy(np.ascontiguousarray(data))
         if tensor.dtype == torch.uint16 and any(s.name == name and s.datatype == "BF16" for s in self.inputs):
@@ -318,8 +342,11 @@ class TorchModel(Model):
             tensor = tensor.to(self._device, non_blocking=True)
         return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
 
-    def _called(self, tensors: dict[str, Any]) -> Any:
-        """By name where forward knows the names; the first ones by position, for an exported program or other names."""
+    def _call(self, tensors: dict[str, Any]) -> Any:
+        """Call the module: by name if forward has these names, else by position.
+
+        An exported program takes its first inputs by position.
+        """
         loaded = self._loaded
         assert loaded is not None
         known = {*loaded.required, *loaded.optional}
@@ -336,9 +363,9 @@ class TorchModel(Model):
             else loaded.call(*tensors.values())
         )
 
-    def _named(self, result: Any) -> dict[str, Any]:
+    def _name_outputs(self, result: Any) -> dict[str, Any]:
         names = [s.name for s in self._output_specs]
-        found = by_name(result, torch.is_tensor)
+        found = outputs_by_name(result, torch.is_tensor)
         if names and len(names) != len(found):
             why = f"its result has {len(found)} tensors, but the option 'outputs' names {', '.join(names)}"
             raise ModelContractError(self._name, why)
@@ -346,25 +373,28 @@ class TorchModel(Model):
             return found
         return dict(zip(names, found.values(), strict=True))
 
-    def _unfit(self, why: str) -> ModelLoadError:
+    def _load_error(self, why: str) -> ModelLoadError:
         return ModelLoadError(self._name, why)
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
-    """From a traced value. The first axis is rows, as many as come."""
+    """Return the spec of a traced value. The first axis is rows, of any number."""
     sizes = [size if isinstance(size, int) else -1 for size in value.shape]
     return TensorSpec(name, _DATATYPES.get(value.dtype, "FP32"), (-1, *sizes[1:]))
 
 
 def _rows_max(program: Any, sizes: Sequence[Any]) -> int | None:
-    """The most rows that an exported program was told to take; None for any number."""
+    """Return the row limit of an exported program, or None if it has none."""
     symbols = {size.node.expr for size in sizes}
     uppers = [bounds.upper for symbol, bounds in program.range_constraints.items() if symbol in symbols]
     return min((int(u) for u in uppers if u.is_Integer), default=None)
 
 
 def _exported_outputs(program: Any) -> tuple[TensorSpec, ...]:
-    """Specs of the outputs, named as `by_name` names them; none where they are nested."""
+    """Return the specs of the outputs, named as by `outputs_by_name`.
+
+    The result is empty for nested outputs.
+    """
     out_spec = program.call_spec.out_spec
     node = next(n for n in program.graph.nodes if n.op == "output")
     values: list[Any] = [getattr(o, "meta", {}).get("val") for o in node.args[0]]

@@ -1,4 +1,4 @@
-"""Names for what goes into a framework's module and for what comes out of it."""
+"""Names for the inputs and outputs of a framework's module."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -8,13 +8,13 @@ from typing import Any, cast
 from headrace.core.tensor import Array
 
 
-def with_names(
-    answer: Callable[[Mapping[str, Array]], Any], required: Sequence[str], optional: Sequence[str]
+def predict_with_signature(
+    call: Callable[[Mapping[str, Array]], Any], required: Sequence[str], optional: Sequence[str]
 ) -> Callable[..., Any]:
-    """A predict whose signature tells these inputs; any, where none are named."""
+    """Return a predict function whose signature has these inputs, or any inputs if none are named."""
 
     def predict(**tensors: Array) -> Any:
-        return answer(tensors)
+        return call(tensors)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(n, keyword) for n in required]
@@ -25,11 +25,14 @@ def with_names(
     return predict
 
 
-def by_name(result: Any, is_tensor: Callable[[Any], bool]) -> dict[str, Any]:
-    """A result's tensors by name; what is None is left out.
+def outputs_by_name(result: Any, is_tensor: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return the tensors of a result by name. Values of None are left out.
 
-    Mappings, dataclasses and named tuples have their own names; one tensor is ``output``, a tuple's are ``output_0`` and so on.
-    Raises TypeError for anything else.
+    Mappings, dataclasses and named tuples have their own names. One tensor is ``output``; the
+    tensors of a tuple are ``output_0`` and so on.
+
+    Raises:
+        TypeError: The result has another type.
     """
     if is_tensor(result):
         return {"output": result}
@@ -43,5 +46,5 @@ def by_name(result: Any, is_tensor: Callable[[Any], bool]) -> dict[str, Any]:
         several = cast("Sequence[Any]", result)
         pairs = [(f"output_{index}", value) for index, value in enumerate(several)]
     else:
-        raise TypeError(f"the module returned a {type(result).__name__}: return tensors")
+        raise TypeError(f"the module returned a {type(result).__name__}: it must return tensors")
     return {name: value for name, value in pairs if value is not None}
