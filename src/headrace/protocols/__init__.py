@@ -1,5 +1,10 @@
-"""Network bytes to requests, and back; pure: nothing here opens, waits or reads a clock.
+"""Codecs between network bytes and requests.
 
-`oip_json` is the Open Inference Protocol's REST form with its binary tensor extension, `oip_grpc` its protobuf
-form, `torchserve` what TorchServe's ``/predictions`` takes and gives. A client encodes requests and decodes responses; a server does the reverse.
+Pure: no module here opens a file, waits or reads a clock.
+
+- `oip_json`: the Open Inference Protocol over REST, with its binary tensor extension.
+- `oip_grpc`: the Open Inference Protocol as protobuf messages.
+- `torchserve`: the bodies of TorchServe's ``/predictions``.
+
+A client encodes requests and decodes responses. A server does the reverse.
 """

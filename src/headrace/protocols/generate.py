@@ -1,8 +1,9 @@
-"""The ``generate`` extension: text in, text out, without tensors.
+"""The ``generate`` extension of the Open Inference Protocol: text in, text out, without tensors.
 
-``{"text_input": "..."}`` with parameters beside it or below ``parameters`` becomes a request; a response becomes
-``{"text_output": "..."}``. Any other input and output of a model goes by its own name, as Triton maps them. A body in the
-form of an inference request (``inputs``) is taken as one, which is what MLServer's ``generate`` is.
+``{"text_input": "..."}``, with parameters beside it or below ``parameters``, becomes a request. A
+response becomes ``{"text_output": "..."}``. Other inputs and outputs of a model keep their own
+names, as in Triton's mapping. A body with ``inputs`` is an inference request, which is the form of
+MLServer's ``generate``.
 """
 
 from typing import Any, Final, cast
@@ -11,7 +12,7 @@ import numpy as np
 import orjson
 
 from headrace.core.errors import DataError
-from headrace.core.sequence import SEQUENCE_PARAMETERS, is_bare_end
+from headrace.core.sequence import SEQUENCE_PARAMETERS, may_omit_inputs
 from headrace.core.tensor import (
     Array,
     InferRequest,
@@ -26,14 +27,17 @@ from headrace.protocols.tensors import array_from_json
 TEXT_INPUT: Final = "text_input"
 TEXT_OUTPUT: Final = "text_output"
 VALUES_MAX: Final = 1 << 20
-"""Values of one input in one body."""
+"""Limit of the values of one input in a body."""
 
 _Json = dict[str, Any]
 _RESERVED = {"id", "parameters"}
 
 
-def is_inference(body: bytes) -> bool:
-    """Whether a body of ``generate`` is an inference request instead. What is no JSON is neither."""
+def is_infer_request(body: bytes) -> bool:
+    """Return True if a body sent to ``generate`` is an inference request.
+
+    A body that is not JSON gives False.
+    """
     try:
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -42,12 +46,15 @@ def is_inference(body: bytes) -> bool:
     return isinstance(inputs, list) and all(isinstance(i, dict) for i in cast("list[object]", inputs)[:1])
 
 
-def decode_generate(body: bytes, metadata: ModelMetadata) -> InferRequest:
-    """A request from its body. DataError says what is wrong with it.
+def decode_generate_request(body: bytes, metadata: ModelMetadata) -> InferRequest:
+    """Return the request of a ``generate`` body.
 
-    ``text_input`` goes to the model's input of that name, or to its one input where it has just one. Keys that name no
-    input are parameters. A scalar is one row; a list is one row of so many values where the model declares two
-    dimensions, else so many rows.
+    ``text_input`` feeds the model's input of that name, or the only input of a model with one
+    input. A key that names no input becomes a parameter. A scalar is one row. A list is one row of
+    as many values if the model declares two dimensions, else as many rows.
+
+    Raises:
+        DataError: The body is malformed; the message says how.
     """
     document = _document(body)
     parameters = _parameters(document)
@@ -61,12 +68,12 @@ def decode_generate(body: bytes, metadata: ModelMetadata) -> InferRequest:
             parameters[key] = value
             continue
         tensors.append(Tensor(name, _array(name, specs.get(name), value)))
-    if not tensors and not is_bare_end(parameters):
+    if not tensors and not may_omit_inputs(parameters):
         raise DataError(f"a generate request needs {TEXT_INPUT!r}")
-    given = document.get("id")
-    if given is not None and not isinstance(given, str):
-        raise DataError(f"'id' must be a string, not {type(given).__name__}")
-    return InferRequest(tuple(tensors), given or "", parameters=parameters)
+    request_id = document.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise DataError(f"'id' must be a string, not {type(request_id).__name__}")
+    return InferRequest(tuple(tensors), request_id or "", parameters=parameters)
 
 
 def _document(body: bytes) -> _Json:
@@ -89,7 +96,7 @@ def _parameters(document: _Json) -> _Json:
 
 
 def _input_name(key: str, specs: dict[str, TensorSpec]) -> str | None:
-    """The model's input that a key names; None for a parameter."""
+    """Return the model's input that a key feeds, or None for a parameter."""
     if key in specs:
         return key
     if key != TEXT_INPUT:
@@ -100,7 +107,7 @@ def _input_name(key: str, specs: dict[str, TensorSpec]) -> str | None:
 def _array(name: str, spec: TensorSpec | None, value: object) -> Array:
     values = cast("list[object]", value) if isinstance(value, list) else [value]
     if len(values) > VALUES_MAX:
-        raise DataError(f"{name!r} has {len(values)} values; at most {VALUES_MAX} are taken")
+        raise DataError(f"{name!r} has {len(values)} values; the limit is {VALUES_MAX}")
     dimensions = len(spec.shape) if spec is not None and spec.shape is not None else 1
     shape = (1, len(values)) if dimensions == 2 else (len(values),)
     if spec is None or not values or isinstance(values[0], str):
@@ -110,10 +117,13 @@ def _array(name: str, spec: TensorSpec | None, value: object) -> Array:
     return array_from_json(name, spec.datatype, shape, values)
 
 
-def encode_generated(response: InferResponse) -> bytes:
-    """A response's body: its outputs by name, one value as itself and more as a list; the first text as ``text_output``.
+def encode_generate_response(response: InferResponse) -> bytes:
+    """Return the body of a response: outputs by name.
 
-    What it says of its sequence stands beside them.
+    A single value is a scalar, several are a list.
+
+    The first text output is called ``text_output``. Parameters about the sequence stand beside the
+    outputs.
     """
     document: _Json = {"model_name": response.model_name}
     if response.model_version is not None:
@@ -131,7 +141,7 @@ def encode_generated(response: InferResponse) -> bytes:
     try:
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
-        raise DataError(f"this cannot be written as JSON: {error}") from error
+        raise DataError(f"the response cannot be written as JSON: {error}") from error
 
 
 def _value(tensor: Tensor) -> Any:

@@ -1,9 +1,14 @@
-"""Event notices: what S3, MinIO and Ceph post when objects appear, and how SNS, SQS and EventBridge wrap it. Pure.
+"""Parser of object-created notices from S3, MinIO and Ceph. Pure.
 
-Facts: AWS' ``Records[].s3`` shape, whose keys are URL-encoded with ``+`` for a space; MinIO posts the same with
-``EventName`` and ``Key`` beside it, and encodes too; Ceph (radosgw, ``eventSource`` ``ceph:s3``) posts it with keys as
-they stand, and so does EventBridge, in a shape of its own. SNS and SQS wrap the JSON as text in ``Message`` or ``body``.
-``s3:TestEvent`` names nothing. A notice may arrive twice and out of order.
+SNS, SQS and EventBridge envelopes are opened. The forms:
+
+- AWS posts ``Records[].s3`` with URL-encoded keys, where ``+`` stands for a space.
+- MinIO posts the same, with ``EventName`` and ``Key`` beside it, and encodes keys too.
+- Ceph (radosgw, ``eventSource`` ``ceph:s3``) posts ``Records[].s3`` with keys that are not encoded.
+- EventBridge has a shape of its own; its keys are not encoded.
+- SNS and SQS carry the notice as JSON text in ``Message`` or ``body``.
+
+``s3:TestEvent`` names no object. A notice may arrive twice and out of order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +21,7 @@ import orjson
 from headrace.core.errors import DataError, LimitError
 
 NOTICE_BYTES_MAX: Final = 1 << 20
-"""As much as SNS and SQS carry at most."""
+"""Limit of a notice's bytes, which is that of SNS and SQS."""
 RECORDS_MAX: Final = 1000
 _WRAPPINGS_MAX = 4
 _SHOWN_CHARACTERS_MAX = 80
@@ -24,9 +29,9 @@ _SHOWN_CHARACTERS_MAX = 80
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvent:
-    """An object that was created. `key` is decoded; what the notice does not say is "" or None.
+    """The creation of an object. `key` is decoded. Fields missing from the notice are "" or None.
 
-    `etag` has no quotes. `sequencer` orders the events of one key, where the store gives one.
+    `etag` has no quotes. `sequencer` orders the events of one key, if the store sends it.
     """
 
     bucket: str
@@ -36,42 +41,41 @@ class ObjectEvent:
     version_id: str = ""
     sequencer: str = ""
     name: str = ""
-    """Such as ``ObjectCreated:Put``, without the ``s3:`` that some put before it."""
+    """The event's name without the ``s3:`` prefix of some stores, such as ``ObjectCreated:Put``."""
 
     @property
     def uri(self) -> str:
-        """Where the object is."""
+        """The object's URI."""
         return f"s3://{self.bucket}/{self.key}"
 
 
 def object_events(notice: bytes | str | Mapping[str, Any]) -> list[ObjectEvent]:
-    """The objects that were created, in the notice's order; an event that stands there twice is told once.
+    """Return the created objects in the order of the notice, each event once.
 
-    Removals, restorations and test events name nothing. Raises DataError when it is no notice that we know, and
-    LimitError when it is larger, or names more, than any of them.
+    Removals, restorations and test events name no object.
+
+    Raises:
+        DataError: The notice has none of the known forms.
+        LimitError: The notice exceeds NOTICE_BYTES_MAX, or has more than RECORDS_MAX records.
     """
     data: Any = notice
     if isinstance(notice, bytes | str):
         if len(notice) > NOTICE_BYTES_MAX:
-            raise LimitError(
-                f"an event notice of {len(notice)} bytes: {NOTICE_BYTES_MAX} are the most that is read"
-            )
-        data = _json(notice, "this is no event notice: not JSON")
+            raise LimitError(f"the event notice has {len(notice)} bytes; the limit is {NOTICE_BYTES_MAX}")
+        data = _json(notice, "not an event notice: the body is not JSON")
     found: dict[ObjectEvent, None] = {}
     for count, event in enumerate(_events(data, 0), 1):
         if count > RECORDS_MAX:
-            raise LimitError(f"an event notice of more than {RECORDS_MAX} records is not read")
+            raise LimitError(f"the event notice has more than {RECORDS_MAX} records, which is the limit")
         if event is not None:
             found[event] = None
     return list(found)
 
 
 def _events(data: Any, depth: int) -> Iterator[ObjectEvent | None]:
-    """One for each record, None for those that created nothing."""
+    """Yield an event for each record of a notice, None for a record that created no object."""
     if depth > _WRAPPINGS_MAX or not isinstance(data, dict):
-        raise DataError(
-            "this is no event notice: expected a JSON object with Records, detail, Message or body"
-        )
+        raise DataError("not an event notice: expected a JSON object with Records, detail, Message or body")
     document = cast("dict[str, Any]", data)
     for wrapper in ("Message", "body", "Body"):
         inner = document.get(wrapper)
@@ -81,21 +85,21 @@ def _events(data: Any, depth: int) -> Iterator[ObjectEvent | None]:
     if document.get("Event") == "s3:TestEvent":
         return
     if document.get("source") == "aws.s3" and "detail" in document:
-        yield _bridged(document)
+        yield _event_from_eventbridge(document)
         return
     records = document.get("Records")
     if not isinstance(records, list):
-        raise DataError("this is no event notice: it has no Records")
+        raise DataError("not an event notice: it has no Records")
     for record in cast("list[Any]", records):
-        wrapped = _wrapped(record)
+        wrapped = _unwrap(record)
         if wrapped is None:
-            yield _recorded(record)
+            yield _event_from_record(record)
         else:
             yield from _events(wrapped, depth + 1)
 
 
-def _wrapped(record: Any) -> Any:
-    """The notice inside a record of SQS or SNS; None when the record is itself what happened."""
+def _unwrap(record: Any) -> Any:
+    """Return the notice inside a record of SQS or SNS, or None if the record is itself an event."""
     if not isinstance(record, dict):
         return None
     fields = cast("dict[str, Any]", record)
@@ -104,7 +108,7 @@ def _wrapped(record: Any) -> Any:
     return fields.get("Sns") or fields
 
 
-def _recorded(record: Any) -> ObjectEvent | None:
+def _event_from_record(record: Any) -> ObjectEvent | None:
     try:
         name = str(record["eventName"])
         bucket = record["s3"]["bucket"]["name"]
@@ -117,8 +121,11 @@ def _recorded(record: Any) -> ObjectEvent | None:
     return _event(bucket, key, described, name, encoded=encoded) if "ObjectCreated" in name else None
 
 
-def _bridged(document: Mapping[str, Any]) -> ObjectEvent | None:
-    """EventBridge's: the key as it stands, and other names for the same things."""
+def _event_from_eventbridge(document: Mapping[str, Any]) -> ObjectEvent | None:
+    """Return the event of an EventBridge document.
+
+    Its key is not encoded, and its fields have other names.
+    """
     try:
         name = str(document["detail-type"])
         bucket = document["detail"]["bucket"]["name"]
@@ -136,13 +143,14 @@ def _event(bucket: Any, key: Any, described: Any, name: str, *, encoded: bool) -
     named = isinstance(bucket, str) and isinstance(key, str) and bucket and key and "/" not in bucket
     if not named or isinstance(size, bool) or not isinstance(size, int | None) or (size or 0) < 0:
         raise DataError(
-            f"a record of the notice names no object: bucket {_shown(bucket)}, key {_shown(key)}, size {_shown(size)}"
+            f"a record of the notice names no object: bucket {_excerpt(bucket)}, "
+            f"key {_excerpt(key)}, size {_excerpt(size)}"
         )
     return ObjectEvent(
         bucket=bucket,
-        key=_decoded(key) if encoded else key,
+        key=_decode_key(key) if encoded else key,
         size_bytes=size,
-        # In quotes with some stores, bare with others.
+        # Some stores put the ETag in quotes, others do not.
         etag=_text(described, "eTag", "etag").strip('"'),
         version_id=_text(described, "versionId", "version-id"),
         sequencer=_text(described, "sequencer"),
@@ -150,19 +158,22 @@ def _event(bucket: Any, key: Any, described: Any, name: str, *, encoded: bool) -
     )
 
 
-def _decoded(key: str) -> str:
+def _decode_key(key: str) -> str:
     try:
         return unquote_to_bytes(key.replace("+", " ")).decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"the key {_shown(key)} of a notice is not UTF-8 once it is decoded") from error
+        raise DataError(f"the key {_excerpt(key)} of the notice is not UTF-8 after URL decoding") from error
 
 
 def _text(described: Mapping[str, Any], *names: str) -> str:
-    """The first of these fields that says something; ``"null"`` is how S3 writes that there is no version."""
+    """Return the first non-empty field of `names`, else "".
+
+    S3 writes ``"null"`` for an object without a version.
+    """
     for name in names:
         value = described.get(name)
         if value is not None and not isinstance(value, str):
-            raise DataError(f"a record of the notice has {_shown(value)} as its {name}, not a text")
+            raise DataError(f"a record of the notice has {_excerpt(value)} as its {name}, not a string")
         if value and value != "null":
             return value
     return ""
@@ -175,6 +186,6 @@ def _json(text: bytes | str, what: str) -> Any:
         raise DataError(f"{what} ({error})") from error
 
 
-def _shown(value: object) -> str:
+def _excerpt(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}…"

@@ -1,11 +1,12 @@
-"""The Open Inference Protocol (V2) over REST: JSON bodies, with the binary tensor data extension both ways.
+"""The Open Inference Protocol (V2) over REST: JSON bodies, and binary tensor data both ways.
 
-Arrives: a body, and the ``Inference-Header-Content-Length`` header where there was one. Leaves: requests, responses,
-metadata; and the reverse. Lenient in what it takes (data nested or flat, unknown keys), strict in what it checks:
-every malformed body is a `DataError` that names the tensor and what is wrong, before anything is allocated for it.
+A server decodes a body (and its ``Inference-Header-Content-Length`` header) to a request, and
+encodes responses and metadata. A client does the reverse. Decoding accepts nested or flat data and
+unknown keys. Every malformed body is a `DataError` that names the tensor and the defect, raised
+before memory is allocated for the tensor.
 
-A binary body is a JSON document whose tensors carry ``parameters.binary_data_size`` in place of ``data``, then their
-raw values in the same order.
+A binary body is a JSON document whose tensors have ``parameters.binary_data_size`` in place of
+``data``, followed by the raw values of these tensors in the same order.
 """
 
 import json
@@ -15,63 +16,66 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import DataError, ModelContractError, ModelInputError, UnsupportedError
-from headrace.core.record import record
-from headrace.core.sequence import is_bare_end
+from headrace.core.frozen import statically_frozen
+from headrace.core.sequence import may_omit_inputs
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
-from headrace.protocols.oip_quick import quick_request, quick_response
+from headrace.protocols.oip_json_fast import fast_decode_request, fast_encode_response
 from headrace.protocols.tensors import (
     Bf16,
-    NotTextError,
+    TensorEncodingError,
     array_from_binary,
     array_from_json,
     binary_values,
-    checked_datatype,
-    checked_shape,
+    infer_raw_shape,
     json_values,
-    raw_shape,
+    validate_datatype,
+    validate_shape,
 )
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 TENSORS_MAX = 1024
-"""Tensors in one body."""
+"""Limit of the tensors in one body."""
 ERROR_CHARS_MAX = 2000
-"""Of an error's text; the rest of a page of HTML helps nobody."""
+"""Limit of the characters of an error's text. An HTML page is longer."""
 
-_NOTHING_BEHIND: Final = memoryview(b"")
+_NO_BINARY_DATA: Final = memoryview(b"")
 _Json = dict[str, Any]
-_NO_WISHES: Final[Mapping[str, bool]] = {}
+_NO_BINARY_CHOICES: Final[Mapping[str, bool]] = {}
 
 
-@record
+@statically_frozen
 class WireBody:
-    """A body ready to send. `json_bytes` is how much of it is JSON, when binary tensors follow."""
+    """A body ready to send.
+
+    `json_bytes` is the length of its JSON part if binary tensors follow, else None.
+    """
 
     body: bytes
     json_bytes: int | None = None
 
     @property
     def headers(self) -> dict[str, str]:
-        """Content type, and the header that binary tensors need."""
+        """The content type, and the header that binary tensors need."""
         if self.json_bytes is None:
             return {"Content-Type": "application/json"}
         return {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(self.json_bytes)}
 
 
-@record
-class WireRequest:
-    """A request as it came, and which of its outputs are to be answered as binary data."""
+@statically_frozen
+class JsonWireRequest:
+    """A decoded request, and the choice of outputs that the response must carry as binary data."""
 
     request: InferRequest
     binary_default: bool
     binary_by_name: Mapping[str, bool]
 
     def binary(self, output: str) -> bool:
-        """Whether this output is to be binary: its own wish, else the request's."""
+        """Return True if this output must be binary: its own parameter, else the request's default."""
         return self.binary_by_name.get(output, self.binary_default)
 
 
-def header_length(value: str | None) -> int | None:
-    """The value of the ``Inference-Header-Content-Length`` header; None where there is none."""
+def parse_header_length(value: str | None) -> int | None:
+    """Return the number in an ``Inference-Header-Content-Length`` header, None without the header."""
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 19):
@@ -85,15 +89,16 @@ def header_length(value: str | None) -> int | None:
 def encode_request(
     request: InferRequest, *, binary: bool, datatypes: Mapping[str, str] | None = None
 ) -> WireBody:
-    """A request's body.
+    """Return the body of a request.
 
     Args:
-        request: Its deadline does not travel.
-        binary: Inputs as binary data, and outputs asked for as such.
-        datatypes: What the model declares, by input name; needed for BF16 only, which numpy cannot tell.
+        request: The request. Its deadline is not sent.
+        binary: Send inputs as binary data, and request binary outputs.
+        datatypes: The datatypes that the model declares, by input name. Only BF16 needs it: numpy
+            has no such type.
 
     Raises:
-        DataError: A value cannot travel so (see `tensors`); the message names tensor and element.
+        DataError: A value cannot be encoded (see `tensors`); the message names tensor and element.
     """
     document: _Json = {"id": request.id} if request.id else {}
     parameters = dict(request.parameters)
@@ -102,72 +107,79 @@ def encode_request(
     if parameters:
         document["parameters"] = parameters
     if request.outputs:
-        wish = {"parameters": {"binary_data": True}} if binary else {}
-        document["outputs"] = [{"name": name, **wish} for name in request.outputs]
+        choice = {"parameters": {"binary_data": True}} if binary else {}
+        document["outputs"] = [{"name": name, **choice} for name in request.outputs]
     return _encode(document, "inputs", request.inputs, lambda _: binary, datatypes or {})
 
 
-def decode_request(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "bits") -> WireRequest:
-    """A request from its body.
+def decode_request(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "bits") -> JsonWireRequest:
+    """Return the request of a body.
 
-    Raises DataError, which says what is wrong with it, and UnsupportedError for shared memory and classification.
-    `json_bytes` is the header's value. 0 (a raw tensor without any JSON) is refused: it needs the model's metadata, so it
-    is for `decode_raw_request`.
+    `json_bytes` is the value of the header. 0 (a raw tensor without JSON) is refused:
+    `decode_raw_request` decodes such bodies, with the model's metadata.
+
+    Raises:
+        DataError: The body is malformed; the message says how.
+        UnsupportedError: The request needs shared memory or classification.
     """
-    document, rest = _parted(body, json_bytes)
-    if json_bytes is None and (quick := quick_request(document, body)) is not None:
-        return WireRequest(quick, binary_default=False, binary_by_name=_NO_WISHES)
+    document, rest = _split_body(body, json_bytes)
+    if json_bytes is None and (quick := fast_decode_request(document, body)) is not None:
+        return JsonWireRequest(quick, binary_default=False, binary_by_name=_NO_BINARY_CHOICES)
     for entry in _objects(document, "inputs"):
         if "parameters" in entry:
-            _check_offered(_parameters(entry, "an input"), "an input")
+            _check_supported(_parameters(entry, "an input"), "an input")
     inputs = _tensors(document, "inputs", rest, bf16)
     parameters = _parameters(document, "the request")
-    if not inputs and not is_bare_end(parameters):
+    if not inputs and not may_omit_inputs(parameters):
         raise DataError("a request needs at least one tensor in 'inputs'")
-    default = _wish(parameters.pop("binary_data_output", False), "binary_data_output")
-    names, wishes = _requested_outputs(document)
+    default = _boolean(parameters.pop("binary_data_output", False), "binary_data_output")
+    names, choices = _requested_outputs(document)
     request = InferRequest(inputs, _text(document, "id"), names, parameters)
-    return WireRequest(request, default, wishes)
+    return JsonWireRequest(request, default, choices)
 
 
-def decode_raw_request(body: bytes, metadata: ModelMetadata, *, bf16: Bf16 = "bits") -> WireRequest:
-    """The request of a body that is nothing but the values of the model's one input; every output is to be binary.
+def decode_raw_request(body: bytes, metadata: ModelMetadata, *, bf16: Bf16 = "bits") -> JsonWireRequest:
+    """Return the request of a body that holds only the values of the model's one input.
 
-    The size of the body tells the number of rows; where one other size of the input varies it tells that one, of one row.
-    A BYTES input gets the whole body as its one element. Raises DataError for a body that does not fit, ModelInputError
-    for a model of which the shape cannot be told so.
+    Every output will be binary.
+
+    The size of the body gives the number of rows. If another size of the input is variable, the
+    body is one row and its size gives the variable size. A BYTES input takes the whole body as its
+    one element.
+
+    Raises:
+        DataError: The body does not fit the input.
+        ModelInputError: The model has several inputs, or an input of unknown shape.
     """
     if len(metadata.inputs) != 1:
-        why = (
-            f"a raw request is for models of one input, and it has {len(metadata.inputs)}: send the JSON too"
-        )
+        why = f"a raw request needs a model with one input, but it has {len(metadata.inputs)}: send JSON too"
         raise ModelInputError(metadata.name, why)
     spec = metadata.inputs[0]
     if spec.shape is None:
-        why = f"the shape of input {spec.name!r} is not known, which a raw request needs: send the JSON too"
+        why = f"a raw request needs the shape of input {spec.name!r}, which is not known: send JSON too"
         raise ModelInputError(metadata.name, why)
-    shape = raw_shape(spec.name, spec.datatype, spec.shape, len(body))
+    shape = infer_raw_shape(spec.name, spec.datatype, spec.shape, len(body))
     if spec.datatype == "BYTES":
         body = len(body).to_bytes(4, "little") + body
     array = array_from_binary(spec.name, spec.datatype, shape, memoryview(body), bf16=bf16)
-    return WireRequest(
-        InferRequest((Tensor(spec.name, array),)), binary_default=True, binary_by_name=_NO_WISHES
+    return JsonWireRequest(
+        InferRequest((Tensor(spec.name, array),)), binary_default=True, binary_by_name=_NO_BINARY_CHOICES
     )
 
 
 def _requested_outputs(document: _Json) -> tuple[tuple[str, ...], dict[str, bool]]:
     names: list[str] = []
-    wishes: dict[str, bool] = {}
-    for asked in _objects(document, "outputs"):
-        name = _name(asked, "outputs")
+    choices: dict[str, bool] = {}
+    for requested in _objects(document, "outputs"):
+        name = _name(requested, "outputs")
         if name in names:
-            raise DataError(f"output {name!r} is asked for twice")
+            raise DataError(f"output {name!r} is requested twice")
         names.append(name)
-        parameters = _parameters(asked, f"output {name!r}")
-        _check_offered(parameters, f"output {name!r}")
+        parameters = _parameters(requested, f"output {name!r}")
+        _check_supported(parameters, f"output {name!r}")
         if "binary_data" in parameters:
-            wishes[name] = _wish(parameters["binary_data"], "binary_data")
-    return tuple(names), wishes
+            choices[name] = _boolean(parameters["binary_data"], "binary_data")
+    return tuple(names), choices
 
 
 # Responses
@@ -179,14 +191,17 @@ def encode_response(
     binary: Callable[[str], bool] | bool = False,
     datatypes: Mapping[str, str] | None = None,
 ) -> WireBody:
-    """A response's body; `binary` says which outputs travel as binary data.
+    """Return the body of a response. `binary` selects the outputs that are sent as binary data.
 
-    Raises DataError for values that cannot travel in the form that is asked for, ModelContractError for what is no value of the
-    protocol at all, and ValueError when rows failed: the protocol cannot say so, and leaving them out would shift the others.
+    Raises:
+        DataError: A value cannot be encoded in the selected form.
+        ModelContractError: A value is not a value of the protocol.
+        ValueError: Rows failed. The protocol cannot express that, and omitting them would shift the
+            others.
     """
     if response.failures:
-        raise ValueError(f"{len(response.failures)} rows failed, which a V2 response cannot say")
-    if not datatypes and binary is False and (quick := quick_response(response)) is not None:
+        raise ValueError(f"{len(response.failures)} rows failed, which a V2 response cannot express")
+    if not datatypes and binary is False and (quick := fast_encode_response(response)) is not None:
         return WireBody(quick)
     document: _Json = {"model_name": response.model_name}
     if response.model_version is not None:
@@ -196,24 +211,24 @@ def encode_response(
     if response.parameters:
         document["parameters"] = dict(response.parameters)
 
-    def chosen(output: str) -> bool:
+    def is_binary(output: str) -> bool:
         return binary(output) if callable(binary) else binary
 
     try:
-        return _encode(document, "outputs", response.outputs, chosen, datatypes or {})
-    except NotTextError as error:
+        return _encode(document, "outputs", response.outputs, is_binary, datatypes or {})
+    except TensorEncodingError as error:
         raise ModelContractError(response.model_name, str(error)) from error
 
 
 def decode_response(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "bits") -> InferResponse:
-    """A response from its body, JSON or binary; DataError says what is wrong with it.
+    """Return the response of a JSON or binary body. Raises DataError for a malformed body.
 
-    Takes the NaN and Infinity that some servers write into JSON.
+    NaN and Infinity are accepted, since some servers write them into JSON.
     """
-    document, rest = _parted(body, json_bytes, lenient=True)
+    document, rest = _split_body(body, json_bytes, lenient=True)
     if "outputs" not in document:
         raise DataError(
-            f"a response has 'outputs', but this has only {', '.join(map(repr, document)) or 'nothing'}"
+            f"the response has no 'outputs', only {', '.join(map(repr, document)) or 'an empty object'}"
         )
     version = document.get("model_version")
     return InferResponse(
@@ -229,7 +244,7 @@ def decode_response(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = 
 
 
 def encode_metadata(metadata: ModelMetadata) -> bytes:
-    """A model's metadata document."""
+    """Return the metadata document of a model."""
     document: _Json = {"name": metadata.name, "platform": metadata.platform}
     if metadata.version is not None:
         document["versions"] = [metadata.version]
@@ -241,9 +256,10 @@ def encode_metadata(metadata: ModelMetadata) -> bytes:
 
 
 def decode_metadata(body: bytes) -> ModelMetadata:
-    """A model's metadata: name, last version, platform, and what is said of its inputs and outputs.
+    """Return a model's metadata: name, last version, platform, and specs of its inputs and outputs.
 
-    A tensor whose shape is not told has None. BF16 is told as it is. Raises DataError.
+    A tensor without a shape in the document has shape None. BF16 stays BF16. Raises DataError for a
+    malformed document.
     """
     document = _document(body)
     versions = document.get("versions")
@@ -259,7 +275,7 @@ def decode_metadata(body: bytes) -> ModelMetadata:
 
 def _spec(tensor: _Json, where: str) -> TensorSpec:
     name = _name(tensor, where)
-    datatype = checked_datatype(name, tensor.get("datatype"))
+    datatype = validate_datatype(name, tensor.get("datatype"))
     shape = tensor.get("shape")
     if not isinstance(shape, list):
         return TensorSpec(name, datatype)
@@ -272,16 +288,19 @@ def _spec(tensor: _Json, where: str) -> TensorSpec:
 
 
 def encode_error(why: str, kind: str = "") -> bytes:
-    """An error's body; `kind` is a word for programs, where the status alone does not tell."""
-    told = {"kind": kind} if kind else {}
+    """Return the body of an error.
+
+    `kind` is a word for programs where the status is ambiguous.
+    """
+    extra = {"kind": kind} if kind else {}
     try:
-        return orjson.dumps({"error": why, **told})
-    except TypeError:  # lone surrogates, which a model's own message may have
-        return orjson.dumps({"error": why.encode(errors="replace").decode(), **told})
+        return orjson.dumps({"error": why, **extra})
+    except TypeError:  # A model's own message may have lone surrogates.
+        return orjson.dumps({"error": why.encode(errors="replace").decode(), **extra})
 
 
 def decode_error_kind(body: bytes) -> str:
-    """The word by which an error's body tells its kind; empty where it has none."""
+    """Return the kind in an error's body, or "" if it has none."""
     try:
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -291,9 +310,9 @@ def decode_error_kind(body: bytes) -> str:
 
 
 def decode_error(body: bytes) -> str:
-    """What an error's body says, whatever its form: ``error``, FastAPI's ``detail``, ``message``, or plain text.
+    """Return an error body's message: ``error``, FastAPI's ``detail``, ``message``, or plain text.
 
-    At most ERROR_CHARS_MAX characters in one line; empty when the body is.
+    The message is one line of up to ERROR_CHARS_MAX characters, and empty for an empty body.
     """
     try:
         found: Any = orjson.loads(body)
@@ -304,7 +323,7 @@ def decode_error(body: bytes) -> str:
         found = next((document[k] for k in ("error", "detail", "message") if document.get(k)), document)
     try:
         return _one_line(found if isinstance(found, str) else orjson.dumps(found).decode())
-    except TypeError:  # nested deeper than can be written
+    except TypeError:  # The error is nested too deeply for orjson.
         return _one_line(body[: 4 * ERROR_CHARS_MAX].decode(errors="replace"))
 
 
@@ -312,7 +331,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:ERROR_CHARS_MAX]
 
 
-# Both ways
+# Requests and responses
 
 
 def _encode(
@@ -342,16 +361,18 @@ def _encode(
     try:
         text = orjson.dumps({**document, key: listed}, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
-        raise NotTextError(f"this cannot be written as JSON: {error}") from error
+        raise TensorEncodingError(f"the tensors cannot be written as JSON: {error}") from error
     return WireBody(b"".join((text, *buffers)), len(text)) if buffers else WireBody(text)
 
 
-def _parted(body: bytes, json_bytes: int | None, *, lenient: bool = False) -> tuple[_Json, memoryview]:
-    """The JSON document, and what follows it."""
+def _split_body(body: bytes, json_bytes: int | None, *, lenient: bool = False) -> tuple[_Json, memoryview]:
+    """Return the JSON document and the bytes behind it."""
     if json_bytes is None:
-        return _document(body, lenient=lenient), _NOTHING_BEHIND
+        return _document(body, lenient=lenient), _NO_BINARY_DATA
     if json_bytes == 0:
-        raise DataError(f"{HEADER_LENGTH} 0 (a raw tensor without JSON) is not taken: send the JSON too")
+        raise DataError(
+            f"{HEADER_LENGTH} is 0 (a raw tensor without JSON), which is not supported here: send JSON too"
+        )
     if json_bytes > len(body):
         raise DataError(f"{HEADER_LENGTH} is {json_bytes}, but the body has only {len(body)} bytes")
     whole = memoryview(body)
@@ -371,7 +392,10 @@ def _document(text: bytes | memoryview, *, lenient: bool = False) -> _Json:
 
 
 def _lenient(text: bytes | memoryview) -> Any:
-    """JSON with the literals NaN and Infinity, as Python's own encoder writes them; None when it is not that."""
+    """Return JSON with the literals NaN and Infinity, as Python's encoder writes them.
+
+    Return None for other text.
+    """
     try:
         return json.loads(bytes(text))
     except (ValueError, RecursionError):
@@ -379,15 +403,15 @@ def _lenient(text: bytes | memoryview) -> Any:
 
 
 def _tensors(document: _Json, key: str, rest: memoryview, bf16: Bf16) -> tuple[Tensor, ...]:
-    """The tensors of a body; all bytes behind the JSON must be some tensor's."""
+    """Return the tensors of a body. Every byte behind the JSON must belong to a tensor."""
     found: dict[str, Tensor] = {}
     at = 0
     for entry in _objects(document, key):
         name = _name(entry, key)
         if name in found:
             raise DataError(f"tensor {name!r} is in {key!r} twice")
-        datatype = checked_datatype(name, entry.get("datatype"))
-        shape = checked_shape(name, entry.get("shape"))
+        datatype = validate_datatype(name, entry.get("datatype"))
+        shape = validate_shape(name, entry.get("shape"))
         parameters = _parameters(entry, f"tensor {name!r}")
         size = _binary_size(entry, name, parameters.pop("binary_data_size", None))
         if size is None:
@@ -395,7 +419,8 @@ def _tensors(document: _Json, key: str, rest: memoryview, bf16: Bf16) -> tuple[T
         else:
             if size > len(rest) - at:
                 raise DataError(
-                    f"tensor {name!r}: its binary_data_size is {size}, but only {len(rest) - at} bytes are left"
+                    f"tensor {name!r}: its binary_data_size is {size}, "
+                    f"but only {len(rest) - at} bytes are left"
                 )
             array = array_from_binary(name, datatype, shape, rest[at : at + size], bf16=bf16)
             at += size
@@ -406,7 +431,10 @@ def _tensors(document: _Json, key: str, rest: memoryview, bf16: Bf16) -> tuple[T
 
 
 def _binary_size(entry: _Json, name: str, size: Any) -> int | None:
-    """Bytes of binary data; None when the values are JSON. Exactly one of both must be there."""
+    """Return the number of bytes of binary data, or None if the values are JSON.
+
+    The entry must have exactly one of both.
+    """
     if (size is None) == (entry.get("data") is None):
         both = "neither" if size is None else "both"
         raise DataError(f"tensor {name!r} needs either 'data' or 'binary_data_size', but has {both}")
@@ -415,14 +443,17 @@ def _binary_size(entry: _Json, name: str, size: Any) -> int | None:
     return size
 
 
-def _check_offered(parameters: _Json, what: str) -> None:
-    """Refuse what Triton's clients may ask of a tensor, and what would quietly be something else if it were passed over."""
+def _check_supported(parameters: _Json, what: str) -> None:
+    """Raise UnsupportedError for Triton's parameters that headrace does not implement.
+
+    Ignoring them would change results.
+    """
     if "shared_memory_region" in parameters:
         raise UnsupportedError(
             f"{what}: shared memory is not offered: send the tensors in the request, as binary data"
         )
     if "classification" in parameters:
-        raise UnsupportedError(f"{what}: classification is not offered: ask for the scores and sort them")
+        raise UnsupportedError(f"{what}: classification is not offered: request the scores and sort them")
 
 
 def _objects(document: _Json, key: str) -> Iterable[_Json]:
@@ -433,7 +464,7 @@ def _objects(document: _Json, key: str) -> Iterable[_Json]:
         raise DataError(f"{key!r} must be a list of objects")
     objects = cast("list[_Json]", listed)
     if len(objects) > TENSORS_MAX:
-        raise DataError(f"{key!r} has {len(objects)} tensors; at most {TENSORS_MAX} are taken")
+        raise DataError(f"{key!r} has {len(objects)} tensors; the limit is {TENSORS_MAX}")
     return objects
 
 
@@ -462,7 +493,7 @@ def _parameters(holder: _Json, what: str) -> _Json:
     return dict(cast("_Json", parameters))
 
 
-def _wish(value: object, key: str) -> bool:
+def _boolean(value: object, key: str) -> bool:
     if not isinstance(value, bool):
         raise DataError(f"{key!r} must be true or false, not {value!r:.40}")
     return value

@@ -1,6 +1,7 @@
-"""What a server says of itself and of its models, in the JSON of the Open Inference Protocol and of Triton's extensions.
+"""Documents about a server and its models, in JSON: Open Inference Protocol and Triton.
 
-Pure: snapshots in, documents out; requests of the model repository in, wishes out.
+Pure. A server encodes snapshots and decodes requests to the model repository. A client does the
+reverse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,16 +22,16 @@ from headrace.core.tensor import ModelMetadata, TensorSpec
 _Json = dict[str, Any]
 
 BACKEND: Final = "headrace"
-"""What Triton's model configuration has as the backend."""
+"""The backend in Triton's model configuration."""
 
 
 def encode_server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes:
-    """The server's own metadata document."""
+    """Return the server's metadata document."""
     return orjson.dumps({"name": name, "version": version, "extensions": list(extensions)})
 
 
 def encode_model_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
-    """A model's metadata document; `versions` are those that can be asked."""
+    """Return a model's metadata document. `versions` are the versions that accept requests."""
     document: _Json = {"name": metadata.name, "versions": list(versions), "platform": metadata.platform}
     for key, specs in (("inputs", metadata.inputs), ("outputs", metadata.outputs)):
         document[key] = [{"name": s.name, "datatype": s.datatype, "shape": list(_shape(s))} for s in specs]
@@ -38,10 +39,11 @@ def encode_model_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> b
 
 
 def model_config(metadata: ModelMetadata) -> _Json:
-    """Triton's configuration of a model, as far as it is true of a model here, in the names of its messages.
+    """Return Triton's configuration of a model, with the fields that apply to headrace.
 
-    Where every tensor has rows that may vary, ``max_batch_size`` is the most rows of a call and ``dims`` leave them
-    out, as Triton does; else it is 0 and ``dims`` are whole shapes. A shape that is not known is one size that may vary.
+    If the first dimension of every tensor is variable, ``max_batch_size`` is the row limit of a
+    call and ``dims`` omit the rows, as in Triton. Else ``max_batch_size`` is 0 and ``dims`` are
+    whole shapes. An unknown shape is one variable dimension.
     """
     specs = (*metadata.inputs, *metadata.outputs)
     batched = all(len(_shape(spec)) > 1 and _shape(spec)[0] == -1 for spec in specs)
@@ -64,12 +66,12 @@ def model_config(metadata: ModelMetadata) -> _Json:
         "input": listed(metadata.inputs),
         "output": listed(metadata.outputs),
         "dynamic_batching": {"max_queue_delay_microseconds": round(metadata.max_batch_delay_ms * 1000)},
-        "model_transaction_policy": {"decoupled": metadata.streams and not metadata.predicts},
+        "model_transaction_policy": {"decoupled": metadata.can_stream and not metadata.can_predict},
     }
 
 
 def encode_model_config(metadata: ModelMetadata) -> bytes:
-    """Triton's configuration document of a model; see `model_config`."""
+    """Return the document of a model's configuration, see `model_config`."""
     return orjson.dumps(model_config(metadata))
 
 
@@ -78,14 +80,18 @@ def _shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def encode_index(entries: Sequence[ModelIndexEntry]) -> bytes:
-    """The index of the model repository."""
+    """Return the index of the model repository."""
     return orjson.dumps(
         [{"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} for e in entries]
     )
 
 
 def decode_index_request(body: bytes) -> bool:
-    """Whether only ready models are asked for. An empty body asks for all; DataError says what is wrong."""
+    """Return True if the request is for ready models only. An empty body is for all models.
+
+    Raises:
+        DataError: The body is malformed.
+    """
     document = _object_or_nothing(body)
     ready = document.get("ready", False)
     if ready is not None and not isinstance(ready, bool):
@@ -94,7 +100,7 @@ def decode_index_request(body: bytes) -> bool:
 
 
 def decode_load_request(body: bytes) -> Mapping[str, Any]:
-    """The parameters of a request to load or unload a model; none for an empty body."""
+    """Return the parameters of a request to load or unload a model. An empty body has none."""
     parameters = _object_or_nothing(body).get("parameters")
     if parameters is None:
         return {}
@@ -116,7 +122,10 @@ def _object_or_nothing(body: bytes) -> _Json:
 
 
 def encode_statistics(statistics: Sequence[ModelStatistics]) -> bytes:
-    """The statistics document, as Triton's clients read it. Inferences are rows that were answered, executions are calls."""
+    """Return the statistics document of Triton's clients.
+
+    Inferences are predicted rows, executions are calls.
+    """
     return orjson.dumps({"model_stats": [_model_statistics(s) for s in statistics]})
 
 
@@ -156,11 +165,15 @@ def _duration(duration: Duration) -> _Json:
     return {"count": duration.count, "ns": duration.ns}
 
 
-# What a server answered
+# Responses of a server
 
 
 def decode_index(body: bytes) -> tuple[ModelIndexEntry, ...]:
-    """The index of a model repository; a state of another server's own is UNKNOWN. DataError when it is none."""
+    """Return the index of a model repository. A state that headrace does not know becomes UNKNOWN.
+
+    Raises:
+        DataError: The body is not an index.
+    """
     return tuple(
         ModelIndexEntry(
             str(entry.get("name") or ""),
@@ -173,7 +186,11 @@ def decode_index(body: bytes) -> tuple[ModelIndexEntry, ...]:
 
 
 def decode_statistics(body: bytes) -> tuple[ModelStatistics, ...]:
-    """What a statistics document says; what is not in it is zero. DataError when it is none."""
+    """Return the statistics of a document. Missing fields are zero.
+
+    Raises:
+        DataError: The body is not a statistics document.
+    """
     document = _loaded(body)
     if not isinstance(document, dict):
         raise DataError("the statistics must be a JSON object")
@@ -226,7 +243,7 @@ def _table(found: object) -> _Json:
 
 
 def _count(found: object) -> int:
-    """A number; some gateways write 64-bit integers as strings."""
+    """Return a number. Some gateways write 64-bit integers as strings."""
     if isinstance(found, str) and found.isascii() and found.isdecimal() and len(found) < 20:
         return int(found)
     return found if isinstance(found, int) else 0

@@ -1,6 +1,8 @@
-"""The sequences of a model as a document, for whoever looks after a server: headrace's own addition to the Open Inference Protocol.
+"""JSON codec of the list of a model's sequences. Pure.
 
-``GET /v2/models/NAME/sequences`` answers with it. Pure: listings in, documents out, and back.
+The list is an extension of headrace to the Open Inference Protocol.
+
+``GET /v2/models/NAME/sequences`` returns the document to operators.
 """
 
 from dataclasses import asdict
@@ -12,24 +14,28 @@ import orjson
 from headrace.core.errors import DataError
 from headrace.core.sequence import SequenceInfo, SequenceListing
 
-LISTED: Final = 1000
-"""How many sequences are listed where nobody says."""
-LISTED_MAX: Final = 100_000
+LIMIT_DEFAULT: Final = 1000
+"""Number of listed sequences without the parameter ``limit``."""
+LIMIT_MAX: Final = 100_000
 
 _Json = dict[str, Any]
 
 
 def decode_limit(query: bytes) -> int:
-    """How many sequences are to be listed, by the query parameter ``limit``. Raises DataError unless it is one number of 0 to LISTED_MAX."""
-    values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("limit", [str(LISTED)])
-    given = ",".join(values)
-    if not (given.isascii() and given.isdecimal() and len(given) < 9 and int(given) <= LISTED_MAX):
-        raise DataError(f"limit must be a whole number of 0 to {LISTED_MAX}, not {given[:40]!r}")
-    return int(given)
+    """Return the number of sequences to list, the query parameter ``limit``.
+
+    Raises:
+        DataError: The parameter is not one number from 0 to LIMIT_MAX.
+    """
+    values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("limit", [str(LIMIT_DEFAULT)])
+    text = ",".join(values)
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= LIMIT_MAX):
+        raise DataError(f"limit must be a whole number of 0 to {LIMIT_MAX}, not {text[:40]!r}")
+    return int(text)
 
 
 def encode_listing(listing: SequenceListing) -> bytes:
-    """A listing as JSON: ``state`` is what a sequence is doing, times are in seconds."""
+    """Return a listing as JSON. ``state`` is the stage of a sequence; times are in seconds."""
     return orjson.dumps(
         {
             "model_name": listing.model,
@@ -49,7 +55,7 @@ def _entry(info: SequenceInfo) -> _Json:
 
 
 def decode_listing(body: bytes) -> SequenceListing:
-    """A listing from its document. Raises DataError when it is none."""
+    """Return the listing of a document. Raises DataError for another document."""
     try:
         found: Any = orjson.loads(body)
         ends: _Json = found["ends"]
@@ -62,7 +68,7 @@ def decode_listing(body: bytes) -> SequenceListing:
             tuple(_info(entry) for entry in cast("list[_Json]", found["sequences"])),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"it is no listing of sequences: {type(error).__name__}: {error}") from None
+        raise DataError(f"the body is not a listing of sequences: {type(error).__name__}: {error}") from None
 
 
 def _info(entry: _Json) -> SequenceInfo:

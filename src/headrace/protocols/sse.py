@@ -1,6 +1,6 @@
-"""Server-sent events: one ``data:`` line and an empty line for each.
+"""Server-sent events as MLServer and Triton frame them: a ``data:`` line and an empty line.
 
-As MLServer and Triton frame them: no event names, no ids, no end marker; the end is the end of the body.
+There are no event names, ids or end marker. The end of the body ends the stream.
 """
 
 from collections.abc import Iterable
@@ -11,33 +11,34 @@ from headrace.core.errors import LimitError
 CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
 
 EVENT_BYTES_MAX: Final = 64 << 20
-"""One event, for whoever reads them as they come."""
+"""Default limit of the bytes of one event in `EventDecoder`."""
 
 _BEGIN = b"data: "
 _END = b"\n\n"
 
 
 def encode_event(document: bytes) -> bytes:
-    """One event; `document` is JSON without line ends, as `orjson` writes it."""
+    """Return one event. `document` is JSON without line ends, as `orjson` writes it."""
     return b"".join((_BEGIN, document, _END))
 
 
 def encode_events(documents: Iterable[bytes]) -> bytes:
-    """Events one after another."""
+    """Return several events in order."""
     return b"".join([part for document in documents for part in (_BEGIN, document, _END)])
 
 
 def decode_events(body: bytes) -> list[bytes]:
-    """The data of every whole event of a body. Comments and other fields are passed over."""
+    """Return the data of every complete event of a body. Comments and other fields are ignored."""
     *whole, _ = body.replace(b"\r\n", b"\n").split(_END)
     found = (_data(block.split(b"\n")) for block in whole)
     return [data for data in found if data]
 
 
 class EventDecoder:
-    """Events from a body that comes in chunks, however it is cut; each event once, as soon as it is whole.
+    """An incremental decoder of events from the chunks of a body. Chunks may be cut anywhere.
 
-    An event without its empty line at the end of the body is no event.
+    Each event is returned once, as soon as it is complete. An event without its empty line at the
+    end of the body is dropped.
     """
 
     def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
@@ -47,7 +48,10 @@ class EventDecoder:
         self._lines_bytes = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of the events that this chunk completes. LimitError when one is longer than is taken."""
+        """Return the data of the events that this chunk completes.
+
+        Raises LimitError for an event above `event_bytes_max`.
+        """
         *ended, rest = chunk.split(b"\n")
         events: list[bytes] = []
         for end in ended:
@@ -73,5 +77,5 @@ class EventDecoder:
 
 
 def _data(lines: Iterable[bytes]) -> bytes:
-    """The data of one event's lines. Where it is empty there is no event, by the standard."""
+    """Return the data of the lines of an event. By the standard, empty data means no event."""
     return b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])

@@ -1,7 +1,8 @@
-"""The values of one tensor of the Open Inference Protocol, as JSON or as raw bytes.
+"""Values of a tensor of the Open Inference Protocol, as JSON or as raw bytes.
 
-Arrives: what a body says of a tensor (datatype, shape, values). Leaves: a numpy array that is exactly that, or a
-`DataError` naming the tensor. Nothing is allocated because of a shape alone: the values must be there first.
+Input: the datatype, shape and values of a tensor in a body. Output: a numpy array of exactly these,
+or a `DataError` that names the tensor. A shape alone allocates no memory: the values must be there
+first.
 """
 
 import struct
@@ -19,51 +20,58 @@ from headrace.core.tensor import Array, dtype_of, little_endian, text_array
 _LITTLE_ENDIAN = sys.byteorder == "little"
 
 Bf16 = Literal["bits", "float32"]
-"""How BF16 becomes numpy, which has no such type: uint16 bit patterns, or widened to float32 (exact)."""
+"""numpy form of BF16, which numpy lacks: uint16 bit patterns, or exact widening to float32."""
 
 DIMENSIONS_MAX = 16
-"""Dimensions of one tensor; more is a mistake, or an attack."""
+"""Limit of a tensor's dimensions. A larger number is a mistake or an attack."""
 
 ELEMENTS_MAX = 2**40
-"""Elements of one tensor; what is really there bounds it further."""
+"""Limit of a tensor's elements. The bytes that arrive limit them further."""
 
 _LENGTH = struct.Struct("<I")
 
 
-class NotTextError(DataError):
-    """What was given out as values is none of the protocol's: a defect of whoever made the tensor."""
+class TensorEncodingError(DataError):
+    """A tensor value that the protocol does not have. The producer of the tensor is at fault."""
 
 
 _NUMBERS = {int, float}
 
 
-def checked_shape(name: str, shape: object) -> tuple[int, ...]:
-    """A tensor's shape from a JSON document; DataError unless it is a list of a few sizes of at least 0.
+def validate_shape(name: str, shape: object) -> tuple[int, ...]:
+    """Return a tensor's shape from a JSON document.
 
-    It has at least one dimension, since the first is the rows.
+    Raises:
+        DataError: The shape is not a list of 1 to DIMENSIONS_MAX sizes of 0 or more. The first
+            dimension is the rows.
     """
     if not isinstance(shape, list):
-        raise DataError(f"tensor {name!r}: its shape must be a list of sizes, not {_shown(shape)}")
-    shown = _shown(cast("object", shape))
+        raise DataError(f"tensor {name!r}: its shape must be a list of sizes, not {_excerpt(shape)}")
+    shown = _excerpt(cast("object", shape))
     sizes = cast("list[object]", shape)
     if not sizes:
         raise DataError(f"tensor {name!r}: it needs at least one dimension, the rows")
     if len(sizes) > DIMENSIONS_MAX:
-        raise DataError(f"tensor {name!r}: {len(sizes)} dimensions; at most {DIMENSIONS_MAX} are taken")
+        raise DataError(f"tensor {name!r}: {len(sizes)} dimensions; the limit is {DIMENSIONS_MAX}")
     for size in sizes:
         if type(size) is not int or size < 0:
-            raise DataError(f"tensor {name!r}: a size in its shape must be 0 or more, not {_shown(size)}")
+            raise DataError(f"tensor {name!r}: a size in its shape must be 0 or more, not {_excerpt(size)}")
     checked = tuple(cast("list[int]", sizes))
-    # Also where another size is 0: numpy multiplies the others all the same.
+    # Sizes of 0 count as 1: numpy multiplies the other sizes even if one is 0.
     if prod(max(size, 1) for size in checked) > ELEMENTS_MAX:
         raise DataError(f"tensor {name!r}: shape {shown} is too large")
     return checked
 
 
-def checked_datatype(name: str, datatype: object) -> str:
-    """A tensor's datatype from a JSON document; DataError unless the protocol has it."""
+def validate_datatype(name: str, datatype: object) -> str:
+    """Return a tensor's datatype from a JSON document.
+
+    Raises DataError for a datatype that the protocol does not have.
+    """
     if not isinstance(datatype, str):
-        raise DataError(f"tensor {name!r}: its datatype must be a name such as FP32, not {_shown(datatype)}")
+        raise DataError(
+            f"tensor {name!r}: its datatype must be a name such as FP32, not {_excerpt(datatype)}"
+        )
     if datatype == "BF16":
         return datatype
     try:
@@ -73,17 +81,17 @@ def checked_datatype(name: str, datatype: object) -> str:
     return datatype
 
 
-# From the wire
+# Decoding
 
 
 def array_from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Array:
-    """Values that came as JSON, nested as `shape` says or flat, row-major.
+    """Return the array of JSON values, nested as `shape` says or flat in row-major order.
 
-    Null in a float tensor is NaN, since JSON has no other. Numbers must fit the datatype: no fractions in integers,
-    nothing out of range. BYTES elements come as str.
+    Null in a float tensor is NaN, since JSON has no NaN. Numbers must fit the datatype: integers
+    have no fractions, and no value is out of range. BYTES elements become str.
     """
     if datatype == "BF16":
-        raise DataError(f"tensor {name!r}: BF16 travels only as binary data")
+        raise DataError(f"tensor {name!r}: BF16 cannot be JSON; send it as binary data")
     values = _flat(name, shape, data)
     types = set(map(type, values))
     if datatype == "BYTES":
@@ -98,9 +106,9 @@ def array_from_json(name: str, datatype: str, shape: tuple[int, ...], data: obje
 
 
 def _flat(name: str, shape: tuple[int, ...], data: object) -> list[Any]:
-    """The values in one list, checked against the shape."""
+    """Return the values in one list, checked against the shape."""
     if not isinstance(data, list):
-        raise DataError(f"tensor {name!r}: its data must be a list, not {_shown(data)}")
+        raise DataError(f"tensor {name!r}: its data must be a list, not {_excerpt(data)}")
     values = cast("list[Any]", data)
     sizes = [len(values)]
     while values and isinstance(values[0], list):
@@ -142,7 +150,7 @@ def _floats(name: str, datatype: str, values: list[Any], types: set[type]) -> Ar
     _check_types(name, datatype, types, {*_NUMBERS, type(None)})
     try:
         wide = np.array(values, np.float64)
-    except OverflowError:  # an integer of hundreds of digits
+    except OverflowError:  # An integer of hundreds of digits.
         raise DataError(f"tensor {name!r}: a value is too large for {datatype}") from None
     with np.errstate(over="ignore"):
         made = wide.astype(dtype_of(datatype))
@@ -166,9 +174,9 @@ def _integers(name: str, datatype: str, values: list[Any], types: set[type]) -> 
 def array_from_binary(
     name: str, datatype: str, shape: tuple[int, ...], data: memoryview, *, bf16: Bf16 = "bits"
 ) -> Array:
-    """Values that came as raw bytes: little-endian, row-major, without a copy where they are aligned.
+    """Return the array of raw bytes: little-endian, row-major. Aligned values are not copied.
 
-    The array may be read-only. BYTES elements come as bytes.
+    The array may be read-only. BYTES elements become bytes.
     """
     count = prod(shape)
     if datatype == "BYTES":
@@ -189,10 +197,13 @@ def array_from_binary(
     return made.reshape(shape)
 
 
-def raw_shape(name: str, datatype: str, declared: tuple[int, ...], size_bytes: int) -> tuple[int, ...]:
-    """The shape of an input of which there are only its bytes; DataError where they do not say.
+def infer_raw_shape(name: str, datatype: str, declared: tuple[int, ...], size_bytes: int) -> tuple[int, ...]:
+    """Return the shape of an input from the number of its bytes.
 
-    `declared` begins with the rows. One size besides them may vary; then there is one row. BYTES are one element.
+    Raises DataError if that leaves the shape open.
+
+    `declared` begins with the rows. One other size may be variable; then there is one row. A BYTES
+    input is one element.
     """
     inner = declared[1:]
     if datatype == "BYTES":
@@ -205,12 +216,13 @@ def raw_shape(name: str, datatype: str, declared: tuple[int, ...], size_bytes: i
     varying = [i for i, size in enumerate(inner) if size < 0]
     if len(varying) > 1:
         raise DataError(
-            f"tensor {name!r}: more than one size of {list(declared)} varies, which the bytes alone cannot tell"
+            f"tensor {name!r}: more than one size of {list(declared)} is variable, "
+            "so the number of bytes does not give the shape"
         )
     unit = width * prod(size for size in inner if size >= 0)
     if not unit or size_bytes % unit:
         raise DataError(
-            f"tensor {name!r}: {size_bytes} bytes are no multiple of the {unit} that {list(declared)} takes"
+            f"tensor {name!r}: {size_bytes} bytes are not a multiple of the {unit} bytes of {list(declared)}"
         )
     count = size_bytes // unit
     if not varying:
@@ -231,26 +243,28 @@ def _bytes_elements(name: str, count: int, data: memoryview) -> Array:
         at += _LENGTH.size
         if length > size - at:
             raise DataError(
-                f"tensor {name!r}: element {i} says it has {length} bytes, but only {size - at} are left"
+                f"tensor {name!r}: element {i} declares {length} bytes, but only {size - at} are left"
             )
         made[i] = bytes(data[at : at + length])
         at += length
     if at != size:
-        raise DataError(f"tensor {name!r}: {size - at} bytes are left over after its {count} elements")
+        raise DataError(f"tensor {name!r}: {size - at} bytes follow its {count} elements")
     return made
 
 
-# To the wire
+# Encoding
 
 
 def json_values(name: str, datatype: str, data: Array) -> Array | list[Any]:
-    """The values flat, as orjson can write them.
+    """Return the values flat, in a form that orjson can write. NaN becomes null.
 
-    NaN becomes null. Raises DataError naming the element for what JSON cannot carry (infinities, bytes that are not
-    UTF-8), and ConfigError for BF16.
+    Raises:
+        DataError: JSON cannot carry an element (infinity, or bytes that are not UTF-8); the message
+            names it.
+        ConfigError: The datatype is BF16.
     """
     if datatype == "BF16":
-        raise ConfigError(f"tensor {name!r} is BF16, which JSON cannot carry: it needs binary tensors")
+        raise ConfigError(f"tensor {name!r} is BF16, which JSON cannot carry; use binary tensors")
     if datatype == "BYTES":
         return [_text(name, i, v) for i, v in enumerate(data.ravel().tolist())]
     values = np.ascontiguousarray(data).ravel().astype(data.dtype.newbyteorder("="), copy=False)
@@ -258,7 +272,8 @@ def json_values(name: str, datatype: str, data: Array) -> Array | list[Any]:
         infinite = np.flatnonzero(np.isinf(values))
         if len(infinite):
             raise DataError(
-                f"tensor {name!r}: element {infinite[0]} is infinite, which JSON cannot carry: it needs binary tensors"
+                f"tensor {name!r}: element {infinite[0]} is infinite, which JSON cannot carry; "
+                "use binary tensors"
             )
     return values
 
@@ -272,18 +287,20 @@ def _text(name: str, index: int, value: object) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise DataError(
-            f"tensor {name!r}: element {index} is not UTF-8, and JSON carries only text: it needs binary tensors"
+            f"tensor {name!r}: element {index} is not UTF-8, and JSON carries only text; use binary tensors"
         ) from None
 
 
 def _not_bytes(name: str, index: int, value: object) -> DataError:
-    return NotTextError(f"tensor {name!r}: element {index} must be bytes or str, not {type(value).__name__}")
+    return TensorEncodingError(
+        f"tensor {name!r}: element {index} must be bytes or str, not {type(value).__name__}"
+    )
 
 
 def binary_values(name: str, datatype: str, data: Array) -> bytes | Array:
-    """The values as a buffer: little-endian, row-major; without a copy where they are so already.
+    """Return the values as a buffer: little-endian, row-major, without a copy if they already are.
 
-    For BF16, uint16 are bit patterns and float32 are rounded to the nearest.
+    For BF16, uint16 values are bit patterns, and float32 values are rounded to the nearest BF16.
     """
     if datatype == "BYTES":
         return _length_prefixed(name, data.ravel().tolist())
@@ -300,7 +317,9 @@ def _length_prefixed(name: str, values: list[object]) -> bytes:
         try:
             element = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError:
-            raise DataError(f"tensor {name!r}: element {i} has a lone surrogate, which is no text") from None
+            raise DataError(
+                f"tensor {name!r}: element {i} has a lone surrogate, which UTF-8 cannot encode"
+            ) from None
         if not isinstance(element, bytes):
             raise _not_bytes(name, i, value)
         parts += (_LENGTH.pack(len(element)), element)
@@ -308,19 +327,19 @@ def _length_prefixed(name: str, values: list[object]) -> bytes:
 
 
 def float32_from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """BF16 bit patterns as the float32 of the same value."""
+    """Return the float32 values of BF16 bit patterns."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def bf16_from_float32(values: Array) -> NDArray[np.uint16]:
-    """The nearest BF16 of each value, ties to even, as bit patterns; NaN stays NaN."""
+    """Return the nearest BF16 of each value as bit patterns, ties to even. NaN stays NaN."""
     wide = np.ascontiguousarray(values, np.float32)
     bits = wide.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # Rounding could carry a NaN's low bits into an infinity; a quiet NaN is set instead.
+    # Rounding could carry a NaN's low bits into an infinity, so NaN becomes a quiet NaN.
     return np.where(np.isnan(wide), (bits >> 16) | 0x40, rounded).astype(np.uint16)
 
 
-def _shown(value: object) -> str:
+def _excerpt(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,7 +1,8 @@
-"""TorchServe's ``POST /predictions/NAME``: one row a request, as JSON or raw bytes.
+"""Codec of TorchServe's ``POST /predictions/NAME``: one row per request, as JSON or raw bytes.
 
-TorchServe has no tensors on this path: a handler takes what it takes and answers what it likes. Here rows become the
-plainest JSON there is, and answers become output arrays where their form allows it (`gather_answers`).
+TorchServe has no tensors on this path: each handler defines its own input and output. A row is
+encoded as the simplest JSON. Responses become output arrays if their form allows it
+(`outputs_from_responses`).
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ from headrace.core.tensor import Array, Tensor, text_array
 from headrace.protocols.oip_json import decode_error
 from headrace.protocols.tensors import DIMENSIONS_MAX, array_from_json, json_values
 
-OUTPUT: Final = "output"
-"""What an answer is called that has no names of its own."""
+DEFAULT_OUTPUT: Final = "output"
+"""Name of the output of a response without names of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,14 @@ class RowBody:
 
 
 def encode_row(inputs: Sequence[Tensor], row: int) -> RowBody:
-    """One row of a request.
+    """Return the body of one row of a request.
 
-    A single BYTES input of one element a row travels as it is: bytes, or text as UTF-8. Any other single input is its
-    row as JSON (a number, or nested lists), several are an object by name. NaN is null; DataError for infinities.
+    A single BYTES input of one element per row is sent unchanged: bytes, or text as UTF-8. Another
+    single input is sent as its row in JSON (a number, or nested lists). Several inputs are an
+    object by name. NaN becomes null.
+
+    Raises:
+        DataError: The row holds infinities or text that UTF-8 cannot encode.
     """
     if len(inputs) == 1 and inputs[0].datatype == "BYTES" and inputs[0].data.ndim == 1:
         value = inputs[0].data[row]
@@ -41,7 +46,9 @@ def encode_row(inputs: Sequence[Tensor], row: int) -> RowBody:
         try:
             return RowBody(str(value).encode(), "text/plain; charset=utf-8")
         except UnicodeEncodeError:
-            raise DataError(f"tensor {inputs[0].name!r}: it has a lone surrogate, which is no text") from None
+            raise DataError(
+                f"tensor {inputs[0].name!r} has a lone surrogate, which UTF-8 cannot encode"
+            ) from None
     return RowBody(_dumps(_row_value(inputs, row)), "application/json")
 
 
@@ -64,11 +71,11 @@ def _dumps(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
-        raise DataError(f"this row cannot be written as JSON: {error}") from error
+        raise DataError(f"the row cannot be written as JSON: {error}") from error
 
 
 def decode_body(body: bytes) -> Any:
-    """What one request or answer holds: a JSON value where it is JSON, else text, else the bytes."""
+    """Return the content of a request or response: the JSON value, else the text, else the bytes."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -80,45 +87,55 @@ def decode_body(body: bytes) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """What the answers of one model look like, decided once: columns by these names, or whole as JSON text."""
+class ResponseLayout:
+    """The form of a model's responses: columns by `names`, or JSON text if `names` is None.
+
+    It is decided once.
+    """
 
     names: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, answers: Sequence[Any]) -> "AnswerForm":
-        """Decide by the first answers: objects with the same keys become columns, other objects JSON text."""
-        if not all(isinstance(a, dict) for a in answers):
-            mixed = any(isinstance(a, dict) for a in answers)
-            return cls(None if mixed else (OUTPUT,))
-        keys = [tuple(cast("dict[str, Any]", a)) for a in answers]
+    def from_responses(cls, responses: Sequence[Any]) -> "ResponseLayout":
+        """Decide by the first responses: objects with equal keys become columns.
+
+        Other objects become JSON text.
+        """
+        if not all(isinstance(a, dict) for a in responses):
+            mixed = any(isinstance(a, dict) for a in responses)
+            return cls(None if mixed else (DEFAULT_OUTPUT,))
+        keys = [tuple(cast("dict[str, Any]", a)) for a in responses]
         same = all(set(k) == set(keys[0]) for k in keys)
         return cls(keys[0] if same and keys[0] else None)
 
 
-def gather_answers(answers: Sequence[Any], form: AnswerForm) -> tuple[Tensor, ...]:
-    """Answers, one a row, as output arrays.
+def outputs_from_responses(responses: Sequence[Any], layout: ResponseLayout) -> tuple[Tensor, ...]:
+    """Return the output arrays of responses, one response per row.
 
-    Numbers are int64 or float64, booleans BOOL, lists of the same shape arrays of it, text BYTES; whatever differs
-    from row to row is JSON text. Raises ModelContractError when objects have not the keys that `form` says, or are
-    nested too deeply.
+    Numbers become int64 or float64, booleans BOOL, text BYTES, and lists of one shape arrays of
+    that shape. Values that differ in kind or shape from row to row become JSON text.
+
+    Raises:
+        ModelContractError: An object has other keys than `layout`, or is nested too deeply.
     """
-    if form.names is None:
-        return (Tensor(OUTPUT, text_array([_json_text(a) for a in answers])),)
-    if form.names == (OUTPUT,) and not any(isinstance(a, dict) and OUTPUT in a for a in answers):
-        return (Tensor(OUTPUT, _column(answers)),)
-    for answer in answers:
-        if not isinstance(answer, dict) or set(cast("dict[str, Any]", answer)) != set(form.names):
+    if layout.names is None:
+        return (Tensor(DEFAULT_OUTPUT, text_array([_json_text(a) for a in responses])),)
+    if layout.names == (DEFAULT_OUTPUT,) and not any(
+        isinstance(a, dict) and DEFAULT_OUTPUT in a for a in responses
+    ):
+        return (Tensor(DEFAULT_OUTPUT, _column(responses)),)
+    for response in responses:
+        if not isinstance(response, dict) or set(cast("dict[str, Any]", response)) != set(layout.names):
             raise ModelContractError(
                 "?",
-                f"an answer is {_json_text(answer)[:200]}, but earlier ones had the keys "
-                f"{', '.join(form.names)}: answers that differ can be had whole, as JSON text",
+                f"a response is {_json_text(response)[:200]}, but earlier responses had the keys "
+                f"{', '.join(layout.names)}: let every response have the same keys",
             )
-    return tuple(Tensor(name, _column([answer[name] for answer in answers])) for name in form.names)
+    return tuple(Tensor(name, _column([response[name] for response in responses])) for name in layout.names)
 
 
 def _column(values: Sequence[Any]) -> Array:
-    """Values of one kind and shape as an array of that; others as JSON text."""
+    """Return values of one kind and shape as an array of these, other values as JSON text."""
     shape, flat = _shape_and_values(values)
     types = set(map(type, flat))
     if shape is not None:
@@ -127,31 +144,37 @@ def _column(values: Sequence[Any]) -> Array:
         if types == {int} and (integers := _integers(flat)) is not None:
             return integers.reshape(shape)
         if types and types <= {int, float, type(None)} and float in types:
-            return array_from_json(OUTPUT, "FP64", shape, flat)
+            return array_from_json(DEFAULT_OUTPUT, "FP64", shape, flat)
         if types in ({str}, {bytes}):
             return text_array(flat).reshape(shape)
     return text_array([v if isinstance(v, str | bytes) else _json_text(v) for v in values])
 
 
-def _json_text(answer: Any) -> str | bytes:
-    """An answer as JSON text; bytes, which are no JSON, as they are."""
-    if isinstance(answer, bytes):
-        return answer
+def _json_text(response: Any) -> str | bytes:
+    """Return a response as JSON text. Bytes are not JSON and stay bytes."""
+    if isinstance(response, bytes):
+        return response
     try:
-        return orjson.dumps(answer).decode()
+        return orjson.dumps(response).decode()
     except TypeError as error:
-        raise ModelContractError("?", f"an answer cannot be written as JSON: {error}") from error
+        raise ModelContractError("?", f"a response cannot be written as JSON: {error}") from error
 
 
 def _integers(values: list[int]) -> Array | None:
-    """Int64, or uint64 where one is too large for that (orjson reads none larger); None where neither has room for all."""
+    """Return an int64 array, or uint64 if a value needs it, or None if neither fits.
+
+    orjson reads no larger integers.
+    """
     if max(values) < 2**63:
         return np.array(values, np.int64)
     return np.array(values, np.uint64) if min(values) >= 0 else None
 
 
 def _shape_and_values(values: Sequence[Any]) -> tuple[tuple[int, ...] | None, list[Any]]:
-    """The common shape of nested lists, and what is in them in order; no shape when they differ."""
+    """Return the common shape of nested lists and their values in order.
+
+    The shape is None if the lists differ.
+    """
     sizes: list[int] = [len(values)]
     flat = list(values)
     while flat and isinstance(flat[0], list):
@@ -167,14 +190,17 @@ def _shape_and_values(values: Sequence[Any]) -> tuple[tuple[int, ...] | None, li
 
 @dataclass(frozen=True, slots=True)
 class ErrorBody:
-    """TorchServe's error document: ``{"code", "type", "message"}``; `type` is a Java exception's name."""
+    """TorchServe's error document: ``{"code", "type", "message"}``.
+
+    `type` is the name of a Java exception.
+    """
 
     type: str
     message: str
 
 
 def decode_error_body(body: bytes) -> ErrorBody:
-    """An error's type and message; other forms are taken as text."""
+    """Return the type and message of an error. Another form of body is read as text."""
     found = decode_body(body)
     if isinstance(found, dict):
         document = cast("dict[str, Any]", found)
@@ -183,5 +209,5 @@ def decode_error_body(body: bytes) -> ErrorBody:
 
 
 def encode_error_body(code: int, type: str, message: str) -> bytes:
-    """An error's body."""
+    """Return the body of an error."""
     return orjson.dumps({"code": code, "type": type, "message": message}, option=orjson.OPT_INDENT_2) + b"\n"

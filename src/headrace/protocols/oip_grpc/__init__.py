@@ -1,6 +1,13 @@
-"""The Open Inference Protocol over gRPC: protobuf messages to requests, and responses to protobuf; pure.
+"""The Open Inference Protocol over gRPC: protobuf messages to requests, and responses to protobuf.
 
-`schema` says which messages and services there are, `messages` makes classes of them (and is the door to protobuf),
-`requests` and `responses` translate inference, `repository` all that is said about models, `health` and `reflection`
-the two services that every gRPC server has. Services themselves are in `headrace.server.grpc_service`.
+Pure.
+
+- `schema`: the tables of messages and services.
+- `messages`: message classes made of these tables; the only module that imports protobuf.
+- `requests`, `responses`: inference messages of a server.
+- `repository`: messages about the server and its models.
+- `health`, `reflection`: the two services of every gRPC server.
+- `client`: the messages of a client.
+
+The services themselves are in `headrace.server.grpc_service`.
 """

@@ -1,6 +1,9 @@
-"""The other way round: what a client of the Open Inference Protocol over gRPC sends, and what it makes of the answers; pure.
+"""Client side of the Open Inference Protocol over gRPC: encoded requests and decoded responses.
 
-Tensors go as raw contents; answers are taken raw or typed. Every malformed answer is a `DataError`.
+Pure.
+
+Requests carry tensors as raw contents. Responses may be raw or typed. Every malformed response is a
+`DataError`.
 """
 
 from collections.abc import Mapping
@@ -14,8 +17,8 @@ from headrace.core.statistics import (
     ModelStatistics,
 )
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, TensorSpec, datatype_of
-from headrace.protocols.oip_grpc.messages import message_class, parsed
-from headrace.protocols.oip_grpc.requests import parameters_of, tensors_of
+from headrace.protocols.oip_grpc.messages import message_class, parse_message
+from headrace.protocols.oip_grpc.requests import decode_parameters, decode_tensors
 from headrace.protocols.oip_grpc.responses import set_parameters
 from headrace.protocols.tensors import binary_values
 
@@ -31,18 +34,18 @@ _STATISTICS_REQUEST: Any = message_class("ModelStatisticsRequest")
 _STATISTICS: Any = message_class("ModelStatisticsResponse")
 
 ERROR_KIND: Final = "headrace-error-kind"
-"""Trailing metadata by which headrace says which error of a sequence it is."""
+"""Trailing metadata with headrace's kind of a sequence error."""
 STREAM_DIALECT: Final = ("headrace-stream-dialect", "mlserver")
-"""Call metadata that asks for streams of plain responses, which is what `decode_response` reads."""
+"""Call metadata that selects streams of plain responses, the form that `decode_response` reads."""
 
 
 def encode_request(
     model: str, version: str, request: InferRequest, *, datatypes: Mapping[str, str] | None = None
 ) -> bytes:
-    """A ModelInferRequest. Its deadline and priority do not travel.
+    """Return the bytes of a ModelInferRequest, without the request's deadline and priority.
 
-    `datatypes` is what the model declares, by input name; needed for BF16 only, which numpy cannot tell. Raises DataError for
-    values that cannot travel.
+    `datatypes` holds the datatypes that the model declares, by input name. Only BF16 needs it:
+    numpy has no such type. Raises DataError for a value that the protocol cannot carry.
     """
     message = _REQUEST(model_name=model, model_version=version, id=request.id)
     set_parameters(message.parameters, request.parameters)
@@ -59,26 +62,26 @@ def encode_request(
 
 
 def decode_response(data: bytes) -> InferResponse:
-    """A response from a ModelInferResponse; BF16 comes as float32, BYTES as bytes."""
-    message = parsed(_RESPONSE, data)
-    outputs = tensors_of(message.outputs, message.raw_output_contents) if message.outputs else ()
+    """Return the response of a ModelInferResponse. BF16 becomes float32, BYTES elements are bytes."""
+    message = parse_message(_RESPONSE, data)
+    outputs = decode_tensors(message.outputs, message.raw_output_contents) if message.outputs else ()
     return InferResponse(
         outputs,
         message.model_name,
         message.model_version or None,
         message.id,
-        parameters_of(message.parameters),
+        decode_parameters(message.parameters),
     )
 
 
 def encode_metadata_request(model: str, version: str) -> bytes:
-    """A ModelMetadataRequest."""
+    """Return the bytes of a ModelMetadataRequest."""
     return _METADATA_REQUEST(name=model, version=version).SerializeToString()
 
 
 def decode_metadata(data: bytes) -> ModelMetadata:
-    """A model's metadata: name, last version, platform, and what is said of its inputs and outputs."""
-    message = parsed(_METADATA, data)
+    """Return a model's metadata: name, last version, platform, and specs of its inputs and outputs."""
+    message = parse_message(_METADATA, data)
     versions = list(message.versions)
     return ModelMetadata(
         message.name,
@@ -94,13 +97,13 @@ def _spec(tensor: Any) -> TensorSpec:
 
 
 def encode_index_request() -> bytes:
-    """A RepositoryIndexRequest for every model."""
+    """Return the bytes of a RepositoryIndexRequest for all models."""
     return _INDEX_REQUEST().SerializeToString()
 
 
 def decode_index(data: bytes) -> tuple[ModelIndexEntry, ...]:
-    """The index of a model repository; a state of another server's own is UNKNOWN."""
-    message = parsed(_INDEX, data)
+    """Return the index of a model repository. A state that headrace does not know becomes UNKNOWN."""
+    message = parse_message(_INDEX, data)
     return tuple(ModelIndexEntry(m.name, m.version, _state(m.state), m.reason) for m in message.models)
 
 
@@ -109,23 +112,23 @@ def _state(state: str) -> ModelState:
 
 
 def encode_load_request(model: str) -> bytes:
-    """A RepositoryModelLoadRequest."""
+    """Return the bytes of a RepositoryModelLoadRequest."""
     return _LOAD_REQUEST(model_name=model).SerializeToString()
 
 
 def encode_unload_request(model: str) -> bytes:
-    """A RepositoryModelUnloadRequest."""
+    """Return the bytes of a RepositoryModelUnloadRequest."""
     return _UNLOAD_REQUEST(model_name=model).SerializeToString()
 
 
 def encode_statistics_request(model: str) -> bytes:
-    """A ModelStatisticsRequest, for all models where none is named."""
+    """Return the bytes of a ModelStatisticsRequest. An empty name means all models."""
     return _STATISTICS_REQUEST(name=model).SerializeToString()
 
 
 def decode_statistics(data: bytes) -> tuple[ModelStatistics, ...]:
-    """What a ModelStatisticsResponse says; what is not in it is zero."""
-    return tuple(_statistics(entry) for entry in parsed(_STATISTICS, data).model_stats)
+    """Return the statistics of a ModelStatisticsResponse. Missing fields are zero."""
+    return tuple(_statistics(entry) for entry in parse_message(_STATISTICS, data).model_stats)
 
 
 def _statistics(entry: Any) -> ModelStatistics:

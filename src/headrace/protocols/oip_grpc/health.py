@@ -1,4 +1,4 @@
-"""The messages of `grpc.health.v1.Health`."""
+"""Messages of `grpc.health.v1.Health`."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,12 +16,12 @@ _LIST: Any = message_class("HealthListResponse", package=HEALTH.package)
 
 
 def encode_health(status: int) -> bytes:
-    """A HealthCheckResponse."""
+    """Return the bytes of a HealthCheckResponse."""
     return _RESPONSE(status=status).SerializeToString()
 
 
 def encode_health_list(statuses: Mapping[str, int]) -> bytes:
-    """A HealthListResponse, by service name."""
+    """Return the bytes of a HealthListResponse for statuses by service name."""
     message = _LIST()
     for name, status in statuses.items():
         message.statuses[name].status = status

@@ -1,8 +1,10 @@
-"""Message classes, from a descriptor pool of our own. The one door to protobuf (extra `grpc`).
+"""Message classes from a private descriptor pool.
 
-protobuf's default pool belongs to the whole process, and mlserver, tritonclient and kserve each put a package
-`inference` into it: whoever comes second fails. Nothing of ours goes there, so that any of them may be imported
-beside headrace.
+The only module that imports protobuf (extra `grpc`).
+
+protobuf's default pool belongs to the whole process. mlserver, tritonclient and kserve each add a
+package `inference` to it, and the second one fails. headrace adds nothing there, so any of them can
+be imported beside it.
 """
 
 from collections.abc import Iterable
@@ -16,7 +18,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("grpc", "the Open Inference Protocol over gRPC") from error
 
-# Untyped: what the pool makes is Any, said once.
+# The classes of the pool have no static types.
 _pb: Any = descriptor_pb2
 _factory: Any = message_factory
 _DecodeError: type[Exception] = message.DecodeError
@@ -29,35 +31,37 @@ _SCALARS: Final = {
 
 
 def file_descriptor(file: ProtoFile) -> Any:
-    """A FileDescriptorProto of one table."""
-    made = _pb.FileDescriptorProto(name=file.name, package=file.package, syntax="proto3")
-    placed: dict[str, Any] = {}
+    """Return the FileDescriptorProto of a table."""
+    descriptor_proto = _pb.FileDescriptorProto(name=file.name, package=file.package, syntax="proto3")
+    descriptors: dict[str, Any] = {}
 
-    def owner(name: str) -> tuple[Any, str]:
+    def split_name(name: str) -> tuple[Any, str]:
         parent, _, short = name.rpartition(".")
-        return placed.get(parent), short
+        return descriptors.get(parent), short
 
     for name, fields in file.messages.items():
-        parent, short = owner(name)
-        placed[name] = (made.message_type if parent is None else parent.nested_type).add(name=short)
-        _add_fields(placed[name], fields, file, f"{file.package}.{name}")
+        parent, short = split_name(name)
+        descriptors[name] = (descriptor_proto.message_type if parent is None else parent.nested_type).add(
+            name=short
+        )
+        _add_fields(descriptors[name], fields, file, f"{file.package}.{name}")
     for name, values in file.enums.items():
-        parent, short = owner(name)
-        enum = (made if parent is None else parent).enum_type.add(name=short)
+        parent, short = split_name(name)
+        enum = (descriptor_proto if parent is None else parent).enum_type.add(name=short)
         for number, value in enumerate(values):
             enum.value.add(name=value, number=number)
     for name, rpcs in file.services.items():
-        service = made.service.add(name=name)
+        service = descriptor_proto.service.add(name=name)
         for rpc in rpcs:
             service.method.add(
                 name=rpc.name,
                 input_type=f".{file.package}.{rpc.request}",
                 output_type=f".{file.package}.{rpc.response}",
                 server_streaming=rpc.streams,
-                # The one stream that only the server sends is a health watch.
+                # Only the stream of a health watch has no client side.
                 client_streaming=rpc.streams and rpc.name != "Watch",
             )
-    return made
+    return descriptor_proto
 
 
 def _add_fields(descriptor: Any, fields: Iterable[str], file: ProtoFile, full_name: str) -> None:
@@ -104,14 +108,14 @@ for _file in FILES:
 
 
 def message_class(name: str, *, package: str = INFERENCE.package) -> Any:
-    """The class of a message of `schema`; KeyError for one that is not there."""
+    """Return the class of a message in `schema`. Raises KeyError for a message that is not in it."""
     return _factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{package}.{name}"))
 
 
-def parsed(message_type: Any, data: bytes) -> Any:
-    """A message from its bytes; DataError unless they are one."""
+def parse_message(message_type: Any, data: bytes) -> Any:
+    """Return the message that the bytes encode. Raises DataError for other bytes."""
     try:
         return message_type.FromString(data)
     except _DecodeError as error:
         name = message_type.DESCRIPTOR.name
-        raise DataError(f"these {len(data)} bytes are no {name} message: {error}") from None
+        raise DataError(f"the {len(data)} bytes are not a {name} message: {error}") from None

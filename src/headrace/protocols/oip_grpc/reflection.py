@@ -1,10 +1,10 @@
-"""Server reflection: what services there are, and the descriptors of their messages."""
+"""Server reflection: the list of services, and the descriptors of their messages."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from headrace.core.errors import DataError
-from headrace.protocols.oip_grpc.messages import file_descriptor, message_class, parsed
+from headrace.protocols.oip_grpc.messages import file_descriptor, message_class, parse_message
 from headrace.protocols.oip_grpc.schema import FILES, INFERENCE
 
 _NOT_FOUND: Final = 5
@@ -13,11 +13,11 @@ _STREAM_RPC: Final = "ModelStreamInfer"
 
 
 class Reflection:
-    """Answers the requests of one version of `grpc.reflection`.
+    """A responder to the requests of one version of `grpc.reflection`.
 
     Args:
         package: ``grpc.reflection.v1`` or ``grpc.reflection.v1alpha``; their messages are the same.
-        wrapped_streams: Whether streams are answered in Triton's form, so that the descriptors say so.
+        wrapped_streams: Describe streams of responses in Triton's form.
     """
 
     def __init__(self, package: str, *, wrapped_streams: bool = False) -> None:
@@ -33,22 +33,25 @@ class Reflection:
             self._files[file.name] = descriptor.SerializeToString()
             self._file_of |= dict.fromkeys(_symbols(descriptor), file.name)
 
-    def answer(self, data: bytes) -> bytes:
-        """A ServerReflectionResponse to a ServerReflectionRequest; DataError where that is none, or is empty."""
-        request = parsed(self._request, data)
+    def respond(self, data: bytes) -> bytes:
+        """Return the ServerReflectionResponse to a ServerReflectionRequest.
+
+        Raises DataError for malformed or empty ones.
+        """
+        request = parse_message(self._request, data)
         response = self._response(valid_host=request.host, original_request=request)
-        asked = request.WhichOneof("message_request")
-        if asked == "list_services":
+        kind = request.WhichOneof("message_request")
+        if kind == "list_services":
             for name in sorted(self._services):
                 response.list_services_response.service.add(name=name)
-        elif asked == "file_by_filename":
+        elif kind == "file_by_filename":
             self._set_file(response, request.file_by_filename)
-        elif asked == "file_containing_symbol":
+        elif kind == "file_containing_symbol":
             self._set_file(response, self._file_of.get(request.file_containing_symbol, ""))
-        elif asked in ("file_containing_extension", "all_extension_numbers_of_type"):
+        elif kind in ("file_containing_extension", "all_extension_numbers_of_type"):
             _set_error(response, _UNIMPLEMENTED, "proto3 messages have no extensions")
         else:
-            raise DataError("the reflection request asks for nothing")
+            raise DataError("the reflection request is empty")
         return response.SerializeToString()
 
     def _set_file(self, response: Any, name: str) -> None:
@@ -69,7 +72,7 @@ def _wrap_streams(descriptor: Any) -> None:
 
 
 def _symbols(file: Any) -> Iterable[str]:
-    """Full names of all messages, nested ones too, enums, services and methods."""
+    """Yield the full names of all messages, nested ones too, enums, services and methods."""
     messages = {f"{file.package}.{message.name}": message for message in file.message_type}
     yield from (f"{file.package}.{enum.name}" for enum in file.enum_type)
     yield from _nested(messages)

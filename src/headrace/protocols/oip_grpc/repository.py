@@ -1,4 +1,4 @@
-"""What is said about the server and its models: metadata, configuration, statistics, the index, load and unload."""
+"""Messages about the server and its models: metadata, statistics, index, load and unload."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from headrace.core.errors import DataError
 from headrace.core.statistics import Duration, ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols.oip_grpc.messages import message_class
-from headrace.protocols.oip_grpc.requests import parameters_of
+from headrace.protocols.oip_grpc.requests import decode_parameters
 from headrace.protocols.oip_repository import model_config
 
 _SERVER_METADATA: Any = message_class("ServerMetadataResponse")
@@ -17,12 +17,15 @@ _STATISTICS: Any = message_class("ModelStatisticsResponse")
 
 
 def encode_server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes:
-    """A ServerMetadataResponse."""
+    """Return the bytes of a ServerMetadataResponse."""
     return _SERVER_METADATA(name=name, version=version, extensions=extensions).SerializeToString()
 
 
 def encode_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
-    """A ModelMetadataResponse; a tensor whose shape is not known is said to have one size that may vary."""
+    """Return the bytes of a ModelMetadataResponse.
+
+    A tensor of unknown shape has one variable dimension.
+    """
     message = _MODEL_METADATA(name=metadata.name, versions=versions, platform=metadata.platform)
     for target, specs in ((message.inputs, metadata.inputs), (message.outputs, metadata.outputs)):
         for spec in specs:
@@ -31,7 +34,7 @@ def encode_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
 
 
 def encode_config(metadata: ModelMetadata) -> bytes:
-    """A ModelConfigResponse with what `model_config` says."""
+    """Return the bytes of a ModelConfigResponse with the configuration that `model_config` returns."""
     return _MODEL_CONFIG(config=model_config(metadata)).SerializeToString()
 
 
@@ -40,7 +43,10 @@ def _shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def encode_statistics(statistics: Iterable[ModelStatistics]) -> bytes:
-    """A ModelStatisticsResponse. Inferences are rows and executions calls, as Triton counts them."""
+    """Return the bytes of a ModelStatisticsResponse.
+
+    Inferences are rows and executions are calls, as in Triton.
+    """
     message = _STATISTICS()
     for model in statistics:
         entry = message.model_stats.add(
@@ -63,7 +69,7 @@ def _set_duration(target: Any, duration: Duration) -> None:
 
 
 def encode_index(entries: Iterable[ModelIndexEntry], package: str) -> bytes:
-    """The RepositoryIndexResponse of one of the packages that have one."""
+    """Return the bytes of the RepositoryIndexResponse of `package`."""
     message = message_class("RepositoryIndexResponse", package=package)()
     for entry in entries:
         message.models.add(
@@ -72,8 +78,12 @@ def encode_index(entries: Iterable[ModelIndexEntry], package: str) -> bytes:
     return message.SerializeToString()
 
 
-def named_model(message: Any) -> str:
-    """The model that a load or unload request names: in field 2, or, as KServe has it, in field 1; else DataError."""
+def requested_model(message: Any) -> str:
+    """Return the model named by a load or unload request: field 2, or field 1 as in KServe.
+
+    Raises:
+        DataError: The request names no model.
+    """
     name: str = message.model_name or message.repository_name
     if not name:
         raise DataError("a load or unload request needs the model's name")
@@ -81,5 +91,5 @@ def named_model(message: Any) -> str:
 
 
 def load_parameters(message: Any) -> Mapping[str, Any]:
-    """The parameters of a load request."""
-    return parameters_of(message.parameters)
+    """Return the parameters of a load request."""
+    return decode_parameters(message.parameters)

@@ -1,7 +1,8 @@
-"""ModelInferRequest messages to requests: typed contents and raw contents, checked before anything is made of them.
+"""ModelInferRequest messages to requests, with typed or raw contents.
 
-Arrives: the bytes of a message. Leaves: a request, and what else the message says. Every malformed message is a
-`DataError` that names the tensor and what is wrong.
+Input: the bytes of a message. Output: a request, its model and options. Messages are checked before
+any array is made of them. Every malformed message is a `DataError` that names the tensor and the
+defect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from headrace.core.errors import DataError, UnsupportedError
-from headrace.core.sequence import is_bare_end
+from headrace.core.sequence import may_omit_inputs
 from headrace.core.tensor import (
     DEFAULT_PRIORITY,
     Array,
@@ -21,20 +22,20 @@ from headrace.core.tensor import (
     little_endian,
     text_array,
 )
-from headrace.protocols.oip_grpc.messages import message_class, parsed
+from headrace.protocols.oip_grpc.messages import message_class, parse_message
 from headrace.protocols.tensors import (
     DIMENSIONS_MAX,
     array_from_binary,
-    checked_datatype,
-    checked_shape,
+    validate_datatype,
+    validate_shape,
 )
 
 TENSORS_MAX: Final = 1024
-"""Inputs of one message, and requested outputs."""
+"""Limit of a message's inputs, and of its requested outputs."""
 PARAMETERS_MAX: Final = 1024
-"""Parameters of one message."""
+"""Limit of a message's parameters."""
 NAME_CHARS_MAX: Final = 4096
-"""Of a name, a version or an id."""
+"""Limit of the characters of a name, a version or an id."""
 
 _REQUEST: Any = message_class("ModelInferRequest")
 _CONTENTS: Final = {
@@ -51,7 +52,7 @@ _CONTENTS: Final = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-# What raw bytes can be seen as without a look at the values.
+# Datatypes whose raw bytes numpy can view without a look at the values.
 _RAW: Final = {
     name: little_endian(dtype_of(name)) for name in (*_CONTENTS, "FP16") if name not in ("BOOL", "BYTES")
 }
@@ -60,53 +61,64 @@ _SHARED_MEMORY: Final = "shared_memory_region"
 _CLASSIFICATION: Final = "classification"
 
 
-class WireRequest(NamedTuple):
-    """A request as it came, for which model, and whether its tensors came raw: then so do those of the answer."""
+class GrpcWireRequest(NamedTuple):
+    """A decoded request and the model it is for.
+
+    `raw` is True if its tensors were raw. Those of its response are raw too then.
+    """
 
     model: str
     version: str
     request: InferRequest
     raw: bool
     empty_final: bool = False
-    """Whether, after the last answer of a stream, one without tensors is to say so (a wish of Triton's clients)."""
+    """Send a response without tensors after the last one of a stream (a parameter of Triton's clients)."""
 
 
-def decode_request(data: bytes, *, now: float, deadline: float | None = None) -> WireRequest:
-    """A request from the bytes of a ModelInferRequest.
+def decode_request(data: bytes, *, now: float, deadline: float | None = None) -> GrpcWireRequest:
+    """Return the request of a ModelInferRequest.
 
-    The parameters `priority` and `timeout` (microseconds from `now`; both 0 where there is none) become the request's
-    priority and deadline, and are taken out of its parameters. BF16 comes as float32, BYTES as bytes. Arrays of raw
-    contents are read-only.
+    The parameters `priority` and `timeout` (microseconds from `now`, 0 if absent) become the
+    request's priority and deadline, and leave its parameters. BF16 becomes float32, BYTES elements
+    are bytes. Arrays of raw contents are read-only.
 
     Args:
         data: The message.
-        now: The clock's monotonic seconds.
-        deadline: What is known of it already, on the same clock; the earlier one counts.
+        now: The current time of the monotonic clock, in seconds.
+        deadline: A deadline known from elsewhere, on the same clock. The earlier one counts.
 
     Raises:
         DataError: The message is malformed.
-        UnsupportedError: It asks for shared memory or classification, which are not offered.
+        UnsupportedError: The message requests shared memory or classification, which headrace does
+            not offer.
     """
-    head = _HEADS.get((len(data), data[:_KEY_BYTES]))
-    if head is not None and data.startswith(head.sent):
-        return head.request(data[len(head.sent) :], deadline)
-    message = parsed(_REQUEST, data)
-    if (plain := _plain(message)) is not None:
+    prefix = _PREFIXES.get((len(data), data[:_KEY_BYTES]))
+    if prefix is not None and data.startswith(prefix.prefix_bytes):
+        return prefix.request(data[len(prefix.prefix_bytes) :], deadline)
+    message = parse_message(_REQUEST, data)
+    if (single := _single_raw_tensor(message)) is not None:
         raw_data = message.raw_input_contents[0]
-        _remember(plain, data, raw_data)
-        return plain.request(raw_data, deadline)
+        _remember_prefix(single, data, raw_data)
+        return single.request(raw_data, deadline)
     raw = message.raw_input_contents
-    if message.inputs or raw or not message.parameters or not is_bare_end(parameters_of(message.parameters)):
-        inputs = tensors_of(message.inputs, raw)
+    if (
+        message.inputs
+        or raw
+        or not message.parameters
+        or not may_omit_inputs(decode_parameters(message.parameters))
+    ):
+        inputs = decode_tensors(message.inputs, raw)
     else:
         inputs = ()
     model, version, id = message.model_name, message.model_version, message.id
     if len(model) > NAME_CHARS_MAX or len(version) > NAME_CHARS_MAX or len(id) > NAME_CHARS_MAX:
-        raise DataError(f"model_name, model_version and id may have {NAME_CHARS_MAX} characters, not more")
+        raise DataError(
+            f"model_name, model_version or id is too long; the limit is {NAME_CHARS_MAX} characters"
+        )
     outputs = _requested_outputs(message.outputs) if message.outputs else ()
     if not message.parameters:
-        return WireRequest(model, version, InferRequest(inputs, id, outputs, {}, deadline), bool(raw))
-    parameters = parameters_of(message.parameters)
+        return GrpcWireRequest(model, version, InferRequest(inputs, id, outputs, {}, deadline), bool(raw))
+    parameters = decode_parameters(message.parameters)
     priority = _count(parameters, "priority") or DEFAULT_PRIORITY
     timeout_us = _count(parameters, "timeout")
     if timeout_us:
@@ -114,11 +126,14 @@ def decode_request(data: bytes, *, now: float, deadline: float | None = None) ->
         deadline = expires if deadline is None else min(deadline, expires)
     empty_final = parameters.pop(EMPTY_FINAL_RESPONSE, False) is True
     request = InferRequest(inputs, id, outputs, parameters, deadline, priority)
-    return WireRequest(model, version, request, bool(raw), empty_final)
+    return GrpcWireRequest(model, version, request, bool(raw), empty_final)
 
 
-class _Head(NamedTuple):
-    """What a message says besides the values of its one raw tensor, and the bytes that say so."""
+class _MessagePrefix(NamedTuple):
+    """The parts of a message besides the values of its one raw tensor.
+
+    `prefix_bytes` are the bytes that encode these parts.
+    """
 
     model: str
     version: str
@@ -126,46 +141,48 @@ class _Head(NamedTuple):
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    sent: bytes = b""
+    prefix_bytes: bytes = b""
 
-    def request(self, data: bytes, deadline: float | None) -> WireRequest:
-        """The request that has these values."""
+    def request(self, data: bytes, deadline: float | None) -> GrpcWireRequest:
+        """Return the request with these values."""
         array = np.frombuffer(data, self.dtype).reshape(self.shape)
         inputs = (Tensor(self.name, array),)
-        return WireRequest(
+        return GrpcWireRequest(
             self.model, self.version, InferRequest(inputs, self.id, (), {}, deadline), raw=True
         )
 
 
-# By the length of their messages, and how these begin, which is with the model's name. Most clients send the same head again and
-# again, and nothing but other values behind it: to compare it takes a fraction of reading it.
-_HEADS: Final[dict[tuple[int, bytes], _Head]] = {}
+# Known prefixes, by message length and first bytes (the model's name). Most clients send the same
+# prefix again, with other values behind it. Comparing a prefix takes a fraction of the time of
+# parsing it.
+_PREFIXES: Final[dict[tuple[int, bytes], _MessagePrefix]] = {}
 _KEY_BYTES: Final = 48
-_HEADS_MAX: Final = 256
-_HEAD_BYTES_MAX: Final = 1024
+_PREFIXES_MAX: Final = 256
+_PREFIX_BYTES_MAX: Final = 1024
 
 
-def _remember(head: _Head, data: bytes, raw: bytes) -> None:
-    # Ids are never the same again.
-    if head.id or len(data) - len(raw) > _HEAD_BYTES_MAX:
+def _remember_prefix(prefix: _MessagePrefix, data: bytes, raw: bytes) -> None:
+    # Request ids do not repeat.
+    if prefix.id or len(data) - len(raw) > _PREFIX_BYTES_MAX:
         return
-    sent = data[: -len(raw)]
-    # Whether what stands behind the head is the values, and nothing else, is tried with others.
+    prefix_bytes = data[: -len(raw)]
+    # Parse the prefix with other values to prove that only the values follow it.
     other = bytes(byte ^ 255 for byte in raw[:1]) + raw[1:]
     try:
-        message = parsed(_REQUEST, sent + other)
+        message = parse_message(_REQUEST, prefix_bytes + other)
     except DataError:
         return
-    if message.raw_input_contents[:] == [other] and _plain(message) == head:
-        if len(_HEADS) >= _HEADS_MAX:
-            _HEADS.clear()
-        _HEADS[len(data), data[:_KEY_BYTES]] = head._replace(sent=sent)
+    if message.raw_input_contents[:] == [other] and _single_raw_tensor(message) == prefix:
+        if len(_PREFIXES) >= _PREFIXES_MAX:
+            _PREFIXES.clear()
+        _PREFIXES[len(data), data[:_KEY_BYTES]] = prefix._replace(prefix_bytes=prefix_bytes)
 
 
-def _plain(message: Any) -> _Head | None:
-    """What nearly every message is: one raw tensor, and nothing else said.
+def _single_raw_tensor(message: Any) -> _MessagePrefix | None:
+    """Return the prefix of a message with one raw tensor and nothing else, the most common form.
 
-    None for another message, and for any that is not plainly right: the long way says what is wrong with it.
+    Return None for other messages and for malformed ones. The general path reports what is wrong
+    with those.
     """
     inputs, raw = message.inputs, message.raw_input_contents
     if len(inputs) != 1 or len(raw) != 1 or message.parameters or message.outputs:
@@ -178,13 +195,16 @@ def _plain(message: Any) -> _Head | None:
     model, version, id = message.model_name, message.model_version, message.id
     if max(len(name), len(model), len(version), len(id)) > NAME_CHARS_MAX:
         return None
-    return _Head(model, version, id, name, dtype, tuple(shape))
+    return _MessagePrefix(model, version, id, name, dtype, tuple(shape))
 
 
-def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as bool, int, str, float or bytes by name; one without a value is left out."""
+def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as bool, int, str, float or bytes by name.
+
+    A parameter without a value is left out.
+    """
     if len(parameters) > PARAMETERS_MAX:
-        raise DataError(f"{len(parameters)} parameters; at most {PARAMETERS_MAX} are taken")
+        raise DataError(f"the message has {len(parameters)} parameters; the limit is {PARAMETERS_MAX}")
     found: dict[str, Any] = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -194,7 +214,7 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count(parameters: dict[str, Any], name: str) -> int:
-    """A parameter that is a whole number, taken out; 0 where there is none."""
+    """Remove a parameter and return its whole number, 0 if absent."""
     value: object = parameters.pop(name, 0)
     if type(value) is not int or value < 0:
         raise DataError(f"parameter {name!r} must be a whole number of at least 0, not {value!r:.40}")
@@ -204,25 +224,26 @@ def _count(parameters: dict[str, Any], name: str) -> int:
 def _requested_outputs(outputs: Sequence[Any]) -> tuple[str, ...]:
     names = tuple(_name(output, "a requested output") for output in _bounded(outputs, "outputs"))
     if len(set(names)) < len(names):
-        raise DataError("an output is asked for twice")
+        raise DataError("an output is requested twice")
     if any(_CLASSIFICATION in output.parameters for output in outputs):
-        raise UnsupportedError("classification of outputs is not offered: ask for the scores and sort them")
+        raise UnsupportedError("classification of outputs is not offered: request the scores and sort them")
     if any(_SHARED_MEMORY in output.parameters for output in outputs):
         raise _no_shared_memory()
     return names
 
 
-def tensors_of(tensors: Sequence[Any], raw: Sequence[bytes]) -> tuple[Tensor, ...]:
-    """The tensors of a message, whose values are raw contents where it has any; else typed ones. Raises DataError."""
+def decode_tensors(tensors: Sequence[Any], raw: Sequence[bytes]) -> tuple[Tensor, ...]:
+    """Return the tensors of a message: raw contents if it has any, else typed contents."""
     return _raw_inputs(tensors, raw) if raw else _typed_inputs(tensors)
 
 
 def _raw_inputs(inputs: Sequence[Any], raw: Sequence[bytes]) -> tuple[Tensor, ...]:
     if len(inputs) != len(raw):
         raise DataError(
-            f"{len(inputs)} inputs, but {len(raw)} raw_input_contents: when any input is raw, all must be, in order"
+            f"{len(inputs)} inputs, but {len(raw)} raw_input_contents: "
+            "if one input is raw, send all raw, in order"
         )
-    # Slices make plain lists, over which a loop takes half the time.
+    # A slice makes a plain list, and a loop over a plain list takes half the time.
     pairs = zip(_bounded(inputs, "inputs")[:], raw[:], strict=True)
     return _distinct([_raw_input(tensor, data) for tensor, data in pairs])
 
@@ -233,11 +254,14 @@ def _raw_input(tensor: Any, data: bytes) -> Tensor:
         raise DataError(f"tensor {name!r} has contents, but the request has raw_input_contents: use one")
     array = _raw_array(name, tensor.datatype, tensor.shape[:], data)
     parameters = tensor.parameters
-    return Tensor(name, array, parameters_of(parameters)) if parameters else Tensor(name, array)
+    return Tensor(name, array, decode_parameters(parameters)) if parameters else Tensor(name, array)
 
 
 def _raw_dtype(datatype: str, shape: list[int], data: bytes) -> np.dtype[Any] | None:
-    """What raw bytes can be seen as, where they are as many as positive sizes say: then nothing is left to be checked."""
+    """Return the dtype with which numpy can view the raw bytes, or None if the values need a check.
+
+    The number of bytes must match positive sizes.
+    """
     dtype = _RAW.get(datatype)
     if dtype is None or not 0 < len(shape) <= DIMENSIONS_MAX or min(shape) <= 0:
         return None
@@ -248,9 +272,9 @@ def _raw_array(name: str, datatype: str, shape: list[int], data: bytes) -> Array
     dtype = _raw_dtype(datatype, shape, data)
     if dtype is not None:
         return np.frombuffer(data, dtype).reshape(shape)
-    checked = checked_shape(name, shape)
+    checked = validate_shape(name, shape)
     return array_from_binary(
-        name, checked_datatype(name, datatype), checked, memoryview(data), bf16="float32"
+        name, validate_datatype(name, datatype), checked, memoryview(data), bf16="float32"
     )
 
 
@@ -262,27 +286,28 @@ def _typed_inputs(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
         name = _name(tensor, "an input")
         if _SHARED_MEMORY in tensor.parameters:
             raise _no_shared_memory()
-        shape = checked_shape(name, tensor.shape[:])
+        shape = validate_shape(name, tensor.shape[:])
         array = _typed_array(name, tensor.datatype, shape, tensor.contents)
-        made.append(Tensor(name, array, parameters_of(tensor.parameters)))
+        made.append(Tensor(name, array, decode_parameters(tensor.parameters)))
     return _distinct(made)
 
 
 def _typed_array(name: str, datatype: str, shape: tuple[int, ...], contents: Any) -> Array:
     field = _CONTENTS.get(datatype)
     if field is None:
-        checked_datatype(name, datatype)
-        raise DataError(f"tensor {name!r}: {datatype} travels only in raw_input_contents")
+        validate_datatype(name, datatype)
+        raise DataError(f"tensor {name!r}: {datatype} has no typed contents: send raw_input_contents")
     values = getattr(contents, field)
     present = contents.ListFields()
     if len(values) != prod(shape) or len(present) > 1:
         found = " and ".join(f"{len(v)} {f.name}" for f, v in present) or "no contents"
         raise DataError(
-            f"tensor {name!r}: {datatype} of shape {list(shape)} takes {prod(shape)} {field}, but it has {found}"
+            f"tensor {name!r}: {datatype} of shape {list(shape)} takes {prod(shape)} {field}, "
+            f"but it has {found}"
         )
     if datatype == "BYTES":
         return text_array(values).reshape(shape)
-    return _fitted(name, datatype, np.array(values, _WIDE[field])).reshape(shape)
+    return _narrowed(name, datatype, np.array(values, _WIDE[field])).reshape(shape)
 
 
 _WIDE: Final = {
@@ -296,8 +321,8 @@ _WIDE: Final = {
 }
 
 
-def _fitted(name: str, datatype: str, wide: Array) -> Array:
-    """The values in the datatype's own width."""
+def _narrowed(name: str, datatype: str, wide: Array) -> Array:
+    """Return the values in the datatype's own width."""
     dtype = dtype_of(datatype)
     if wide.dtype == dtype:
         return wide
@@ -309,7 +334,7 @@ def _fitted(name: str, datatype: str, wide: Array) -> Array:
 
 def _bounded(tensors: Sequence[Any], what: str) -> Sequence[Any]:
     if len(tensors) > TENSORS_MAX:
-        raise DataError(f"{len(tensors)} tensors in {what!r}; at most {TENSORS_MAX} are taken")
+        raise DataError(f"{what!r} has {len(tensors)} tensors; the limit is {TENSORS_MAX}")
     return tensors
 
 
@@ -318,7 +343,7 @@ def _name(tensor: Any, what: str) -> str:
     if not name:
         raise DataError(f"{what} has no name")
     if len(name) > NAME_CHARS_MAX:
-        raise DataError(f"the name of {what} has {len(name)} characters; at most {NAME_CHARS_MAX} are taken")
+        raise DataError(f"the name of {what} has {len(name)} characters; the limit is {NAME_CHARS_MAX}")
     return name
 
 

@@ -13,7 +13,7 @@ from headrace.protocols.oip_grpc.messages import message_class
 from headrace.protocols.tensors import binary_values
 
 FINAL_RESPONSE: Final = "triton_final_response"
-"""Triton's parameter that says whether more answers to the same request follow."""
+"""Triton's parameter that marks the last response to a request."""
 
 _RESPONSE: Any = message_class("ModelInferResponse")
 _OUTPUT_CLASS: Any = message_class("ModelInferResponse.InferOutputTensor")
@@ -22,19 +22,19 @@ _STREAM_RESPONSE: Any = message_class("ModelStreamInferResponse")
 
 _RAW_ONLY: Final = frozenset({"FP16", "BF16"})
 
-# Tags of fields whose values are length-delimited: the number, and wire type 2.
+# Tags of length-delimited fields: the field number, and wire type 2.
 _ID: Final = b"\x1a"
 _OUTPUT: Final = b"\x2a"
 _RAW_OUTPUT: Final = b"\x32"
 _CONTENTS: Final = b"\x2a"
 _BYTES_CONTENTS: Final = b"\x42"
 _INFER_RESPONSE: Final = b"\x12"
-# Packed floats and booleans look on the wire as they do in memory; integers do not.
+# Packed floats and booleans have the same bytes on the wire and in memory. Integers do not.
 _PACKED: Final = {"BOOL": b"\x0a", "FP32": b"\x32", "FP64": b"\x3a"}
 _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))
-_HEADS_MAX: Final = 1024
-"""Of models, and of outputs, that are remembered: shapes vary, so they are bounded."""
-_LISTED: Final = {
+_CACHE_MAX: Final = 1024
+"""Limit of cached response heads and of cached output heads, since shapes vary."""
+_INTEGER_FIELDS: Final = {
     "INT8": "int_contents",
     "INT16": "int_contents",
     "INT32": "int_contents",
@@ -54,56 +54,60 @@ def encode_response(
     datatypes: Mapping[str, str] | None = None,
     final: bool | None = None,
 ) -> bytes:
-    """The bytes of a ModelInferResponse.
+    """Return the bytes of a ModelInferResponse.
 
     Args:
-        response: What the model answered; no row of it failed.
-        raw: Whether tensors travel as raw contents. All do, also when not asked to, where one is FP16 or BF16.
-        id: The request's, for a response that has none of its own.
-        datatypes: What the model declares, by output name; needed for BF16 only, which numpy cannot tell.
-        final: Triton's word on whether this is the last answer to its request; None leaves it unsaid.
+        response: The model's response, without failed rows.
+        raw: Send tensors as raw contents. A FP16 or BF16 tensor makes all tensors raw.
+        id: The request's id, for a response without an id of its own.
+        datatypes: The datatypes that the model declares, by output name. Only BF16 needs it: numpy
+            has no such type.
+        final: Triton's flag of the last response to a request. None leaves it out.
 
     Raises:
-        DataError: A value cannot travel; the message names tensor and element.
-        TypeError: A dtype that the protocol does not have.
-        ValueError: Rows failed, which the protocol cannot say.
+        DataError: A value cannot be encoded; the message names tensor and element.
+        TypeError: The protocol does not have the dtype.
+        ValueError: Rows failed, which the protocol cannot express.
     """
     if response.failures:
-        raise ValueError(f"{len(response.failures)} rows failed, which a V2 response cannot say")
+        raise ValueError(f"{len(response.failures)} rows failed, which a V2 response cannot express")
     parts = [_response_head(response.model_name, response.model_version or "")]
     sent_id = response.id or id
     if sent_id:
-        _put(parts, _ID, sent_id.encode())
+        _append_field(parts, _ID, sent_id.encode())
     if response.parameters or final is not None:
         parts.append(_parameters(_RESPONSE(), response.parameters, final))
-    named = [(tensor, _datatype(tensor, datatypes)) for tensor in response.outputs]
-    for _, datatype in named:
+    typed = [(tensor, _datatype(tensor, datatypes)) for tensor in response.outputs]
+    for _, datatype in typed:
         raw = raw or datatype in _RAW_ONLY
-    behind: list[Any] = []
-    for tensor, datatype in named:
+    raw_outputs: list[Any] = []
+    for tensor, datatype in typed:
         output = _output_head(tensor.name, datatype, tensor.data.shape)
         if tensor.parameters:
             output += _parameters(_OUTPUT_CLASS(), tensor.parameters, None)
         if raw:
             values = binary_values(tensor.name, datatype, tensor.data)
-            _put(behind, _RAW_OUTPUT, values, len(values) if isinstance(values, bytes) else values.nbytes)
+            _append_field(
+                raw_outputs, _RAW_OUTPUT, values, len(values) if isinstance(values, bytes) else values.nbytes
+            )
         else:
             contents = _contents(tensor, datatype)
             output = b"".join((output, _CONTENTS, _varint(len(contents)), contents))
-        _put(parts, _OUTPUT, output)
-    return b"".join(parts + behind)
+        _append_field(parts, _OUTPUT, output)
+    return b"".join(parts + raw_outputs)
 
 
-# Messages are put together from the bytes of their fields, of which most are the same from answer to answer: to make a message
-# object, fill it and have it serialized takes several times as long, and copies raw contents twice more.
+# Messages are joined from the bytes of their fields, and most fields repeat from response to
+# response. Filling and serializing a message object takes several times as long, and copies raw
+# contents twice more.
 
 
-@lru_cache(_HEADS_MAX)
+@lru_cache(_CACHE_MAX)
 def _response_head(model: str, version: str) -> bytes:
     return _RESPONSE(model_name=model, model_version=version).SerializeToString()
 
 
-@lru_cache(_HEADS_MAX)
+@lru_cache(_CACHE_MAX)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     return _OUTPUT_CLASS(name=name, datatype=datatype, shape=shape).SerializeToString()
 
@@ -115,19 +119,19 @@ def _parameters(message: Any, parameters: Mapping[str, Any], final: bool | None)
     return message.SerializeToString()
 
 
-def _put(parts: list[Any], tag: bytes, value: Any, size: int | None = None) -> None:
+def _append_field(parts: list[Any], tag: bytes, value: Any, size: int | None = None) -> None:
     parts += (tag, _varint(len(value) if size is None else size), value)
 
 
-def wrapped(response: bytes) -> bytes:
-    """The bytes of Triton's ModelStreamInferResponse around those of a ModelInferResponse."""
+def wrap_stream_response(response: bytes) -> bytes:
+    """Return the bytes of Triton's ModelStreamInferResponse around those of a ModelInferResponse."""
     return b"".join((_INFER_RESPONSE, _varint(len(response)), response))
 
 
 def encode_stream_error(
     why: str, *, model: str = "", id: str = "", parameters: Mapping[str, Any] | None = None
 ) -> bytes:
-    """The bytes of Triton's ModelStreamInferResponse that says that the request of this id failed, with what else there is to say."""
+    """Return the bytes of the ModelStreamInferResponse of a failed request in Triton's stream."""
     message = _STREAM_RESPONSE(error_message=why)
     message.infer_response.model_name = model
     message.infer_response.id = id
@@ -139,10 +143,11 @@ def encode_stream_error(
 def set_parameters(target: Any, parameters: Mapping[str, Any]) -> None:
     """Write parameters into a map of InferParameter.
 
-    What it has no type for (lists, mappings, numbers beyond 64 bits) travels as JSON text; None is left out.
+    Values without a type of their own (lists, mappings, numbers beyond 64 bits) are sent as JSON
+    text. None is left out.
 
     Raises:
-        DataError: Not even JSON can carry a value; the message names it.
+        DataError: A value cannot be encoded even as JSON; the message names the parameter.
     """
     for name, value in parameters.items():
         if value is None:
@@ -179,21 +184,21 @@ def _datatype(tensor: Tensor, datatypes: Mapping[str, str] | None) -> str:
 
 
 def _contents(tensor: Tensor, datatype: str) -> bytes:
-    """The bytes of InferTensorContents."""
+    """Return the bytes of InferTensorContents."""
     if datatype == "BYTES":
         parts: list[Any] = []
-        for element in _elements(tensor):
-            _put(parts, _BYTES_CONTENTS, element)
+        for element in _byte_elements(tensor):
+            _append_field(parts, _BYTES_CONTENTS, element)
         return b"".join(parts)
     if tag := _PACKED.get(datatype):
         values: Any = binary_values(tensor.name, datatype, tensor.data)
         return b"".join((tag, _varint(values.nbytes), values)) if values.nbytes else b""
     message = _CONTENTS_CLASS()
-    getattr(message, _LISTED[datatype]).extend(tensor.data.ravel().tolist())
+    getattr(message, _INTEGER_FIELDS[datatype]).extend(tensor.data.ravel().tolist())
     return message.SerializeToString()
 
 
-def _elements(tensor: Tensor) -> list[bytes]:
+def _byte_elements(tensor: Tensor) -> list[bytes]:
     made: list[bytes] = []
     values: list[object] = tensor.data.ravel().tolist()
     for i, value in enumerate(values):
@@ -201,7 +206,7 @@ def _elements(tensor: Tensor) -> list[bytes]:
             element: object = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError:
             raise DataError(
-                f"tensor {tensor.name!r}: element {i} has a lone surrogate, which is no text"
+                f"tensor {tensor.name!r}: element {i} has a lone surrogate, which UTF-8 cannot encode"
             ) from None
         if not isinstance(element, bytes):
             raise DataError(
@@ -212,7 +217,7 @@ def _elements(tensor: Tensor) -> list[bytes]:
 
 
 def _varint(number: int) -> bytes:
-    """An unsigned number as protobuf writes it: seven bits a byte, the low ones first."""
+    """Return an unsigned number as a protobuf varint: seven bits per byte, low bits first."""
     if number < 128:
         return _ONE_BYTE[number]
     made = bytearray()

@@ -1,9 +1,10 @@
-"""The protobuf messages and services that the gRPC server speaks, as tables: facts of the wire, nothing else.
+"""Tables of the protobuf messages and services of the gRPC server.
 
-A message is a list of fields, ``TYPE NAME = NUMBER`` as in a .proto file. ``repeated``, ``map`` (from string to TYPE)
-or ``oneof.GROUP`` may stand before the type. A type is protobuf's own, or a message or enum of the same file, named
-from the package down. Field numbers and names are those that the Open Inference Protocol, MLServer and Triton share;
-where they differ, the comments say what is taken.
+A message is a list of fields, ``TYPE NAME = NUMBER`` as in a .proto file. ``repeated``, ``map``
+(from string to TYPE) or ``oneof.GROUP`` may precede the type. A type is a scalar of protobuf, or a
+message or enum of the same file, named from the package down. Field numbers and names are those
+that the Open Inference Protocol, MLServer and Triton share. Comments name the choice where these
+differ.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple
 
 
 class Rpc(NamedTuple):
-    """One method of a service: message names, and which side streams."""
+    """A method of a service: message names, and whether it streams."""
 
     name: str
     request: str
@@ -21,13 +22,13 @@ class Rpc(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProtoFile:
-    """One .proto file's worth of messages, enums and services."""
+    """The messages, enums and services of one .proto file."""
 
     name: str
     package: str
     messages: dict[str, tuple[str, ...]]
     enums: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Names of values, numbered from 0."""
+    """Names of values by enum, numbered from 0."""
     services: dict[str, tuple[Rpc, ...]] = field(default_factory=dict[str, tuple[Rpc, ...]])
 
 
@@ -35,8 +36,8 @@ _VERSIONED = ("string name = 1", "string version = 2")
 _INDEX_REQUEST = ("string repository_name = 1", "bool ready = 2")
 _INDEX_RESPONSE = ("repeated RepositoryIndexResponse.ModelIndex models = 1",)
 _INDEX_ENTRY = ("string name = 1", "string version = 2", "string state = 3", "string reason = 4")
-# KServe has the model's name in field 1, and says in fields 1 and 2 of its answer what it did. The others' answers
-# are empty, so that both kinds of client understand this one.
+# KServe sends the model's name in field 1, and its responses have fields 1 and 2. The responses of
+# MLServer and Triton are empty, so clients of all of them understand this one.
 _REPOSITORY_REQUEST = (
     "string repository_name = 1",
     "string model_name = 2",
@@ -51,7 +52,7 @@ _TENSOR = (
     "map InferParameter parameters = 4",
     "InferTensorContents contents = 5",
 )
-# MLServer and KServe stop at 3.
+# MLServer and KServe have the choices 1 to 3 only.
 _PARAMETER = (
     "oneof.parameter_choice bool bool_param = 1",
     "oneof.parameter_choice int64 int64_param = 2",
@@ -66,7 +67,21 @@ _REPOSITORY_PARAMETER = (
     "oneof.parameter_choice bytes bytes_param = 4",
 )
 _DATATYPES = (
-    "INVALID BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 STRING BF16".split()  # noqa: SIM905 - a table of 15 reads better so
+    "INVALID",
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "STRING",
+    "BF16",
 )
 
 INFERENCE: Final = ProtoFile(
@@ -82,7 +97,8 @@ INFERENCE: Final = ProtoFile(
         "ServerMetadataRequest": (),
         "ServerMetadataResponse": ("string name = 1", "string version = 2", "repeated string extensions = 3"),
         "ModelMetadataRequest": _VERSIONED,
-        # Field 6 is left out: a map of strings in the specification, a map of parameters in MLServer.
+        # Field 6 is omitted: a map of strings in the specification, a map of parameters in
+        # MLServer.
         "ModelMetadataResponse": (
             "string name = 1",
             "repeated string versions = 2",
@@ -132,7 +148,7 @@ INFERENCE: Final = ProtoFile(
         "ModelStreamInferResponse": ("string error_message = 1", "ModelInferResponse infer_response = 2"),
         "ModelConfigRequest": _VERSIONED,
         "ModelConfigResponse": ("ModelConfig config = 1",),
-        # Of Triton's configuration, what is true here.
+        # The fields of Triton's configuration that apply to headrace.
         "ModelConfig": (
             "string name = 1",
             "string platform = 2",
@@ -206,7 +222,7 @@ INFERENCE: Final = ProtoFile(
                     "RepositoryModelUnload",
                 )
             ),
-            # MLServer's answer; Triton's is ModelStreamInferResponse under the same path.
+            # MLServer's response. Triton sends ModelStreamInferResponse under the same path.
             Rpc("ModelStreamInfer", "ModelInferRequest", "ModelInferResponse", streams=True),
         )
     },

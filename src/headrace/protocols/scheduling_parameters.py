@@ -1,4 +1,4 @@
-"""The parameters by which a request says how urgent it is: Triton's ``priority`` and ``timeout``."""
+"""The request parameters of Triton that set urgency: ``priority`` and ``timeout``."""
 
 from dataclasses import replace
 
@@ -8,11 +8,14 @@ from headrace.core.tensor import DEFAULT_PRIORITY, InferRequest
 _PRIORITY_MAX = 2**32
 
 
-def scheduled(request: InferRequest, now: float) -> InferRequest:
-    """The request with the priority and the deadline that its parameters ask for.
+def apply_scheduling_parameters(request: InferRequest, now: float) -> InferRequest:
+    """Return the request with the priority and the deadline of its parameters.
 
-    ``priority`` is 1 for the most urgent, 0 for the default; ``timeout`` counts in microseconds from `now`, 0 for none.
-    An earlier deadline that the request has already stays. DataError for what is no number.
+    ``priority`` is 1 for the most urgent, 0 for the default. ``timeout`` is in microseconds from
+    `now`, 0 for none. An earlier deadline of the request stays.
+
+    Raises:
+        DataError: A parameter is not a whole number of 0 or more.
     """
     parameters = request.parameters
     if not parameters:
@@ -23,8 +26,8 @@ def scheduled(request: InferRequest, now: float) -> InferRequest:
         return request
     deadline = request.deadline
     if timeout_us:
-        asked = now + timeout_us / 1e6
-        deadline = asked if deadline is None else min(asked, deadline)
+        requested = now + timeout_us / 1e6
+        deadline = requested if deadline is None else min(requested, deadline)
     return replace(request, priority=min(priority, _PRIORITY_MAX) or DEFAULT_PRIORITY, deadline=deadline)
 
 
