@@ -1,4 +1,4 @@
-"""Requests to a Model and back: instances in threads, admission, deadlines, cancellation, bisection, drain."""
+"""Model instances and their queues: batching, deadlines, cancellation, processes, restarts."""
 
 from headrace.engine.engine import Engine
 

@@ -1,6 +1,6 @@
-"""Calls between an instance and its process: one message there, one back, each a JSON object and perhaps a file.
+"""The call socket between an instance and its process: JSON messages, each with an optional file.
 
-What is large never travels here; see `engine.shared_arrays`.
+Arrays do not travel here; see `headrace.engine.shared_arrays`.
 """
 
 import array
@@ -18,28 +18,32 @@ _PIECE_BYTES: Final = 16 * 1024
 _FD_BYTES: Final = socket.CMSG_SPACE(4)
 
 
-def pack(message: Mapping[str, Any]) -> bytes:
-    """A message as it is sent. TypeError for what is no plain value, and for text that is no UTF-8."""
+def pack_message(message: Mapping[str, Any]) -> bytes:
+    """Return a message as bytes. Raises TypeError for values that are not plain, and invalid text."""
     text = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
     return _LENGTH.pack(len(text)) + text
 
 
 class CallSocket:
-    """One end of a socket pair. EOFError when the other end is gone, TimeoutError when it takes too long."""
+    """One end of a socket pair.
+
+    Raises EOFError when the other end is closed, and TimeoutError when the other end takes too
+    long.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
 
-    def limit(self, timeout_s: float | None) -> None:
-        """How long `send` and `receive` may last from now on."""
+    def set_timeout(self, timeout_s: float | None) -> None:
+        """Set the timeout of `send` and `receive`; None for no limit."""
         self._socket.settimeout(timeout_s)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message. Raises what `pack` does, too."""
-        self.send_packed(pack(message))
+        """Send one message. Raises as `pack_message` does."""
+        self.send_packed(pack_message(message))
 
     def send_packed(self, data: bytes, fd: int | None = None) -> None:
-        """Send what `pack` made, and a file, which is closed here."""
+        """Send a packed message and a file. The file is closed here."""
         try:
             sent = self._socket.send(data) if fd is None else socket.send_fds(self._socket, [data], [fd])
             if sent < len(data):
@@ -53,21 +57,21 @@ class CallSocket:
                 os.close(fd)
 
     def receive(self) -> tuple[dict[str, Any], int | None]:
-        """The next message, and the file that came with it, which is the caller's to close."""
-        data, fd = self._some()
+        """Return the next message and its file. The caller closes the file."""
+        data, fd = self._receive_chunk()
         try:
             while len(data) < _LENGTH.size:
-                data += self._some()[0]
+                data += self._receive_chunk()[0]
             end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
             while len(data) < end:
-                data += self._some()[0]
+                data += self._receive_chunk()[0]
         except BaseException:
             if fd is not None:
                 os.close(fd)
             raise
         return orjson.loads(memoryview(data)[_LENGTH.size :]), fd
 
-    def _some(self) -> tuple[bytes, int | None]:
+    def _receive_chunk(self) -> tuple[bytes, int | None]:
         try:
             data, ancillary, _, _ = self._socket.recvmsg(_PIECE_BYTES, _FD_BYTES, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
@@ -75,12 +79,12 @@ class CallSocket:
         except OSError as error:
             raise EOFError(str(error)) from error
         if not data:
-            raise EOFError("the other end has gone")
+            raise EOFError("the other end of the socket is closed")
         fd = array.array("i", ancillary[0][2])[0] if ancillary else None
         return data, fd
 
-    def shut(self) -> None:
-        """End what waits here, from any thread: it raises EOFError."""
+    def shutdown(self) -> None:
+        """Make waiting calls raise EOFError. Any thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

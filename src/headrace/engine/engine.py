@@ -1,7 +1,7 @@
-"""The engine: a Predictor around a Model, for callers in threads and in event loops.
+"""The engine: a Predictor around a Model, for clients in threads and in event loops.
 
-A request goes to an idle instance at once; while all are busy it waits in one queue. Nothing is ever dropped
-without an answer: a request ends with a response, an error, or its own cancellation.
+A request goes to an idle instance at once. While all instances are busy, it waits in one queue.
+Every request ends with a response, an error or its own cancellation.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
+
+from typing_extensions import override
 
 from headrace.batching.adaptive import AdaptiveBatcher
 from headrace.checkpoints.open import open_store
@@ -29,66 +31,77 @@ from headrace.core.errors import (
     UnsupportedError,
 )
 from headrace.core.model import Model
-from headrace.core.predictor import PredictorStatistics
+from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.sequence import SequenceInfo, SequenceLimits
 from headrace.core.statistics import ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Backend
-from headrace.engine.channel import Channel
-from headrace.engine.inline import NOWHERE
-from headrace.engine.isolation import Placement
-from headrace.engine.life import Life, State
+from headrace.engine.backend_factory import BackendFactory
+from headrace.engine.batch_queue import BatchQueue
+from headrace.engine.bytes_inputs import convert_bytes_inputs
+from headrace.engine.counters import sum_counters
+from headrace.engine.inline_caller import NO_CALLBACK
+from headrace.engine.instance_worker import InstanceWorker
+from headrace.engine.pending_request import (
+    FutureCallback,
+    LoopCallback,
+    PendingRequest,
+    RequestTimes,
+    cancelled_error,
+    merge_key,
+)
+from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
-from headrace.engine.steps.asks import rows_of
-from headrace.engine.steps.channel import StepChannel
-from headrace.engine.steps.respond import Responder
-from headrace.engine.streams import AnswerStream, StreamCall
-from headrace.engine.tally import total
-from headrace.engine.texts import with_texts
-from headrace.engine.ticket import FutureReply, LoopReply, RequestTimes, Ticket, gone, merge_key
-from headrace.engine.worker import Worker
+from headrace.engine.steps.response_builder import ResponseBuilder
+from headrace.engine.steps.sequence_rows import count_steps
+from headrace.engine.steps.step_queue import StepQueue
+from headrace.engine.streams import ResponseStream, StreamCall
 
 RETRY_AFTER_MAX_S = 30.0
 REQUEST_ROWS_MAX = 1 << 20
-"""Rows of one request that is asked: rows without values cost no bytes, so that the size of a body does not bound them."""
+"""Limit of rows per `infer` request. Rows without values cost no bytes, so the body size does not
+limit them.
+"""
 
 _NOT_NOW = "it is starting or stopping"
 
 
-class Engine:
-    """Implements `headrace.core.Predictor`; see there for what is guaranteed. `ask` and `stream` are for event loops.
+class Engine(Predictor):
+    """A model served by one or more instances. `infer` and `stream` are for event loops.
 
-    `make_model` is called once per instance, in the instance's own thread, where the model is loaded, warmed up
-    (with a row of zeros, where it leaves that to us and its inputs' sizes are known), called and closed. May be
-    started again after `stop`.
+    `make_model` is called once per instance, in the thread of the instance. There the model is
+    loaded, warmed up, called and closed. The default warm-up is one row of zeros, if the sizes of
+    the inputs are known. The engine can be started again after `stop`.
 
-    A request of more than `max_batch_rows` rows is answered in several calls of one instance. A batch on which the
-    model raises (also MemoryError) is bisected, so that only guilty rows fail; KeyboardInterrupt, SystemExit and
-    the like fail the request with PredictError and leave the instance running. Requests that do not fit the
-    model's inputs fail with ModelInputError, without a call.
+    A request of more than `max_batch_rows` rows is predicted in several calls of one instance. A
+    batch on which the model raises (also MemoryError) is bisected, so that only the guilty rows
+    fail. KeyboardInterrupt, SystemExit and the like fail the request with PredictError; the
+    instance goes on. A request that does not fit the model's inputs fails with ModelInputError,
+    without a call.
 
-    Deadlines are looked at before every call of the model and when the request is answered: one that has
-    passed is never begun, and fails with DeadlineError no later than the call in progress ends; `ask` raises it at once.
+    Deadlines are checked before every call of the model and when a request is complete. An expired
+    request is never begun. It fails with DeadlineError when the call in progress ends, at the
+    latest; `infer` raises DeadlineError at once.
 
-    With `serving`, requests that can share a call of the model do; without, each is called by itself, so that what a
-    model is given depends on the caller alone.
+    With `serving`, requests that can share a call of the model share it. Without, each request has
+    a call of its own, so that the input of the model depends on the client alone.
 
-    Futures are set, and their callbacks run, in instances' threads: a callback must be short, and must not
-    `submit` (it might wait for room that only its own thread can make).
+    Futures are set in the threads of instances, and their callbacks run there. A callback must be
+    short and must not `submit`: it might wait for space that only its own thread can free.
 
     Args:
         make_model: A Model subclass, or a function that makes one.
         name: The model's name in responses, errors and logs.
-        version: Its version in responses.
-        instances: How many copies of the model, each with a thread; `serving` has its own.
-        in_flight_max: The most `submit` requests unanswered at once; by default 2 per instance and one more.
-        fingerprint: What changes with the model's file or code, for `metadata`.
-        clock: Tells deadlines, busy and starved time.
-        warm_up: Whether to call `Model.warm_up`, or a row of zeros, before the instance is ready.
-        serving: How requests of many callers are queued, joined and placed.
-        sequences: Without `serving`, limits of a model with a `step` that are to be other than its own.
-        open_checkpoints: Opens the store of checkpoints, at every start, in the place of what `serving` names; it is closed
-            when the engine has stopped.
+        version: The model's version in responses.
+        instances: Number of copies of the model, each with a thread; `serving` has its own.
+        in_flight_max: Limit of unanswered `submit` requests; default: 2 per instance, plus 1.
+        fingerprint: A text that changes with the model's file or code, for `metadata`.
+        clock: The clock of deadlines, busy time and starved time.
+        warm_up: Call `Model.warm_up`, or predict a row of zeros, before the instance is ready.
+        serving: How requests of many clients are queued, batched and placed.
+        sequences: Without `serving`: limits of a model with a `step` that replace the model's own.
+        open_checkpoints: Opens the checkpoint store at every start, instead of the store that
+            `serving` names. The engine closes the store when it has stopped.
     """
 
     def __init__(
@@ -111,18 +124,19 @@ class Engine:
         settings = serving or ServeSettings(
             instances=instances, isolation="thread", warm_up=warm_up, sequences=sequences or {}
         )
-        # One running and one waiting for each instance, and one for whichever instance is free first.
-        most = 2 * settings.instances + 1 if in_flight_max is None else in_flight_max
-        if most < 1:
-            raise ConfigError(f"model {name}: in_flight_max must be 1 or more, not {most}")
+        # One running and one waiting request per instance, and one for the instance that is free
+        # first.
+        limit = 2 * settings.instances + 1 if in_flight_max is None else in_flight_max
+        if limit < 1:
+            raise ConfigError(f"model {name}: in_flight_max must be 1 or more, not {limit}")
         self.name = name
         self.version = version
         self.settings = settings
         self._merge = serving is not None
-        self._in_flight_max = most
+        self._in_flight_max = limit
         self._open_checkpoints = open_checkpoints
         self._clock = clock or SystemClock()
-        self._placement = Placement(
+        self._backend_factory = BackendFactory(
             make_model,
             name,
             version=version,
@@ -131,39 +145,40 @@ class Engine:
             clock=self._clock,
         )
         self._changed = threading.Condition()
-        self._life = self._new_life(0)
+        self._session = self._new_session(0)
 
-    def _new_life(self, instances: int) -> Life:
+    def _new_session(self, instances: int) -> EngineSession:
         # Sizes are known when the model is loaded.
-        batcher = AdaptiveBatcher[Ticket](rows_max=1, delay_s=0.0, merge=self._merge)
-        channel = Channel(
+        batcher = AdaptiveBatcher[PendingRequest](rows_max=1, delay_s=0.0, merge=self._merge)
+        queue = BatchQueue(
             batcher,
             self._clock,
             in_flight_max=self._in_flight_max,
             queue_rows_max=self.settings.queue_rows_max,
         )
-        return Life(self.name, self._clock, channel, self._changed, instances)
+        return EngineSession(self.name, self._clock, queue, self._changed, instances)
 
-    def _step_channel(self, life: Life, backend: Backend) -> StepChannel:
-        """Where requests wait for a model that has a `step`."""
+    def _make_step_queue(self, session: EngineSession, backend: Backend) -> StepQueue:
+        """Return the request queue of a model that has a `step`."""
         limits = backend.sequences
-        # What `put` lets in must never be too much for one sequence: whoever puts waits instead.
+        # A request that `put` accepts must never exceed the limit of one sequence; `put` blocks
+        # instead.
         limits = replace(limits, requests_max=max(limits.requests_max, self._in_flight_max))
-        return StepChannel(
+        return StepQueue(
             limits,
             self._clock,
             model=self.name,
             inputs=backend.inputs,
-            respond=Responder(backend.check, self.name, backend.metadata.version),
-            places=len(life.slots),
+            respond=ResponseBuilder(backend.check, self.name, backend.metadata.version),
+            instances=len(session.slots),
             merge=self._merge,
             in_flight_max=self._in_flight_max,
             queue_rows_max=self.settings.queue_rows_max,
-            tell=life.tell,
-            store=self._store(limits),
+            deliver_results=session.deliver_results,
+            store=self._open_store(limits),
         )
 
-    def _store(self, limits: SequenceLimits) -> CheckpointStore | None:
+    def _open_store(self, limits: SequenceLimits) -> CheckpointStore | None:
         if self._open_checkpoints is not None:
             return self._open_checkpoints()
         address = self.settings.checkpoints
@@ -173,387 +188,429 @@ class Engine:
         return open_store(address, model, keep_ms=max(KEEP_MS, limits.idle_ms))
 
     @property
+    @override
     def metadata(self) -> ModelMetadata:
-        """The model's; StoppedError before the first `start`."""
-        backend = self._life.backend
+        """The model's metadata. Raises StoppedError before the first `start`."""
+        backend = self._session.backend
         if backend is None:
             raise StoppedError(f"model {self.name} is not loaded: start the engine first")
         return backend.metadata
 
     @property
+    @override
     def in_flight_max(self) -> int:
-        """The most requests of `submit` that are unanswered at once; it blocks beyond."""
+        """Limit of unanswered `submit` requests; `submit` blocks beyond it."""
         return self._in_flight_max
 
     @property
     def running(self) -> bool:
-        """Whether it takes requests."""
-        return self._life.state is State.RUNNING
+        """Return True while requests are accepted."""
+        return self._session.state is SessionState.RUNNING
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests and every instance is there to answer them."""
-        return self.running and all(slot.alive for slot in self._life.slots)
+        """Return True while requests are accepted and every instance is alive."""
+        return self.running and all(slot.alive for slot in self._session.slots)
 
-    # Life
+    # Starting and stopping
 
+    @override
     def start(self) -> None:
-        """Make, load and warm up all instances; returns when every one is ready.
+        """Make, load and warm up all instances. Returns when every instance is ready.
 
-        Takes as long as loading takes. Raises ModelLoadError (or MissingExtraError) when one fails, and StoppedError when
-        `stop` was called meanwhile; then no instance is left running.
+        Takes as long as loading takes. Raises ModelLoadError (or MissingExtraError) if an instance
+        fails, and StoppedError if `stop` was called meanwhile. Then no instance is left running.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._life.state in (State.STOPPED, State.RUNNING))
-            if self._life.state is State.RUNNING:
+            self._changed.wait_for(
+                lambda: self._session.state in (SessionState.STOPPED, SessionState.RUNNING)
+            )
+            if self._session.state is SessionState.RUNNING:
                 return
-            life = self._new_life(self.settings.instances)
-            life.begin(lambda slot: Worker(life, slot, self._placement, self._step_channel).run())
-            self._life = life
+            session = self._new_session(self.settings.instances)
+            session.start_threads(
+                lambda slot: InstanceWorker(session, slot, self._backend_factory, self._make_step_queue).run()
+            )
+            self._session = session
         try:
-            self._wait_until_loaded(life)
+            self._wait_until_loaded(session)
         except BaseException:
-            life.channel.drop()
-            life.close_store()
-            self._become(life, State.STOPPED)
+            session.queue.drop()
+            session.close_store()
+            self._set_state(session, SessionState.STOPPED)
             raise
 
-    def _wait_until_loaded(self, life: Life) -> None:
+    def _wait_until_loaded(self, session: EngineSession) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: life.loaded == len(life.slots))
-            if life.load_error is None and life.state is State.LOADING:
-                life.began_s = self._clock.now()
-                self._become(life, State.RUNNING)
+            self._changed.wait_for(lambda: session.loaded == len(session.slots))
+            if session.load_error is None and session.state is SessionState.LOADING:
+                session.began_s = self._clock.now()
+                self._set_state(session, SessionState.RUNNING)
                 return
-        life.channel.close()
-        life.end()
-        raise life.load_error or StoppedError(f"model {self.name} was stopped while it loaded")
+        session.queue.close()
+        session.join_threads()
+        raise session.load_error or StoppedError(f"model {self.name} was stopped while it loaded")
 
-    def _become(self, life: Life, state: State) -> None:
+    def _set_state(self, session: EngineSession, state: SessionState) -> None:
         with self._changed:
-            life.state = state
+            session.state = state
             self._changed.notify_all()
 
+    @override
     def stop(self, *, drain: bool = True) -> None:
-        """Finish what was accepted, or fail it with StoppedError; then close the instances.
+        """Finish the accepted requests, or fail them with StoppedError; then close the instances.
 
-        Returns when their threads have ended, so it waits for a call in progress either way. Stopping without
-        `drain` cuts short a stop that drains. Open streams are finished, or end with StoppedError, alike; finished they
-        are once their callers have closed them. Not for a thread whose event loop has callers: they could not go on.
+        Returns when the threads of the instances have ended, so it waits for a call in progress
+        either way. A stop without `drain` cuts short a stop that drains. Open streams are finished,
+        or end with StoppedError, alike; a stream is finished once its client has closed it. Do not
+        call it in a thread whose event loop has clients of this engine: they could not proceed.
         """
         with self._changed:
-            life = self._life
-            if life.state is State.STOPPED:
+            session = self._session
+            if session.state is SessionState.STOPPED:
                 return
-            life.state = State.STOPPING
+            session.state = SessionState.STOPPING
         if drain:
-            life.finish_streams()
-            life.channel.close()
+            session.wait_for_streams()
+            session.queue.close()
         else:
-            life.cut_short()
-        life.hurry.set()
-        life.end()
-        life.close_store()
-        self._become(life, State.STOPPED)
+            session.abort()
+        session.stop_requested.set()
+        session.join_threads()
+        session.close_store()
+        self._set_state(session, SessionState.STOPPED)
 
-    # Callers in threads
+    # Clients in threads
 
+    @override
     def submit(
         self, request: InferRequest, *, alone: bool = False, strict: bool = False
     ) -> Future[InferResponse]:
-        """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError when not running.
+        """Queue a request; block while `in_flight_max` requests are unanswered.
 
-        `alone` has it called by itself, also where requests of others are joined: for whoever composes batches, and is to get
-        the same predictions to the last bit whoever else asks. `strict` takes all or nothing, as `ask` does: one bad row
-        fails the request, with RefusedRowsError where the model refused it, and PredictError where it raised.
+        Raises StoppedError.
+
+        With `alone` the request has a call of its own, also where requests of others share calls.
+        It is for clients that compose batches and need predictions that are identical to the last
+        bit. With `strict` the request succeeds or fails as a whole, as with `infer`: one bad row
+        fails the request with RefusedRowsError if the model refused the row, and with PredictError
+        if the model raised.
         """
-        life, backend = self._running_life("it must be started before it is asked")
+        session, backend = self._running_session("start the engine first")
         future: Future[InferResponse] = Future()
         try:
-            rows = self._checked(backend, request)
+            rows = self._check_rows(backend, request)
         except ModelInputError as error:
             future.set_exception(error)
             return future
-        reply = FutureReply(future)
+        callback = FutureCallback(future)
         key = merge_key(request.inputs) if self._merge else None
-        ticket = Ticket(request, rows, self._clock.now(), reply, key=key, strict=strict)
+        entry = PendingRequest(request, rows, self._clock.now(), callback, key=key, strict=strict)
         if alone or (strict and backend.metadata.whole_requests):
-            ticket.key = ticket
-        if life.steps is not None:
+            entry.key = entry
+        if session.step_queue is not None:
             try:
-                life.steps.put(ticket, future)
+                session.step_queue.put(entry, future)
             except HeadraceError as error:
                 if isinstance(error, StoppedError):
                     raise
-                life.count_refused(ticket, error)
+                session.count_refused(entry, error)
                 future.set_exception(error)
-        elif life.inline is None:
-            life.channel.put(ticket, future)
+        elif session.inline is None:
+            session.queue.put(entry, future)
         else:
-            reply.give(life.inline.answer(ticket))
+            callback.complete(session.inline.call(entry))
         return future
 
     def abandon(self, future: Future[InferResponse]) -> None:
-        """Nobody wants the answer of this future of `submit` any more. Any thread, at any time, as often as one likes.
+        """Give up a future of `submit`. Any thread, at any time, any number of times.
 
-        The future ends at once, unless it has ended or is about to: cancelled when its request had not begun, else with
-        CancelledRequestError. A request that waits leaves the queue. When nobody is left who wants the call that a request is in,
-        the model is told (`current_call`); in a process of its own it then has `cancel_grace_s` to end it, and is killed
-        and started again beyond. Whoever shares the call keeps it alive, for `call_timeout_s` where that is set.
+        The future ends at once, unless it has ended or is about to: cancelled if its request had
+        not begun, else with CancelledRequestError. A waiting request leaves the queue. If no client
+        is left that wants the call in progress, the model can see it (`current_call`). A model in a
+        process of its own then has `cancel_grace_s` to end the call; beyond, the process is killed
+        and restarted. Other requests of the same call keep it alive, for `call_timeout_s` if that
+        is set.
         """
         if future.cancel():
             return
-        life = self._life
-        ticket = life.channel.abandon(future)
-        if ticket is None:
+        session = self._session
+        entry = session.queue.abandon(future)
+        if entry is None:
             return
-        with life.counting:
-            life.tally.cancelled += 1
-        FutureReply(future).give(gone(ticket))
-        life.tell_gone()
+        with session.counters_lock:
+            session.counters.cancelled += 1
+        FutureCallback(future).complete(cancelled_error(entry))
+        session.cancel_unwanted_calls()
 
-    # Callers in event loops
+    # Clients in event loops
 
-    async def ask(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse:
-        """Ask, from an event loop; never blocks, never waits for room. One bad row fails the request.
+    async def infer(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse:
+        """Return the response to a request, from an event loop.
 
-        Cancelling takes a waiting request out of the queue. Raises ModelInputError for what does not fit the model,
-        LimitError for more than REQUEST_ROWS_MAX rows, OverloadedError when too many rows wait, DeadlineError as soon as the deadline has passed, PredictError for
-        what the model raised, RefusedRowsError for rows that it refused, StoppedError. `times`, where given, are filled in.
+        Never blocks and never waits for space.
+
+        One bad row fails the request. Cancellation takes a waiting request out of the queue. Raises
+        ModelInputError if the request does not fit the model, LimitError beyond REQUEST_ROWS_MAX
+        rows, OverloadedError if too many rows wait, DeadlineError as soon as the deadline has
+        passed, PredictError for an exception of the model, RefusedRowsError for rows that the model
+        refused, and StoppedError. `times` are filled in, if given.
         """
-        answered = self.ask_now(request, times)
-        if answered is not None:
-            return answered
-        life, backend = self._running_life(_NOT_NOW)
-        request, rows, now = self._taken(life, backend, request)
+        response = self.infer_inline(request, times)
+        if response is not None:
+            return response
+        session, backend = self._running_session(_NOT_NOW)
+        request, rows, now = self._prepare(session, backend, request)
         loop = asyncio.get_running_loop()
-        reply = LoopReply(loop)
-        ticket = Ticket(request, rows, now, reply, strict=True, times=times)
-        ticket.key = ticket if backend.metadata.whole_requests else merge_key(request.inputs)
+        callback = LoopCallback(loop)
+        entry = PendingRequest(request, rows, now, callback, strict=True, times=times)
+        entry.key = entry if backend.metadata.whole_requests else merge_key(request.inputs)
         if times is not None:
-            times.asked_s = now
-        self._admit(life, ticket)
+            times.arrived_s = now
+        self._admit(session, entry)
         left_s = None if request.deadline is None else request.deadline - now
-        return await self._answer_of(life, ticket, reply, left_s)
+        return await self._wait_for_response(session, entry, callback, left_s)
 
-    def ask_now(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
-        """What `ask` comes to, of a model that is called inline, on the caller's thread; None: it takes waiting, so `ask`."""
-        life = self._life
-        inline = life.inline
+    def infer_inline(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
+        """Return the response of an inline model, on the client's thread, as `infer` does.
+
+        Return None if the model is not called inline: call `infer` instead.
+        """
+        session = self._session
+        inline = session.inline
         if inline is None:
             return None
-        if times is None and life.state is State.RUNNING:
-            response = inline.answer_plainly(request)
+        if times is None and session.state is SessionState.RUNNING:
+            response = inline.call_fast(request)
             if response is not None:
                 return response
-        life, backend = self._running_life(_NOT_NOW)
-        request, rows, now = self._taken(life, backend, request)
-        answer = inline.answer(Ticket(request, rows, now, NOWHERE, strict=True, times=times))
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        session, backend = self._running_session(_NOT_NOW)
+        request, rows, now = self._prepare(session, backend, request)
+        result = inline.call(PendingRequest(request, rows, now, NO_CALLBACK, strict=True, times=times))
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-    def _taken(self, life: Life, backend: Backend, request: InferRequest) -> tuple[InferRequest, int, float]:
-        """A request as its model wants it, its rows, and the time; raises what keeps it from being asked."""
-        rows = self._checked(backend, request)
-        request = with_texts(request, backend.metadata.bytes_as, self.name)
+    def _prepare(
+        self, session: EngineSession, backend: Backend, request: InferRequest
+    ) -> tuple[InferRequest, int, float]:
+        """Return the request as its model takes it, its rows and the time.
+
+        Raises if it cannot be called.
+        """
+        rows = self._check_rows(backend, request)
+        request = convert_bytes_inputs(request, backend.metadata.bytes_as, self.name)
         if rows > REQUEST_ROWS_MAX:
-            raise LimitError(
-                f"model {self.name}: a request of {rows} rows; at most {REQUEST_ROWS_MAX} are taken"
-            )
+            raise LimitError(f"model {self.name}: a request has {rows} rows; the limit is {REQUEST_ROWS_MAX}")
         now = self._clock.now()
         if request.deadline is not None and now >= request.deadline:
-            with life.counting:
-                life.tally.expired += 1
-            raise life.late(request)
+            with session.counters_lock:
+                session.counters.expired += 1
+            raise session.deadline_error(request)
         return request, rows, now
 
-    async def _answer_of(
-        self, life: Life, ticket: Ticket, reply: LoopReply, left_s: float | None
+    async def _wait_for_response(
+        self, session: EngineSession, entry: PendingRequest, callback: LoopCallback, left_s: float | None
     ) -> InferResponse:
-        """What a queued ticket comes to; it is withdrawn when its caller goes or its time is over."""
+        """Return the response to a queued request; withdraw it on cancellation or at its deadline."""
         try:
             if left_s is None:
-                return await reply.future
+                return await callback.future
             async with asyncio.timeout(left_s):
-                return await reply.future
+                return await callback.future
         except (asyncio.CancelledError, GeneratorExit):
-            if self._withdraw(life, ticket, reply):
-                with life.counting:
-                    life.tally.cancelled += 1
+            if self._withdraw(session, entry, callback):
+                with session.counters_lock:
+                    session.counters.cancelled += 1
             raise
         except TimeoutError:
-            if self._withdraw(life, ticket, reply):
-                with life.counting:
-                    life.tally.expired += 1
-            raise life.late(ticket.request) from None
+            if self._withdraw(session, entry, callback):
+                with session.counters_lock:
+                    session.counters.expired += 1
+            raise session.deadline_error(entry.request) from None
 
-    def _admit(self, life: Life, ticket: Ticket) -> None:
-        most = self.settings.queue_rows_max
+    def _admit(self, session: EngineSession, entry: PendingRequest) -> None:
+        limit = self.settings.queue_rows_max
         try:
-            if life.channel.offer(ticket):
+            if session.queue.offer(entry):
                 return
         except StoppedError:
-            raise life.stopped("it is stopping, or has lost its instances") from None
+            raise session.stopped_error("it is stopping, or has lost its instances") from None
         except SequenceError as error:
-            life.count_refused(ticket, error)
+            session.count_refused(entry, error)
             raise
-        with life.counting:
-            life.refused += 1
-        _, rows, _, _ = life.channel.waiting()
+        with session.counters_lock:
+            session.refused += 1
+        _, rows, _, _ = session.queue.waiting()
         raise OverloadedError(
-            f"model {self.name}: {rows} rows wait already, and at most {most} may (queue_rows_max): ask again later",
-            retry_after_s=self._retry_after_s(life, rows),
+            f"model {self.name}: {rows} rows are waiting, the limit is {limit} (queue_rows_max): retry later",
+            retry_after_s=self._retry_after_s(session, rows),
         )
 
-    def _retry_after_s(self, life: Life, rows: int) -> float:
-        """How long the rows that wait will take, by how long rows took so far."""
-        done = sum(s.tally.rows + s.tally.failed_rows for s in life.slots)
-        busy_s = sum(s.tally.busy_s for s in life.slots)
+    def _retry_after_s(self, session: EngineSession, rows: int) -> float:
+        """Return the estimated seconds until the waiting rows are done, by the time per row so far."""
+        done = sum(s.counters.rows + s.counters.failed_rows for s in session.slots)
+        busy_s = sum(s.counters.busy_s for s in session.slots)
         row_s = busy_s / done if done else 0.01
-        return min(max(rows * row_s / len(life.slots), 0.1), RETRY_AFTER_MAX_S)
+        return min(max(rows * row_s / len(session.slots), 0.1), RETRY_AFTER_MAX_S)
 
-    def _withdraw(self, life: Life, ticket: Ticket, reply: LoopReply) -> bool:
-        """Whoever asked has gone; whether the request had not ended, and been counted, before."""
-        waited = life.channel.withdraw(ticket)
-        reply.forget()
-        if ticket.cancelled and not waited:
-            life.tell_gone()
-        return ticket.cancelled
+    def _withdraw(self, session: EngineSession, entry: PendingRequest, callback: LoopCallback) -> bool:
+        """Withdraw a request whose client has left.
 
-    def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> AnswerStream:
-        """Open a stream, from an event loop: `first`, then what `more` gives, go to the model as they come.
-
-        Raises UnsupportedError for a model that has no `predict_stream`, ModelInputError for a first request that does not fit
-        the inputs that the model declares, OverloadedError when `streams_max` are open,
-        StoppedError. What is wrong with a later request, and what its source raises, ends the stream with that error.
+        Return True if it had not ended, and been counted, before.
         """
-        life, backend = self._running_life(_NOT_NOW)
-        if not backend.metadata.streams:
-            raise UnsupportedError(f"model {self.name} does not stream: it has no predict_stream")
-        first = _fitting(first, backend)
-        more_fitting = None if more is None else _all_fitting(more, backend)
+        waited = session.queue.withdraw(entry)
+        callback.discard()
+        if entry.cancelled and not waited:
+            session.cancel_unwanted_calls()
+        return entry.cancelled
+
+    def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> ResponseStream:
+        """Open a stream, from an event loop. `first`, then the requests of `more`, go to the model.
+
+        Raises UnsupportedError for a model that has no `predict_stream`, ModelInputError for a
+        first request that does not fit the declared inputs, OverloadedError while `streams_max`
+        streams are open, and StoppedError. An invalid later request, and an exception of `more`,
+        end the stream with that error.
+        """
+        session, backend = self._running_session(_NOT_NOW)
+        if not backend.metadata.can_stream:
+            raise UnsupportedError(f"model {self.name} cannot stream: it has no predict_stream")
+        first = _checked_request(first, backend)
+        more_checked = None if more is None else _checked_requests(more, backend)
         loop = asyncio.get_running_loop()
         call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
         call.requests.offer(first)
-        slot = life.slot_for(call, self.settings.streams_max)
+        slot = session.reserve_slot(call, self.settings.streams_max)
         try:
-            if life.steps is not None:
-                life.open_step_stream(call, life.steps, single=more is None)
+            if session.step_queue is not None:
+                session.open_step_stream(call, session.step_queue, single=more is None)
             else:
                 assert slot.backend is not None
                 slot.backend.open_stream(call)
         except BaseException:
-            life.stream_over(slot, call)
+            session.release_stream(slot, call)
             raise
-        with life.counting:
-            slot.tally.streams += 1
-        feeding: asyncio.Task[None] | None = None
-        if more_fitting is None:
+        with session.counters_lock:
+            slot.counters.streams += 1
+        feeder: asyncio.Task[None] | None = None
+        if more_checked is None:
             call.requests.close()
         else:
-            feeding = loop.create_task(_feed(more_fitting, call))
-        return AnswerStream(call, feeding, lambda call: life.stream_over(slot, call))
+            feeder = loop.create_task(_feed_stream(more_checked, call))
+        return ResponseStream(call, feeder, lambda call: session.release_stream(slot, call))
 
     # Sequences
 
-    def sequences(self, most: int | None = None) -> tuple[SequenceInfo, ...]:
-        """The living sequences that have an id, the oldest first, at most so many; none, of a model without a `step`. Any thread."""
-        steps = self._life.steps
-        return () if steps is None else steps.sequences(most)
+    def sequences(self, limit: int | None = None) -> tuple[SequenceInfo, ...]:
+        """Return the live sequences that have an id, oldest first; `most` is a limit. Any thread.
+
+        A model without a `step` has none.
+        """
+        queue = self._session.step_queue
+        return () if queue is None else queue.sequences(limit)
 
     def cancel_sequence(self, id: str) -> bool:
-        """End the sequence of this id, with all that waits for it; whether it lived. Any thread."""
-        life = self._life
-        if life.steps is None or not life.steps.cancel(id):
+        """End the sequence of this id and cancel its waiting requests. Return True if it was live.
+
+        Any thread.
+        """
+        session = self._session
+        if session.step_queue is None or not session.step_queue.cancel(id):
             return False
-        life.tell_gone()
+        session.cancel_unwanted_calls()
         return True
 
-    # Both
+    # Checks and statistics
 
-    def _running_life(self, why: str) -> tuple[Life, Backend]:
-        life = self._life
-        backend = life.backend
-        if life.state is not State.RUNNING or backend is None:
-            raise life.stopped(why)
-        if life.lost is not None:
-            raise InstanceLostError(self.name, life.lost)
-        return life, backend
+    def _running_session(self, why: str) -> tuple[EngineSession, Backend]:
+        session = self._session
+        backend = session.backend
+        if session.state is not SessionState.RUNNING or backend is None:
+            raise session.stopped_error(why)
+        if session.lost_reason is not None:
+            raise InstanceLostError(self.name, session.lost_reason)
+        return session, backend
 
-    def _checked(self, backend: Backend, request: InferRequest) -> int:
-        if not backend.metadata.predicts:
-            raise ModelInputError(self.name, "it only streams: it has a predict_stream, but no predict")
-        if backend.metadata.steps:
-            return rows_of(request, backend.inputs)
+    def _check_rows(self, backend: Backend, request: InferRequest) -> int:
+        if not backend.metadata.can_predict:
+            raise ModelInputError(
+                self.name, "it has a predict_stream but no predict: send the request as a stream"
+            )
+        if backend.metadata.is_stateful:
+            return count_steps(request, backend.inputs)
         return backend.inputs.check(request)
 
+    @override
     def statistics(self) -> PredictorStatistics:
-        """Sums over the instances since `start`; a request counts once it has ended.
+        """Return the sums over the instances since `start`. A request counts once it has ended.
 
-        An instance is starved from the end of a request until the arrival of its next; the time since its last
-        request is not counted until one arrives, so that a finished run's figures stand.
+        An instance is starved from the end of a request until the arrival of its next request. The
+        time since its last request counts only when the next one arrives, so that the figures of a
+        finished run do not change.
         """
-        every = self.instance_statistics()
+        by_instance = self.instance_statistics()
         return PredictorStatistics(
-            instances=len(every),
-            calls=sum(s.calls for s in every),
-            rows=sum(s.rows for s in every),
-            failed_rows=sum(s.failed_rows for s in every),
-            retries=sum(s.retries for s in every),
-            busy_s=sum(s.busy_s for s in every),
-            starved_s=sum(s.starved_s for s in every),
+            instances=len(by_instance),
+            calls=sum(s.calls for s in by_instance),
+            rows=sum(s.rows for s in by_instance),
+            failed_rows=sum(s.failed_rows for s in by_instance),
+            retries=sum(s.retries for s in by_instance),
+            busy_s=sum(s.busy_s for s in by_instance),
+            starved_s=sum(s.starved_s for s in by_instance),
         )
 
     def instance_statistics(self) -> tuple[PredictorStatistics, ...]:
-        """Each instance's own figures, in a fixed order."""
-        return tuple(s.tally.snapshot() for s in self._life.slots)
+        """Return the statistics of each instance, in a fixed order."""
+        return tuple(s.counters.snapshot() for s in self._session.slots)
 
     def model_statistics(self) -> ModelStatistics:
-        """All that is counted, since `start`, and how things stand; safe from any thread."""
-        life = self._life
-        requests, rows, oldest_s, running = life.channel.waiting()
-        ended_s = max((s.tally.ended_s for s in life.slots if s.tally.ended_s is not None), default=None)
+        """Return all counters since `start` and the current gauges. Any thread."""
+        session = self._session
+        requests, rows, oldest_s, running = session.queue.waiting()
+        ended_s = max(
+            (s.counters.ended_s for s in session.slots if s.counters.ended_s is not None), default=None
+        )
         ago_s = 0.0 if ended_s is None else self._clock.now() - ended_s
         base = ModelStatistics(
             self.name,
             self.version or "",
-            instances=len(life.slots),
+            instances=len(session.slots),
             last_inference_ms=0 if ended_s is None else round((time.time() - ago_s) * 1000),
-            cancelled=life.channel.cancelled,
-            refused=life.refused,
-            uptime_s=self._clock.now() - life.began_s if self.running else 0.0,
+            cancelled=session.queue.cancelled,
+            refused=session.refused,
+            uptime_s=self._clock.now() - session.began_s if self.running else 0.0,
             waiting_requests=requests,
             waiting_rows=rows,
             oldest_waiting_s=oldest_s,
             in_flight=requests + running,
-            open_streams=sum(len(s.streams) for s in life.slots),
-            sequences=None if life.steps is None else _sequence_statistics(life.steps),
+            open_streams=sum(len(s.streams) for s in session.slots),
+            sequences=None if session.step_queue is None else _sequence_statistics(session.step_queue),
         )
-        return total([*(s.tally for s in life.slots), life.tally], base)
+        return sum_counters([*(s.counters for s in session.slots), session.counters], base)
 
 
-def _sequence_statistics(steps: StepChannel) -> SequenceStatistics:
-    ends = {str(why): count for why, count in steps.ends().items()}
-    return SequenceStatistics(steps.live, steps.limits.live_max, ends, steps.refused())
+def _sequence_statistics(queue: StepQueue) -> SequenceStatistics:
+    ends = {str(why): count for why, count in queue.ends().items()}
+    return SequenceStatistics(queue.live, queue.limits.live_max, ends, queue.refused())
 
 
-def _fitting(request: InferRequest, backend: Backend) -> InferRequest:
-    """One request of a stream, as its model declares it. Raises ModelInputError."""
-    if backend.inputs.declared and not backend.metadata.steps:
+def _checked_request(request: InferRequest, backend: Backend) -> InferRequest:
+    """Return one request of a stream with the declared types of its inputs. Raises ModelInputError."""
+    if backend.inputs.declared and not backend.metadata.is_stateful:
         backend.inputs.check_names(request)
-    return with_texts(request, backend.metadata.bytes_as, backend.metadata.name)
+    return convert_bytes_inputs(request, backend.metadata.bytes_as, backend.metadata.name)
 
 
-async def _all_fitting(
+async def _checked_requests(
     requests: AsyncIterator[InferRequest], backend: Backend
 ) -> AsyncIterator[InferRequest]:
     async for request in requests:
-        yield _fitting(request, backend)
+        yield _checked_request(request, backend)
 
 
-async def _feed(requests: AsyncIterator[InferRequest], call: StreamCall) -> None:
-    """Requests of a stream, on their way to its model."""
+async def _feed_stream(requests: AsyncIterator[InferRequest], call: StreamCall) -> None:
+    """Feed the requests of a stream to its model."""
     error: BaseException | None = None
     try:
         async for request in requests:
@@ -561,10 +618,10 @@ async def _feed(requests: AsyncIterator[InferRequest], call: StreamCall) -> None
     except CancelledRequestError:
         return
     except asyncio.CancelledError:
-        # These were not all requests: that must not look like their end.
-        error = CancelledRequestError("whoever asked has gone")
+        # Not all requests were sent: the model must not take this for their end.
+        error = CancelledRequestError("the client has closed the stream")
         raise
-    except BaseException as raised:  # noqa: BLE001 - the model's generator meets it where it waits for a request
+    except BaseException as raised:  # noqa: BLE001 - raised in the generator of the model
         error = raised
     finally:
         call.requests.close(error)

@@ -1,4 +1,4 @@
-"""Which variables of the environment the process of an instance is given. Pure."""
+"""Selection of the environment variables for the process of an instance. Pure."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -9,8 +9,8 @@ _NEEDED: Final = frozenset(
 _NEEDED_PREFIXES: Final = ("LC_", "PYTHON")
 
 
-def passed(environ: Mapping[str, str], names: Collection[str] | None) -> dict[str, str]:
-    """The variables of these names, and those that Python and the libraries below it need to start; None: all."""
+def filter_environment(environ: Mapping[str, str], names: Collection[str] | None) -> dict[str, str]:
+    """Return the named variables and those that Python needs to start; all if `names` is None."""
     if names is None:
         return dict(environ)
     return {

@@ -1,4 +1,4 @@
-"""What a model's `predict` takes: which names, whether a request fits them, and how arrays are handed over."""
+"""Inputs of a model's `predict` or `step`: names, checks, and the call with arrays."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.errors import ModelInputError, ModelLoadError
-from headrace.core.model import Model, steps
+from headrace.core.model import Model, has_step
 from headrace.core.tensor import Array, InferRequest, Tensor, TensorSpec, dtype_of
 
 _GUESSED_DATATYPE = "FP32"
-"""Of inputs that are known by the names of parameters alone."""
+"""Datatype of inputs that are known by parameter names only."""
 
 
 class ExactInput(NamedTuple):
-    """An input of which everything but the rows is fixed: what has exactly that needs no other look."""
+    """An input with a fixed type and row shape: an array that matches exactly needs no other check."""
 
     name: str
     dtype: np.dtype[Any]
@@ -28,9 +28,10 @@ class ExactInput(NamedTuple):
 class ModelInputs:
     """The inputs of one model.
 
-    `specs` is what the model's metadata tells: its declared `inputs`, else the parameters of `predict` that have no
-    default (FP32, shape not known), else nothing. Types and shapes are checked only where the model declared them: what
-    converts without loss is taken and converted (FP32 for FP64, UINT8 for FP32, ``[n, 1]`` for ``[n]``).
+    `specs` are the inputs in the model's metadata: its declared `inputs`, else the parameters of
+    `predict` without a default (FP32, shape unknown), else nothing. Types and shapes are checked
+    only if the model declares them. Arrays that convert without loss are accepted and converted:
+    FP32 for FP64, UINT8 for FP32, ``[n, 1]`` for ``[n]``.
     """
 
     model: str
@@ -40,12 +41,15 @@ class ModelInputs:
     declared: bool
     positional: bool
     exact: tuple[ExactInput, ...] | None
-    """Where all inputs are declared so; None: some are not."""
+    """The inputs, if all of them have a fixed type and row shape; else None."""
 
     @classmethod
     def of(cls, model: Model, name: str) -> "ModelInputs":
-        """Read the signature of a loaded model. Raises ModelLoadError when its `predict`, or `step`, cannot take its inputs."""
-        method = "step" if steps(model) else "predict"
+        """Read the signature of a loaded model.
+
+        Raises ModelLoadError if its `predict`, or `step`, cannot take its inputs.
+        """
+        method = "step" if has_step(model) else "predict"
         parameters = _parameters(model)
         kinds = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -55,9 +59,11 @@ class ModelInputs:
         by_keyword = {p.name for p in named if p.kind is not p.POSITIONAL_ONLY}
         specs = model.inputs or tuple(TensorSpec(n, _GUESSED_DATATYPE) for n in required)
         if not specs and not any_keyword and not any_position:
+            besides = " besides its states" if method == "step" else ""
+            example = "step(self, states, x)" if method == "step" else "predict(self, x)"
             raise ModelLoadError(
                 name,
-                f"{method} takes no inputs{' beside its states' if method == 'step' else ''}: give it a parameter for each, as in {method}({'self, states' if method == 'step' else 'self'}, x)",
+                f"{method} takes no inputs{besides}: declare a parameter for each input, as in {example}",
             )
         names = [s.name for s in specs]
         keywords_do = any_keyword or set(names) <= by_keyword
@@ -65,7 +71,8 @@ class ModelInputs:
         if not keywords_do and not any_position and len(in_order) < len(names):
             raise ModelLoadError(
                 name,
-                f"{method}{inspect.signature(getattr(model, method))} cannot take its inputs {', '.join(names)}",
+                f"{method}{inspect.signature(getattr(model, method))} cannot be called with its inputs "
+                f"{', '.join(names)}",
             )
         return cls(
             model=name,
@@ -78,7 +85,10 @@ class ModelInputs:
         )
 
     def check(self, request: InferRequest) -> int:
-        """How many rows the request has. Raises ModelInputError when it does not fit."""
+        """Return the number of rows of a request.
+
+        Raises ModelInputError if the request does not fit.
+        """
         rows = self.exact_rows(request)
         if rows is not None:
             return rows
@@ -86,13 +96,17 @@ class ModelInputs:
         return self._rows(request)
 
     def exact_rows(self, request: InferRequest) -> int | None:
-        """How many rows a request has that is exactly as the model declares; None for another, which may do all the same."""
+        """Return the rows of a request that matches the declared inputs exactly, else None.
+
+        A request that does not match exactly may fit all the same.
+        """
         inputs, exact = request.inputs, self.exact
         if exact is None or len(inputs) != len(exact):
             return None
         rows = -1
-        # In the declared order, as nearly all are; by a loop that makes nothing, since it is on the way of every request.
-        for tensor, (name, dtype, axes, row_shape) in zip(inputs, exact):  # noqa: B905 - their lengths are equal
+        # In the declared order, which nearly all requests have. A loop without allocations, since
+        # every request passes it.
+        for tensor, (name, dtype, axes, row_shape) in zip(inputs, exact):  # noqa: B905 - of equal length
             data = tensor.data
             shape = data.shape
             if tensor.name != name or data.dtype is not dtype or len(shape) != axes or shape[1:] != row_shape:
@@ -103,14 +117,16 @@ class ModelInputs:
         return rows
 
     def check_names(self, request: InferRequest) -> None:
-        """What `check` does, but that inputs need not agree on a number of rows: for streams."""
+        """Check as `check` does, except that inputs may differ in their rows: for streams."""
         given = {t.name: t for t in request.inputs}
         if len(given) < len(request.inputs):
-            raise self._error(f"an input is given twice (given: {_listed(t.name for t in request.inputs)})")
+            raise self._error(
+                f"an input occurs twice in the request (inputs: {_listed(t.name for t in request.inputs)})"
+            )
         for spec in self.specs:
             tensor = given.pop(spec.name, None)
             if tensor is None:
-                raise self._error(f"input {spec.name!r} is missing (given: {_names(request)})")
+                raise self._error(f"input {spec.name!r} is missing (inputs: {_names(request)})")
             if self.declared:
                 self._check_spec(spec, tensor)
         if given and not self.any_name and (unknown := given.keys() - self.optional):
@@ -118,7 +134,7 @@ class ModelInputs:
             raise self._error(f"it has no input {_listed(sorted(unknown))} (it takes {takes})")
 
     def call(self, predict: Callable[..., Any], tensors: Mapping[str, Array]) -> Any:
-        """Call `predict` with arrays by input name, which have been checked."""
+        """Call `predict` with checked arrays by input name."""
         if self.declared and not self._are_exact(tensors):
             tensors = {**tensors, **{s.name: _as_declared(s, tensors[s.name]) for s in self.specs}}
         if not self.positional:
@@ -143,7 +159,7 @@ class ModelInputs:
             return
         wanted = spec.datatype if spec.shape is None else f"{spec.datatype} {list(spec.shape)}"
         raise self._error(
-            f"input {spec.name!r} takes {wanted}, but was given {tensor.datatype} {list(shape)}"
+            f"input {spec.name!r} takes {wanted}, but the request has {tensor.datatype} {list(shape)}"
         )
 
     def _rows(self, request: InferRequest) -> int:
@@ -157,10 +173,10 @@ class ModelInputs:
 
 
 def exact_inputs(specs: Sequence[TensorSpec]) -> tuple[ExactInput, ...] | None:
-    """Declared inputs, where everything but the rows is fixed of all of them."""
+    """Return the inputs if the type and row shape of all of them are fixed, else None."""
     exact: list[ExactInput] = []
     for spec in specs:
-        # Without a shape nothing is known of the axes; text and BF16 have no numpy type of their own.
+        # Without a shape, the axes are unknown; text and BF16 have no numpy type of their own.
         if not spec.shape or -1 in spec.shape[1:] or spec.datatype in ("BYTES", "BF16"):
             return None
         exact.append(ExactInput(spec.name, dtype_of(spec.datatype), len(spec.shape), spec.shape[1:]))
@@ -168,7 +184,7 @@ def exact_inputs(specs: Sequence[TensorSpec]) -> tuple[ExactInput, ...] | None:
 
 
 def _same_shape(wanted: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
-    """Whether nothing but the rows may vary, and nothing else does."""
+    """Return True if all but the row count is fixed and equal."""
     return wanted is not None and len(wanted) == len(shape) and wanted[1:] == shape[1:]
 
 
@@ -187,7 +203,7 @@ def _type_fits(spec: TensorSpec, tensor: Tensor) -> bool:
     if given == spec.datatype:
         return True
     if spec.datatype == "BF16":
-        # numpy has no such type: bit patterns, or the same values widened.
+        # Numpy has no BF16: bit patterns, or the values widened to FP32.
         return given in ("UINT16", "FP32")
     if "BYTES" in (given, spec.datatype):
         return False
@@ -195,7 +211,7 @@ def _type_fits(spec: TensorSpec, tensor: Tensor) -> bool:
 
 
 def _as_declared(spec: TensorSpec, data: Array) -> Array:
-    """An array that fits, in the type and number of axes that the model declared; itself where it has them."""
+    """Return the array in the declared type and number of axes, without a copy if it has them."""
     if spec.shape is not None and data.ndim > len(spec.shape):
         data = data.reshape(len(data))
     if spec.datatype in ("BYTES", "BF16"):
@@ -205,16 +221,16 @@ def _as_declared(spec: TensorSpec, data: Array) -> Array:
 
 def _parameters(model: Model) -> list[inspect.Parameter]:
     try:
-        if not steps(model):
+        if not has_step(model):
             return list(inspect.signature(model.predict).parameters.values())
         return _without_states(list(inspect.signature(model.step).parameters.values()))
     except (TypeError, ValueError):
-        # Compiled code may not tell: then it is given what there is, by name.
+        # Compiled code may have no signature. Then all inputs are passed by name.
         return [inspect.Parameter("tensors", inspect.Parameter.VAR_KEYWORD)]
 
 
 def _without_states(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """The parameters of a `step` but the one that is given the states; none, where there is no such one."""
+    """Return the parameters of `step` without the states; none if no parameter takes the states."""
     first = parameters[0].kind if parameters else inspect.Parameter.KEYWORD_ONLY
     if first is inspect.Parameter.VAR_POSITIONAL:
         return parameters

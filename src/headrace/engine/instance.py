@@ -1,7 +1,7 @@
-"""One instance: makes calls of the model out of requests, and answers out of what it returns.
+"""One instance: calls the model for batches of requests and makes responses of its outputs.
 
-Arrives: a batch of tickets. Leaves: an answer for each. A failing batch is bisected, first by request, then by row, so that
-only the guilty ones fail. Everything here runs in the instance's own thread.
+Takes a batch of pending requests; gives a result for each. A failing batch is bisected, first by
+request, then by row, so that only the guilty ones fail. All of it runs in the instance's thread.
 """
 
 import logging
@@ -9,7 +9,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from headrace.batching.bisect import Bisection
+from headrace.core.call import Call
 from headrace.core.clock import Clock
 from headrace.core.errors import (
     CancelledRequestError,
@@ -23,11 +26,11 @@ from headrace.core.errors import (
 )
 from headrace.core.model import RowError
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
-from headrace.engine.backend import Backend, Called
-from headrace.engine.outputs import Outputs, wanted
-from headrace.engine.reason import WHY_CHARS_MAX, failure, reason, room
-from headrace.engine.tally import Tally
-from headrace.engine.ticket import Answer, Ticket
+from headrace.engine.backend import Backend, CallResult
+from headrace.engine.counters import EngineCounters
+from headrace.engine.model_errors import WHY_CHARS_MAX, describe_error, reduced_rows_max, reported_error
+from headrace.engine.outputs import Outputs, select_outputs
+from headrace.engine.pending_request import PendingRequest, RequestResult
 
 _log = logging.getLogger("headrace.engine")
 
@@ -39,47 +42,49 @@ _NOT_ABOUT_ROWS = (
     CancelledRequestError,
     InstanceLostError,
 )
-"""Errors that no bisection can cure: they end the request."""
+"""Errors that end the request: bisection cannot help."""
 
-BeforeCall = Callable[[Ticket], None]
-"""Raises what ends this request, when it need not be answered any more."""
+BeforeCall = Callable[[PendingRequest], None]
+"""Raises the error that ends a request whose result is no longer wanted."""
 
 
-def over(ticket: Ticket, before_call: BeforeCall) -> HeadraceError | None:
-    """What ends this request, when it need not be answered any more."""
+def end_error(entry: PendingRequest, before_call: BeforeCall) -> HeadraceError | None:
+    """Return the error that ends a request whose result is no longer wanted, else None."""
     try:
-        before_call(ticket)
+        before_call(entry)
     except HeadraceError as error:
         return error
     return None
 
 
-class RunningCall:
-    """What a model can ask about the call that it is in (`headrace.core.call.Call`)."""
+class RunningCall(Call):
+    """The call in progress, as its model sees it (`headrace.core.call.Call`)."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.tickets: Sequence[Ticket] = ()
+        self.entries: Sequence[PendingRequest] = ()
 
     @property
+    @override
     def deadline_s(self) -> float | None:
-        """See `Call`."""
-        deadlines = [t.request.deadline for t in self.tickets if not t.cancelled]
+        deadlines = [t.request.deadline for t in self.entries if not t.cancelled]
         latest = max((d for d in deadlines if d is not None), default=None)
         return None if latest is None or None in deadlines else latest - self._clock.now()
 
     @property
+    @override
     def cancelled(self) -> bool:
-        """See `Call`."""
-        tickets = self.tickets
+        entries = self.entries
         now = self._clock.now()
-        return bool(tickets) and not any(t.alive(now) for t in tickets)
+        return bool(entries) and not any(t.is_wanted(now) for t in entries)
 
 
 class Instance:
-    """Answers batches of tickets with one backend; the tally counts its calls."""
+    """One instance: predicts batches of requests with its backend, and counts its calls."""
 
-    def __init__(self, backend: Backend, name: str, clock: Clock, tally: Tally | None = None) -> None:
+    def __init__(
+        self, backend: Backend, name: str, clock: Clock, counters: EngineCounters | None = None
+    ) -> None:
         self._backend = backend
         self._name = name
         self._rows_max = backend.rows_max
@@ -87,148 +92,164 @@ class Instance:
         self._version = backend.metadata.version
         self._running = RunningCall(clock)
         self._clock = clock
-        self._guard = threading.Lock()
-        """Held where the call in progress is looked at, and where it ends, so that no other is cancelled in its place."""
-        self.tally = tally or Tally()
-        self.died_in: Sequence[Ticket] = ()
-        """Whose call it was that raised InstanceLostError last."""
+        self._call_lock = threading.Lock()
+        """Held while the call in progress is checked or ends, so that no other call is cancelled in
+        its place.
+        """
+        self.counters = counters or EngineCounters()
+        self.died_in: Sequence[PendingRequest] = ()
+        """Requests of the last call that raised InstanceLostError."""
 
-    def gone(self) -> None:
-        """Somebody has left: when nobody is left who waits for the call in progress, it is cancelled. Any thread."""
-        with self._guard:
+    def cancel_if_unwanted(self) -> None:
+        """Cancel the call in progress if no client wants it any more. Any thread."""
+        with self._call_lock:
             if self._running.cancelled:
                 self._backend.cancel()
 
-    def answer_all(self, tickets: Sequence[Ticket], before_call: BeforeCall) -> list[tuple[Ticket, Answer]]:
-        """Answer every ticket, in one call of the model where all goes well. Several tickets share one `key`.
+    def predict_batch(
+        self, entries: Sequence[PendingRequest], before_call: BeforeCall
+    ) -> list[tuple[PendingRequest, RequestResult]]:
+        """Return the result of every request, from one call of the model if no row fails.
 
-        InstanceLostError alone is raised: then nobody is answered yet.
+        The requests share one `key`. Only InstanceLostError is raised; then no request has a result
+        yet.
         """
-        if len(tickets) == 1:
-            return [(tickets[0], self.answer_alone(tickets[0], before_call))]
-        answered: list[tuple[Ticket, Answer]] = []
-        groups = [list(tickets)]
+        if len(entries) == 1:
+            return [(entries[0], self.predict_single(entries[0], before_call))]
+        results: list[tuple[PendingRequest, RequestResult]] = []
+        groups = [list(entries)]
         while groups:
-            asked = groups.pop()
-            retry = len(asked) < len(tickets)
-            going = [t for t in asked if not self._over(t, before_call, answered)]
-            if len(going) == 1:
-                answered.append((going[0], self.answer_alone(going[0], before_call)))
-            elif going:
-                groups += self._answer_together(going, before_call, answered, retry=retry)
-        return answered
+            group = groups.pop()
+            retry = len(group) < len(entries)
+            wanted = [t for t in group if not self._resolve_early(t, before_call, results)]
+            if len(wanted) == 1:
+                results.append((wanted[0], self.predict_single(wanted[0], before_call)))
+            elif wanted:
+                groups += self._predict_together(wanted, before_call, results, retry=retry)
+        return results
 
-    def _over(self, ticket: Ticket, before_call: BeforeCall, answered: list[tuple[Ticket, Answer]]) -> bool:
-        """Whether a ticket need not be run with others; then it is answered."""
-        answer = over(ticket, before_call) if ticket.rows else self.answer_alone(ticket, before_call)
-        if answer is not None:
-            answered.append((ticket, answer))
-        return answer is not None
-
-    def _answer_together(
+    def _resolve_early(
         self,
-        tickets: Sequence[Ticket],
+        entry: PendingRequest,
         before_call: BeforeCall,
-        answered: list[tuple[Ticket, Answer]],
+        results: list[tuple[PendingRequest, RequestResult]],
+    ) -> bool:
+        """Return True if a request has a result without a shared call."""
+        result = end_error(entry, before_call) if entry.rows else self.predict_single(entry, before_call)
+        if result is not None:
+            results.append((entry, result))
+        return result is not None
+
+    def _predict_together(
+        self,
+        entries: Sequence[PendingRequest],
+        before_call: BeforeCall,
+        results: list[tuple[PendingRequest, RequestResult]],
         *,
         retry: bool,
-    ) -> list[list[Ticket]]:
-        """One call for several tickets; when it failed, those that are to be tried again, parted, the last group first."""
-        rows = sum(t.rows for t in tickets)
+    ) -> list[list[PendingRequest]]:
+        """Call the model once for several requests.
+
+        Return the groups to retry after a failure, last first.
+        """
+        rows = sum(t.rows for t in entries)
         if rows > self._rows_max:
-            return _halves(tickets)  # since smaller batches are all that there is memory for
-        parts = [{i.name: i.data for i in t.request.inputs} for t in tickets]
+            return _halves(entries)  # split, since memory is enough for smaller batches only
+        parts = [{i.name: i.data for i in t.request.inputs} for t in entries]
         try:
-            outputs = self._call(tickets, parts, rows, "", retry=retry)
+            outputs = self._call(entries, parts, rows, "", retry=retry)
         except InstanceLostError:
             raise
         except CancelledRequestError as error:
-            if any(t.alive(self._clock.now()) for t in tickets):
-                return _halves(tickets)
-            answered.extend((t, over(t, before_call) or error) for t in tickets)
+            if any(t.is_wanted(self._clock.now()) for t in entries):
+                return _halves(entries)
+            results.extend((t, end_error(t, before_call) or error) for t in entries)
             return []
         except RowError as error:
-            return self._answer_apart(tickets, error, before_call, answered)
-        except BaseException as error:  # noqa: BLE001 - whose fault it was is found out by parting them
+            return self._predict_apart(entries, error, before_call, results)
+        except BaseException as error:  # noqa: BLE001 - splitting the batch finds the guilty requests
             _log.debug("batch failed", extra={"model": self._name, "rows": rows}, exc_info=True)
-            self._learn_room(error, rows)
-            return _halves(tickets)
+            self._reduce_rows_max(error, rows)
+            return _halves(entries)
         start = 0
-        for ticket in tickets:
-            stop = start + ticket.rows
-            if not self._over(ticket, before_call, answered):
+        for entry in entries:
+            stop = start + entry.rows
+            if not self._resolve_early(entry, before_call, results):
                 own = {n: d[start:stop] for n, d in outputs.items()}
-                answered.append((ticket, self._checked_response(own, ticket)))
+                results.append((entry, self._checked_response(own, entry)))
             start = stop
         return []
 
-    def _answer_apart(
+    def _predict_apart(
         self,
-        tickets: Sequence[Ticket],
+        entries: Sequence[PendingRequest],
         refused: RowError,
         before_call: BeforeCall,
-        answered: list[tuple[Ticket, Answer]],
-    ) -> list[list[Ticket]]:
-        """The model named guilty rows: their requests are answered one by one; the others are to be tried together."""
-        guilty: list[Ticket] = []
-        others: list[Ticket] = []
-        start = 0
-        for ticket in tickets:
-            own = range(start, start + ticket.rows)
-            (guilty if any(row in own for row in refused.rows) else others).append(ticket)
-            start += ticket.rows
-        if not guilty:
-            return _halves(tickets)
-        answered.extend((t, self.answer_alone(t, before_call)) for t in guilty)
-        return [others] if others else []
+        results: list[tuple[PendingRequest, RequestResult]],
+    ) -> list[list[PendingRequest]]:
+        """Predict the requests of refused rows one by one.
 
-    def _checked_response(self, outputs: Outputs, ticket: Ticket) -> Answer:
+        Return the others, to be retried together.
+        """
+        refused_entries: list[PendingRequest] = []
+        other_entries: list[PendingRequest] = []
+        start = 0
+        for entry in entries:
+            own = range(start, start + entry.rows)
+            (refused_entries if any(row in own for row in refused.rows) else other_entries).append(entry)
+            start += entry.rows
+        if not refused_entries:
+            return _halves(entries)
+        results.extend((t, self.predict_single(t, before_call)) for t in refused_entries)
+        return [other_entries] if other_entries else []
+
+    def _checked_response(self, outputs: Outputs, entry: PendingRequest) -> RequestResult:
         try:
-            return self._response(outputs, ticket.request, ())
+            return self._response(outputs, entry.request, ())
         except ModelInputError as error:
             return error
 
-    def answer_alone(self, ticket: Ticket, before_call: BeforeCall) -> Answer:
-        """One ticket by itself: what it comes to, an error included, but for InstanceLostError, which is raised."""
+    def predict_single(self, entry: PendingRequest, before_call: BeforeCall) -> RequestResult:
+        """Return the result of one request in calls of its own. Only InstanceLostError is raised."""
         try:
-            before_call(ticket)
+            before_call(entry)
             try:
-                answer = self.answer(ticket, before_call)
+                result = self.predict(entry, before_call)
             except CancelledRequestError:
-                if not ticket.alive(self._clock.now()):
+                if not entry.is_wanted(self._clock.now()):
                     raise
-                # It was meant for another call.
-                answer = self.answer(ticket, before_call)
-            before_call(ticket)
+                # The cancellation was meant for another call.
+                result = self.predict(entry, before_call)
+            before_call(entry)
         except InstanceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
-            # A model that is told that nobody waits may raise anything.
-            return over(ticket, before_call) or self.failure(error)
-        return answer
+            # A cancelled model may raise anything.
+            return end_error(entry, before_call) or self.reported_error(error)
+        return result
 
-    def failure(self, error: BaseException) -> BaseException:
-        """What a request comes to whose call raised this."""
+    def reported_error(self, error: BaseException) -> BaseException:
+        """Return the error to report for a request whose call raised `error`."""
         if not isinstance(error, RowError):
-            return failure(self._name, error)
-        told = self._refused(error)
-        told.__cause__ = error
-        return told
+            return reported_error(self._name, error)
+        refused = self._refused(error)
+        refused.__cause__ = error
+        return refused
 
-    def answer(self, ticket: Ticket, before_call: BeforeCall) -> InferResponse:
-        """Predict a request of any size, in calls of at most `rows_max` rows; none for no rows.
+    def predict(self, entry: PendingRequest, before_call: BeforeCall) -> InferResponse:
+        """Predict a request of any size, in calls of up to `rows_max` rows. No rows need no call.
 
-        Rows that the model refuses are failures in the response, unless the ticket is strict: then they are the
-        RefusedRowsError that this raises. `before_call` is called before every call of the model but the first, and ends the
-        request with what it raises. Raises ModelContractError when the model returns something else than a row for
-        each row.
+        Refused rows are failures in the response. If the request is strict, they raise
+        RefusedRowsError instead. `before_call` is called before every call of the model but the
+        first; its exception ends the request. Raises ModelContractError if the model does not
+        return a row for each row.
         """
-        request, rows = ticket.request, ticket.rows
-        if ticket.strict and self._whole_requests:
-            return self._call_whole(ticket)
+        request, rows = entry.request, entry.rows
+        if entry.strict and self._whole_requests:
+            return self._call_whole(entry)
         tensors = {t.name: t.data for t in request.inputs}
-        if 0 < rows <= self._rows_max and ticket.strict:
-            return self._response(self._call_strictly(ticket, tensors, rows), request, ())
+        if 0 < rows <= self._rows_max and entry.strict:
+            return self._response(self._call_strictly(entry, tensors, rows), request, ())
         kept: list[Outputs] = []
         failures: list[RowFailure] = []
         start = stop = 0
@@ -236,84 +257,87 @@ class Instance:
             start, stop = stop, min(stop + self._rows_max, rows)
             part = tensors if stop - start == rows else {n: d[start:stop] for n, d in tensors.items()}
             if start:
-                before_call(ticket)
-            if ticket.strict:
-                kept.append(self._call_strictly(ticket, part, stop - start))
+                before_call(entry)
+            if entry.strict:
+                kept.append(self._call_strictly(entry, part, stop - start))
                 continue
-            outputs, refused = self._answer_rows(ticket, part, stop - start, before_call)
+            outputs, refused = self._predict_rows(entry, part, stop - start, before_call)
             kept.extend(outputs)
             failures.extend(RowFailure(f.row + start, f.why, f.attempts) for f in refused)
         joined = self._backend.check.joined(kept, request.id)
         return self._response(joined, request, tuple(failures))
 
-    def _call_whole(self, ticket: Ticket) -> InferResponse:
-        """One call for one request, by a model that wants it so."""
-        request = ticket.request
-        self.tally.calls += 1
-        self._running.tickets = (ticket,)
+    def _call_whole(self, entry: PendingRequest) -> InferResponse:
+        """Call a model that takes whole requests."""
+        request = entry.request
+        self.counters.calls += 1
+        self._running.entries = (entry,)
         began_s = self._clock.now()
         try:
             response = self._backend.call_request(request, self._running)
         except RowError as error:
             raise self._refused(error) from error
         finally:
-            with self._guard:
-                self._running.tickets = ()
-        self.tally.called(ticket.rows, Called({}, infer_s=self._clock.now() - began_s))
+            with self._call_lock:
+                self._running.entries = ()
+        self.counters.record_call(entry.rows, CallResult({}, infer_s=self._clock.now() - began_s))
         if not request.outputs:
             return response
-        names = wanted({t.name: t.data for t in response.outputs}, request, self._name)
+        names = select_outputs({t.name: t.data for t in response.outputs}, request, self._name)
         return replace(response, outputs=tuple(t for n in names for t in response.outputs if t.name == n))
 
-    def _call_strictly(self, ticket: Ticket, tensors: Mapping[str, Array], rows: int) -> Outputs:
+    def _call_strictly(self, entry: PendingRequest, tensors: Mapping[str, Array], rows: int) -> Outputs:
         try:
-            return self._call((ticket,), (tensors,), rows, ticket.request.id)
+            return self._call((entry,), (tensors,), rows, entry.request.id)
         except RowError as error:
             raise self._refused(error) from error
 
     def _refused(self, error: RowError) -> RefusedRowsError:
-        whys = "; ".join(
+        reasons = "; ".join(
             f"row {row}: {str(why)[:WHY_CHARS_MAX]}" for row, why in sorted(error.rows.items())[:8]
         )
-        return RefusedRowsError(self._name, whys or "it refused rows without naming them")
+        return RefusedRowsError(self._name, reasons or "it raised RowError without a row")
 
-    def _answer_rows(
-        self, ticket: Ticket, tensors: Mapping[str, Array], rows: int, before_call: BeforeCall
+    def _predict_rows(
+        self, entry: PendingRequest, tensors: Mapping[str, Array], rows: int, before_call: BeforeCall
     ) -> tuple[list[Outputs], tuple[RowFailure, ...]]:
-        """Call once; if the batch fails, bisect it. Outputs are over the good rows, in order."""
+        """Call once, and bisect the batch if it fails.
+
+        Return the outputs of the good rows, in order.
+        """
         search = Bisection(rows)
         kept: list[Outputs] = []
-        request = ticket.request.id
+        request = entry.request.id
         while (indices := search.next()) is not None:
             whole = len(indices) == rows
             if not whole:
-                before_call(ticket)
+                before_call(entry)
             part = tensors if whole else {n: d.take(indices, axis=0) for n, d in tensors.items()}
             try:
                 outputs = self._call(
-                    (ticket,), (part,), len(indices), request, fresh=not whole, retry=not whole
+                    (entry,), (part,), len(indices), request, fresh=not whole, retry=not whole
                 )
             except RowError as error:
-                search.refused({row: str(why)[:WHY_CHARS_MAX] for row, why in error.rows.items()})
+                search.mark_refused({row: str(why)[:WHY_CHARS_MAX] for row, why in error.rows.items()})
             except _NOT_ABOUT_ROWS:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a model raises is about its rows
                 _log.debug("batch failed", extra={"model": self._name, "rows": len(indices)}, exc_info=True)
-                self._learn_room(error, len(indices))
-                search.failed(reason(error))
+                self._reduce_rows_max(error, len(indices))
+                search.mark_failed(describe_error(error))
             else:
                 kept.append(outputs)
-                search.succeeded()
+                search.mark_succeeded()
         return kept, search.failures
 
-    def _learn_room(self, error: BaseException, rows: int) -> None:
-        """When a batch failed for want of memory, ask for smaller ones from now on, and not for as large a one each time."""
-        if rows <= self._rows_max and (rows_max := room(self._name, error, rows)) is not None:
+    def _reduce_rows_max(self, error: BaseException, rows: int) -> None:
+        """Lower the batch size after a batch ran out of memory, so that later batches fit at once."""
+        if rows <= self._rows_max and (rows_max := reduced_rows_max(self._name, error, rows)) is not None:
             self._rows_max = rows_max
 
     def _call(
         self,
-        tickets: Sequence[Ticket],
+        entries: Sequence[PendingRequest],
         parts: Sequence[Mapping[str, Array]],
         rows: int,
         request: str,
@@ -321,24 +345,24 @@ class Instance:
         fresh: bool = False,
         retry: bool = False,
     ) -> Outputs:
-        self.tally.calls += 1
-        self.tally.retries += retry
-        self._running.tickets = tickets
+        self.counters.calls += 1
+        self.counters.retries += retry
+        self._running.entries = entries
         try:
             called = self._backend.call(parts, rows, request, self._running, fresh=fresh)
         except InstanceLostError:
-            self.died_in = tickets
+            self.died_in = entries
             raise
         finally:
-            with self._guard:
-                self._running.tickets = ()
-        self.tally.called(rows, called)
+            with self._call_lock:
+                self._running.entries = ()
+        self.counters.record_call(rows, called)
         return called.outputs
 
     def _response(
         self, outputs: Outputs, request: InferRequest, failures: tuple[RowFailure, ...]
     ) -> InferResponse:
-        chosen = wanted(outputs, request, self._name) if request.outputs and outputs else outputs
+        chosen = select_outputs(outputs, request, self._name) if request.outputs and outputs else outputs
         return InferResponse(
             tuple([Tensor(name, data) for name, data in chosen.items()]),
             self._name,
@@ -348,6 +372,6 @@ class Instance:
         )
 
 
-def _halves(tickets: Sequence[Ticket]) -> list[list[Ticket]]:
-    half = len(tickets) // 2
-    return [list(tickets[half:]), list(tickets[:half])]
+def _halves(entries: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
+    half = len(entries) // 2
+    return [list(entries[half:]), list(entries[:half])]

@@ -8,11 +8,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from headrace.engine.reason import ToldError, reason
+from headrace.engine.model_errors import RemoteError, describe_error
 
 
 class LoopThread:
-    """Runs an event loop in a thread until it is stopped."""
+    """An event loop that runs in a thread until it is stopped."""
 
     def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner()
@@ -24,7 +24,7 @@ class LoopThread:
     def _run(self, started: "Future[None]") -> None:
         try:
             self.loop = self._runner.get_loop()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever makes this; there may be no file left to open
+        except BaseException as error:  # noqa: BLE001 - raised again in the constructor
             started.set_exception(error)
             return
         with self._runner:
@@ -33,11 +33,14 @@ class LoopThread:
             self._runner.run(self._over.wait())
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
-        """Call a function in the loop, and await what it returns where that is a coroutine. Any other thread."""
+        """Call a function in the loop, and await its result if that is a coroutine.
+
+        Any other thread.
+        """
         return asyncio.run_coroutine_threadsafe(_called(function), self.loop)
 
     def stop(self) -> None:
-        """Cancel what runs, and end the thread. Does nothing the second time."""
+        """Cancel the running tasks and end the thread. Does nothing the second time."""
         with suppress(RuntimeError):  # the loop is closed already
             self.loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
@@ -48,5 +51,5 @@ async def _called(function: Callable[[], Any]) -> Any:
         result = function()
         return await result if inspect.iscoroutine(result) else result
     except (SystemExit, KeyboardInterrupt) as error:
-        # They would end the loop, and with it everything else that runs there.
-        raise ToldError(reason(error)) from error
+        # They would end the loop and all other tasks in it.
+        raise RemoteError(describe_error(error)) from error

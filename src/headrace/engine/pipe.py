@@ -1,7 +1,8 @@
-"""A bounded pipe between two sides, each of which is a thread or a coroutine of any event loop.
+"""A bounded pipe between two sides, each a thread or a coroutine of any event loop.
 
-What an instance and a door have between them while a stream is open: requests one way, responses the other. One
-producer and one consumer. The consumer takes all that is there at once, so that a hop is paid once for many items.
+It connects an instance and a network listener while a stream is open: requests one way, responses
+the other. It has one producer and one consumer. The consumer takes all items at once, so that one
+thread hop serves many items.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ T = TypeVar("T")
 
 
 class Pipe(Generic[T]):
-    """Items in order, at most `items_max` of them on the way.
+    """A bounded first-in, first-out pipe of up to `items_max` items.
 
-    The producer ends with `close`, with or without an error, which the consumer meets after the last item. The
-    consumer ends with `abandon`: then a `put` that waits, and every one after, raises CancelledRequestError. Both may
-    be called from any thread, more than once.
+    The producer ends it with `close`, with or without an error, which the consumer gets after the
+    last item. The consumer ends it with `abandon`; then waiting and later calls of `put` raise
+    CancelledRequestError. Any thread may call both, more than once.
     """
 
     def __init__(self, items_max: int) -> None:
@@ -39,69 +40,74 @@ class Pipe(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """What `close` was given."""
+        """The error passed to `close`."""
         return self._error
 
     @property
     def abandoned(self) -> bool:
-        """Whether the consumer has gone."""
+        """True once the consumer has left."""
         return self._abandoned
 
-    # The producer's side
+    # Producer side
 
     def offer(self, item: T) -> bool:
-        """Put an item whatever the bound; whether there is room for another. CancelledRequestError once abandoned."""
+        """Put an item beyond the limit, if needed. Return True while there is space for another.
+
+        Raises CancelledRequestError once abandoned.
+        """
         return self.offer_all((item,))
 
-    def offer_quietly(self, item: T, wakes: "list[Callable[[], None]]") -> bool:
-        """As `offer`; whom it would wake is added to `wakes`, for `wake_all`."""
-        room, wake = self._add((item,))
+    def offer_deferred(self, item: T, wakes: "list[Callable[[], None]]") -> bool:
+        """Put an item as `offer` does. Append the consumer's wake-up to `wakes`, for `wake_all`."""
+        has_space, wake = self._add((item,))
         if wake is not None:
             wakes.append(wake)
-        return room
+        return has_space
 
     def offer_all(self, items: Iterable[T]) -> bool:
-        """Put several items whatever the bound; see `offer`."""
-        room, wake = self._add(items)
+        """Put several items as `offer` does."""
+        has_space, wake = self._add(items)
         if wake is not None:
             wake()
-        return room
+        return has_space
 
     def _add(self, items: Iterable[T]) -> tuple[bool, Callable[[], None] | None]:
-        """Whether there is room for another, and whom to wake."""
+        """Add items. Return True while there is space, and the consumer's wake-up."""
         with self._lock:
             self._check()
             self._items.extend(items)
             wake, self._getter = self._getter, None
             return len(self._items) < self._items_max, wake
 
-    def when_room(self, wake: Callable[[], None]) -> bool:
-        """Call `wake` once, from the consumer, when there is room or nobody takes any more; not when it is so now.
+    def when_space(self, wake: Callable[[], None]) -> bool:
+        """Call `wake` once there is space, or once the pipe is abandoned.
 
-        Whether it is not. For a producer that neither blocks nor awaits.
+        Return False if either holds now.
+
+        `wake` is called by the consumer. For a producer that neither blocks nor awaits.
         """
         return self._register(
             lambda: len(self._items) < self._items_max or self._abandoned, wake, putting=True
         )
 
     def put(self, item: T) -> None:
-        """Put an item, then block while there is no room for another."""
+        """Put an item, then block until there is space for another."""
         if not self.offer(item):
             self._wait(lambda: len(self._items) < self._items_max or self._abandoned, putting=True)
             self._check()
 
     async def aput(self, item: T) -> None:
-        """Put an item, then wait while there is no room for another."""
+        """Put an item, then wait until there is space for another."""
         if not self.offer(item):
             await self._await(lambda: len(self._items) < self._items_max or self._abandoned, putting=True)
             self._check()
 
     def _check(self) -> None:
         if self._abandoned:
-            raise CancelledRequestError("nobody takes this stream's items any more")
+            raise CancelledRequestError("the consumer of the stream has left")
 
     def close(self, error: BaseException | None = None) -> None:
-        """No more items come; the first call counts."""
+        """End the pipe after the items in it. The first call counts."""
         with self._lock:
             if self._closed:
                 return
@@ -110,10 +116,10 @@ class Pipe(Generic[T]):
         if wake is not None:
             wake()
 
-    # The consumer's side
+    # Consumer side
 
     def take(self) -> list[T]:
-        """What is there now, perhaps nothing."""
+        """Return all items, possibly none."""
         with self._lock:
             items = list(self._items)
             self._items.clear()
@@ -123,36 +129,41 @@ class Pipe(Generic[T]):
         return items
 
     def when_item(self, wake: Callable[[], None]) -> bool:
-        """Call `wake` once, from the producer, when an item is there or no more come; not when it is so now.
+        """Call `wake` once there is an item, or once the pipe is closed.
 
-        Whether it is not. For a consumer that neither blocks nor awaits.
+        Return False if either holds now.
+
+        `wake` is called by the producer. For a consumer that neither blocks nor awaits.
         """
         return self._register(lambda: bool(self._items) or self._closed, wake, putting=False)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is there, and nothing comes any more."""
+        """True once the pipe is closed and empty."""
         return self._closed and not self._items
 
     def get(self) -> list[T]:
-        """All items that are there, at least one, blocking for it; none at the end. Raises what `close` was given."""
+        """Block for at least one item. Return all items, none at the end.
+
+        Raises the error of `close`.
+        """
         self._wait(lambda: bool(self._items) or self._closed, putting=False)
-        return self._taken()
+        return self._take_or_raise()
 
     async def aget(self) -> list[T]:
-        """What `get` does, for a coroutine."""
+        """Wait for items as `get` does, in a coroutine."""
         if not self._items:
             await self._await(lambda: bool(self._items) or self._closed, putting=False)
-        return self._taken()
+        return self._take_or_raise()
 
-    def _taken(self) -> list[T]:
+    def _take_or_raise(self) -> list[T]:
         items = self.take()
         if not items and self._error is not None:
             raise self._error
         return items
 
     def abandon(self) -> None:
-        """Nobody takes anything any more; what is on the way is dropped."""
+        """Leave as the consumer; items in the pipe are dropped."""
         with self._lock:
             self._abandoned = True
             self._items.clear()
@@ -163,7 +174,7 @@ class Pipe(Generic[T]):
     # Waiting
 
     def _register(self, ready: Callable[[], bool], wake: Callable[[], None], *, putting: bool) -> bool:
-        """Ask to be woken, unless it is so already; whether it is not."""
+        """Register a wake-up and return True, unless `ready` holds."""
         with self._lock:
             if ready():
                 return False
@@ -189,36 +200,36 @@ class Pipe(Generic[T]):
 
 
 class _Waker:
-    """Wakes a coroutine, from any thread."""
+    """The wake-up of a coroutine, for any thread."""
 
-    __slots__ = ("_thread", "_woken", "loop")
+    __slots__ = ("_future", "_thread", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, woken: "asyncio.Future[None]") -> None:
         self.loop = loop
-        self._woken = woken
+        self._future = woken
         self._thread = threading.get_ident()
 
     def done(self) -> None:
-        """In its event loop."""
-        if not self._woken.done():
-            self._woken.set_result(None)
+        """Wake the coroutine, in its event loop."""
+        if not self._future.done():
+            self._future.set_result(None)
 
     def __call__(self) -> None:
         if threading.get_ident() == self._thread:
-            _reach(self.done)
+            _call_loop(self.done)
         else:
-            _reach(lambda: self.loop.call_soon_threadsafe(self.done))
+            _call_loop(lambda: self.loop.call_soon_threadsafe(self.done))
 
 
-def _reach(go: Callable[[], object]) -> None:
+def _call_loop(go: Callable[[], object]) -> None:
     try:
         go()
-    except RuntimeError:  # the loop is closed: whoever waited there is gone
-        _log.debug("an item for a closed event loop")
+    except RuntimeError:  # the event loop is closed, so its coroutine is gone
+        _log.debug("an item is dropped: the event loop of its client is closed")
 
 
 def wake_all(wakes: Sequence[Callable[[], None]]) -> None:
-    """Wake several, with one hop for each event loop: a hop costs more than an item, and gives way to other threads."""
+    """Call several wake-ups, with one hop per event loop, since a hop costs more than an item."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Waker]] = {}
     for wake in wakes:
         if isinstance(wake, _Waker):
@@ -226,13 +237,13 @@ def wake_all(wakes: Sequence[Callable[[], None]]) -> None:
         else:
             wake()
     for loop, wakers in by_loop.items():
-        _reach(partial(_hop, loop, wakers))
+        _call_loop(partial(_wake_loop, loop, wakers))
 
 
-def _hop(loop: asyncio.AbstractEventLoop, wakers: Sequence[_Waker]) -> None:
-    loop.call_soon_threadsafe(_done_all, wakers)
+def _wake_loop(loop: asyncio.AbstractEventLoop, wakers: Sequence[_Waker]) -> None:
+    loop.call_soon_threadsafe(_wake_all_waiters, wakers)
 
 
-def _done_all(wakers: Sequence[_Waker]) -> None:
+def _wake_all_waiters(wakers: Sequence[_Waker]) -> None:
     for waker in wakers:
         waker.done()

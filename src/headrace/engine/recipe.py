@@ -1,6 +1,6 @@
-"""How a model is made again in another process: by the name of a function, never by a pickle.
+"""Recipes: make a model again in another process by the name of a function, never by a pickle.
 
-Arrives: what the engine was given to make models. Leaves: a `ModelRecipe`, and in the other process a maker out of it.
+Takes the engine's model factory; gives a `ModelRecipe`, and in the other process a factory again.
 """
 
 import functools
@@ -13,96 +13,101 @@ import orjson
 
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model, ModelRecipe
-from headrace.engine.reason import reason
+from headrace.engine.model_errors import describe_error
 
-_HOW = (
-    "put the class, or a function that makes it, into a module that can be imported, or pass a file's path to "
-    "model_factory; or set isolation to thread"
+_ADVICE = (
+    "define the class, or a function that makes it, in a module that can be imported, or pass the path of a "
+    "file to model_factory; or set isolation to thread"
 )
 
 
-def recipe_of(make_model: Callable[[], Model], name: str) -> ModelRecipe:
-    """The recipe of a model's maker: its own attribute `recipe`, or the name that it can be imported by.
+def make_recipe(make_model: Callable[[], Model], name: str) -> ModelRecipe:
+    """Return the recipe of a model factory: its attribute `recipe`, or the name to import it by.
 
-    Of a `functools.partial` with keyword arguments those are the recipe's. Raises ConfigError, which says what to do
-    instead, for what only this process knows: lambdas, functions inside functions, the main script.
+    The keyword arguments of a `functools.partial` become the recipe's. Raises ConfigError, with
+    advice, for factories that only this process knows: lambdas, nested functions, functions of the
+    main script.
     """
     recipe: Any = getattr(make_model, "recipe", None)
     if not isinstance(recipe, ModelRecipe):
-        recipe = _named(make_model, name)
+        recipe = _recipe_by_name(make_model, name)
     try:
         orjson.dumps(dict(recipe.arguments))
     except TypeError as error:
         raise ConfigError(
-            f"model {name} cannot run in a process of its own: its maker's arguments must be plain values "
-            f"(text, numbers, lists, tables): {error}"
+            f"model {name} cannot run in a process of its own: the arguments of its factory must be "
+            f"plain values (text, numbers, lists, mappings): {error}"
         ) from None
     return recipe
 
 
-def _named(make_model: Callable[[], Model], name: str) -> ModelRecipe:
+def _recipe_by_name(make_model: Callable[[], Model], name: str) -> ModelRecipe:
     arguments: dict[str, Any] = {}
     made: Any = make_model
     if isinstance(made, functools.partial):
         part = cast("functools.partial[Model]", made)
         if part.args:
-            raise _unnameable(name, "its functools.partial has arguments without names: name them")
+            raise _no_name_error(name, "its functools.partial has positional arguments: pass them by name")
         made, arguments = part.func, dict(part.keywords)
     module: object = getattr(made, "__module__", None)
-    place: object = getattr(made, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(place, str):
-        raise _unnameable(name, f"a {type(made).__name__} has no name to import it by")
+    qualname: object = getattr(made, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(qualname, str):
+        raise _no_name_error(name, f"a {type(made).__name__} cannot be imported by name")
     if module == "__main__":
-        raise _unnameable(name, f"{place} is in the main script, which another process would run once more")
-    if "<" in place:
-        raise _unnameable(name, f"{place} is made inside a function")
-    function = f"{module}:{place}"
+        raise _no_name_error(name, f"{qualname} is defined in the main script")
+    if "<" in qualname:
+        raise _no_name_error(name, f"{qualname} is defined inside a function")
+    function = f"{module}:{qualname}"
     try:
-        found = _imported(function)
+        imported = _import(function)
     except (Exception, SystemExit) as error:
-        raise _unnameable(name, f"{function} cannot be imported ({reason(error)})") from error
-    if found is not made:
-        raise _unnameable(name, f"{function} is something else")
+        raise _no_name_error(name, f"{function} cannot be imported ({describe_error(error)})") from error
+    if imported is not made:
+        raise _no_name_error(name, f"{function} is another object")
     return ModelRecipe(function, arguments)
 
 
-def _imported(function: str) -> Any:
-    module, _, place = function.partition(":")
-    if not _findable(module):
+def _import(function: str) -> Any:
+    module, _, qualname = function.partition(":")
+    if not _is_importable(module):
         raise ModuleNotFoundError(f"no module named {module!r}")
-    found: Any = importlib.import_module(module)
-    for part in place.split("."):
-        found = getattr(found, part)
-    return found
+    imported: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        imported = getattr(imported, part)
+    return imported
 
 
-def _findable(module: str) -> bool:
-    """Whether an import finds it anew: what was loaded by a file's path is in `sys.modules` here, and only here."""
+def _is_importable(module: str) -> bool:
+    """Return True if an import would find the module.
+
+    A module that was loaded by its file's path is in `sys.modules` of this process only.
+    """
     parent, _, _ = module.rpartition(".")
     path = importlib.import_module(parent).__path__ if parent else None
     return any(finder.find_spec(module, path) is not None for finder in sys.meta_path)
 
 
-def _unnameable(name: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"model {name} cannot run in a process of its own, which makes it by name: {why}; {_HOW}"
-    )
+def _no_name_error(name: str, reason: str) -> ConfigError:
+    return ConfigError(f"model {name} cannot run in a process of its own: {reason}; {_ADVICE}")
 
 
-def maker(recipe: ModelRecipe, name: str) -> Callable[[], Model]:
-    """What makes the recipe's model, here. It raises ModelLoadError for what cannot be imported or is no model."""
+def recipe_factory(recipe: ModelRecipe, name: str) -> Callable[[], Model]:
+    """Return the factory of the recipe's model in this process.
+
+    The factory raises ModelLoadError if the function cannot be imported or returns no Model.
+    """
 
     def make() -> Model:
         try:
-            function = _imported(recipe.function)
+            function = _import(recipe.function)
         except (Exception, SystemExit) as error:
             raise ModelLoadError(
-                name, f"{recipe.function} cannot be imported in its own process: {reason(error)}"
+                name, f"{recipe.function} cannot be imported in its own process: {describe_error(error)}"
             ) from error
         model = function(**recipe.arguments)
         if not isinstance(model, Model):
             raise ModelLoadError(
-                name, f"{recipe.function} returned a {type(model).__name__}, which is no headrace.Model"
+                name, f"{recipe.function} returned a {type(model).__name__}, not a headrace.Model"
             )
         return model
 

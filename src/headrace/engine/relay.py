@@ -1,6 +1,6 @@
-"""Streams through a wire: items out of one pipe here, into the other's twin there, a bounded number on the way.
+"""Streams over a wire, from a pipe here to its counterpart there, with bounded items in transit.
 
-The same at both ends: an instance sends requests and receives responses, its process the other way round.
+Both ends use it: an instance sends requests and receives responses, its process the reverse.
 """
 
 import struct
@@ -14,134 +14,142 @@ import orjson
 
 from headrace.core.errors import CancelledRequestError
 from headrace.engine.pipe import Pipe
-from headrace.engine.stream_codec import plain
+from headrace.engine.stream_codec import encode_json
 from headrace.engine.streams import ITEMS_MAX
-from headrace.engine.told import error_of, told
-from headrace.engine.wire import Kind, Wire
+from headrace.engine.wire import FrameKind, Wire
+from headrace.engine.wire_errors import error_from_wire, error_to_wire
 
 _COUNT: Final = struct.Struct("<I")
-_TELL_ITEMS: Final = ITEMS_MAX // 4
-"""So many items are taken before their producer is told, unless it may have to wait."""
+_ACKNOWLEDGE_ITEMS: Final = ITEMS_MAX // 4
+"""Number of items after which their producer gets an acknowledgement, unless it may have to wait.
+Number of items after which their producer gets an acknowledgement, unless it may have to wait.
+"""
 
 T = TypeVar("T")
 
 
-class Outlet(Generic[T]):
-    """Items of one pipe on their way to the wire; at most ITEMS_MAX, and a pipe's content, ahead of their consumer."""
+class StreamSender(Generic[T]):
+    """The sending end of one pipe: up to ITEMS_MAX, plus one pipe's content, ahead of the consumer."""
 
     def __init__(self, relay: "Relay", id: int, pipe: Pipe[T], pack: Callable[[T], bytes]) -> None:
         self._relay = relay
         self._id = id
         self._pipe = pipe
         self._pack = pack
-        self._untaken = 0
-        self._held = False
+        self._unacknowledged = 0
+        self._blocked = False
         self._bounded = True
-        self.over = False
+        self.ended = False
 
-    def begin(self) -> None:
-        """Send what comes."""
+    def start(self) -> None:
+        """Send the items of the pipe as they arrive."""
         if not self._pipe.when_item(self._ready):
             self._ready()
 
     def _ready(self) -> None:
         self._relay.ready(self)
 
-    def taken(self, count: int) -> None:
-        """The other end has handed so many on. In the wire's thread."""
-        self._untaken -= count
-        if self._held and self._untaken < ITEMS_MAX:
-            self._held = False
+    def acknowledge(self, count: int) -> None:
+        """Record that the other end has passed on `count` items. In the wire's thread."""
+        self._unacknowledged -= count
+        if self._blocked and self._unacknowledged < ITEMS_MAX:
+            self._blocked = False
             self._ready()
 
-    def free(self) -> None:
-        """Nobody takes any more, so that nothing is held back: the end must get through. In the wire's thread."""
+    def unblock(self) -> None:
+        """Send without a limit, so that the end gets through: the consumer has left.
+
+        In the wire's thread.
+        """
         self._bounded = False
-        self._held = False
+        self._blocked = False
         self._ready()
 
     def send(self, wire: Wire) -> None:
-        """Post what is there. In the wire's thread."""
-        if self.over:
+        """Post the items of the pipe. In the wire's thread."""
+        if self.ended:
             return
-        if self._bounded and self._untaken >= ITEMS_MAX:
-            self._held = True
+        if self._bounded and self._unacknowledged >= ITEMS_MAX:
+            self._blocked = True
             return
         if not self._send_items(wire):
             return
         if self._pipe.ended:
             self.end(wire, self._pipe.error)
         else:
-            self.begin()
+            self.start()
 
     def _send_items(self, wire: Wire) -> bool:
-        """Post what is there; False when one cannot be packed, which ends the stream after those before it."""
+        """Post the items.
+
+        Return False if one cannot be packed, which ends the stream after those before it.
+        """
         packed: list[bytes] = []
         failed: Exception | None = None
         try:
             for item in self._pipe.take():
                 packed.append(self._pack(item))  # noqa: PERF401 - those before the one that fails are sent
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream's caller hears of it
+        except Exception as error:  # noqa: BLE001 - reported to the client of the stream
             failed = error
         if packed:
-            self._untaken += len(packed)
-            wire.post(Kind.ITEMS, self._id, b"".join(packed))
+            self._unacknowledged += len(packed)
+            wire.post(FrameKind.ITEMS, self._id, b"".join(packed))
         if failed is not None:
             self.end(wire, failed)
         return failed is None
 
     def end(self, wire: Wire, error: BaseException | None) -> None:
-        """No more items."""
-        self.over = True
-        wire.post(Kind.END, self._id, plain(told(error)) if error else b"")
+        """Post the end of the stream."""
+        self.ended = True
+        wire.post(FrameKind.END, self._id, encode_json(error_to_wire(error)) if error else b"")
         self._pipe.abandon()
 
 
-class Inlet(Generic[T]):
-    """Items from the wire on their way into a pipe."""
+class StreamReceiver(Generic[T]):
+    """The receiving end of one pipe: items from the wire into the pipe."""
 
     def __init__(self, wire: Wire, id: int, pipe: Pipe[T], unpack: Callable[[memoryview], list[T]]) -> None:
         self._wire = wire
         self._id = id
         self._pipe = pipe
         self._unpack = unpack
-        self._untold = 0
+        self._unreported = 0
         self._lock = threading.Lock()
 
     def received(self, payload: memoryview) -> None:
-        """In the wire's thread."""
+        """Put the items of a frame into the pipe. In the wire's thread."""
         items = self._unpack(payload)
         with suppress(CancelledRequestError):
-            room = self._pipe.offer_all(items)
+            has_space = self._pipe.offer_all(items)
             with self._lock:
-                self._untold += len(items)
-                enough = self._untold >= _TELL_ITEMS
-            if enough and (room or not self._pipe.when_room(self._tell)):
-                self._tell()
+                self._unreported += len(items)
+                is_due = self._unreported >= _ACKNOWLEDGE_ITEMS
+            if is_due and (has_space or not self._pipe.when_space(self._acknowledge)):
+                self._acknowledge()
 
-    def _tell(self) -> None:
-        """There is room: the producer may send more. Any thread."""
+    def _acknowledge(self) -> None:
+        """Acknowledge the items, so that the producer may send more. Any thread."""
         with self._lock:
-            count, self._untold = self._untold, 0
+            count, self._unreported = self._unreported, 0
         if count:
-            self._wire.post(Kind.TAKEN, self._id, _COUNT.pack(count))
+            self._wire.post(FrameKind.TAKEN, self._id, _COUNT.pack(count))
 
 
 class Relay:
-    """The outlets that have something to send. `ready` is for any thread, `gather` for the wire's."""
+    """The senders with something to send. Any thread calls `ready`, the wire's thread `send_ready`."""
 
     def __init__(self) -> None:
         self.wire: Wire | None = None
-        self._ready: deque[Outlet[Any]] = deque()
+        self._ready: deque[StreamSender[Any]] = deque()
 
-    def ready(self, outlet: "Outlet[Any]") -> None:
-        """It has items, or has ended."""
-        self._ready.append(outlet)
+    def ready(self, sender: "StreamSender[Any]") -> None:
+        """Mark a sender that has items or has ended."""
+        self._ready.append(sender)
         if self.wire is not None:
             self.wire.wake()
 
-    def gather(self) -> None:
-        """Post what there is, each outlet once."""
+    def send_ready(self) -> None:
+        """Let each marked sender post once."""
         wire = self.wire
         for _ in range(len(self._ready)):
             if wire is None:
@@ -149,16 +157,16 @@ class Relay:
             self._ready.popleft().send(wire)
 
 
-def count_of(payload: memoryview) -> int:
-    """How many items a frame tells of."""
+def decode_count(payload: memoryview) -> int:
+    """Return the number of items in a TAKEN frame."""
     return int(_COUNT.unpack(payload)[0])
 
 
-def end_of(payload: memoryview) -> BaseException | None:
-    """The error that a frame ends its stream with."""
-    return error_of(orjson.loads(payload)) if len(payload) else None
+def decode_end(payload: memoryview) -> BaseException | None:
+    """Return the error of an END frame, or None."""
+    return error_from_wire(orjson.loads(payload)) if len(payload) else None
 
 
-def log_of(payload: memoryview) -> Sequence[object]:
-    """A record for the log: its logger's name, level and text."""
+def decode_log_record(payload: memoryview) -> Sequence[object]:
+    """Return the logger name, level and text of a LOG frame."""
     return orjson.loads(payload)

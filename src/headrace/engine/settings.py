@@ -1,4 +1,4 @@
-"""How an engine serves: bounds and choices, each with its unit in its name."""
+"""Settings of one served model: limits and choices, each with its unit in its name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,45 +12,60 @@ from headrace.core.sequence import SequenceLimits
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """How one model is served. None takes what the model itself says.
+    """The settings of one served model. None takes the model's own setting.
 
-    Raises ConfigError for what leaves no room.
+    Raises ConfigError for values out of range.
     """
 
     instances: int = 1
-    """Copies of the model, each in its own thread or process."""
+    """Number of copies of the model, each in its own thread or process."""
     isolation: Isolation | None = None
     """Where instances run; see `headrace.Model.isolation`."""
     max_batch_rows: int | None = None
-    """The most rows for one call of the model."""
+    """Limit of rows per call of the model."""
     max_batch_delay_ms: float | None = None
-    """How long a request may wait for company that is expected."""
+    """Milliseconds that a request may wait for expected requests to share its call."""
     queue_rows_max: int = 4096
-    """Rows that may wait; beyond, requests are refused at once, with the time after which to ask again."""
+    """Limit of waiting rows. Beyond it, requests are refused at once, with the time after which to
+    retry.
+    """
     streams_max: int = 256
-    """Streams that may be open at once."""
+    """Limit of open streams."""
     call_timeout_s: float | None = None
-    """How long one call of a model in a process of its own may last. The process is then killed and started again, and
-    what it had is asked once more, each request by itself; None waits as long as it takes. Threads cannot be killed."""
+    """Limit of seconds per call of a model in a process of its own; None for no limit. Beyond it,
+    the process is killed and restarted, and the requests of the call are retried once, each in a
+    call of its own. Threads cannot be killed.
+    """
     cancel_grace_s: float | None = 5.0
-    """How long a call of a model in a process of its own may go on once it was told that nobody waits for it any more. The
-    process is then killed and started again; None, or infinity, lets it go on. Its open streams end with it."""
+    """Seconds that a call of a model in a process of its own may take after its cancellation, when
+    no client wants it any more. Beyond them, the process is killed and restarted; its open streams
+    end with it. None, or infinity, lets the call go on.
+    """
     memory_bytes_max: int | None = None
-    """The most memory of each process, with all that it starts. In a control group of its own where one can be made: beyond, it is
-    killed. Else by RLIMIT_DATA: then private memory counts, touched or not, and beyond the model meets a MemoryError."""
+    """Limit of the memory of each process, with all that it starts. Enforced by a control group of
+    its own, if one can be made: beyond the limit, the process is killed. Else by RLIMIT_DATA, which
+    counts private memory, touched or not: beyond the limit, the model gets a MemoryError.
+    """
     processes_max: int | None = None
-    """The most processes and threads of each process, itself included. In a control group of its own where one can be made;
-    else by RLIMIT_NPROC, on top of all that its user runs already, which does not bind root: refused there."""
+    """Limit of processes and threads of each process, itself included. Enforced by a control group
+    of its own, if one can be made. Else by RLIMIT_NPROC, on top of all that the user runs already;
+    it does not bind root, so it is refused there.
+    """
     environ_pass: tuple[str, ...] | None = None
-    """Variables of the environment that each process is given, beside those that Python needs to start; None passes all.
-    It keeps secrets from a model's mistakes: a hostile model of the same user finds other ways."""
+    """Environment variables that each process gets, besides those that Python needs to start; None
+    for all. This hides secrets from a model's mistakes, not from a hostile model of the same user.
+    """
     sequences: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Limits of a model with a `step` that are to be other than its own, by their names in `headrace.SequenceLimits`."""
+    """Limits of a model with a `step` that replace its own, by their names in
+    `headrace.SequenceLimits`.
+    """
     checkpoints: str | None = None
-    """Where the states of a model with a `step` are kept, step by step, so that sequences outlive the process that holds them: ``memory:``,
-    an SQLite file's path, or ``redis://HOST``; see `headrace.checkpoints.open`. None: nowhere."""
+    """Store of the states of a model with a `step`, saved after each step, so that sequences
+    outlive their process: ``memory:``, the path of an SQLite file, or ``redis://HOST``; see
+    `headrace.checkpoints.open`. None for no store.
+    """
     warm_up: bool = True
-    """Whether the first, slow call is made before the model is ready."""
+    """Make the first, slow call before the model is ready."""
 
     def __post_init__(self) -> None:
         bounds = {
@@ -72,6 +87,6 @@ class ServeSettings:
             raise ConfigError(f"cancel_grace_s must be 0 or more, not {self.cancel_grace_s}")
         if any("=" in name or not name for name in self.environ_pass or ()):
             raise ConfigError("environ_pass must hold names of variables, without values")
-        SequenceLimits().changed(self.sequences)
+        SequenceLimits().with_values(self.sequences)
         if self.isolation not in (None, "auto", "inline", "thread", "process"):
             raise ConfigError(f"isolation must be auto, inline, thread or process, not {self.isolation!r}")

@@ -1,4 +1,4 @@
-"""The states of a model's sequences, where the model is: each step is done on all of its states, or on none."""
+"""The states of a model's sequences, next to the model: a step changes all of its states, or none."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -9,96 +9,101 @@ import numpy as np
 
 from headrace.checkpoints.codec import decode_state, encode_state
 from headrace.core.errors import ModelContractError, SequenceLostError
+from headrace.core.frozen import statically_frozen
 from headrace.core.model import Model
-from headrace.core.record import record
 from headrace.core.sequence import SequenceEnd, SequenceState, States
 from headrace.core.tensor import Array
 from headrace.engine.outputs import Outputs
 
 _log = logging.getLogger("headrace.engine")
 
-_HOLDERS: Final = frozenset({list, dict, tuple, set, bytearray})
-"""Plain values that can be changed where they are, or hold others that can."""
+_CONTAINERS: Final = frozenset({list, dict, tuple, set, bytearray})
+"""Types of plain values that are mutable, or hold values that are."""
 
 
 class StepOrder(NamedTuple):
-    """One row of a call of `Model.step`: whose step it is. Plain values, but for `restore`."""
+    """One row of a call of `Model.step`, with its sequence. Plain values, except `restore`."""
 
     number: int
-    """The sequence's, never given twice."""
+    """Number of the sequence, never reused."""
     id: str
     steps: int
-    """Steps it has done."""
+    """Number of steps that the sequence has done."""
     again: bool
     end: bool
     parameters: Mapping[str, Any]
-    """Of the request that the row belongs to."""
+    """Parameters of the row's request."""
     restore: bytes | None
-    """Its checkpoint, which takes the place of whatever is here; empty: it begins anew. None: what is here counts."""
+    """The checkpoint that replaces the state here; empty to begin with an empty state. None keeps
+    the state here.
+    """
     save: bool
-    """Whether a checkpoint of its state after the step is wanted."""
+    """Return a checkpoint of the state after the step."""
     request: int = 0
-    """Tells the requests of a sequence apart."""
+    """Number that tells the requests of a sequence apart."""
 
 
-Said = tuple[bool, bool, bool]
-"""What the model said of one row: whether it goes on, is silent, ends its sequence."""
+StepFlags = tuple[bool, bool, bool]
+"""The model's decisions for one row: reschedule, skip the output, end the sequence."""
 
 
-class Ending(NamedTuple):
-    """A sequence that is over."""
+class SequenceEnding(NamedTuple):
+    """A sequence that has ended, for the model."""
 
     number: int
     id: str
     steps: int
-    why: SequenceEnd
+    reason: SequenceEnd
 
 
-@record
-class Stepped:
-    """What one call of `Model.step` returned, checked; what it said of each row, and the checkpoints that were asked for."""
+@statically_frozen
+class StepResult:
+    """The outputs of one call of `Model.step`, the flags of each row and requested checkpoints."""
 
     outputs: Outputs
-    said: Sequence[Said]
-    saved: Sequence[bytes | None]
+    flags: Sequence[StepFlags]
+    checkpoints: Sequence[bytes | None]
     input_s: float = 0.0
     infer_s: float = 0.0
     output_s: float = 0.0
 
 
-Deliver = Callable[[Outputs, Sequence[bytes | None]], None]
-"""Hands on the outputs and the checkpoints of a step; the step counts only if it returns."""
+DeliverStep = Callable[[Outputs, Sequence[bytes | None]], None]
+"""Delivers the outputs and the checkpoints of a step. The step counts only if it returns."""
 
 
 class Stepper:
-    """Calls `Model.step` with the states of whoever has a step, and keeps them in between. One thread at a time."""
+    """A caller of `Model.step` that keeps the states of the sequences. One thread at a time."""
 
     def __init__(self, model: Model, name: str) -> None:
         self._model = model
         self._name = name
-        self._told = getattr(model.sequence_ended, "__func__", None) is not Model.sequence_ended
+        self._wants_end = getattr(model.sequence_ended, "__func__", None) is not Model.sequence_ended
         self._states: dict[int, SequenceState] = {}
 
     def __len__(self) -> int:
-        """Sequences that have a state here."""
+        """Return the number of sequences that have a state here."""
         return len(self._states)
 
     def step(
         self,
         orders: Sequence[StepOrder],
         call: Callable[[States], Outputs],
-        deliver: Deliver | None = None,
-    ) -> tuple[Outputs, list[Said], list[bytes | None]]:
-        """Do one step of each, all of different sequences; `call` hands the states to the model, and checks what comes back.
+        deliver: DeliverStep | None = None,
+    ) -> tuple[Outputs, list[StepFlags], list[bytes | None]]:
+        """Do one step for each order, all of different sequences.
 
-        When it raises, every state is as it was; a checkpoint that was to be restored is to be given again. Raises what `call`
-        and `deliver` raise, SequenceLostError for a sequence whose state after its `steps` is not here, or whose checkpoint
-        cannot be read, and ModelContractError for a state that is to be saved and cannot be.
+        `call` calls the model with the states.
+
+        If it raises, no state has changed, and a checkpoint to restore must be passed again. Raises
+        the exceptions of `call` and `deliver`, SequenceLostError for a sequence whose state after
+        its `steps` is not here, or whose checkpoint cannot be read, and ModelContractError for a
+        state that cannot be saved.
         """
         states = [self._state(order) for order in orders]
         before = [_snapshot(state) for state in states]
         for state, order in zip(states, orders, strict=True):
-            state.begin(
+            state.begin_step(
                 order.steps,
                 again=order.again,
                 end=order.end,
@@ -106,15 +111,15 @@ class Stepper:
                 parameters=order.parameters,
             )
         try:
-            # A list of its own: a model may do with it as it likes.
+            # A list of its own, since the model may change it.
             outputs = call(States(states))
-            saved: list[bytes | None] = []
+            checkpoints: list[bytes | None] = []
             for state, values, order in zip(states, before, orders, strict=True):
-                _settle(state, values)
+                _freeze(state, values)
                 state.steps = order.steps + 1
-                saved.append(self._encoded(state) if order.save else None)
+                checkpoints.append(self._encode(state) if order.save else None)
             if deliver is not None:
-                deliver(outputs, saved)
+                deliver(outputs, checkpoints)
         except BaseException:
             for state, values, order in zip(states, before, orders, strict=True):
                 state.clear()
@@ -122,38 +127,41 @@ class Stepper:
                 state.steps = order.steps
             raise
         self._states.update(zip([order.number for order in orders], states, strict=True))
-        return outputs, [state.told() for state in states], saved
+        return outputs, [state.step_flags() for state in states], checkpoints
 
-    def end(self, endings: Sequence[Ending], do: Callable[[Callable[[], Any]], Any]) -> None:
-        """These are over: their states are dropped, and the model is told; `do` calls it. What it raises is logged."""
+    def end(self, endings: Sequence[SequenceEnding], call_model: Callable[[Callable[[], Any]], Any]) -> None:
+        """Drop the states of ended sequences, and report the ends to the model by `call_model`.
+
+        Exceptions of the model are logged.
+        """
         for ending in endings:
             state = self._states.pop(ending.number, None)
-            if not self._told:
+            if not self._wants_end:
                 continue
             if state is None:
                 state = SequenceState(ending.id)
                 state.steps = ending.steps
             try:
-                do(partial(self._model.sequence_ended, state, ending.why))
-            except BaseException:  # noqa: BLE001 - nothing that a model raises may keep the others from being told
+                call_model(partial(self._model.sequence_ended, state, ending.reason))
+            except BaseException:  # noqa: BLE001 - the other endings must be reported
                 _log.exception(
-                    "a model failed to end a sequence", extra={"model": self._name, "sequence": ending.id}
+                    "sequence_ended of a model failed", extra={"model": self._name, "sequence": ending.id}
                 )
 
     def _state(self, order: StepOrder) -> SequenceState:
         if order.restore is not None:
-            # In the place of what is here only once the step is done.
-            return _restored(order.id, order.restore)
+            # It replaces the state here only once the step is done.
+            return _restore(order.id, order.restore)
         state = self._states.get(order.number)
         if state is None:
             if order.steps:
-                raise _lost(order, "is not here")
+                raise _lost_error(order, "is not here")
             return SequenceState(order.id)
         if state.steps != order.steps:
-            raise _lost(order, f"is here after {state.steps}")
+            raise _lost_error(order, f"is needed, but the state here is after {state.steps}")
         return state
 
-    def _encoded(self, state: SequenceState) -> bytes:
+    def _encode(self, state: SequenceState) -> bytes:
         try:
             return encode_state(state)
         except (TypeError, ValueError) as error:
@@ -162,66 +170,64 @@ class Stepper:
             ) from error
 
 
-def _restored(id: str, checkpoint: bytes) -> SequenceState:
+def _restore(id: str, checkpoint: bytes) -> SequenceState:
     try:
         state = SequenceState(id, decode_state(checkpoint) if checkpoint else {})
     except ValueError as error:
-        raise SequenceLostError(id, f"{error}: start it anew") from error
-    _settle(state, {})
+        raise SequenceLostError(id, f"{error}: restart the sequence") from error
+    _freeze(state, {})
     return state
 
 
-def _lost(order: StepOrder, where: str) -> SequenceLostError:
-    return SequenceLostError(
-        order.id, f"its state after {order.steps} steps is wanted, and {where}: start it anew"
-    )
+def _lost_error(order: StepOrder, detail: str) -> SequenceLostError:
+    return SequenceLostError(order.id, f"its state after {order.steps} steps {detail}: restart the sequence")
 
 
 def _snapshot(state: SequenceState) -> dict[str, Any]:
-    """What a step is undone with. Arrays are not copied: nobody writes into them."""
+    """Return a copy to undo a step with. Arrays are not copied, since they are read-only."""
     values = dict(state)
     for name, value in state.items():
-        if type(value) in _HOLDERS:
-            values[name] = _copied(value)
+        if type(value) in _CONTAINERS:
+            values[name] = _copy(value)
     return values
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     kind = cast("Any", type(value))
-    if kind not in _HOLDERS:
+    if kind not in _CONTAINERS:
         return value
     if kind is dict:
-        return {key: _copied(one) for key, one in value.items()}
-    return kind(map(_copied, value) if kind in (list, tuple) else value)
+        return {key: _copy(item) for key, item in value.items()}
+    return kind(map(_copy, value) if kind in (list, tuple) else value)
 
 
-def _settle(state: SequenceState, before: Mapping[str, Any]) -> None:
-    """What a step left is the state's alone from here on, and nobody writes into its arrays."""
+def _freeze(state: SequenceState, before: Mapping[str, Any]) -> None:
+    """Make the values of a step the state's own, with read-only arrays."""
     for name, value in state.items():
         if before.get(name) is value:
             continue
         if isinstance(value, np.ndarray):
-            state[name] = _own_array(cast("Array", value))
-        elif type(value) in _HOLDERS:
-            state[name] = _own(value)
+            state[name] = _frozen_array(cast("Array", value))
+        elif type(value) in _CONTAINERS:
+            state[name] = _frozen(value)
 
 
-def _own(value: Any) -> Any:
-    """An array that nobody else has, or a plain value with such arrays in it, itself where it can be."""
+def _frozen(value: Any) -> Any:
+    """Return the value with read-only arrays of its own, changed in place where possible."""
     kind = cast("Any", type(value))
     if kind is list:
-        value[:] = map(_own, value)
+        value[:] = map(_frozen, value)
     elif kind is dict:
-        value.update({key: _own(one) for key, one in value.items()})
+        value.update({key: _frozen(item) for key, item in value.items()})
     elif kind is tuple:
-        return tuple(map(_own, value))
+        return tuple(map(_frozen, value))
     elif isinstance(value, np.ndarray):
-        return _own_array(cast("Array", value))
+        return _frozen_array(cast("Array", value))
     return value
 
 
-def _own_array(array: Array) -> Array:
-    # A view keeps what it is a view of alive, and changes with it; so does what its maker can still write into, or has returned.
+def _frozen_array(array: Array) -> Array:
+    # A view keeps its base alive and changes with it; a writeable array may change later.
     if array.base is not None or array.flags.writeable:
         array = array.copy()
         array.setflags(write=False)

@@ -1,8 +1,8 @@
-"""Streams of a model: what runs `predict_stream`, and what its caller holds.
+"""Streams of a model: the runner of `predict_stream`, and the client's side of a stream.
 
-Arrives: requests, one or many. Leaves: responses as the model yields them, in order. An ``async def`` generator runs as a
-task of its instance's event loop, a plain one in a thread of its own that holds the instance's lock only while the
-model's code runs.
+Takes one or many requests; gives responses in order as the model yields them. An ``async def``
+generator runs as a task in the event loop of its instance. A plain generator runs in a thread of
+its own, which holds the lock of the instance only while the model's code runs.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 import numpy as np
+from typing_extensions import override
 
-from headrace.core.call import CALL
+from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock
 from headrace.core.errors import (
     CancelledRequestError,
@@ -25,82 +26,91 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, datatype_of, text_array
+from headrace.engine.model_errors import reported_error
 from headrace.engine.pipe import Pipe
-from headrace.engine.reason import failure
 
 ITEMS_MAX: Final = 256
-"""Responses, and requests, of one stream that may be on the way before its producer waits."""
-TURN_S: Final = 0.001
-"""How long a stream that never waits may keep its event loop before others get their turn."""
+"""Limit of responses, and of requests, of one stream in transit before its producer waits."""
+YIELD_INTERVAL_S: Final = 0.001
+"""Seconds that a stream that never waits may keep its event loop before it yields."""
 
 
-class StreamCall:
-    """One stream while it is open: its pipes, and what its model can ask about it (`headrace.core.call.Call`)."""
+class StreamCall(Call):
+    """One open stream: its pipes, and the call as its model sees it (`headrace.core.call.Call`)."""
 
     def __init__(self, clock: Clock, *, deadline: float | None, id: str) -> None:
         self.requests: Pipe[InferRequest] = Pipe(ITEMS_MAX)
-        self.answers: Pipe[InferResponse] = Pipe(ITEMS_MAX)
+        self.responses: Pipe[InferResponse] = Pipe(ITEMS_MAX)
         self.deadline = deadline
         self.id = id
         self.items = 0
-        """Responses that were taken."""
+        """Number of responses taken by the client."""
         self._clock = clock
         self._stop: Callable[[], object] | None = None
-        self._ended: Callable[[], object] | None = None
-        self._why: HeadraceError | None = None
-        self._over = False
+        self._on_end_callback: Callable[[], object] | None = None
+        self._reason: HeadraceError | None = None
+        self._ended = False
         self._lock = threading.Lock()
 
     @property
+    @override
     def deadline_s(self) -> float | None:
-        """See `Call`."""
         return None if self.deadline is None else self.deadline - self._clock.now()
 
     @property
+    @override
     def cancelled(self) -> bool:
-        """See `Call`."""
-        return self.answers.abandoned or (self.deadline is not None and self._clock.now() >= self.deadline)
+        return self.responses.abandoned or (self.deadline is not None and self._clock.now() >= self.deadline)
 
     def on_cancel(self, stop: Callable[[], object]) -> None:
-        """What to call, once, when the caller goes; at once, when it has gone already."""
+        """Set the callback for the client's departure.
+
+        It is called once; at once after a departure.
+        """
         with self._lock:
-            gone = self.answers.abandoned
-            self._stop = None if gone else stop
-        if gone:
+            abandoned = self.responses.abandoned
+            self._stop = None if abandoned else stop
+        if abandoned:
             stop()
 
-    def on_end(self, ended: Callable[[], object]) -> None:
-        """What to call, once, when the model has ended."""
-        self._ended = ended
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Set the callback for the end of the model's generator, called once."""
+        self._on_end_callback = callback
 
-    def cancel(self, why: HeadraceError | None = None) -> None:
-        """The caller has gone, or is sent away with `why`; the model's generator is closed as soon as it can be."""
+    def cancel(self, reason: HeadraceError | None = None) -> None:
+        """Cancel the stream: the client has left, or gets `reason`.
+
+        The model's generator is closed soon.
+        """
         with self._lock:
-            if self._over:
-                return  # what is still on the way is all there was, for a caller who is not the one that cancels
-            self._why = self._why or why
-            self.answers.abandon()
+            if self._ended:
+                return  # the stream is complete, and its client may still read the last items
+            self._reason = self._reason or reason
+            self.responses.abandon()
             stop, self._stop = self._stop, None
-        self.requests.close(CancelledRequestError("whoever asked has gone"))
+        self.requests.close(CancelledRequestError("the client has closed the stream"))
         if stop is not None:
             stop()
 
     def end(self, error: BaseException | None = None) -> None:
-        """The model has ended: no more answers; no more requests are taken. The first call counts."""
+        """End the stream: the model yields no more responses and takes no more requests.
+
+        The first call counts.
+        """
         with self._lock:
-            ended, self._ended, self._stop = self._ended, None, None
-            why, self._over = self._why, True
+            callback, self._on_end_callback, self._stop = self._on_end_callback, None, None
+            reason, self._ended = self._reason, True
         self.requests.abandon()
-        if self.answers.abandoned:
-            # However it ended: what was dropped must not look like all there was.
-            error = why or error or CancelledRequestError("the stream was cancelled")
-        self.answers.close(error)
-        if ended is not None:
-            ended()
+        if self.responses.abandoned:
+            # Items were dropped, so this must not look like a complete stream.
+            error = reason or error or CancelledRequestError("the stream was cancelled")
+        self.responses.close(error)
+        if callback is not None:
+            callback()
 
 
 class StreamModel:
-    """Runs the `predict_stream` of one instance. `turns` is held while the code of a plain generator runs."""
+    """A runner of one instance's `predict_stream`. `model_lock` is held while plain generators run."""
 
     def __init__(
         self,
@@ -109,18 +119,18 @@ class StreamModel:
         version: str | None,
         *,
         clock: Clock,
-        turns: AbstractContextManager[Any],
+        model_lock: AbstractContextManager[Any],
     ) -> None:
         self._predict_stream = model.predict_stream
         self._names = [s.name for s in model.outputs]
         self._name = name
         self._version = version
         self._clock = clock
-        self._turns = turns
+        self._model_lock = model_lock
         self.is_async = inspect.isasyncgenfunction(model.predict_stream)
 
     def run_in_thread(self, call: StreamCall) -> threading.Thread:
-        """Begin a stream of a plain generator."""
+        """Start a stream of a plain generator."""
         thread = threading.Thread(
             target=self._run, args=(call,), name=f"headrace-{self._name}-stream", daemon=True
         )
@@ -128,25 +138,25 @@ class StreamModel:
         return thread
 
     async def run(self, call: StreamCall) -> None:
-        """A stream of an async generator, to its end; cancel the task to close the generator."""
+        """Run a stream of an async generator to its end. Cancel the task to close the generator."""
         CALL.set(call)
         error: BaseException | None = None
         try:
             await self._iterate(call)
-        except BaseException as raised:  # noqa: BLE001 - whatever a model raises ends its stream, nothing more
+        except BaseException as raised:  # noqa: BLE001 - whatever a model raises ends its stream only
             error = self._as_error(raised, call)
         call.end(error)
 
     async def _iterate(self, call: StreamCall) -> None:
-        items = self._generator(_Arriving(call.requests), "__anext__")
-        turn_ends_s = self._clock.now() + TURN_S
+        items = self._generator(_AsyncRequests(call.requests), "__anext__")
+        yield_at_s = self._clock.now() + YIELD_INTERVAL_S
         try:
             async for item in items:
                 response = self.response(item, call.id)
-                await call.answers.aput(response)
-                if self._clock.now() >= turn_ends_s:
+                await call.responses.aput(response)
+                if self._clock.now() >= yield_at_s:
                     await asyncio.sleep(0)
-                    turn_ends_s = self._clock.now() + TURN_S
+                    yield_at_s = self._clock.now() + YIELD_INTERVAL_S
         finally:
             await items.aclose()
 
@@ -154,30 +164,30 @@ class StreamModel:
         token = CALL.set(call)
         error: BaseException | None = None
         try:
-            self._iterate_in_turns(call)
+            self._iterate_locked(call)
         except BaseException as raised:  # noqa: BLE001 - see `run`
             error = self._as_error(raised, call)
         finally:
             CALL.reset(token)
         call.end(error)
 
-    def _iterate_in_turns(self, call: StreamCall) -> None:
-        with self._turns:
-            items = self._generator(_Waiting(call, self._turns), "__next__")
+    def _iterate_locked(self, call: StreamCall) -> None:
+        with self._model_lock:
+            items = self._generator(_BlockingRequests(call, self._model_lock), "__next__")
         end = object()
         try:
             while True:
-                if call.answers.abandoned:
+                if call.responses.abandoned:
                     raise self.cancelled()
-                with self._turns:
+                with self._model_lock:
                     item = next(items, end)
                 if item is end:
                     return
-                call.answers.put(self.response(item, call.id))
+                call.responses.put(self.response(item, call.id))
         finally:
-            # An iterator that is no generator, such as a map, has nothing to be closed.
+            # An iterator that is not a generator, such as a map, may have no close().
             if hasattr(items, "close"):
-                with self._turns:
+                with self._model_lock:
                     items.close()
 
     def _generator(self, requests: Any, step: str) -> Any:
@@ -186,19 +196,19 @@ class StreamModel:
             return items
         if inspect.iscoroutine(items):
             items.close()
-        raise ModelContractError(self._name, "predict_stream must be a generator: it has no yield")
+        raise ModelContractError(self._name, "predict_stream must be a generator, but has no yield")
 
     def cancelled(self) -> CancelledRequestError:
-        """What a stream comes to that its caller left."""
+        """Return the error of a cancelled stream."""
         return CancelledRequestError(f"model {self._name}: the stream was cancelled")
 
     def _as_error(self, raised: BaseException, call: StreamCall) -> BaseException:
-        if call.answers.abandoned and isinstance(raised, (asyncio.CancelledError, CancelledRequestError)):
+        if call.responses.abandoned and isinstance(raised, (asyncio.CancelledError, CancelledRequestError)):
             return self.cancelled()
-        return raised if raised is call.requests.error else failure(self._name, raised)
+        return raised if raised is call.requests.error else reported_error(self._name, raised)
 
     def response(self, item: Any, id: str) -> InferResponse:
-        """What the model yielded, as a response. Raises ModelContractError for what is none."""
+        """Return the yielded item as a response. Raises ModelContractError for an invalid item."""
         if isinstance(item, InferResponse):
             return replace(
                 item,
@@ -216,28 +226,29 @@ class StreamModel:
         return InferResponse(tensors, self._name, self._version, id)
 
     def _array(self, name: Any, data: Any) -> Any:
-        """An array with at least the axis of rows; text as objects."""
+        """Return an array with at least one axis; text as objects."""
         try:
             if isinstance(data, str | bytes):
                 return text_array([data])
             if isinstance(data, list) and data and isinstance(data[0], str):
-                # Numpy would pad them all to the longest first.
+                # Numpy would pad all elements to the longest.
                 return text_array(cast("list[object]", data))
             array: Array = np.asarray(cast("Any", data))
             if array.ndim == 0:
                 if array.dtype.kind == "O":
-                    raise TypeError(f"it is a {type(cast('Any', data)).__name__}")  # noqa: TRY301 - told like numpy's own
+                    kind = type(cast("Any", data)).__name__
+                    raise TypeError(f"it is a {kind}")  # noqa: TRY301 - reported as numpy's own errors are
                 array = array.reshape(1)
             return array.astype(object) if datatype_of(array.dtype) == "BYTES" else array
         except (TypeError, ValueError) as error:
             raise ModelContractError(
                 self._name,
-                f"predict_stream yielded {name!r}, which is no array that can be handed on: {error}",
+                f"predict_stream yielded {name!r}, which cannot be converted to an array: {error}",
             ) from error
 
 
-class _Arriving(AsyncIterator[InferRequest]):
-    """Requests for an async generator. No generator itself: that would have to be closed, in its own event loop."""
+class _AsyncRequests(AsyncIterator[InferRequest]):
+    """The requests for an async generator. Not a generator itself: that would need to be closed."""
 
     def __init__(self, requests: Pipe[InferRequest]) -> None:
         self._requests = requests
@@ -251,66 +262,68 @@ class _Arriving(AsyncIterator[InferRequest]):
         return self._arrived.pop()
 
 
-class _Waiting(Iterator[InferRequest]):
-    """Requests for a plain generator: others have their turn while it waits for one."""
+class _BlockingRequests(Iterator[InferRequest]):
+    """The requests for a plain generator. The model's lock is free while it waits for one."""
 
-    def __init__(self, call: StreamCall, turns: AbstractContextManager[Any]) -> None:
+    def __init__(self, call: StreamCall, model_lock: AbstractContextManager[Any]) -> None:
         self._call = call
-        self._turns = turns
+        self._model_lock = model_lock
         self._arrived: list[InferRequest] = []
 
     def __next__(self) -> InferRequest:
         requests = self._call.requests
-        if self._call.answers.abandoned:
-            raise CancelledRequestError("whoever asked has gone")
+        if self._call.responses.abandoned:
+            raise CancelledRequestError("the client has closed the stream")
         if not self._arrived:
             self._arrived = requests.take()[::-1]
         if not self._arrived:
-            # The caller of next() holds the turn; it gets it back before the model's code goes on.
-            self._turns.__exit__(None, None, None)
+            # The caller of next() holds the lock, and needs it again before the model's code
+            # continues.
+            self._model_lock.__exit__(None, None, None)
             try:
                 self._arrived = requests.get()[::-1]
             finally:
-                self._turns.__enter__()
+                self._model_lock.__enter__()
         if not self._arrived:
             raise StopIteration
         return self._arrived.pop()
 
 
-class AnswerStream:
-    """What the caller of a stream holds, in its own event loop: responses, as they come.
+class ResponseStream:
+    """The responses of a stream, for its client, in the client's event loop.
 
-    Iterate it, or ask `some` for all that are there at once. `aclose` it whatever happens: before the end that
-    cancels the model's work. Raises what the model raised, after the items before it; DeadlineError when its time is over.
+    Iterate it, or call `next_batch` for all responses that have arrived. Always `aclose` it: before
+    the end of the stream, this cancels the model's work. Raises the error of the model after the
+    items before it, and DeadlineError past the deadline.
     """
 
     def __init__(
-        self, call: StreamCall, feeding: "asyncio.Task[None] | None", on_close: Callable[[StreamCall], None]
+        self, call: StreamCall, feeder: "asyncio.Task[None] | None", on_close: Callable[[StreamCall], None]
     ) -> None:
         self._call = call
-        self._feeding = feeding
+        self._feeder = feeder
         self._on_close = on_close
         self._ready: list[InferResponse] = []
-        self._over = False
+        self._ended = False
 
-    def __aiter__(self) -> "AnswerStream":
-        """Itself: a stream is iterated once."""
+    def __aiter__(self) -> "ResponseStream":
+        """Return the stream itself, which can be iterated once."""
         return self
 
     async def __anext__(self) -> InferResponse:
-        """The next response."""
+        """Return the next response."""
         if not self._ready:
-            self._ready = (await self.some())[::-1]
+            self._ready = (await self.next_batch())[::-1]
         if not self._ready:
             raise StopAsyncIteration
         return self._ready.pop()
 
-    async def some(self) -> list[InferResponse]:
-        """All responses that are there, at least one; none at the end."""
-        if self._over:
+    async def next_batch(self) -> list[InferResponse]:
+        """Wait for at least one response. Return all that have arrived; none at the end."""
+        if self._ended:
             return []
         try:
-            items = await self._some()
+            items = await self._next_batch()
         except BaseException:
             await self.aclose()
             raise
@@ -319,37 +332,38 @@ class AnswerStream:
             await self.aclose()
         return items
 
-    async def _some(self) -> list[InferResponse]:
+    async def _next_batch(self) -> list[InferResponse]:
         left_s = self._call.deadline_s
         if left_s is None:
-            return await self._call.answers.aget()
+            return await self._call.responses.aget()
         if left_s <= 0:
-            # A model that is never waited for would never be late.
-            raise self._late()
+            # A model that never makes its client wait would otherwise never be late.
+            raise self._deadline_error()
         timeout = asyncio.timeout(left_s)
         try:
             async with timeout:
-                return await self._call.answers.aget()
+                return await self._call.responses.aget()
         except TimeoutError:
             if not timeout.expired():
                 raise
-            raise self._late() from None
+            raise self._deadline_error() from None
 
-    def _late(self) -> DeadlineError:
+    def _deadline_error(self) -> DeadlineError:
         name = f"stream {self._call.id}" if self._call.id else "a stream"
         return DeadlineError(f"{name} did not end before its deadline")
 
     async def aclose(self) -> None:
-        """End it; nothing further comes. Does nothing the second time."""
-        if self._over:
+        """End the stream. Does nothing the second time."""
+        if self._ended:
             return
-        self._over = True
+        self._ended = True
         self._ready.clear()
         self._call.cancel()
         try:
-            if self._feeding is not None:
-                self._feeding.cancel()
-                # Not awaited itself: its being cancelled and ours could not be told apart.
-                await asyncio.wait((self._feeding,))
+            if self._feeder is not None:
+                self._feeder.cancel()
+                # Not awaited directly: its cancellation and the current task's could not be told
+                # apart.
+                await asyncio.wait((self._feeder,))
         finally:
             self._on_close(self._call)

@@ -1,6 +1,7 @@
-"""Frames both ways between an instance and its process, by one thread at each end.
+"""A two-way connection for frames between an instance and its process, with one thread at each end.
 
-All that is there goes in one write, and all that has come is handed on at once: a hop is paid once for many frames.
+All posted frames go out in one write, and all received frames are handled at once, so that one
+thread hop serves many frames.
 """
 
 import logging
@@ -15,40 +16,42 @@ from enum import IntEnum
 from typing import Final
 
 _HEADER: Final = struct.Struct("<QBQ")
-"""Bytes of payload, kind, and which stream or call."""
+"""Bytes of payload, frame kind, id of the stream or call."""
 _READ_BYTES: Final = 256 * 1024
 
 _log = logging.getLogger("headrace.engine")
 
 
-class Kind(IntEnum):
-    """What a frame is about."""
+class FrameKind(IntEnum):
+    """The kind of a frame."""
 
     OPEN = 1
     """A stream begins."""
     ITEMS = 2
-    """Its requests or responses, one or many."""
+    """One or more requests or responses of a stream."""
     TAKEN = 3
-    """So many of them were taken at the other end."""
+    """Number of items that the other end has taken."""
     END = 4
-    """No more items; with an error, or without."""
+    """No more items, with or without an error."""
     CANCEL = 5
-    """Whoever asked for a stream has gone."""
+    """The client of a stream has left."""
     CANCEL_CALL = 6
-    """Nobody waits for a call of `predict`."""
+    """No client wants a call of `predict` any more."""
     LOG = 7
-    """A record for the log of the process that serves."""
+    """A log record for the serving process."""
 
 
 Frame = tuple[int, int, memoryview]
-"""Kind, which stream or call, payload."""
+"""Frame kind, id of the stream or call, payload."""
 
 
 class Wire:
-    """One end. `on_frames`, `gather` and `on_end` are called in its thread, `on_end` once, when the other end is gone.
+    """One end of the connection.
 
-    `gather` posts what else there is to send; it is called after each `wake`. `watch` is a file that becomes readable
-    when the other end is gone: sooner, or more surely, than the socket itself tells.
+    `on_frames`, `before_send` and `on_end` are called in its thread; `on_end` once, when the other
+    end is gone. `before_send` is called after each `wake` and may post further frames. `watch` is a
+    file descriptor that becomes readable when the other end is gone, sooner or more reliably than
+    the socket.
     """
 
     def __init__(
@@ -57,25 +60,25 @@ class Wire:
         name: str,
         *,
         on_frames: Callable[[Sequence[Frame]], None],
-        gather: Callable[[], None],
+        before_send: Callable[[], None],
         on_end: Callable[[], None],
         watch: int | None = None,
     ) -> None:
         self._socket = end
         self._socket.setblocking(False)
         self._on_frames = on_frames
-        self._gather = gather
+        self._before_send = before_send
         self._on_end = on_end
         self._watch = watch
         self._posted: deque[bytes] = deque()
         self._unsent = memoryview(b"")
-        self._arrived = bytearray()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._rung = False
+        self._received_bytes = bytearray()
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup_pending = False
         self._lock = threading.Lock()
         self._closing = False
         self._poll = select.poll()
-        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self._wakeup_fd, select.POLLIN)
         self._poll.register(self._socket, select.POLLIN)
         if watch is not None:
             self._poll.register(watch, select.POLLIN)
@@ -84,26 +87,26 @@ class Wire:
         self._thread.start()
 
     def post(self, kind: int, id: int, payload: bytes = b"") -> None:
-        """Send a frame. Any thread; never blocks. After the end it goes nowhere."""
+        """Send a frame, without blocking. Any thread. Frames after the end are dropped."""
         self._posted.append(_HEADER.pack(len(payload), kind, id) + payload)
         self.wake()
 
     @property
     def backlog(self) -> int:
-        """How many posted frames have not been sent yet."""
+        """Number of posted frames that are not sent yet."""
         return len(self._posted)
 
     def wake(self) -> None:
-        """Gather and send soon. Any thread."""
+        """Make the thread call `before_send` and send soon. Any thread."""
         with self._lock:
-            if not self._rung and self._bell >= 0:
-                self._rung = True
-                os.eventfd_write(self._bell, 1)
+            if not self._wakeup_pending and self._wakeup_fd >= 0:
+                self._wakeup_pending = True
+                os.eventfd_write(self._wakeup_fd, 1)
 
     def close(self) -> None:
-        """Hand on what has come, end the thread, and wait for it unless this is it; then close the socket.
+        """Handle what was received, end the thread and wait for it, then close the socket.
 
-        `on_end` is not called by this.
+        Does not wait when called in its own thread. `on_end` is not called.
         """
         self._closing = True
         self.wake()
@@ -114,9 +117,9 @@ class Wire:
 
     def _run(self) -> None:
         try:
-            self._carry()
-        except Exception:  # noqa: BLE001 - a frame that cannot be read ends the connection, not the thread's duties
-            _log.exception("frames between a model's process and this one went wrong")
+            self._transfer()
+        except Exception:  # noqa: BLE001 - a bad frame ends the connection; on_end must be called
+            _log.exception("a frame of the wire could not be handled")
         finally:
             try:
                 if not self._closing:
@@ -124,53 +127,53 @@ class Wire:
             finally:
                 self._socket.close()
                 with self._lock:
-                    os.close(self._bell)
-                    self._bell = -1
+                    os.close(self._wakeup_fd)
+                    self._wakeup_fd = -1
 
-    def _carry(self) -> None:
+    def _transfer(self) -> None:
         over = False
         while not over:
             closing = self._closing
             self._send()
-            # Once more when it closes: what the other end said before it went is not lost.
+            # Once more while closing, so that the last frames of the other end are not lost.
             over = self._wait_and_read(at_once=closing) or closing
         self._send()
 
     def _send(self) -> None:
-        """As much as the socket takes, of what was posted meanwhile too: its bell may have been heard already."""
-        while self._unsent or self._gathered():
+        """Send as much as the socket takes, also frames that were posted since the last wake-up."""
+        while self._unsent or self._load_unsent():
             try:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
             except BlockingIOError:
                 return
             except OSError:
-                # Gone: reading will tell, after what it still had to say.
+                # The other end is gone. Reading detects this, after its last frames.
                 self._unsent = memoryview(b"")
 
-    def _gathered(self) -> bool:
-        """Take all that was posted; whether that is anything."""
-        self._gather()
+    def _load_unsent(self) -> bool:
+        """Load all posted frames. Return True if there are any."""
+        self._before_send()
         posted = [self._posted.popleft() for _ in range(len(self._posted))]
         self._unsent = memoryview(b"".join(posted))
         return bool(posted)
 
     def _wait_and_read(self, *, at_once: bool) -> bool:
-        """Wait for something to do unless `at_once`, and read what there is; whether the other end is gone."""
+        """Wait for an event, unless `at_once`, and read. Return True once the other end is gone."""
         if self._waits_to_send != bool(self._unsent):
             self._waits_to_send = bool(self._unsent)
             self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         ready = dict(self._poll.poll(0 if at_once else None))
-        if self._bell in ready:
+        if self._wakeup_fd in ready:
             with self._lock:
-                self._rung = False
-                os.eventfd_read(self._bell)
-        gone = self._watch in ready
-        if gone or ready.get(self._socket.fileno(), 0) & ~select.POLLOUT:
-            gone = self._read(to_the_end=gone) or gone
-        return gone
+                self._wakeup_pending = False
+                os.eventfd_read(self._wakeup_fd)
+        peer_closed = self._watch in ready
+        if peer_closed or ready.get(self._socket.fileno(), 0) & ~select.POLLOUT:
+            peer_closed = self._read(to_the_end=peer_closed) or peer_closed
+        return peer_closed
 
     def _read(self, *, to_the_end: bool) -> bool:
-        """Hand on the frames that have come whole; whether no more can come."""
+        """Handle the complete frames. Return True if no more can arrive."""
         while True:
             try:
                 data = self._socket.recv(_READ_BYTES)
@@ -180,23 +183,23 @@ class Wire:
                 data = b""
             if not data:
                 return True
-            self._arrived += data
-            self._hand_on()
+            self._received_bytes += data
+            self._dispatch_frames()
             if not to_the_end:
                 return False
 
-    def _hand_on(self) -> None:
-        places: list[tuple[int, int, int, int]] = []
+    def _dispatch_frames(self) -> None:
+        bounds: list[tuple[int, int, int, int]] = []
         start = 0
-        while start + _HEADER.size <= len(self._arrived):
-            size, kind, id = _HEADER.unpack_from(self._arrived, start)
+        while start + _HEADER.size <= len(self._received_bytes):
+            size, kind, id = _HEADER.unpack_from(self._received_bytes, start)
             end = start + _HEADER.size + size
-            if end > len(self._arrived):
+            if end > len(self._received_bytes):
                 break
-            places.append((kind, id, start + _HEADER.size, end))
+            bounds.append((kind, id, start + _HEADER.size, end))
             start = end
-        if not places:
+        if not bounds:
             return
-        whole = memoryview(bytes(memoryview(self._arrived)[:start]))
-        del self._arrived[:start]
-        self._on_frames([(kind, id, whole[first:last]) for kind, id, first, last in places])
+        whole = memoryview(bytes(memoryview(self._received_bytes)[:start]))
+        del self._received_bytes[:start]
+        self._on_frames([(kind, id, whole[first:last]) for kind, id, first, last in bounds])

@@ -1,1 +1,1 @@
-"""Requests that belong to sequences, answered step by step: what stands between callers and a model with a `step`."""
+"""Requests of sequences, run step by step by a model with a `step`."""

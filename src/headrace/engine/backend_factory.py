@@ -1,0 +1,129 @@
+"""Backend factory: instances in the client's event loop, in a thread or in a process."""
+
+from collections.abc import Callable
+from typing import Final
+
+from headrace.core.call import current_call
+from headrace.core.clock import Clock
+from headrace.core.errors import ConfigError, ModelLoadError
+from headrace.core.model import Isolation, Model
+from headrace.engine.backend import Backend, LocalBackend
+from headrace.engine.model_errors import describe_error
+from headrace.engine.process_backend import ProcessBackend
+from headrace.engine.recipe import make_recipe
+from headrace.engine.settings import ServeSettings
+
+INLINE_CALL_S: Final = 0.0001
+"""Maximum seconds of an inline call on one row. A shorter call is not worth a hop to a thread
+(about 11 µs each way, and more under load), and blocks an event loop no longer than parsing a
+request does.
+"""
+INLINE_BATCH_S: Final = 0.001
+"""Maximum seconds of an inline call on the largest batch, which blocks all other requests."""
+_TRIES: Final = 5
+
+
+class BackendFactory:
+    """A loader of one model's backends, with the isolation of its settings or of the model itself."""
+
+    def __init__(
+        self,
+        make_model: Callable[[], Model],
+        name: str,
+        *,
+        version: str | None,
+        fingerprint: str,
+        settings: ServeSettings,
+        clock: Clock,
+    ) -> None:
+        self._make_model = make_model
+        self._name = name
+        self._version = version
+        self._fingerprint = fingerprint
+        self._settings = settings
+        self._clock = clock
+        self._isolation: Isolation | None = settings.isolation
+
+    def load(self) -> Backend:
+        """Load one instance for the calling thread. Raises ModelLoadError and ConfigError."""
+        models: list[Model] = []
+        if self._isolation is None:
+            # The model's own isolation is known once a model exists.
+            models.append(self._make_model_checked())
+            self._isolation = models[0].isolation
+        if self._isolation == "process":
+            return self._load_in_process()
+        return self._load_in_thread((lambda: models[0]) if models else self._make_model)
+
+    def _make_model_checked(self) -> Model:
+        try:
+            return self._make_model()
+        except (ModelLoadError, ConfigError):
+            raise
+        except BaseException as error:
+            raise ModelLoadError(self._name, f"it did not load: {describe_error(error)}") from error
+
+    def _load_in_process(self) -> ProcessBackend:
+        return ProcessBackend(
+            make_recipe(self._make_model, self._name),
+            self._name,
+            clock=self._clock,
+            fingerprint=self._fingerprint,
+            version=self._version,
+            settings=self._settings,
+        )
+
+    def _load_in_thread(self, make_model: Callable[[], Model]) -> LocalBackend:
+        is_inline = self._isolation == "inline"
+        if is_inline and self._settings.instances > 1:
+            raise ConfigError(
+                f"model {self._name}: only one instance can run inline; set isolation to thread"
+            )
+        backend = LocalBackend(
+            make_model,
+            self._name,
+            clock=self._clock,
+            fingerprint=self._fingerprint,
+            version=self._version,
+            settings=self._settings,
+            inline=is_inline,
+        )
+        if is_inline and backend.is_async:
+            backend.close()
+            raise ConfigError(
+                f"model {self._name}: an asynchronous predict cannot run inline; set isolation to thread"
+            )
+        return backend
+
+    def is_inline(self, backend: Backend) -> bool:
+        """Return True if this instance is called in its clients' threads and event loops."""
+        if not isinstance(backend, LocalBackend) or self._settings.instances > 1:
+            return False
+        if self._isolation != "auto":
+            return self._isolation == "inline"
+        if backend.is_async or backend.metadata.can_stream:
+            return False
+        is_fast = self._is_fast_enough(backend, 1, INLINE_CALL_S) and self._is_fast_enough(
+            backend, backend.rows_max, INLINE_BATCH_S
+        )
+        # A plain function that returns a coroutine is known only after a call.
+        return is_fast and not backend.is_async
+
+    def _is_fast_enough(self, backend: LocalBackend, rows: int, limit_s: float) -> bool:
+        """Return True if the median call on `rows` rows of zeros takes up to `limit_s`.
+
+        Return False if the model cannot be called with zeros.
+        """
+        times_s: list[float] = []
+        try:
+            zeros = backend.zeros(rows)
+            if zeros is None:
+                return False
+            for _ in range(_TRIES):
+                called = backend.call((zeros,), rows, "", current_call(), fresh=False)
+                times_s.append(called.input_s + called.infer_s + called.output_s)
+                if called.infer_s > 10 * limit_s:
+                    return False
+        except BaseException:  # noqa: BLE001 - zeros may be rejected by the model, or not fit into memory
+            return False
+        return sorted(times_s)[_TRIES // 2] <= limit_s

@@ -1,0 +1,264 @@
+"""One session of an engine, from a start to its stop: the state that clients and instances share."""
+
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from headrace.core.clock import Clock
+from headrace.core.errors import (
+    DeadlineError,
+    HeadraceError,
+    OverloadedError,
+    SequenceError,
+    SequenceFullError,
+    StoppedError,
+    TooManySequencesError,
+)
+from headrace.core.tensor import InferRequest
+from headrace.engine.backend import Backend
+from headrace.engine.batch_queue import BatchQueue
+from headrace.engine.counters import EngineCounters
+from headrace.engine.inline_caller import InlineCaller
+from headrace.engine.instance import Instance
+from headrace.engine.pending_request import PendingRequest, RequestResult, cancelled_error, deliver
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.restart_policy import RestartPolicy
+from headrace.engine.steps.step_queue import StepQueue
+from headrace.engine.steps.step_stream import StepStream
+from headrace.engine.streams import StreamCall
+
+
+class SessionState(Enum):
+    """The state of a session."""
+
+    LOADING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+    STOPPED = auto()
+
+
+class InstanceSlot:
+    """One instance of a session: its backend, once loaded, its counters and its streams."""
+
+    def __init__(self) -> None:
+        self.counters = EngineCounters()
+        self.backend: Backend | None = None
+        self.instance: Instance | None = None
+        self.cancel_if_unwanted: Callable[[], None] = lambda: None
+        """Cancels the call in progress if no client wants it any more; called when a client has
+        left.
+        """
+        self.streams: set[StreamCall] = set()
+        """Open streams; changed under `EngineSession.changed`."""
+        self.restart_policy: RestartPolicy | None = None
+        self.alive = False
+        self.given_up = False
+
+
+class EngineSession:
+    """The queues, threads and instances from one start of an engine to its stop.
+
+    `changed` is held, and notified, where the state, the streams or the load results change.
+    """
+
+    def __init__(
+        self, name: str, clock: Clock, queue: BatchQueue, changed: threading.Condition, instances: int
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self.batch_queue = queue
+        self.step_queue: StepQueue | None = None
+        """The request queue of a model with a `step`; None until the model is loaded."""
+        self.changed = changed
+        self.state = SessionState.LOADING if instances else SessionState.STOPPED
+        self.slots = [InstanceSlot() for _ in range(instances)]
+        self.threads: list[threading.Thread] = []
+        self.loaded = 0
+        self.ended_instances = 0
+        self.load_error: BaseException | None = None
+        self.inline: InlineCaller | None = None
+        """The caller of the one instance that is called on the client's thread."""
+        self.stop_requested = threading.Event()
+        """Set by a stop: restarts of instances do not wait any longer."""
+        self.lost_reason: str | None = None
+        """The reason why no instance is left: all died and none could be restarted."""
+        self.began_s = 0.0
+        self.counters_lock = threading.Lock()
+        """Held while `counters` and `refused` change, since clients of several threads change them.
+        Held while `counters` and `refused` change, since clients of several threads change them.
+        """
+        self.counters = EngineCounters()
+        """Counters of requests that ended outside of an instance: withdrawn or dropped."""
+        self.refused = 0
+
+    @property
+    def backend(self) -> Backend | None:
+        """The backend of the first instance; None until it is loaded."""
+        return self.slots[0].backend if self.slots else None
+
+    @property
+    def queue(self) -> RequestQueue:
+        """The queue of the requests: the step queue, if the model has a `step`."""
+        return self.step_queue or self.batch_queue
+
+    def use_step_queue(self, make: Callable[[], StepQueue]) -> None:
+        """Replace the batch queue, for a model with a `step`."""
+        with self.changed:
+            if self.step_queue is None:
+                self.step_queue = make()
+                self.batch_queue.delegate_to(self.step_queue)
+
+    def close_store(self) -> None:
+        """Close the checkpoint store, after the last instance."""
+        if self.step_queue is None:
+            return
+        if self.step_queue.state_deletes is not None:
+            self.step_queue.state_deletes.close()
+        if self.step_queue.store is not None:
+            self.step_queue.store.close()
+
+    # Threads
+
+    def start_threads(self, run: Callable[[InstanceSlot], None]) -> None:
+        """Start a thread for each instance.
+
+        If a thread cannot be started, the others end by themselves.
+        """
+        try:
+            for i, slot in enumerate(self.slots):
+                thread = threading.Thread(
+                    target=run, args=(slot,), name=f"headrace-{self.name}-{i}", daemon=True
+                )
+                thread.start()
+                self.threads.append(thread)
+        except BaseException:
+            self.queue.close()
+            raise
+
+    def join_threads(self) -> None:
+        """Wait for the threads, except the current one."""
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def report_loaded(self, error: BaseException | None) -> None:
+        """Record that an instance is ready, or its load error."""
+        with self.changed:
+            self.load_error = self.load_error or error
+            self.loaded += 1
+            self.changed.notify_all()
+
+    # Requests
+
+    def check_wanted(self, entry: PendingRequest) -> None:
+        """Raise the error that ends a request whose result is no longer wanted."""
+        if self.queue.dropped:
+            raise self.stopped_error("while this request ran")
+        if entry.cancelled:
+            raise cancelled_error(entry)
+        deadline = entry.request.deadline
+        if deadline is not None and self.clock.now() >= deadline:
+            raise self.deadline_error(entry.request)
+
+    def cancel_unwanted_calls(self) -> None:
+        """Cancel the calls in progress that no client wants any more, after a client has left."""
+        for slot in self.slots:
+            slot.cancel_if_unwanted()
+
+    def drop(self, error: BaseException) -> None:
+        """Fail all waiting and all later requests."""
+        self.deliver_results([(entry, error) for entry in self.queue.drop()])
+
+    def deliver_results(self, results: Sequence[tuple[PendingRequest, RequestResult]]) -> None:
+        """Mark, count and deliver results without an instance. Any thread."""
+        self.queue.mark_ended([entry for entry, _ in results])
+        now = self.clock.now()
+        with self.counters_lock:
+            for entry, result in results:
+                if not entry.ended:
+                    continue
+                if isinstance(result, BaseException):
+                    self.counters.record_failure(now - entry.arrived_s, rows=entry.rows)
+                else:
+                    self.counters.record_success(now - entry.arrived_s, rows=0, failed_rows=0)
+        deliver(results)
+        if any(isinstance(result, SequenceError) for _, result in results):
+            # A step of a sequence that has ended may be in progress.
+            self.cancel_unwanted_calls()
+
+    def count_refused(self, entry: PendingRequest, error: HeadraceError) -> None:
+        """Count a request that its sequence refused."""
+        with self.counters_lock:
+            if isinstance(error, (SequenceFullError, TooManySequencesError)):
+                self.refused += 1
+            else:
+                self.counters.record_failure(0.0, rows=entry.rows)
+
+    def deadline_error(self, request: InferRequest) -> DeadlineError:
+        """Return the error of an expired request."""
+        name = f"request {request.id}" if request.id else "a request"
+        return DeadlineError(f"model {self.name} did not complete {name} before its deadline")
+
+    def stopped_error(self, when: str) -> StoppedError:
+        """Return the error of a request that this session does not run."""
+        return StoppedError(f"model {self.name} is not running: {when}")
+
+    # Streams
+
+    def reserve_slot(self, call: StreamCall, streams_max: int) -> InstanceSlot:
+        """Add a stream to the instance with the fewest streams, and return its slot.
+
+        Raises StoppedError, and OverloadedError while `streams_max` streams are open.
+        """
+        with self.changed:
+            # From here on, a stop waits for this stream or cancels it.
+            if self.state is not SessionState.RUNNING:
+                raise self.stopped_error("it is stopping")
+            slot = min(self.slots, key=lambda s: (not s.alive, len(s.streams)))
+            if sum(len(s.streams) for s in self.slots) < streams_max:
+                slot.streams.add(call)
+                return slot
+        with self.counters_lock:
+            self.refused += 1
+        raise OverloadedError(
+            f"model {self.name}: {streams_max} streams are open, the limit (streams_max): retry later",
+            retry_after_s=1.0,
+        )
+
+    def release_stream(self, slot: InstanceSlot, call: StreamCall) -> None:
+        """Remove a stream that has ended and that its client has closed."""
+        with self.counters_lock:
+            slot.counters.stream_items += call.items
+        with self.changed:
+            slot.streams.discard(call)
+            self.changed.notify_all()
+
+    def open_step_stream(self, call: StreamCall, queue: StepQueue, *, single: bool) -> None:
+        """Open a stream of a model that has a `step`. Raises the error of its first message."""
+        backend = self.backend
+        assert backend is not None
+        StepStream(
+            call,
+            queue,
+            self.clock,
+            inputs=backend.inputs,
+            limits=queue.limits,
+            single=single,
+            on_client_left=self.cancel_unwanted_calls,
+        ).open()
+
+    def wait_for_streams(self) -> None:
+        """Wait until no stream is open, or `abort` is called."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.queue.dropped or not any(s.streams for s in self.slots))
+
+    def abort(self) -> None:
+        """End the open streams and fail the waiting requests."""
+        with self.changed:
+            streams = [stream for slot in self.slots for stream in slot.streams]
+        for stream in streams:
+            stream.cancel(self.stopped_error("while this stream was open"))
+        self.drop(self.stopped_error("before this request began"))
+        with self.changed:
+            # Wake a stop that waits for streams.
+            self.changed.notify_all()

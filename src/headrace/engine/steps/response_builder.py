@@ -1,0 +1,34 @@
+"""Responses from the outputs of the steps of a request."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.core.tensor import InferRequest, InferResponse, RowFailure, Tensor
+from headrace.engine.outputs import OutputCheck, Outputs, select_outputs
+
+
+class ResponseBuilder:
+    """A builder of responses: joins outputs, selects those named by the request, adds the model."""
+
+    def __init__(self, check: OutputCheck, model: str, version: str | None) -> None:
+        self._check = check
+        self._model = model
+        self._version = version
+
+    def __call__(
+        self,
+        parts: list[Outputs],
+        request: InferRequest,
+        failures: tuple[RowFailure, ...],
+        parameters: Mapping[str, Any],
+    ) -> InferResponse:
+        """Return one response.
+
+        Raises ModelContractError if the steps differ in names or types, ModelInputError for missing
+        outputs.
+        """
+        outputs = parts[0] if len(parts) == 1 else self._check.joined(parts, request.id)
+        if request.outputs and outputs:
+            outputs = select_outputs(outputs, request, self._model)
+        tensors = tuple([Tensor(name, data) for name, data in outputs.items()])
+        return InferResponse(tensors, self._model, self._version, request.id, parameters, failures)
