@@ -1,1 +1,1 @@
-"""The stream: source → prefetch → batcher → predict → delivery → sink, bounded at every step; asks a Predictor."""
+"""Streams: source, prefetch, batching, prediction, ordered delivery, sink; bounded at every step."""

@@ -1,4 +1,4 @@
-"""Hand-over between two stages' threads: a queue bounded by weight (bytes), in order, that ends or fails."""
+"""A bounded queue between the threads of two stages: ordered, and limited by weight (bytes)."""
 
 import threading
 from collections import deque
@@ -8,18 +8,19 @@ T = TypeVar("T")
 
 
 class ChannelClosedError(Exception):
-    """The receiver has gone; the sender should stop. Never leaves the pipeline."""
+    """The receiver closed the channel; the sender should stop. It never leaves the pipeline."""
 
 
 class EndOfChannelError(Exception):
-    """The sender has finished and everything was taken. Never leaves the pipeline."""
+    """The sender finished, and every item was received. It never leaves the pipeline."""
 
 
 class Channel(Generic[T]):
-    """One sender, one receiver.
+    """A queue with one sender and one receiver.
 
-    `send` blocks while items of `weight_max` or more are waiting, so at most that and one item are held. What
-    was sent before `finish` or `fail` is received first. After `close`, by the receiver, `send` raises.
+    `send` blocks while the waiting items weigh `weight_max` or more, so the channel holds at most
+    that weight and one item. The receiver gets items sent before `finish` or `fail` first. After
+    `close` by the receiver, `send` raises ChannelClosedError.
     """
 
     def __init__(self, weight_max: int) -> None:
@@ -32,7 +33,7 @@ class Channel(Generic[T]):
         self._closed = False
 
     def send(self, item: T, weight: int) -> None:
-        """Hand `item` over; blocks while the channel is full."""
+        """Add an item. Block while the channel is full."""
         with self._changed:
             while self._weight >= self._weight_max and not self._closed:
                 self._changed.wait()
@@ -43,20 +44,20 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Nothing more will be sent."""
+        """Mark the end of the items."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will be sent, because of `error`: the receiver gets it after what was sent."""
+        """Mark the end of the items with an error. The receiver gets it after all items."""
         with self._changed:
             self._error = error
             self._finished = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The receiver wants no more; what waits is dropped."""
+        """Stop receiving, and drop the waiting items."""
         with self._changed:
             self._closed = True
             self._items.clear()
@@ -64,9 +65,10 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def receive(self, timeout_s: float | None = None) -> T | None:
-        """The next item, or None when `timeout_s` passed without one.
+        """Return the next item, or None if none arrived within `timeout_s`.
 
-        Raises what the sender failed with, or `EndOfChannelError`.
+        Raises:
+            EndOfChannelError: The sender finished. If it failed, its error is raised instead.
         """
         with self._changed:
             if not self._items and not self._finished and not self._closed:

@@ -1,7 +1,8 @@
-"""Framed records (RecordIO, TFRecord) to a model's inputs: as they stand, or the features of the messages in them.
+"""The mapping of framed records (RecordIO, TFRecord) to model inputs: raw bytes, or features.
 
-A model of one input of bytes gets whole records. Any other gets features: by --columns, by its inputs' names, or, of
-one input, the record's only feature (`values`, as SageMaker calls it).
+A model with a single BYTES input receives whole records. Other models receive features of the
+messages in them: those of --columns, or those with the names of the inputs. A model with one input
+may also take the only feature of the records (`values` in SageMaker's format).
 """
 
 from collections.abc import Mapping
@@ -18,19 +19,22 @@ from headrace.formats.proto_features import EXAMPLE, RECORD, MessageKind, featur
 from headrace.pipeline.settings import MappingOptions
 
 FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
-"""The formats of framed records, and the messages that their records may be."""
+"""The formats of framed records, with the message type of their records."""
 
 _VECTOR: Final = "values"
 _FIRST_RECORDS: Final = 100
-"""How many of the first records are looked at to find one that tells the features."""
+"""The number of records in which the first valid message is searched."""
 
 
 def framed_decoder(
     kind: str, metadata: ModelMetadata, mapping: MappingOptions, learned: dict[str, Any], block: Block
 ) -> Decoder:
-    """The decoder of a framed format's records for this model; what the first of them decide goes to `learned`.
+    """Return the decoder of a framed format for a model.
 
-    Raises ModelInputError when nothing could ever fit.
+    `learned` receives what the first records decide.
+
+    Raises:
+        ModelInputError: The records can never fit the model.
     """
     inputs = metadata.inputs or (TensorSpec("x", "FP32"),)
     chosen = mapping.columns if mapping.text_column is None else (mapping.text_column,)
@@ -42,7 +46,7 @@ def framed_decoder(
 
 
 class _Chooser:
-    """Chooses the features of each input, by what the first records have."""
+    """The selection of features for each input, based on the first records."""
 
     def __init__(
         self, kind: MessageKind, model: str, chosen: tuple[str, ...], learned: dict[str, Any], block: Block
@@ -55,12 +59,12 @@ class _Chooser:
         self._sizes, self._why = _first_sizes(kind, block)
 
     def decoder(self, inputs: tuple[TensorSpec, ...]) -> Decoder:
-        """Each input's features and shape."""
+        """Return the decoder with the features and the shape of each input."""
         if len(inputs) > 1 and self._chosen and len(self._chosen) != len(inputs):
             raise ModelInputError(
                 self._model, f"it has {len(inputs)} inputs, but --columns names {len(self._chosen)} features"
             )
-        made: dict[str, ProtoInput] = {}
+        proto_inputs: dict[str, ProtoInput] = {}
         for index, spec in enumerate(inputs):
             wanted = self._chosen if len(inputs) == 1 else self._chosen[index : index + 1]
             key = f"features {spec.name}"
@@ -68,8 +72,8 @@ class _Chooser:
                 self._learned[key] = list(wanted or self._by_name(spec, inputs))
             names = tuple(self._learned[key])
             dtype = None if spec.datatype == "BYTES" else dtype_of(spec.datatype)
-            made[spec.name] = ProtoInput(names, dtype, self._shape(spec, names))
-        return ProtoDecoder(self._kind, made)
+            proto_inputs[spec.name] = ProtoInput(names, dtype, self._shape(spec, names))
+        return ProtoDecoder(self._kind, proto_inputs)
 
     def _by_name(self, spec: TensorSpec, inputs: tuple[TensorSpec, ...]) -> tuple[str, ...]:
         if self._sizes is None or spec.name in self._sizes:
@@ -81,12 +85,13 @@ class _Chooser:
             return tuple(self._sizes)
         raise ModelInputError(
             self._model,
-            f"it takes {', '.join(i.name for i in inputs)}, but the records from {self._block.first} on have the "
-            f"features {', '.join(self._sizes) or '(none)'}: choose features with --columns or --text-column",
+            f"it takes {', '.join(i.name for i in inputs)}, but the records from {self._block.first} "
+            f"on have the features {', '.join(self._sizes) or '(none)'}: choose features with "
+            "--columns or --text-column",
         )
 
     def _shape(self, spec: TensorSpec, names: tuple[str, ...]) -> tuple[int, ...]:
-        """One row's shape: the model's; where that leaves a size open, as many values as the first record has."""
+        """Return the shape of one row: the model's, with open sizes filled from the first record."""
         shape = (-1,) if spec.shape is None else spec.shape[1:]
         if -1 not in shape:
             return shape
@@ -99,8 +104,8 @@ class _Chooser:
         if self._sizes is None:
             raise ModelInputError(
                 self._model,
-                f"the records from {self._block.first} on are no {self._kind.name} messages ({self._why}): what "
-                "they hold cannot be told; a model with one BYTES input gets them as they stand",
+                f"the records from {self._block.first} on are no {self._kind.name} messages "
+                f"({self._why}): use a model with one BYTES input, which receives whole records",
             )
         missing = [name for name in names if name not in self._sizes]
         if missing:
@@ -114,13 +119,13 @@ class _Chooser:
         if shape.count(-1) > 1 or not known or values % known:
             raise ModelInputError(
                 self._model,
-                f"input {spec.name!r} takes {list(spec.shape or shape)}, which {values} values a record do not fill",
+                f"input {spec.name!r} takes {list(spec.shape or shape)}, but a record has {values} values",
             )
         return [values // known if size == -1 else size for size in shape]
 
 
 def _first_sizes(kind: MessageKind, block: Block) -> tuple[dict[str, int] | None, str]:
-    """How many values each feature has, of the first record that is such a message; or why none is."""
+    """Return the number of values per feature of the first valid message, or None and the reason."""
     first_why = "they are empty"
     for index in range(min(len(block), _FIRST_RECORDS)):
         record = block.record(index)

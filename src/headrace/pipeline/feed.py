@@ -1,6 +1,6 @@
-"""Blocks to requests: decodes, batches by size or delay, and cuts tensors. Pure but for the decoder it holds.
+"""The conversion of blocks to batches: decode, batch by size or delay, and build requests.
 
-Arrives: `ReadBlock`s. Leaves: `Batch`es, each with the request that asks for its predictions.
+It reads `ReadBlock`s and returns `Batch`es with their requests. It has no threads and no clock.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.batching.dynamic import Closed, CloseReason, DynamicBatcher
+from headrace.batching.dynamic import ClosedBatch, CloseReason, DynamicBatcher
 from headrace.core.block import Block
 from headrace.core.errors import HeadraceError, ModelInputError
 from headrace.core.tensor import Array, InferRequest, ModelMetadata, Tensor
-from headrace.pipeline.items import Cursor, FedBlock, ReadBlock, Replay, Span
+from headrace.pipeline.items import BlockEntries, Cursor, ReadBlock, Replay, Span
 from headrace.pipeline.mapping import Mapper
 from headrace.pipeline.sequences import Sequencer
 from headrace.pipeline.settings import FlowSettings
@@ -21,10 +21,11 @@ from headrace.pipeline.settings import FlowSettings
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive entries, ready to be asked about; `request` is None when none of them decoded.
+    """Consecutive entries with the request for their predictions.
 
-    `endings` are sequences that end before it, `cuts` rows with which another request begins, and `replay` is what a
-    resumption after it begins with.
+    `request` is None if no entry was decoded. `endings` are the sequences that end before the
+    batch. `cuts` are the rows at which a new request must start. `replay` is the part of the source
+    that a resumption after this batch replays first.
     """
 
     number: int
@@ -40,9 +41,10 @@ class Batch:
 
 
 class Feed:
-    """Makes batches of blocks, from `start` on. Passive: `now` is handed in; one thread.
+    """A converter of blocks to batches, from the cursor `start` on.
 
-    With a `sequencer` requests say to which sequences their rows belong. Raises what that raises.
+    It is passive: the caller passes the time `now`. One thread uses it. With a `sequencer`,
+    requests name the sequence of each row; its errors are raised here.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Feed:
         if sequencer is not None:
             rows_max = min(rows_max, sequencer.batch_rows_max or rows_max)
         self._mapper = mapper
-        self._batcher: DynamicBatcher[FedBlock] = DynamicBatcher(
+        self._batcher: DynamicBatcher[BlockEntries] = DynamicBatcher(
             rows_max=settings.batch_rows_max or rows_max,
             bytes_max=settings.batch_bytes_max,
             delay_s=None if delay_ms is None else delay_ms / 1000,
@@ -71,15 +73,15 @@ class Feed:
         self._error: HeadraceError | None = None
 
     def add(self, read: ReadBlock, now: float) -> list[Batch]:
-        """The batches that this block closes.
+        """Return the batches that a block closes.
 
-        What is wrong with one is raised, as long as others come before it, by the next call.
+        If batches precede an invalid one, the next call raises its error.
         """
         self._check()
         block = read.block
         decoded, sequences = self._mapper.decode_steps(block)
-        fed = FedBlock(read, decoded, sequences)
-        closed = self._batcher.add(fed, block.records, _entry_bytes(block), now)
+        entries = BlockEntries(read, decoded, sequences)
+        closed = self._batcher.add(entries, block.records, _entry_bytes(block), now)
         batches: list[Batch] = []
         for each in closed:
             try:
@@ -92,17 +94,17 @@ class Feed:
         return batches
 
     def due(self) -> float | None:
-        """When `poll` will close a batch by delay, or None."""
-        return self._batcher.due()
+        """Return the time at which `poll` closes a batch by delay, or None."""
+        return self._batcher.due_s()
 
     def poll(self, now: float) -> Batch | None:
-        """The batch whose delay has passed, if any."""
+        """Return the batch whose delay has passed, or None."""
         self._check()
         closed = self._batcher.poll(now)
         return self._batch(closed) if closed else None
 
     def flush(self, now: float) -> Batch | None:
-        """What is left, at the end of the source."""
+        """Return the remaining entries as a batch at the end of the source, or None."""
         self._check()
         closed = self._batcher.flush(now)
         return self._batch(closed) if closed else None
@@ -111,7 +113,7 @@ class Feed:
         if self._error is not None:
             raise self._error
 
-    def _batch(self, closed: Closed[FedBlock]) -> Batch:
+    def _batch(self, closed: ClosedBatch[BlockEntries]) -> Batch:
         spans = tuple(s.item.span(s.start, s.stop) for s in closed.slices)
         last = closed.slices[-1]
         number, begin, end = self._number, self._begin, last.item.cursor_after(last.stop)
@@ -135,10 +137,10 @@ class Feed:
 def _request(
     model: str, number: int, spans: tuple[Span, ...], more: tuple[Tensor, ...]
 ) -> InferRequest | None:
-    with_rows = [s.tensors for s in spans if len(s.piece)]
-    if not with_rows:
+    with_records = [s.tensors for s in spans if len(s.selection)]
+    if not with_records:
         return None
-    inputs = (Tensor(name, _joined(model, name, with_rows)) for name in with_rows[0])
+    inputs = (Tensor(name, _joined(model, name, with_records)) for name in with_records[0])
     return InferRequest(inputs=(*inputs, *more), id=f"batch-{number}")
 
 
@@ -151,14 +153,17 @@ def _joined(model: str, name: str, tensors: list[Mapping[str, Array]]) -> Array:
         one, other = [list(shape) for shape in shapes][:2]
         raise ModelInputError(
             model,
-            f"records of one batch differ in shape, {one} and {other}, so they make no array for input {name!r}: "
-            "bring images to one size with --image-size, or predict record by record with --batch-rows 1",
+            f"records of one batch have different shapes, {one} and {other}, for input {name!r}: "
+            "resize images with --image-size, or predict one record at a time with --batch-rows 1",
         )
     return np.concatenate(arrays)
 
 
 def _entry_bytes(block: Block) -> int | NDArray[np.int64]:
-    """Bytes of each entry: text by its length, media by what was decoded; failures weigh what they keep."""
+    """Return the bytes of each entry.
+
+    Text counts its length, media their decoded size, and failures the bytes that they keep.
+    """
     if block.columns:
         sizes = sum(c.nbytes for c in block.columns.values()) // max(len(block), 1)
         return sizes if not block.failures else np.full(block.records, sizes, np.int64)

@@ -1,20 +1,21 @@
-"""The stream itself: source → prefetch → batcher → predict → delivery.
+"""The stream: source, prefetch, batching, prediction, ordered delivery.
 
 ::
 
     prefetch threads ─▶ feeder ──────────────────────────▶ window ─▶ the caller
-                        (decompress, cut, decode, batch,             (waits for the head's
-                         submit)                                      answer, in order)
+                        (decompress, split, decode, batch,           (waits for the oldest
+                         submit)                                     response, in order)
 
-Batches may come back from the predictor in any order; the window is a queue in source order whose head is
-waited for, so delivery is in order by construction and the window's bound is the back-pressure.
+The predictor may complete batches in any order. The window is a queue in source order, and the
+caller waits for its head. So delivery is ordered, and the limit of the window is the back-pressure.
 
-A model that keeps a state between records is asked one batch at a time, and the next when that is answered. So records of
-one sequence are stepped in source order whatever happens to a request, and who shares a step depends on the source alone.
+A model with a state between records gets one batch at a time. So the records of a sequence are
+stepped in source order whatever happens to a request, and the rows of a step depend on the source
+alone.
 
-One thread does all from chunk to batch: reading ahead is what hides latency, and one thread more between there would
-only take the interpreter's lock from the others. Only where batches close by delay does a reader of its own feed
-the feeder, which must not sleep in a read when a delay is over.
+One thread does all work from chunk to batch. Prefetching already hides the latency, and another
+thread would only compete for the interpreter lock. Batches that close by delay need a separate
+reader thread, because the feeder must not be blocked in a read when a delay ends.
 """
 
 import threading
@@ -27,7 +28,7 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import CountMismatchError, ModelContractError, SequenceGoneError
 from headrace.core.predictor import Predictor
 from headrace.core.tensor import InferRequest, InferResponse
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 from headrace.pipeline.channel import Channel, ChannelClosedError, EndOfChannelError
 from headrace.pipeline.feed import Batch, Feed
 from headrace.pipeline.items import (
@@ -37,32 +38,35 @@ from headrace.pipeline.items import (
     ScoredBatch,
     ScoredSpan,
     Span,
-    piece_rows,
+    selected_rows,
 )
 from headrace.pipeline.mapping import Mapper
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.reader import Reader
 from headrace.pipeline.sequences import Sequencer
 from headrace.pipeline.settings import FlowSettings, StreamSettings
-from headrace.pipeline.step_requests import ending, joined, parted
+from headrace.pipeline.step_requests import end_request, join_responses, split_request
 from headrace.pipeline.window import Window
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
 _FAILURE_BYTES = 1024
-"""What a failed record takes beside its bytes, about: it is an object, and its line will be as long."""
+"""The approximate memory of a failed record in addition to its bytes: an object and an output line."""
 
 
 class Flow:
-    """An iterator of scored batches, in source order.
+    """An iterator of scored batches in source order.
 
-    The predictor is started and stopped by whoever owns it. Iterate in one thread; `drain` and `close` may be
-    called from any. Memory is bounded by the settings whatever the source's size. Raises, from iteration and
-    after everything before it was delivered, what broke the run. A `resumable` flow whose source breaks or is
-    drained keeps back the records that make no whole batch, so that a resumption makes the same batches.
+    The owner of the predictor starts and stops it. One thread iterates; any thread may call `drain`
+    and `close`. The settings limit the memory whatever the size of the source. An error of the run
+    is raised after all earlier batches. If the source of a `resumable` flow breaks or is drained,
+    the flow holds back records that fill no batch, so that a resumption makes the same batches.
 
-    A model with a `step` is told which sequences the records belong to: by `sequencer`, which knows how things stand with
-    the predictor, or else as if nothing had been asked before. Raises ConfigError where model and mapping do not go together.
+    A model with a `step` receives the sequence of each record from `sequencer`, which knows the
+    state of the predictor's sequences; without one, the predictor is taken as new.
+
+    Raises:
+        ConfigError: The model does not support the sequences of the mapping.
     """
 
     def __init__(
@@ -73,13 +77,13 @@ class Flow:
         settings: FlowSettings,
         *,
         resumable: bool = False,
-        progress: Progress | None = None,
+        progress: RunProgress | None = None,
         clock: Clock | None = None,
         start: Cursor | None = None,
         sequencer: Sequencer | None = None,
         is_replay: bool = False,
     ) -> None:
-        if sequencer is None and (predictor.metadata.steps or mapper.by_sequence):
+        if sequencer is None and (predictor.metadata.is_stateful or mapper.by_sequence):
             sequencer = Sequencer(predictor.metadata, mapper.options, settings)
         self._sequencer = sequencer
         self._start_cursor = start
@@ -88,7 +92,7 @@ class Flow:
         self._settings = settings
         self._predictor = predictor
         self._clock = clock or SystemClock()
-        self._progress = progress or Progress()
+        self._progress = progress or RunProgress()
         self._reader = source
         self.mapper = mapper
         self._window = Window(settings.window_bytes_max)
@@ -107,11 +111,11 @@ class Flow:
 
     @property
     def drained(self) -> bool:
-        """Whether `drain` cut the source short."""
+        """True if `drain` stopped the source early."""
         return self._draining.is_set()
 
     def __iter__(self) -> Iterator[ScoredBatch]:
-        """All batches; closes at the end, also when the caller stops early."""
+        """Yield all batches. Close the flow at the end, also if the caller stops early."""
         self._start()
         try:
             while (batch := self.next_batch()) is not None:
@@ -120,31 +124,35 @@ class Flow:
             self.close()
 
     def next_batch(self) -> ScoredBatch | None:
-        """The next batch in source order, when its answer is there; None at the end."""
+        """Return the next batch in source order once its response is ready, or None at the end."""
         self._start()
         try:
             batch, response = self._window.receive()
         except EndOfChannelError:
             return None
-        scored = _scored(batch, response)
-        self._progress.delivered(scored)
+        scored = _score_batch(batch, response)
+        self._progress.batch_delivered(scored)
         return scored
 
     def drain(self) -> None:
-        """Read no more: what is under way is delivered, then the flow ends. Its rest is for a resumption."""
+        """Stop reading. The flow delivers its pending batches and ends.
+
+        A resumption reads the rest of the source.
+        """
         self._draining.set()
 
     def cancel(self) -> None:
-        """Begin to close: nothing more is read or delivered. Returns at once."""
+        """Begin to close: read and deliver nothing more. Return at once."""
         if self._blocks is not None:
             self._blocks.close()
         self._window.close()
         self._reader.close()
 
     def close(self) -> None:
-        """Stop, and wait for the threads; what is under way is dropped. Closing twice does nothing.
+        """Stop, and wait for the threads. Pending batches are dropped. A second call does nothing.
 
-        A thread that waits for room in the predictor is waited for: stop that first, after `cancel`, to end at once.
+        A thread that is blocked in `Predictor.submit` is waited for. To end at once, call `cancel`,
+        then stop the predictor.
         """
         self.cancel()
         if self._started:
@@ -158,35 +166,35 @@ class Flow:
                 thread.start()
 
     def _read(self) -> Iterator[ReadBlock]:
-        """The source's blocks, until it ends or breaks or the flow drains."""
+        """Yield the source's blocks until it ends or breaks or the flow drains."""
         try:
             for read in self._reader.blocks():
-                self._progress.read(self._reader.bytes_read, self._reader.objects_read)
+                self._progress.set_read(self._reader.bytes_read, self._reader.objects_read)
                 yield read
                 if self._draining.is_set():
                     break
-        except Exception as error:  # noqa: BLE001 - raised again once what came before is delivered
+        except Exception as error:  # noqa: BLE001 - raised again after all earlier batches
             self._broken = error
-        self._progress.read(self._reader.bytes_read, self._reader.objects_read)
+        self._progress.set_read(self._reader.bytes_read, self._reader.objects_read)
 
     def _read_ahead(self, blocks: Channel[ReadBlock]) -> None:
-        """The reader's thread, where there is one."""
+        """Run the reader thread, if batches close by delay."""
         try:
             for read in self._read():
                 blocks.send(read, max(len(read.block.data), _columns_bytes(read)))
             blocks.finish()
         except ChannelClosedError:
             pass
-        except BaseException as error:  # noqa: BLE001 - handed to the feeder
+        except BaseException as error:  # noqa: BLE001 - passed to the feeder
             blocks.fail(error)
 
     def _feed(self) -> None:
-        """The feeder's thread."""
+        """Run the feeder thread."""
         metadata = self._predictor.metadata
         feed = Feed(self.mapper, metadata, self._settings, self._sequencer, start=self._start_cursor)
         try:
             self._feed_blocks(feed)
-            # What is left of a source that broke is no whole batch: a resumption reads it again.
+            # The rest of a broken source fills no batch: a resumption reads it again.
             if self._broken is None or not self._resumable:
                 self._flush(feed)
                 self._finish_sequences()
@@ -196,7 +204,7 @@ class Flow:
                 self._window.fail(self._broken)
         except ChannelClosedError:
             pass
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that iterates
+        except BaseException as error:  # noqa: BLE001 - passed to the iterating thread
             self._window.fail(error)
 
     def _feed_blocks(self, feed: Feed) -> None:
@@ -210,7 +218,7 @@ class Flow:
                 read = self._blocks.receive(None if due is None else max(0.0, due - self._clock.now()))
                 late = feed.poll(self._clock.now())
                 if late is not None:
-                    self._ask(late)
+                    self._submit_batch(late)
                 if read is not None:
                     self._add(feed, read)
         except EndOfChannelError:
@@ -218,43 +226,47 @@ class Flow:
 
     def _add(self, feed: Feed, read: ReadBlock) -> None:
         for batch in feed.add(read, self._clock.now()):
-            self._ask(batch)
+            self._submit_batch(batch)
         if read.ends_batch:
             self._flush(feed)
 
     def _flush(self, feed: Feed) -> None:
         rest = feed.flush(self._clock.now())
         if rest is not None:
-            self._ask(rest)
+            self._submit_batch(rest)
 
-    def _ask(self, batch: Batch) -> None:
-        """Submit, and take a place in the window; both may block. Once draining, nothing more is asked."""
+    def _submit_batch(self, batch: Batch) -> None:
+        """Submit a batch and add it to the window. Both may block. Do nothing once draining."""
         if self._draining.is_set():
             return
         self._end_sequences(batch.endings)
-        answer = self._submit(batch.request, batch.cuts) if batch.request else None
-        self._progress.asked(batch.reason)
-        # Even a batch of no bytes takes room, so that the window is bounded in batches too.
+        future = self._submit(batch.request, batch.cuts) if batch.request else None
+        self._progress.batch_submitted(batch.reason)
+        # A batch without bytes has a weight, too, so that the number of batches in the window is
+        # limited.
         failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES
         weight = max(batch.nbytes + failures, self._settings.window_bytes_max // 256)
-        self._window.send(batch, answer, weight)
+        self._window.send(batch, future, weight)
 
     def _submit(self, request: InferRequest, cuts: tuple[int, ...]) -> "Future[InferResponse]":
         if self._sequencer is not None:
             self._wait_for_last()
         if not cuts:
-            self._last = answer = self._predictor.submit(request)
-            return answer
-        answers: list[InferResponse] = []
-        for part in parted(request, cuts):
+            self._last = future = self._predictor.submit(request)
+            return future
+        responses: list[InferResponse] = []
+        for part in split_request(request, cuts):
             self._last = self._predictor.submit(part)
-            answers.append(self._last.result())
-        answer = Future[InferResponse]()
-        answer.set_result(joined(request, cuts, answers))
-        return answer
+            responses.append(self._last.result())
+        future = Future[InferResponse]()
+        future.set_result(join_responses(request, cuts, responses))
+        return future
 
     def _wait_for_last(self) -> None:
-        """Until the request before is answered. Raises what that failed with: what comes after it would make other states."""
+        """Wait for the previous request.
+
+        Raise its error, because later steps would build other states.
+        """
         if self._last is None:
             return
         error = self._last.exception()
@@ -262,16 +274,16 @@ class Flow:
             raise error
 
     def _end_sequences(self, ids: Sequence[str]) -> None:
-        """Tell of sequences that end without a row of their own."""
+        """End sequences that have no row of their own for it."""
         for id in ids:
             self._wait_for_last()
-            error = self._predictor.submit(ending(id)).exception()
-            # The model may have ended it by itself.
+            error = self._predictor.submit(end_request(id)).exception()
+            # The model may have ended the sequence itself.
             if error is not None and not isinstance(error, SequenceGoneError):
                 raise error
 
     def _finish_sequences(self) -> None:
-        """Where a replay stops the source goes on."""
+        """End the open sequences, except after a replay: the source continues there."""
         if self._sequencer is not None and not self._is_replay and not self._draining.is_set():
             self._end_sequences(self._sequencer.finish())
 
@@ -287,16 +299,16 @@ def open_flow(
     resumable: bool = False,
     appended: bool = False,
     learned: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     clock: Clock | None = None,
     sequencer: Sequencer | None = None,
 ) -> Flow:
-    """A flow over whole objects, from `start` on; the predictor is started.
+    """Return a flow over whole objects, from the cursor `start` on.
 
-    With `stop` it ends there, and is a replay: `sequencer` knows afterwards how things stand at `stop`.
-
-    With `appended` the plan is what has come so far: an empty archive in it is a failure, never an error. `learned`
-    is what an earlier flow's `Mapper` knew.
+    The predictor is already started. With `stop` the flow ends there and is a replay; afterwards
+    `sequencer` has the state at `stop`. With `appended` the plan has the objects that arrived so
+    far, and an empty archive is a failure instead of an error. `learned` is the `Mapper.learned` of
+    an earlier flow.
     """
     return Flow(
         Reader(stores, plan, settings.read, settings.flow, start or Cursor(), stop=stop, appended=appended),
@@ -316,9 +328,9 @@ def _columns_bytes(read: ReadBlock) -> int:
     return sum(c.nbytes for c in read.block.columns.values())
 
 
-def _scored(batch: Batch, response: InferResponse | None) -> ScoredBatch:
-    """Join a batch with its answer, and hold the law: entries in = rows out + failures."""
-    spans = tuple(ScoredSpan(s.piece, s.failures, s.index) for s in batch.spans)
+def _score_batch(batch: Batch, response: InferResponse | None) -> ScoredBatch:
+    """Join a batch with its response, and check that entries equal rows plus failures."""
+    spans = tuple(ScoredSpan(s.selection, s.failures, s.index) for s in batch.spans)
     outputs = {} if response is None else {t.name: t.data for t in response.outputs}
     if response is not None and response.failures:
         spans = _without_failed_rows(batch.spans, response)
@@ -334,23 +346,23 @@ def _scored(batch: Batch, response: InferResponse | None) -> ScoredBatch:
 
 
 def _without_failed_rows(spans: tuple[Span, ...], response: InferResponse) -> tuple[ScoredSpan, ...]:
-    """Take the rows that the model refused out of their pieces, and put them among the failures."""
+    """Return the spans with refused rows moved from the selections to the failures."""
     found: list[ScoredSpan] = []
     base = 0
     for span in spans:
-        rows = piece_rows(span.piece)
+        rows = selected_rows(span.selection)
         refused = {f.row - base: f for f in response.failures if base <= f.row < base + len(rows)}
         base += len(rows)
         if not refused:
-            found.append(ScoredSpan(span.piece, span.failures, span.index))
+            found.append(ScoredSpan(span.selection, span.failures, span.index))
             continue
-        block = span.piece.block
+        block = span.selection.block
         failures: list[Failure] = [
             block.failure(int(rows[i]), FailureKind.MODEL, f.why, f.attempts) for i, f in refused.items()
         ]
         failures.extend(span.failures)
         failures.sort(key=lambda f: f.position.record)
         kept = rows[[i for i in range(len(rows)) if i not in refused]]
-        piece = Piece(block, span.piece.start, span.piece.stop, kept)
-        found.append(ScoredSpan(piece, tuple(failures), span.index))
+        selection = BlockSelection(block, span.selection.start, span.selection.stop, kept)
+        found.append(ScoredSpan(selection, tuple(failures), span.index))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What travels between the stages of a stream."""
+"""The values that pass between the stages of a stream."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,24 +11,25 @@ from numpy.typing import NDArray
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.outcome import Outcome, Prediction
 from headrace.core.tensor import Array
-from headrace.formats.contract import Decoded, Piece
-from headrace.formats.read import behind
+from headrace.formats.contract import BlockSelection, DecodedBlock
+from headrace.formats.read import position_after
 from headrace.pipeline.sequence_mapping import RecordSequences
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a stream goes on: object `index` of the plan, and the first record not yet delivered.
+    """A resume position: object `index` of the plan, and the first record that was not delivered.
 
-    `position` None means from the object's start. Everything before is done. Its line and byte are told only at a
-    block's end, where a failure may have to name them that no record follows.
+    A `position` of None is the start of the object. Everything before the cursor is done. Line and
+    byte are known only at the end of a block, where a failure without a following record needs
+    them.
     """
 
     index: int = 0
     position: Position | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For the ledger."""
+        """Return the cursor for the ledger."""
         p = self.position
         if p is None:
             return {"object": self.index}
@@ -44,7 +45,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Cursor":
-        """From the ledger."""
+        """Return the cursor of a ledger record."""
         if "record" not in data:
             return cls(data["object"])
         position = Position(
@@ -60,10 +61,11 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a resumption gives the model again, so that the sequences that live are what they were: from `begin` on.
+    """The part of the source that rebuilds the live sequences at a resumption.
 
-    That is where the batch began in which the oldest of them did. Between there and the resumption are so many `records`,
-    and `broken` objects or members: a source in which they are not any more makes other states.
+    The model receives it again from `begin` on: the start of the batch in which the oldest live
+    sequence began. Between it and the resume position are `records` records and `broken` objects or
+    members. Other numbers mean that the source changed and the states would differ.
     """
 
     begin: Cursor
@@ -71,21 +73,21 @@ class Replay:
     broken: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """For the ledger."""
+        """Return the replay for the ledger."""
         return {"begin": self.begin.to_json(), "records": self.records, "broken": self.broken}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Replay":
-        """From the ledger."""
+        """Return the replay of a ledger record."""
         return cls(Cursor.from_json(data["begin"]), data["records"], data["broken"])
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """A block on its way from the reader; `last` says that its object ended with it (by a failure).
+    """A block from the reader. `last` marks the end of its object by a failure.
 
-    `index` is that of its object, or of the range of one, among those that are read. `ends_batch`: the batch that
-    it is in, or the one before where it is empty, takes no more.
+    `index` is the index of the object, or of its byte range. With `ends_batch`, the current batch
+    takes no more entries after this block; an empty block closes the batch before it.
     """
 
     block: Block
@@ -95,40 +97,43 @@ class ReadBlock:
 
 
 class BlockSource(Protocol):
-    """Where a flow's blocks come from. One thread iterates; `close` may come from another."""
+    """A source of blocks for a flow. One thread iterates; any thread may call `close`."""
 
     bytes_read: int
     objects_read: int
 
     def blocks(self) -> Iterator[ReadBlock]:
-        """All blocks, in order. Raises what breaks the whole run."""
+        """Yield all blocks in order. Raise errors that break the whole run."""
         ...
 
     def close(self) -> None:
-        """Read no further ahead."""
+        """Stop reading ahead."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class FedBlock:
-    """A block with its tensors, as the batcher cuts it: its entries are the records, then the failures."""
+class BlockEntries:
+    """A block with its tensors, for the batcher.
+
+    Its entries are the records, then the failures.
+    """
 
     read: ReadBlock
-    decoded: Decoded
+    decoded: DecodedBlock
     sequences: RecordSequences | None = None
     failures: tuple[Failure, ...] = field(init=False)
-    """All of the block's entries that failed, in order."""
+    """All failed entries of the block, in order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "failures", (*self.decoded.failures, *self.read.block.failures))
 
     def cursor_after(self, entries: int) -> Cursor:
-        """Where a stream goes on after the first `entries` of this block."""
+        """Return the resume position after the first `entries` entries."""
         block = self.read.block
         if self.read.last and entries == block.records:
             return Cursor(self.read.index + 1)
         if entries == block.records:
-            return Cursor(self.read.index, behind(block))
+            return Cursor(self.read.index, position_after(block))
         first = block.first
         position = Position(
             object=first.object,
@@ -139,21 +144,24 @@ class FedBlock:
         return Cursor(self.read.index, position)
 
     def span(self, start: int, stop: int) -> "Span":
-        """Entries ``start..stop``: which records decoded, their tensor rows, and the failures among them."""
+        """Return the entries ``start..stop``.
+
+        A span has the decoded records, their tensor rows, and the failures among the entries.
+        """
         block, decoded = self.read.block, self.decoded
         stop_record = min(stop, len(block))
         start_record = min(start, stop_record)
         if decoded.rows is None:
-            piece = Piece(block, start_record, stop_record)
+            selection = BlockSelection(block, start_record, stop_record)
             low, high = start_record, stop_record
         else:
             low, high = (int(i) for i in np.searchsorted(decoded.rows, [start_record, stop_record]))
-            piece = Piece(block, start_record, stop_record, decoded.rows[low:high])
+            selection = BlockSelection(block, start_record, stop_record, decoded.rows[low:high])
         first = block.first.record
         begin, end = (bisect_left(self.failures, first + entry, key=_record_of) for entry in (start, stop))
         failures = self.failures[begin:end]
         tensors = {name: data[low:high] for name, data in decoded.tensors.items()}
-        return Span(piece, tensors, failures, self.read.index, self.sequences)
+        return Span(selection, tensors, failures, self.read.index, self.sequences)
 
 
 def _record_of(failure: Failure) -> int:
@@ -162,33 +170,33 @@ def _record_of(failure: Failure) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A batch's share of one block."""
+    """The part of one block that belongs to a batch."""
 
-    piece: Piece
+    selection: BlockSelection
     tensors: Mapping[str, Array]
     failures: tuple[Failure, ...]
     index: int = 0
-    """Of the object, as in `ReadBlock`."""
+    """The index of the object, as in `ReadBlock`."""
     sequences: RecordSequences | None = None
-    """Of all of the block's records."""
+    """The sequences of all records of the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSpan:
-    """The records of one block that were predicted, and those that were not."""
+    """The predicted records and the failed records of one block."""
 
-    piece: Piece
+    selection: BlockSelection
     failures: tuple[Failure, ...]
     index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """A batch with its answer, in source order.
+    """A batch with its predictions, in source order.
 
-    Row i of every output belongs to the i-th record of the spans' pieces together.
-    ``entries == rows out + failures``; `broken` of the failures are objects' (kind OBJECT), not records'. `replay` is for
-    a resumption after it.
+    Row i of every output belongs to the i-th record of all `selections`. The number of entries
+    equals rows plus failures. `broken` counts failures of objects (kind OBJECT) rather than
+    records. `replay` is for a resumption after this batch.
     """
 
     spans: tuple[ScoredSpan, ...]
@@ -198,9 +206,9 @@ class ScoredBatch:
     replay: Replay | None = None
 
     @property
-    def pieces(self) -> list[Piece]:
+    def selections(self) -> list[BlockSelection]:
         """The predicted records, in order."""
-        return [s.piece for s in self.spans if len(s.piece)]
+        return [s.selection for s in self.spans if len(s.selection)]
 
     @property
     def failures(self) -> list[Failure]:
@@ -209,27 +217,27 @@ class ScoredBatch:
 
     @property
     def rows(self) -> int:
-        """How many records were predicted."""
-        return sum(len(s.piece) for s in self.spans)
+        """The number of predicted records."""
+        return sum(len(s.selection) for s in self.spans)
 
     @property
     def broken(self) -> int:
-        """How many failures are of objects or members rather than of records."""
+        """The number of failures of objects or members."""
         return sum(f.kind is FailureKind.OBJECT for f in self.failures)
 
     def outcomes(self) -> Sequence[Outcome]:
-        """One value a record, in source order. For callers; never on the way to a sink."""
+        """Return one outcome per record, in source order. Sinks use the arrays instead."""
         found: list[Outcome] = []
         row = 0
         for span in self.spans:
             failures = iter(span.failures)
             failure = next(failures, None)
-            for index in piece_rows(span.piece):
-                number = span.piece.block.first.record + int(index)
+            for index in selected_rows(span.selection):
+                number = span.selection.block.first.record + int(index)
                 while failure is not None and failure.position.record < number:
                     found.append(failure)
                     failure = next(failures, None)
-                found.append(self._prediction(span.piece.block, int(index), row))
+                found.append(self._prediction(span.selection.block, int(index), row))
                 row += 1
             if failure is not None:
                 found.extend((failure, *failures))
@@ -240,6 +248,6 @@ class ScoredBatch:
         return Prediction(block.position(index), outputs, block.record(index))
 
 
-def piece_rows(piece: Piece) -> NDArray[np.int64]:
-    """The indices of a piece's records in its block."""
-    return np.arange(piece.start, piece.stop) if piece.rows is None else piece.rows
+def selected_rows(selection: BlockSelection) -> NDArray[np.int64]:
+    """Return the indices of the selected records in their block."""
+    return np.arange(selection.start, selection.stop) if selection.rows is None else selection.rows

@@ -1,18 +1,20 @@
-"""The record of what a run has done, beside its output: what makes ``--resume`` exact.
+"""The record of finished work beside the output. It makes ``--resume`` exact.
 
-Everything is small objects below ``DEST/_headrace/``, each written whole and (but for the plan) only if absent:
+The ledger consists of small objects below ``DEST/_headrace/``. Each is written whole and, except
+for the plan, only if it does not exist:
 
-=============================== =====================================================================
-``run.json``                    what is run: source, model's fingerprint, settings
-``plan-00000.jsonl``            which objects, with size and ETag; a watched prefix adds files
-``learned.json``                what the first records decided: how many columns, the shape of a row
-``part-00003.json``             part 3 is published: where it ends, and the counts up to there
-``part-00004.checkpoint-0001``  part 4 is under way: the same, with its bytes so far in ``….out``, ``….failed``
-``report.json``                 the run is finished: its counts
-=============================== =====================================================================
+===============================  ===============================================================
+``run.json``                     the run: source, fingerprint of the model, settings
+``plan-00000.jsonl``             the objects with size and ETag; a watched prefix adds files
+``learned.json``                 what the first records decided: number of columns, row shape
+``part-00003.json``              part 3 is published: its end, and the counts up to there
+``part-00004.checkpoint-0001``   part 4 is unfinished: the same, with its bytes in ``….out``,
+                                 ``….failed``
+``report.json``                  the run is finished: its counts
+===============================  ===============================================================
 
-A part's record is written after the part itself, so a kill in between costs a rewrite of the same bytes. A second
-process that works on the same destination writes other records and is stopped by the store (put-if-absent).
+A part's record is written after the part, so a kill in between only costs a rewrite of the same
+bytes. A second process on the same destination writes other records, and put-if-absent stops it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +33,7 @@ LEDGER_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """``records_in == rows_out + rows_failed``; broken objects stand apart."""
+    """The counts of a run: ``records_in == rows_out + rows_failed``, and broken objects separately."""
 
     records_in: int = 0
     rows_out: int = 0
@@ -39,7 +41,7 @@ class Counts:
     objects_broken: int = 0
 
     def plus(self, other: "Counts") -> "Counts":
-        """The sum."""
+        """Return the sum."""
         return Counts(
             self.records_in + other.records_in,
             self.rows_out + other.rows_out,
@@ -48,7 +50,7 @@ class Counts:
         )
 
     def minus(self, other: "Counts") -> "Counts":
-        """The difference."""
+        """Return the difference."""
         return Counts(
             self.records_in - other.records_in,
             self.rows_out - other.rows_out,
@@ -58,11 +60,11 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Where a run stands: `part` is published, or (`checkpoint` > 0) under way, up to `cursor`.
+class LedgerMark:
+    """A commit of a run: `part` is published, or unfinished with `checkpoint` > 0, up to `cursor`.
 
-    `total` counts everything up to the cursor, `in_part` only this part. `replay` is what a resumption gives the model
-    again first, where sequences live at the cursor.
+    `total` counts everything up to the cursor, `in_part` only this part. `replay` is the part of
+    the source that a resumption replays first, if sequences are live at the cursor.
     """
 
     part: int
@@ -75,7 +77,7 @@ class Mark:
     replay: Replay | None = None
 
     def to_json(self) -> bytes:
-        """Versioned, with sorted keys."""
+        """Return the record as versioned JSON with sorted keys."""
         data = asdict(self) | {"v": LEDGER_VERSION, "cursor": self.cursor.to_json()}
         del data["replay"]
         if self.replay is not None:
@@ -83,8 +85,12 @@ class Mark:
         return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
 
     @classmethod
-    def from_json(cls, text: bytes) -> "Mark":
-        """Read back; raises LedgerError for another version."""
+    def from_json(cls, text: bytes) -> "LedgerMark":
+        """Return the mark of a record.
+
+        Raises:
+            LedgerError: The record has another version.
+        """
         data = _versioned(text)
         return cls(
             part=data["part"],
@@ -99,29 +105,29 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What a ledger tells at a resumption."""
+class ResumeState:
+    """The state of a run that a ledger records."""
 
-    last: Mark | None = None
-    """The last part or checkpoint; None when none was committed."""
-    checkpoints: list[Mark] = field(default_factory=list[Mark])
-    """Those of the part under way, in order."""
+    last: LedgerMark | None = None
+    """The last part or checkpoint, or None before the first commit."""
+    checkpoints: list[LedgerMark] = field(default_factory=list[LedgerMark])
+    """The checkpoints of the unfinished part, in order."""
     finished: Mapping[str, Any] | None = None
-    """The report, when the run is complete."""
+    """The report of a complete run."""
 
 
 def _versioned(text: bytes) -> dict[str, Any]:
     data: dict[str, Any] = orjson.loads(text)
     if data.get("v") != LEDGER_VERSION:
         raise LedgerError(
-            f"the ledger says version {data.get('v')}, this headrace writes {LEDGER_VERSION}: finish the run "
-            "with the version that began it, or start anew with --overwrite"
+            f"the ledger has version {data.get('v')}, this headrace supports {LEDGER_VERSION}: finish "
+            "the run with the headrace version that began it, or start anew with --overwrite"
         )
     return data
 
 
 class Ledger:
-    """Reads and writes the records of one destination. One thread at a time."""
+    """The records of one destination. One thread at a time uses it."""
 
     def __init__(self, store: Store, destination: str) -> None:
         self._store = store
@@ -131,52 +137,52 @@ class Ledger:
         return self._base + name
 
     def identity(self) -> dict[str, Any] | None:
-        """What run is here, or None."""
+        """Return the identity of the recorded run, or None."""
         found = next((i for i in self._store.list(self._uri("run.json"))), None)
         return None if found is None else _versioned(self._store.get(found.uri))
 
     def begin(self, identity: Mapping[str, Any], plan: Sequence[ObjectInfo]) -> None:
-        """Open a new run. The plan goes first: a run is there only with its plan."""
+        """Record a new run. The plan is written first, so a recorded run always has its plan."""
         self.write_plan(0, plan)
         self._create("run.json", _dump(dict(identity) | {"v": LEDGER_VERSION}))
 
     def check_identity(self, identity: Mapping[str, Any]) -> None:
-        """Raise ResumeRefusedError, naming what differs, unless this is the run that was begun here."""
+        """Raise ResumeRefusedError with the differences, unless this is the recorded run."""
         begun = self.identity() or {}
         wanted: dict[str, Any] = orjson.loads(_dump(dict(identity)))
-        found = list(changes(begun, wanted))
+        found = list(differences(begun, wanted))
         if not found:
             return
         raise ResumeRefusedError(
-            f"{self._base}run.json: this is another run ({'; '.join(found)}). Resume with what it was begun with, or "
-            "start anew with --overwrite"
+            f"{self._base}run.json: the destination has another run ({'; '.join(found)}): resume it with its "
+            "original settings, or start anew with --overwrite"
         )
 
     def write_plan(self, number: int, plan: Sequence[ObjectInfo]) -> None:
-        """The objects of plan file `number`, a line each."""
+        """Write the objects of plan file `number`, one per line."""
         lines = (orjson.dumps(asdict(info)) for info in plan)
         self._store.put(self._uri(f"plan-{number:05d}.jsonl"), b"\n".join(lines) + b"\n")
 
     def read_plans(self) -> list[list[ObjectInfo]]:
-        """All plan files, in order."""
+        """Return all plan files, in order."""
         found: list[list[ObjectInfo]] = []
-        # By length first: names grow a digit when they run out of them.
+        # Longer names are later: numbers beyond the padding have more digits.
         for info in sorted(self._store.list(self._uri("plan-")), key=lambda i: _in_order(i.uri)):
             lines = self._store.get(info.uri).splitlines()
             found.append([ObjectInfo(**orjson.loads(line)) for line in lines if line])
         return found
 
     def learn(self, learned: Mapping[str, Any]) -> None:
-        """Keep what the first records decided, for a resumption."""
+        """Store what the first records decided, for a resumption."""
         self._store.put(self._uri("learned.json"), _dump(learned))
 
     def learned(self) -> dict[str, Any]:
-        """What the first records decided; empty when none was delivered yet."""
+        """Return what the first records decided; empty before the first delivery."""
         found = next((i for i in self._store.list(self._uri("learned.json"))), None)
         return {} if found is None else orjson.loads(self._store.get(found.uri))
 
-    def state(self) -> State:
-        """Where the run stands."""
+    def state(self) -> ResumeState:
+        """Return the state of the run."""
         names = [i.uri.removeprefix(self._base) for i in self._store.list(self._base)]
         parts = sorted((n for n in names if n.startswith("part-") and n.count("-") == 1), key=_in_order)
         last = self._mark(parts[-1]) if parts else None
@@ -185,53 +191,54 @@ class Ledger:
         under_way = sorted((n for n in names if n.startswith(begun) and n.endswith(".json")), key=_in_order)
         checkpoints = [self._mark(n) for n in under_way]
         report = self._store.get(self._uri("report.json")) if "report.json" in names else None
-        return State(
+        return ResumeState(
             last=checkpoints[-1] if checkpoints else last,
             checkpoints=checkpoints,
             finished=orjson.loads(report) if report else None,
         )
 
-    def count(self, state: State, *, since: int = 0) -> Counts:
-        """The counts of every published part from number `since` on, and of the part under way, added up."""
+    def count(self, state: ResumeState, *, since: int = 0) -> Counts:
+        """Return the summed counts of published parts from `since` on, and of the unfinished part."""
         total = Counts()
         published = state.last.part + (not state.checkpoints) if state.last else 0
         for part in range(since, published):
             total = total.plus(self._mark(f"part-{part:05d}.json").in_part)
         return total.plus(state.checkpoints[-1].in_part) if state.checkpoints else total
 
-    def _mark(self, name: str) -> Mark:
-        return Mark.from_json(self._store.get(self._uri(name)))
+    def _mark(self, name: str) -> LedgerMark:
+        return LedgerMark.from_json(self._store.get(self._uri(name)))
 
-    def checkpoint(self, mark: Mark, out: bytes, failed: bytes) -> None:
-        """Keep what the part under way has gained since its last checkpoint."""
+    def checkpoint(self, mark: LedgerMark, out: bytes, failed: bytes) -> None:
+        """Store the output that the unfinished part gained since its last checkpoint."""
         name = _checkpoint_name(mark.part, mark.checkpoint)
         self._store.put(self._uri(f"{name}.out"), out)
         self._store.put(self._uri(f"{name}.failed"), failed)
         self._create(f"{name}.json", mark.to_json())
 
-    def checkpoint_bytes(self, mark: Mark) -> tuple[bytes, bytes]:
-        """The output and failures that checkpoint kept."""
+    def checkpoint_bytes(self, mark: LedgerMark) -> tuple[bytes, bytes]:
+        """Return the output and the failures of a checkpoint."""
         name = _checkpoint_name(mark.part, mark.checkpoint)
         return self._store.get(self._uri(f"{name}.out")), self._store.get(self._uri(f"{name}.failed"))
 
-    def commit_part(self, mark: Mark) -> None:
-        """Part `mark.part` is published; its checkpoints are no longer needed."""
+    def commit_part(self, mark: LedgerMark) -> None:
+        """Record that part `mark.part` is published, and delete its checkpoints."""
         self._create(f"part-{mark.part:05d}.json", replace(mark, checkpoint=0).to_json())
-        # The record's last line first: a checkpoint without its bytes must never be seen.
+        # The .json object is deleted first, because a checkpoint without its bytes must never be
+        # visible.
         for number in range(1, mark.checkpoint + 1):
             name = _checkpoint_name(mark.part, number)
             for suffix in (".json", ".out", ".failed"):
                 self._store.delete(self._uri(name + suffix))
 
     def finish(self, report: Mapping[str, Any]) -> None:
-        """The run is complete; what a kill between a part's commit and its tidying left behind goes now."""
+        """Record that the run is complete. Delete checkpoints that a killed commit left behind."""
         for info in list(self._store.list(self._uri("part-"))):
             if ".checkpoint-" in info.uri:
                 self._store.delete(info.uri)
         self._store.put(self._uri("report.json"), _dump(report))
 
     def reopen(self) -> None:
-        """More objects have come: the run is no longer complete."""
+        """Record that the run has new objects and is incomplete again."""
         self._store.delete(self._uri("report.json"))
 
     def _create(self, name: str, data: bytes) -> None:
@@ -239,8 +246,8 @@ class Ledger:
             self._store.put_if_absent(self._uri(name), data)
         except AlreadyExistsError as error:
             raise LedgerError(
-                f"{self._uri(name)} was written by another process: two runs are working on the same "
-                "destination. Stop one of them, then --resume"
+                f"{self._uri(name)} was written by another process: two runs use the same "
+                "destination; stop one of them, then --resume"
             ) from error
 
 
@@ -256,11 +263,11 @@ def _dump(data: Mapping[str, Any]) -> bytes:
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """What `now` has that `before` has not, by its whole name: ``settings.read.header was 'none', is 'names'``."""
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """Yield the changed settings by full name: ``settings.read.header was 'none', is 'names'``."""
     for key, value in now.items():
         was, name = before.get(key), within + key
         if isinstance(was, dict) and isinstance(value, dict):
-            yield from changes(cast("dict[str, Any]", was), cast("dict[str, Any]", value), f"{name}.")
+            yield from differences(cast("dict[str, Any]", was), cast("dict[str, Any]", value), f"{name}.")
         elif was != value:
             yield f"{name} was {was!r}, is {value!r}"

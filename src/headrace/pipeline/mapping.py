@@ -1,7 +1,7 @@
-"""Records to a model's inputs: which decoder, given the model's inputs, the options, and the first records.
+"""The mapping of records to model inputs, by the model, the options and the first records.
 
-Arrives: blocks. Leaves: `Decoded` tensors by input name. What cannot fit is found here, before the first call:
-too few columns chosen, a file with more columns than the model takes, text for a model of numbers.
+Blocks become `DecodedBlock`s with tensors by input name. Mismatches are found before the first
+call: too few columns, a file with more columns than the model takes, text for a numeric model.
 """
 
 import csv
@@ -15,22 +15,22 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnDecoder
-from headrace.formats.contract import Decoded, Decoder
-from headrace.formats.csv_cells import Dialect
+from headrace.formats.contract import DecodedBlock, Decoder
+from headrace.formats.csv_cells import CsvDialect
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
 from headrace.formats.csv_selection import ColumnSelection
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.json_path import compile_path
-from headrace.formats.read import ReadOptions, delimiter_of, format_name
+from headrace.formats.read import ReadOptions, csv_delimiter, format_name
 from headrace.pipeline.feature_mapping import FRAMED_KINDS, framed_decoder
 from headrace.pipeline.parquet_mapping import parquet_decoder
 from headrace.pipeline.sequence_mapping import (
     RecordSequences,
     SequenceReader,
-    by_place,
-    columns_beside,
+    drop_failed_records,
+    other_columns,
     sequence_reader,
-    without_failed,
+    sequences_by_place,
 )
 from headrace.pipeline.settings import MappingOptions
 
@@ -38,16 +38,17 @@ JSON_KINDS: Final = frozenset({"json", "jsonl"})
 """The formats of JSON text."""
 _MEDIA_COLUMNS = ("image", "audio")
 _FILTERED = frozenset({"csv", *JSON_KINDS})
-"""The formats whose records an input filter can select of."""
+"""The formats whose records an input filter supports."""
 _FIRST_RECORDS = 100
-"""How many of the first records must all disagree with the model before the run is refused."""
+"""The number of first records; if none of them fits the model, the run is refused."""
 
 
 class Mapper:
-    """Decodes blocks of any format for one model; chooses a decoder per format at its first block.
+    """A decoder of blocks of any format for one model.
 
-    What the first records decide (how many columns, the shape of a row) is in `learned`: a resumed run is given
-    it, so that it judges records as the run did that it resumes.
+    It selects a decoder at the first block of a format. `learned` has what the first records decide
+    (number of columns, shape of a row). A resumed run receives it, so that it judges records as the
+    original run did.
     """
 
     def __init__(
@@ -68,24 +69,29 @@ class Mapper:
 
     @property
     def kind(self) -> str | None:
-        """The format of the source's first records."""
+        """The format of the first records."""
         return self.learned.get("format")
 
     @property
     def input_names(self) -> tuple[str, ...] | None:
-        """The source's column names, once a header told them."""
+        """The column names of the source, once a header is known."""
         names: list[str] | None = self.learned.get("column_names")
         return None if names is None else tuple(names)
 
     @property
     def delimiter(self) -> str:
-        """What stands between the cells of the source's first CSV records."""
+        """The delimiter of the first CSV records."""
         return self.learned.get("delimiter", ",")
 
-    def decode(self, block: Block) -> Decoded:
-        """The block's records as tensors. Raises ConfigError or ModelInputError when nothing could ever fit."""
+    def decode(self, block: Block) -> DecodedBlock:
+        """Return the records of a block as tensors.
+
+        Raises:
+            ConfigError: The options can never fit the records.
+            ModelInputError: The records can never fit the model.
+        """
         if not len(block):
-            return Decoded({})
+            return DecodedBlock({})
         kind, delimiter = self.layout_of(block)
         decoder = self._decoders.get((kind, delimiter))
         if decoder is None:
@@ -93,17 +99,20 @@ class Mapper:
             decoder = self._decoders[kind, delimiter] = self._choose(kind, delimiter, block)
         return decoder.decode(block)
 
-    def decode_steps(self, block: Block) -> tuple[Decoded, RecordSequences | None]:
-        """`decode`, and which sequences the records belong to, where the options ask for that; those that do not tell fail."""
+    def decode_steps(self, block: Block) -> tuple[DecodedBlock, RecordSequences | None]:
+        """Return the decoded block and, with sequence options, the sequence of each record.
+
+        Records without a sequence become failures.
+        """
         decoded = self.decode(block)
         if self._mapping.sequence is None:
             return decoded, None
         sequences = self._sequences(block)
-        return without_failed(block, decoded, sequences.failures), sequences
+        return drop_failed_records(block, decoded, sequences.failures), sequences
 
     def _sequences(self, block: Block) -> RecordSequences:
         if self._mapping.by_place or not len(block):
-            return by_place(block, self._mapping)
+            return sequences_by_place(block, self._mapping)
         layout = self.layout_of(block)
         reader = self._sequence_readers.get(layout)
         if reader is None:
@@ -117,24 +126,28 @@ class Mapper:
 
     @property
     def by_sequence(self) -> bool:
-        """Whether records are said to belong to sequences."""
+        """True if the options assign records to sequences."""
         return self._mapping.sequence is not None
 
     def layout_of(self, block: Block) -> tuple[str, str]:
-        """The format of a block's records and, for CSV, their delimiter (else it is empty)."""
+        """Return the format of a block's records, and for CSV their delimiter.
+
+        The delimiter of other formats is an empty string.
+        """
         name = block.first.member or block.first.object
         kind = format_name(name, self._read) or "whole"
-        # Parquet's columns have names of their own, which may be these.
+        # The columns of a Parquet file may have these names.
         for column in _MEDIA_COLUMNS if kind != "parquet" else ():
             if column in block.columns:
                 return column, ""
-        return kind, delimiter_of(name, self._read) if kind == "csv" else ""
+        return kind, csv_delimiter(name, self._read) if kind == "csv" else ""
 
     def _choose(self, kind: str, delimiter: str, block: Block) -> Decoder:
         if kind not in _FILTERED and not self._filter.is_root:
             raise ConfigError(
-                f"the input filter {self._filter.text} selects of CSV and JSON records, but {block.first.object} "
-                f"is read as {kind}: leave the filter out, or say what the records are with --format (of a transform: --split)"
+                f"the input filter {self._filter.text} needs CSV or JSON records, but "
+                f"{block.first.object} is read as {kind}: remove the filter, or set the format with "
+                "--format (of a transform: --split)"
             )
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
@@ -156,7 +169,8 @@ class Mapper:
         decoder = self._csv(block, delimiter)
         self._learn_csv(block, delimiter)
         if self.input_names:
-            # A header of another file must not decide, in a resumed run, what the first one did.
+            # In a resumed run, the header of another file must not replace the decision of the
+            # first file.
             decoder.bind(self.input_names)
         return decoder
 
@@ -172,18 +186,16 @@ class Mapper:
         if not inputs:
             return TensorSpec("x", "FP32")
         names = ", ".join(i.name for i in inputs)
-        raise ModelInputError(
-            self._metadata.name, f"{what} feeds one input, but the model has several: {names}"
-        )
+        raise ModelInputError(self._metadata.name, f"{what} is one input, but the model has several: {names}")
 
     def _takes_text(self) -> bool:
-        """Whether the model has one input, of text, and is not said to take it from a column."""
+        """Return True if the model has one text input and no column is selected for it."""
         inputs, mapping = self._metadata.inputs, self._mapping
         chosen = mapping.columns or mapping.text_column is not None
         return len(inputs) == 1 and inputs[0].datatype == "BYTES" and not chosen
 
     def _text_records(self, kind: str, delimiter: str, block: Block) -> Decoder:
-        """CSV and JSON records, or what the input filter selects of them, as text."""
+        """Return a decoder of CSV and JSON records as text, or of what the input filter selects."""
         if kind == "csv":
             self._learn_csv(block, delimiter)
             select = self._cells_of(delimiter)
@@ -198,7 +210,7 @@ class Mapper:
         columns = self._filter.csv_columns(named=names is not None)
         if columns is None:
             return None
-        dialect = Dialect.of(delimiter, '"')
+        dialect = CsvDialect.from_strings(delimiter, '"')
 
         def select(record: bytes) -> bytes:
             cells = dialect.raw_cells(record)
@@ -218,8 +230,8 @@ class Mapper:
         if self._metadata.inputs and spec.datatype != "BYTES":
             raise ModelInputError(
                 self._metadata.name,
-                f"input {spec.name!r} takes {spec.datatype}, but a line is text: for numbers in lines choose "
-                "--format (of a transform: --split) csv or jsonl",
+                f"input {spec.name!r} takes {spec.datatype}, but a line is text: for lines of numbers set "
+                "--format (of a transform: --split) to csv or jsonl",
             )
         as_text = self._metadata.bytes_as != "bytes"
         return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec))
@@ -232,67 +244,72 @@ class Mapper:
 
     def _csv(self, block: Block, delimiter: str) -> CsvMatrixDecoder | CsvColumnsDecoder:
         inputs, columns = self._metadata.inputs, self._mapping.columns
-        within = self._filter.csv_columns(named=bool(self.input_names or block.column_names))
+        input_selection = self._filter.csv_columns(named=bool(self.input_names or block.column_names))
         if self._mapping.text_column is not None:
             name = self._one_input("--text-column").name
             return CsvColumnsDecoder(
                 {name: (self._mapping.text_column, "text")},
-                within=within,
+                input_selection=input_selection,
                 width=self._learned_width(block, delimiter),
                 delimiter=delimiter,
             )
         if len(inputs) <= 1 and not _is_single_column(self._one_input("CSV")):
-            return self._csv_matrix(block, delimiter, within)
-        return self._csv_columns(inputs, columns, block, delimiter, within)
+            return self._csv_matrix(block, delimiter, input_selection)
+        return self._csv_columns(inputs, columns, block, delimiter, input_selection)
 
-    def _csv_matrix(self, block: Block, delimiter: str, within: ColumnSelection | None) -> CsvMatrixDecoder:
+    def _csv_matrix(
+        self, block: Block, delimiter: str, input_selection: ColumnSelection | None
+    ) -> CsvMatrixDecoder:
         spec = self._one_input("CSV")
         if spec.datatype == "BYTES":
             raise ModelInputError(
                 self._metadata.name,
-                f"input {spec.name!r} takes text: say which column with --text-column",
+                f"input {spec.name!r} takes text: choose its column with --text-column",
             )
         takes = spec.shape[1] if spec.shape is not None and len(spec.shape) == 2 else -1
-        columns = self._mapping.columns or self._beside_sequence(block, delimiter, within)
+        columns = self._mapping.columns or self._non_sequence_columns(block, delimiter, input_selection)
         if columns:
             if takes not in (-1, len(columns)):
                 what = (
-                    "--columns names" if self._mapping.columns else "beside those of its sequence there are"
+                    "--columns names" if self._mapping.columns else "without the sequence columns there are"
                 )
                 raise ModelInputError(
                     self._metadata.name,
-                    f"input {spec.name!r} takes {takes} numbers a record, but {what} {len(columns)}",
+                    f"input {spec.name!r} takes {takes} numbers per record, but {what} {len(columns)}",
                 )
             width = self._learned_width(block, delimiter)
         elif takes == -1:
             width = self._learned_width(block, delimiter)
         else:
             width = self.learned.get("csv_width")
-            if within is not None:
-                width = width or self._width_behind(within, spec, takes, block, delimiter)
+            if input_selection is not None:
+                width = width or self._width_for_filter(input_selection, spec, takes, block, delimiter)
             elif width is None:
                 self._check_width(spec, block, takes, delimiter)
             width = self.learned["csv_width"] = width or takes
         return CsvMatrixDecoder(
             spec.name,
             columns=columns or None,
-            within=within,
+            input_selection=input_selection,
             width=width,
             dtype=dtype_of(spec.datatype),
             delimiter=delimiter,
         )
 
-    def _beside_sequence(
-        self, block: Block, delimiter: str, within: ColumnSelection | None
+    def _non_sequence_columns(
+        self, block: Block, delimiter: str, input_selection: ColumnSelection | None
     ) -> tuple[str, ...] | tuple[int, ...]:
-        """The columns but those that tell of sequences; () where there are none of these, or a filter selects the others."""
-        if self._mapping.sequence is None or self._mapping.by_place or within is not None:
+        """Return the columns that do not define sequences.
+
+        The result is () without such columns, or if a filter selects the others.
+        """
+        if self._mapping.sequence is None or self._mapping.by_place or input_selection is not None:
             return ()
         names, width = self.input_names or block.column_names, self._learned_width(block, delimiter)
-        return columns_beside(self._mapping, width, names, delimiter)
+        return other_columns(self._mapping, width, names, delimiter)
 
     def _learned_width(self, block: Block, delimiter: str) -> int:
-        """How many columns records have: as the header says, else as the run's first record has."""
+        """Return the number of columns of a record: the header's, else that of the first record."""
         width: int | None = self.learned.get("csv_width")
         if width is None:
             names = block.column_names
@@ -300,7 +317,7 @@ class Mapper:
         return width
 
     def _check_width(self, spec: TensorSpec, block: Block, width: int, delimiter: str) -> None:
-        """A source in which no record has the model's width was not meant like this."""
+        """Raise ModelInputError if no record has the number of columns that the model takes."""
         records = [block.record(i) for i in range(min(len(block), _FIRST_RECORDS))]
         widths = [_cells(r, delimiter) for r in records]
         if width in widths:
@@ -308,30 +325,32 @@ class Mapper:
         names = f" ({', '.join(block.column_names)})" if block.column_names else ""
         raise ModelInputError(
             self._metadata.name,
-            f"input {spec.name!r} takes {width} numbers a record, but the records from {block.first} on have "
-            f"{widths[0]} columns{names}: choose {width} of them with --columns, or another --delimiter",
+            f"input {spec.name!r} takes {width} numbers per record, but the records from "
+            f"{block.first} on have {widths[0]} columns{names}: choose {width} of them with "
+            "--columns, or another --delimiter",
         )
 
-    def _width_behind(
-        self, within: ColumnSelection, spec: TensorSpec, takes: int, block: Block, delimiter: str
+    def _width_for_filter(
+        self, input_selection: ColumnSelection, spec: TensorSpec, takes: int, block: Block, delimiter: str
     ) -> int:
-        """How many columns records have of which the filter leaves as many as the model takes."""
+        """Return the number of columns of records of which the filter keeps the model's number."""
         names = block.column_names
         why = ""
         widths = [_cells(block.record(i), delimiter) for i in range(min(len(block), _FIRST_RECORDS))]
         for width in dict.fromkeys([len(names)] if names else widths):
             try:
-                kept = len(within.indices(width, names))
+                kept = len(input_selection.indices(width, names))
             except ValueError as error:
                 why = why or str(error)
                 continue
             if kept == takes:
                 return width
-            why = why or f"{within.text} leaves {kept} of {width} columns"
+            why = why or f"{input_selection.text} selects {kept} of {width} columns"
         raise ModelInputError(
             self._metadata.name,
-            f"input {spec.name!r} takes {takes} numbers a record, but of the records from {block.first} on the input "
-            f"filter leaves something else ({why}): choose {takes} columns with it",
+            f"input {spec.name!r} takes {takes} numbers per record, but the input filter selects "
+            f"another number from the records from {block.first} on ({why}): select {takes} columns "
+            "with it",
         )
 
     def _csv_columns(
@@ -340,9 +359,12 @@ class Mapper:
         columns: tuple[str, ...] | tuple[int, ...],
         block: Block,
         delimiter: str,
-        within: ColumnSelection | None,
+        input_selection: ColumnSelection | None,
     ) -> CsvColumnsDecoder:
-        """Several inputs of a column each: by --columns in order, else by header name, else by position."""
+        """Return a decoder for inputs of one column each.
+
+        The columns are those of --columns in order, else by header name, else by position.
+        """
         if columns and len(columns) != len(inputs):
             raise ModelInputError(
                 self._metadata.name,
@@ -351,17 +373,18 @@ class Mapper:
         chosen: list[str | int] = list(columns)
         if not chosen:
             names = self.input_names or block.column_names
-            if names and within is not None:
-                names = _kept_names(within, names)
+            if names and input_selection is not None:
+                names = _selected_names(input_selection, names)
             missing = [i.name for i in inputs if i.name not in names] if names else []
             if missing:
                 raise ConfigError(
                     f"the header has no column {', '.join(map(repr, missing))} (it has "
-                    f"{', '.join(names or ())}): name the columns for the inputs with --columns, in their order"
+                    f"{', '.join(names or ())}): choose the columns of the inputs with --columns, in "
+                    "their order"
                 )
-            beside = self._beside_sequence(block, delimiter, within)
+            others = self._non_sequence_columns(block, delimiter, input_selection)
             chosen = (
-                [i.name for i in inputs] if names else list((beside or range(len(inputs)))[: len(inputs)])
+                [i.name for i in inputs] if names else list((others or range(len(inputs)))[: len(inputs)])
             )
         wanted = {
             spec.name: (column, "text" if spec.datatype == "BYTES" else dtype_of(spec.datatype))
@@ -370,7 +393,7 @@ class Mapper:
         as_vectors = any(spec.shape is not None and len(spec.shape) == 2 for spec in inputs)
         return CsvColumnsDecoder(
             wanted,
-            within=within,
+            input_selection=input_selection,
             width=self._learned_width(block, delimiter),
             delimiter=delimiter,
             as_column_vectors=as_vectors,
@@ -386,9 +409,9 @@ class Mapper:
             )
         if self._mapping.columns:
             spec = self._one_input("--columns")
-            return _Stacked(spec, [str(c) for c in self._mapping.columns], self._select)
+            return _StackedFieldsDecoder(spec, [str(c) for c in self._mapping.columns], self._select)
         inputs = self._metadata.inputs or (self._one_input("JSON"),)
-        # What is missing from a resumed run's first records does not refuse what the run that it resumes took.
+        # A resumed run accepts the records that the original run accepted.
         first = _first_json(block, self._select, refuse="json_whole" not in self.learned)
         whole = self.learned.setdefault("json_whole", not isinstance(first, dict))
         if whole:
@@ -401,12 +424,12 @@ class Mapper:
             return JsonDecoder(readers, select=self._select)
         raise ModelInputError(
             self._metadata.name,
-            f"it takes {', '.join(i.name for i in inputs)}, but the records from {block.first} on have the fields "
-            f"{', '.join(fields)}: choose fields with --columns or --text-column",
+            f"it takes {', '.join(i.name for i in inputs)}, but the records from {block.first} on "
+            f"have the fields {', '.join(fields)}: choose fields with --columns or --text-column",
         )
 
     def _field(self, spec: TensorSpec, path: str | None, first: Any) -> JsonField:
-        """A field of the model's shape; where that leaves sizes open, of the first record's."""
+        """Return a field of the model's shape, with open sizes from the first record."""
         text = spec.datatype == "BYTES"
         shape = list(spec.shape[1:]) if spec.shape is not None else [-1]
         if -1 in shape:
@@ -415,8 +438,8 @@ class Mapper:
         return JsonField(path, dtype, tuple(shape))
 
 
-class _Stacked:
-    """Scalar JSON fields, side by side, as one matrix."""
+class _StackedFieldsDecoder(Decoder):
+    """A decoder of scalar JSON fields as the columns of one matrix."""
 
     def __init__(self, spec: TensorSpec, fields: list[str], select: Callable[[Any], Any] | None) -> None:
         self._spec = spec
@@ -424,14 +447,14 @@ class _Stacked:
         dtype = dtype_of(spec.datatype)
         self._inner = JsonDecoder({f: JsonField(f, dtype, ()) for f in fields}, select=select)
 
-    def decode(self, block: Block) -> Decoded:
+    def decode(self, block: Block) -> DecodedBlock:
         decoded = self._inner.decode(block)
         matrix = np.stack([decoded.tensors[f] for f in self._fields], axis=1)
-        return Decoded({self._spec.name: matrix}, decoded.rows, decoded.failures)
+        return DecodedBlock({self._spec.name: matrix}, decoded.rows, decoded.failures)
 
 
 def _shape_of(value: Any) -> list[int]:
-    """The shape of a JSON value: how many lists, and how long the first of each is."""
+    """Return the shape of a JSON value: the lengths of the nested first lists."""
     shape: list[int] = []
     while isinstance(value, list):
         items = cast("list[Any]", value)
@@ -441,35 +464,35 @@ def _shape_of(value: Any) -> list[int]:
 
 
 def _is_single_column(spec: TensorSpec) -> bool:
-    """Whether an input takes one value a record: [n], or [n, 1] of text."""
+    """Return True if an input takes one value per record: [n], or [n, 1] for text."""
     return spec.shape is not None and (
         len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2)
     )
 
 
 def _takes_column_vector(spec: TensorSpec) -> bool:
-    """Whether an input of one value a record is [n, 1] rather than [n]."""
+    """Return True if an input of one value per record is [n, 1] rather than [n]."""
     return spec.shape is not None and len(spec.shape) == 2
 
 
 def _cells(record: bytes, delimiter: str) -> int:
-    """How many cells a record has."""
+    """Return the number of cells of a record."""
     rows = list(csv.reader([record.decode("utf-8", "replace")], delimiter=delimiter))
     return len(rows[0]) if rows else 0
 
 
-def _kept_names(within: ColumnSelection, names: tuple[str, ...]) -> tuple[str, ...]:
+def _selected_names(input_selection: ColumnSelection, names: tuple[str, ...]) -> tuple[str, ...]:
     try:
-        return tuple(names[index] for index in within.indices(len(names), names))
+        return tuple(names[index] for index in input_selection.indices(len(names), names))
     except ValueError as error:
         raise ConfigError(f"the input filter does not fit the header: {error}") from None
 
 
 def _first_json(block: Block, select: Callable[[Any], Any] | None, *, refuse: bool) -> Any:
-    """The first of the first records that is JSON at all: one that is not must not decide for the others.
+    """Return the first record that is valid JSON. An invalid record must not decide for the others.
 
-    With `select`, what is selected of the first in which that is there; with `refuse` too, ConfigError when it is in
-    none of them.
+    With `select`, return its selection from the first record that has it. With `refuse` too, raise
+    ConfigError if no record has it.
     """
     missing: ValueError | None = None
     for index in range(min(len(block), _FIRST_RECORDS)):
@@ -484,5 +507,7 @@ def _first_json(block: Block, select: Callable[[Any], Any] | None, *, refuse: bo
         except ValueError as error:
             missing = missing or error
     if missing is not None and refuse:
-        raise ConfigError(f"the input filter selects nothing of the records from {block.first} on: {missing}")
+        raise ConfigError(
+            f"the input filter selects nothing from the records from {block.first} on: {missing}"
+        )
     return None

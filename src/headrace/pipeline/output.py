@@ -1,11 +1,11 @@
-"""Which encoder writes a run's parts, from the settings and what the source turned out to be."""
+"""The selection of the encoder of a run's parts, by the settings and the source."""
 
 from collections.abc import Mapping, Sequence
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array
-from headrace.formats.contract import Encoder, Piece
+from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
 from headrace.formats.jsonl_encode import JsonLinesEncoder
@@ -14,18 +14,21 @@ from headrace.pipeline.mapping import JSON_KINDS, Mapper
 from headrace.pipeline.settings import StreamSettings
 
 
-class Encoders:
-    """Makes each part's encoder, once the first batch has shown outputs and columns."""
+class PartEncoders:
+    """A factory of part encoders. It needs the first batch, with its outputs and columns."""
 
     def __init__(self, settings: StreamSettings, mapper: Mapper) -> None:
         self._output = settings.output
         self._mapper = mapper
 
     def make(self, outputs: dict[str, Array]) -> Encoder:
-        """An encoder for a part whose first outputs are these.
+        """Return an encoder for a part with these first outputs.
 
-        Raises ConfigError for outputs that cannot be written, or a header that nothing gives names for; `encode`
-        raises it for records that cannot stand in one CSV file with the source's first ones.
+        `encode` raises ConfigError for records whose layout differs from the first ones in joined
+        CSV.
+
+        Raises:
+            ConfigError: An output cannot be written, or a header has no names.
         """
         columns, join = output_columns(outputs), self._output.join
         if self._output.format == "parquet":
@@ -42,14 +45,18 @@ class Encoders:
             input_columns=names,
             input_is_csv=self._mapper.kind == "csv",
         )
-        return encoder if join == "none" else _OneLayout(encoder, self._mapper, names if header else None)
+        return (
+            encoder
+            if join == "none"
+            else _SingleLayoutEncoder(encoder, self._mapper, names if header else None)
+        )
 
     def _is_json(self, block: Block) -> bool:
         return self._mapper.layout_of(block)[0] in {*JSON_KINDS, "parquet"}
 
 
-class _OneLayout:
-    """Joined CSV: refuses records that would put cells, and so predictions, under the wrong columns."""
+class _SingleLayoutEncoder(Encoder):
+    """An encoder of joined CSV that refuses records whose cells would be in the wrong columns."""
 
     def __init__(self, inner: CsvEncoder, mapper: Mapper, names: tuple[str, ...] | None) -> None:
         self._inner = inner
@@ -59,10 +66,10 @@ class _OneLayout:
     def begin(self) -> bytes:
         return self._inner.begin()
 
-    def encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> bytes:
-        for piece in pieces:
-            self._check(piece.block)
-        return self._inner.encode(pieces, outputs)
+    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
+        for selection in selections:
+            self._check(selection.block)
+        return self._inner.encode(selections, outputs)
 
     def finish(self) -> bytes:
         return self._inner.finish()
@@ -72,16 +79,16 @@ class _OneLayout:
         first = (self._mapper.kind, self._mapper.delimiter if self._mapper.kind == "csv" else "")
         if (kind, delimiter) != first:
             raise ConfigError(
-                f"the records from {block.first} on are {_layout_words(kind, delimiter)}, those before "
-                f"{_layout_words(*first)}, and cannot be joined in one CSV file: choose --output-format jsonl, or "
-                "read one kind at a time"
+                f"the records from {block.first} on are {_layout_words(kind, delimiter)}, those "
+                f"before {_layout_words(*first)}, and cannot share one CSV file: choose "
+                "--output-format jsonl, or run one format at a time"
             )
         if self._names is not None and block.column_names not in (None, self._names):
             raise ConfigError(
-                f"the records from {block.first} on have other columns, or in another order, than the header of the "
-                "output: choose --output-format jsonl or --no-output-header, or read one kind at a time"
+                f"the columns of the records from {block.first} on differ from the header of the output: "
+                "choose --output-format jsonl or --no-output-header, or run one layout at a time"
             )
 
 
 def _layout_words(kind: str | None, delimiter: str) -> str:
-    return f"CSV with {delimiter!r} between cells" if delimiter else str(kind)
+    return f"CSV with the delimiter {delimiter!r}" if delimiter else str(kind)

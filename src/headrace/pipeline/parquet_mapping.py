@@ -1,4 +1,4 @@
-"""Columns of Parquet to a model's inputs: by --columns, by the inputs' names, or all that are numbers."""
+"""The mapping of Parquet columns to model inputs: --columns, input names, or all numeric columns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +16,18 @@ from headrace.pipeline.settings import MappingOptions
 def parquet_decoder(
     metadata: ModelMetadata, mapping: MappingOptions, learned: dict[str, Any], block: Block
 ) -> Decoder:
-    """The decoder of a Parquet file's rows for this model; what the first of them decide goes to `learned`.
+    """Return the decoder of a Parquet file for a model.
 
-    Raises ModelInputError when nothing could ever fit.
+    `learned` receives what the first rows decide.
+
+    Raises:
+        ModelInputError: The rows can never fit the model.
     """
     return _Chooser(metadata, mapping, learned, block).decoder()
 
 
 class _Chooser:
-    """Chooses the columns of each input, by what the first rows have."""
+    """The selection of columns for each input, based on the first rows."""
 
     def __init__(
         self, metadata: ModelMetadata, mapping: MappingOptions, learned: dict[str, Any], block: Block
@@ -40,35 +43,36 @@ class _Chooser:
         self._chosen = tuple(self._name(column) for column in chosen)
 
     def decoder(self) -> Decoder:
-        """Each input's columns and shape."""
+        """Return the decoder with the columns and the shape of each input."""
         if len(self._inputs) > 1 and self._chosen and len(self._chosen) != len(self._inputs):
             raise ModelInputError(
                 self._model,
                 f"it has {len(self._inputs)} inputs, but --columns names {len(self._chosen)} columns",
             )
-        made: dict[str, ColumnsInput] = {}
+        inputs: dict[str, ColumnsInput] = {}
         for index, spec in enumerate(self._inputs):
             key = f"parquet_columns {spec.name}"
             if key not in self._learned:
                 self._learned[key] = list(self._columns(index, spec))
             columns = tuple(self._learned[key])
             dtype = None if spec.datatype == "BYTES" else dtype_of(spec.datatype)
-            made[spec.name] = ColumnsInput(columns, dtype, self._shape(spec, columns))
-        return ParquetDecoder(made)
+            inputs[spec.name] = ColumnsInput(columns, dtype, self._shape(spec, columns))
+        return ParquetDecoder(inputs)
 
     def _name(self, column: str | int) -> str:
         if isinstance(column, str):
             return column
         if not 0 <= column < len(self._names):
             raise ModelInputError(
-                self._model, f"there is no column {column}: the file has {len(self._names)}, counted from 0"
+                self._model,
+                f"there is no column {column}: the file has {len(self._names)} columns, counted from 0",
             )
         return self._names[column]
 
     def _columns(self, index: int, spec: TensorSpec) -> Sequence[str]:
-        alone = len(self._inputs) == 1
-        chosen = self._chosen if alone else self._chosen[index : index + 1]
-        if not chosen and (spec.name in self._names or not alone):
+        single_input = len(self._inputs) == 1
+        chosen = self._chosen if single_input else self._chosen[index : index + 1]
+        if not chosen and (spec.name in self._names or not single_input):
             chosen = (spec.name,)
         if chosen:
             missing = [
@@ -82,30 +86,34 @@ class _Chooser:
         if len(self._names) == 1:
             return self._names
         if spec.datatype == "BYTES":
-            raise self._misfit(f"input {spec.name!r} takes text: say which column with --text-column")
+            raise self._misfit(f"input {spec.name!r} takes text: choose its column with --text-column")
         return self._numeric(spec)
 
     def _numeric(self, spec: TensorSpec) -> Sequence[str]:
-        """All columns of numbers, when the model takes as many."""
+        """Return all numeric columns, if the model takes as many."""
         columns = self._block.columns
         found = [n for n in self._names if n in columns and values_dtype(columns[n]).kind in "fiub"]
         shape = spec.shape or (-1, -1)
         takes = shape[1] if len(shape) == 2 else 1
         if not found or takes not in (-1, len(found)):
             raise self._misfit(
-                f"input {spec.name!r} takes {'numbers' if takes == -1 else f'{takes} numbers'} a row, but "
-                f"{len(found)} columns are numbers: choose with --columns"
+                f"input {spec.name!r} takes {'numbers' if takes == -1 else f'{takes} numbers'} per row, but "
+                f"{len(found)} columns are numeric: choose columns with --columns"
             )
         return found
 
     def _shape(self, spec: TensorSpec, columns: tuple[str, ...]) -> tuple[int, ...]:
-        """One row's shape: the model's; where that leaves sizes open, that of the columns, or of the first row's lists."""
+        """Return the shape of one row: the model's, with open sizes from the columns.
+
+        List columns give the shape of the first row's lists.
+        """
         flat = all(name in self._block.columns for name in columns)
         shape = None if spec.shape is None else spec.shape[1:]
         if len(columns) > 1:
             if shape is not None and shape not in ((-1,), (len(columns),)):
                 raise self._misfit(
-                    f"input {spec.name!r} takes {list(spec.shape or ())}, but {len(columns)} columns are chosen for it"
+                    f"input {spec.name!r} takes {list(spec.shape or ())}, but {len(columns)} columns "
+                    "are selected for it"
                 )
             return (len(columns),)
         if shape is not None and -1 not in shape:
@@ -118,7 +126,7 @@ class _Chooser:
         return tuple(self._learned[key])
 
     def _list_shape(self, column: str) -> list[int]:
-        """The shape of the lists in the first row that has any."""
+        """Return the shape of the lists in the first row that has any."""
         for index in range(len(self._block)):
             value: Any = orjson.loads(self._block.record(index)).get(column)
             shape: list[int] = []

@@ -1,6 +1,6 @@
-"""Which objects a stream reads: a prefix, a glob, one object, or a manifest file; and in which order.
+"""The objects of a stream, from a prefix, a glob, one object or a manifest file.
 
-Arrives: a source as a user writes it. Leaves: `ObjectInfo`s, sorted by URI (a manifest keeps its own order).
+A source as the user writes it becomes `ObjectInfo`s, sorted by URI. A manifest keeps its order.
 """
 
 import fnmatch
@@ -10,7 +10,7 @@ from typing import Any, cast
 import orjson
 
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
-from headrace.formats.read import ReadOptions, unreadable
+from headrace.formats.read import ReadOptions, unreadable_reason
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -19,11 +19,17 @@ MANIFEST_SCHEME = "manifest:"
 
 
 def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectInfo]:
-    """The objects that `source` names.
+    """Return the objects of a source.
 
-    A source is an object's URI, a prefix that ends with ``/``, a glob (``s3://b/day-*/x-?.csv``; ``*`` also
-    crosses slashes), ``manifest:URI`` (a text file of one URI a line, or the JSON array ``[{"prefix": …}, "key",
-    …]``), or a sequence of such. Raises EmptySourceError, NotFoundError, AccessDeniedError, ConfigError.
+    A source is the URI of an object, a prefix that ends with ``/``, a glob
+    (``s3://b/day-*/x-?.csv``; ``*`` also matches slashes), ``manifest:URI`` (a text file with one
+    URI per line, or the JSON array ``[{"prefix": …}, "key", …]``), or a sequence of these.
+
+    Raises:
+        EmptySourceError: The source has no objects.
+        NotFoundError: The object does not exist.
+        AccessDeniedError: The store denies access.
+        ConfigError: The manifest is malformed.
     """
     if not isinstance(source, str):
         return _unique(info for one in source for info in select_objects(one, stores))
@@ -37,26 +43,30 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
     try:
         return [store.head(source)]
     except NotFoundError:
-        # A folder's name without its slash is what people type.
-        found = [i for i in store.list(source + "/") if _wanted(i)]
+        # People often type the name of a folder without its slash.
+        found = [i for i in store.list(source + "/") if _is_readable(i)]
         if found:
             return found
         raise
 
 
 def plan_objects(source: str | Sequence[str], stores: Stores, read: ReadOptions) -> list[ObjectInfo]:
-    """`select_objects`; and ConfigError when one could not be read: better now than after hours of scoring."""
+    """Return the objects of a source after a check that all of them are readable.
+
+    Raises:
+        ConfigError: An object has an unreadable format. The check comes before hours of scoring.
+    """
     plan = select_objects(source, stores)
-    why = next(filter(None, (unreadable(info.uri, read) for info in plan)), None)
+    why = next(filter(None, (unreadable_reason(info.uri, read) for info in plan)), None)
     if why:
         raise ConfigError(why)
     return plan
 
 
-def selects(source: str | Sequence[str], uri: str) -> bool:
-    """Whether `source` covers an object of that URI, by name alone; a manifest covers nothing but itself names."""
+def source_covers(source: str | Sequence[str], uri: str) -> bool:
+    """Return True if the source selects this URI by name. A manifest selects no URI by name."""
     if not isinstance(source, str):
-        return any(selects(one, uri) for one in source)
+        return any(source_covers(one, uri) for one in source)
     if source.startswith(MANIFEST_SCHEME):
         return False
     if _is_glob(source):
@@ -64,25 +74,25 @@ def selects(source: str | Sequence[str], uri: str) -> bool:
     return uri == source or uri.startswith(source.rstrip("/") + "/")
 
 
-def fixed_part(source: str) -> str:
-    """What of a source stands before its first wildcard: all of it, where it is no glob."""
+def literal_prefix(source: str) -> str:
+    """Return the part of a source before its first wildcard, or all of it without one."""
     if not _is_glob(source):
         return source
     return source[: min(source.index(c) for c in _GLOB_CHARACTERS if c in source)]
 
 
 def _is_glob(source: str) -> bool:
-    """Web addresses are none: they cannot be listed, and what follows a question mark there is a query."""
+    """Return True for a pattern. Web addresses are none: a question mark starts their query."""
     return not source.startswith(("http://", "https://")) and bool(_GLOB_CHARACTERS & set(source))
 
 
-def _wanted(info: ObjectInfo) -> bool:
-    """Folder markers are no objects to read."""
+def _is_readable(info: ObjectInfo) -> bool:
+    """Return False for folder markers, which are not objects to read."""
     return not info.uri.endswith("/")
 
 
 def _from_prefix(prefix: str, stores: Stores) -> list[ObjectInfo]:
-    found = [i for i in stores.for_uri(prefix).list(prefix) if _wanted(i)]
+    found = [i for i in stores.for_uri(prefix).list(prefix) if _is_readable(i)]
     if not found:
         raise EmptySourceError(prefix, "no object has this prefix; check the spelling and the bucket")
     return found
@@ -90,15 +100,15 @@ def _from_prefix(prefix: str, stores: Stores) -> list[ObjectInfo]:
 
 def _from_glob(pattern: str, stores: Stores) -> list[ObjectInfo]:
     """List from the last whole segment before the first wildcard, then match."""
-    prefix = fixed_part(pattern)
+    prefix = literal_prefix(pattern)
     if "/" not in prefix:
         prefix = ""
     listed = stores.for_uri(pattern).list(prefix or "./")
-    found = [i for i in listed if _wanted(i) and fnmatch.fnmatchcase(i.uri.removeprefix("./"), pattern)]
+    found = [i for i in listed if _is_readable(i) and fnmatch.fnmatchcase(i.uri.removeprefix("./"), pattern)]
     if found:
         return found
     try:
-        return [stores.for_uri(pattern).head(pattern)]  # a name may have such characters
+        return [stores.for_uri(pattern).head(pattern)]  # an object name may contain wildcards
     except NotFoundError:
         raise EmptySourceError(pattern, "no object matches this pattern") from None
 
@@ -110,7 +120,7 @@ def _from_manifest(uri: str, stores: Stores) -> list[ObjectInfo]:
         raise EmptySourceError(uri, "the manifest names no objects")
     nested = next((name for name in names if name.startswith(MANIFEST_SCHEME)), None)
     if nested:
-        raise ConfigError(f"{uri}: names another manifest, {nested}: name its objects instead")
+        raise ConfigError(f"{uri}: names another manifest, {nested}: list its objects instead")
     return _unique(info for name in names for info in select_objects(name, stores))
 
 
@@ -123,11 +133,11 @@ def _text_manifest(uri: str, text: bytes) -> list[str]:
 
 
 def _json_manifest(uri: str, text: bytes) -> list[str]:
-    """The batch-transform vendor's shape: a first element with the prefix, then keys below it."""
+    """Return the names of a manifest in SageMaker's format: a leading prefix, then keys below it."""
     try:
         entries: list[Any] = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{uri}: the manifest starts like JSON but is not: {error}") from error
+        raise ConfigError(f"{uri}: the manifest starts like JSON but is invalid: {error}") from error
     prefix = ""
     names: list[str] = []
     for index, entry in enumerate(entries):
@@ -143,7 +153,7 @@ def _json_manifest(uri: str, text: bytes) -> list[str]:
 
 
 def _prefix_of(entry: Any) -> str | None:
-    """The prefix of a manifest's leading ``{"prefix": …}``."""
+    """Return the prefix of a manifest's leading ``{"prefix": …}``, or None."""
     if not isinstance(entry, dict):
         return None
     prefix = cast("dict[str, Any]", entry).get("prefix")
@@ -151,5 +161,5 @@ def _prefix_of(entry: Any) -> str | None:
 
 
 def _unique(infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-    """Each object once, at its first mention."""
+    """Return each object once, at its first mention."""
     return list({info.uri: info for info in infos}.values())

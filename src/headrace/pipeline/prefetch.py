@@ -1,7 +1,7 @@
-"""Bytes before they are asked for: ranged reads of the planned objects, some ahead, given out in order.
+"""Ranged reads of the planned objects ahead of their use, delivered in order.
 
-Arrives: extents of objects, in the order of reading. Leaves: each one's chunks. One window serves a few huge objects and many small ones
-alike: it is filled with reads in plan order until `prefetch_bytes_max`, and threads work on it.
+Extents of objects in reading order become chunks. One window of reads in plan order serves a few
+huge objects and many small ones alike. It is filled up to `prefetch_bytes_max`, and threads read.
 """
 
 from collections import deque
@@ -16,22 +16,27 @@ from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
 FIRST_RANGE_BYTES = 256 * 1024
-"""The first read of a run is small, so that the first records are there soon; each next is four times larger."""
+"""The size of the first read of a run. It is small, so that the first records arrive soon; each
+following read is four times larger.
+"""
 READS_AHEAD_MAX = 64
 LOCAL_RANGE_BYTES = BLOCK_BYTES_MAX - (1 << 16)
-"""Local reads have little latency to hide: smaller ones, a few ahead, stay in the processor's cache. A read and what is
-left of the one before make one block of text."""
+"""The size of local reads. Local latency is low, so a few small reads ahead stay in the processor's
+cache. A read and the rest of the previous one make one block of text.
+"""
 LOCAL_RANGES_AHEAD_MAX = 3
 SMALL_BYTES = 128 * 1024
-"""Local objects no longer than this are read several at a time: handing one over to a thread takes longer than reading it."""
-SMALL_TOGETHER_MAX = 32
+"""The maximum size of a small local object. Small objects are read in groups, because passing one
+to a thread takes longer than reading it.
+"""
+SMALL_GROUP_MAX = 32
 RANGES_AHEAD_MAX = 8
-"""More reads of large objects than this hide nothing."""
+"""The maximum reads ahead of large objects. More hide no further latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is to be read of an object: the bytes from `start` to `stop`, or to its end."""
+    """The bytes to read of an object: from `start` to `stop`, or to its end."""
 
     info: ObjectInfo
     start: int = 0
@@ -40,7 +45,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One range of one extent; `length` None is an object of unknown size, read from `start` as one stream."""
+    """One range of one extent. With `length` None, the size is unknown and the object is streamed."""
 
     index: int
     info: ObjectInfo
@@ -49,7 +54,7 @@ class _Read:
 
 
 class Prefetch:
-    """Chunks of extents, in order. Used by one thread; `close` by any."""
+    """The chunks of extents, in order. One thread uses it; any thread may call `close`."""
 
     def __init__(
         self,
@@ -64,11 +69,12 @@ class Prefetch:
         self._range_bytes = settings.range_bytes
         self._reads = self._plan_reads(extents, first_index)
         self._window: deque[tuple[_Read, Future[list[bytes | BaseException]], int]] = deque()
-        """Reads that were asked for, with the answer that each is a part of."""
-        self._next: _Read | None = None
-        """A read that was planned and would not go together with those before it."""
+        """The started reads, with their group's future and their position in the group."""
+        self._ungrouped: _Read | None = None
+        """A planned read that did not fit the previous group."""
         self._window_bytes = 0
-        # More than one read of a local disk at a time gains nothing, and each thread takes turns with the others.
+        # Concurrent reads of a local disk gain nothing, and more threads compete for the
+        # interpreter lock.
         threads = 1 if all(_is_local(extent.info) for extent in extents) else settings.prefetch_threads
         self._pool = ThreadPoolExecutor(threads, "headrace-prefetch")
         self._fill()
@@ -90,44 +96,44 @@ class Prefetch:
                 start += length
 
     def _fill(self) -> None:
-        """Ask for reads until the window is full; a single read larger than the window is allowed."""
+        """Start reads until the window is full. A single read may be larger than the window."""
         while len(self._window) < READS_AHEAD_MAX and self._window_bytes < self._bytes_max:
             last = self._window[-1][0] if self._window else None
             if last and last.start and len(self._window) >= _ranges_ahead_max(last.info):
                 return
-            reads = self._together()
+            reads = self._next_group()
             if not reads:
                 return
-            answer = self._pool.submit(self._fetch_all, reads)
-            self._window.extend((read, answer, place) for place, read in enumerate(reads))
+            future = self._pool.submit(self._fetch_all, reads)
+            self._window.extend((read, future, place) for place, read in enumerate(reads))
             self._window_bytes += sum(read.length or 0 for read in reads)
 
-    def _together(self) -> list[_Read]:
-        """The next read, and those of small local objects that follow it."""
-        read = self._planned()
+    def _next_group(self) -> list[_Read]:
+        """Return the next read, and the reads of small local objects that follow it."""
+        read = self._next_read()
         reads = [] if read is None else [read]
         if read is None or not _is_small(read):
             return reads
-        room = self._bytes_max - self._window_bytes - (read.length or 0)
-        while len(reads) < SMALL_TOGETHER_MAX and (read := self._planned()) is not None:
-            room -= read.length or 0
-            if not _is_small(read) or room < 0:
-                self._next = read
+        bytes_left = self._bytes_max - self._window_bytes - (read.length or 0)
+        while len(reads) < SMALL_GROUP_MAX and (read := self._next_read()) is not None:
+            bytes_left -= read.length or 0
+            if not _is_small(read) or bytes_left < 0:
+                self._ungrouped = read
                 break
             reads.append(read)
         return reads
 
-    def _planned(self) -> _Read | None:
-        read, self._next = self._next, None
+    def _next_read(self) -> _Read | None:
+        read, self._ungrouped = self._ungrouped, None
         return read or next(self._reads, None)
 
     def _fetch_all(self, reads: Sequence[_Read]) -> list[bytes | BaseException]:
-        """What each read came to; an error is for the object that it is about."""
+        """Return the bytes or the error of each read."""
         found: list[bytes | BaseException] = []
         for read in reads:
             try:
                 found.append(self._fetch(read))
-            except Exception as error:  # noqa: BLE001 - raised where the object is asked for
+            except Exception as error:  # noqa: BLE001 - raised when the object is read
                 found.append(error)
         return found
 
@@ -137,21 +143,23 @@ class Prefetch:
         uri = read.info.uri
         data = self._stores.for_uri(uri).get_range(uri, read.start, read.length, etag=read.info.etag)
         if len(data) != read.length:
-            why = f"had {read.info.size_bytes} bytes when it was listed, and ends at {read.start + len(data)} now"
-            raise ChangedError(uri, why)
+            end = read.start + len(data)
+            raise ChangedError(
+                uri, f"had {read.info.size_bytes} bytes when it was listed, but ends at byte {end}"
+            )
         return data
 
     def chunks(self, index: int) -> Iterator[bytes]:
-        """The bytes of extent `index`; what is left of earlier ones is dropped.
+        """Yield the bytes of extent `index`. Drop the rest of earlier ones.
 
-        Raises the store's errors at the byte where they happened.
+        The errors of the store are raised at their byte.
         """
         while self._window and self._window[0][0].index <= index:
-            read, answer, place = self._window.popleft()
+            read, future, place = self._window.popleft()
             self._window_bytes -= read.length or 0
             if read.index < index:
-                if place == 0 and (not self._window or self._window[0][1] is not answer):
-                    answer.cancel()  # nobody else waits for it
+                if place == 0 and (not self._window or self._window[0][1] is not future):
+                    future.cancel()  # no other read waits for it
                 self._fill()
                 continue
             self._fill()
@@ -159,13 +167,13 @@ class Prefetch:
                 store = self._stores.for_uri(read.info.uri)
                 yield from store.stream(read.info.uri, start=read.start, etag=read.info.etag)
             else:
-                found = answer.result()[place]
+                found = future.result()[place]
                 if isinstance(found, BaseException):
                     raise found
                 yield found
 
     def close(self) -> None:
-        """Forget what was not begun; running reads end by themselves."""
+        """Cancel the reads that have not begun. Running reads end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -174,7 +182,7 @@ def _is_local(info: ObjectInfo) -> bool:
 
 
 def _is_small(read: _Read) -> bool:
-    """Whether a read is all of a small local object."""
+    """Return True if a read covers a whole small local object."""
     whole = read.start == 0 and read.length == read.info.size_bytes
     return whole and read.length is not None and read.length <= SMALL_BYTES and _is_local(read.info)
 

@@ -1,4 +1,4 @@
-"""How a stream is doing, for whoever looks: counters that the stages keep and anyone may read."""
+"""The progress of a stream: counters that the stages write and any thread may read."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,10 +9,11 @@ from headrace.pipeline.items import ScoredBatch
 
 
 @dataclass(slots=True)
-class Progress:
-    """Counters of one run. Each is written by one thread; reading a little late harms nothing.
+class RunProgress:
+    """The counters of one run. One thread writes each of them; readers may see slightly old values.
 
-    `records` counts what was delivered: ``records == rows_out + rows_failed``. Resumed counts are included.
+    `records` counts delivered records: ``records == rows_out + rows_failed``. The counts of a
+    resumed run include the earlier ones.
     """
 
     bytes_total: int = 0
@@ -27,38 +28,38 @@ class Progress:
     closed_by: Counter[CloseReason] = field(default_factory=Counter[CloseReason])
     parts: int = 0
     objects_before: int = 0
-    """Objects that had been read to their ends before: by an earlier process, or an earlier append."""
+    """Objects that an earlier process or append read to their ends."""
     bytes_before: int = 0
-    """Their bytes."""
+    """The bytes of these objects."""
     records_before: int = 0
-    """Records that had been delivered before: not part of this rate."""
+    """Records that were delivered earlier; they do not count for the rate."""
     records_to_replay: int = 0
-    """Records that are given to the model again, for the states of its sequences, before anything new."""
+    """Records that the model receives again before new ones, to rebuild its sequences."""
     records_replayed: int = 0
-    """How many of them have been."""
+    """The number of replayed records so far."""
     first_failure: Failure | None = None
-    """The first record of this process, or append, that failed."""
+    """The first failed record of this process or append."""
     first_broken: Failure | None = None
-    """The first object or member that could not be read to its end."""
+    """The first object or member that was not read to its end."""
 
     def begin(self, *, objects_before: int, bytes_before: int) -> None:
-        """By the run: what comes from here on is new."""
+        """Start a new part of the run: what follows is new. The run calls it."""
         self.objects_before, self.bytes_before = objects_before, bytes_before
         self.records_before = self.records
         self.objects_read = self.bytes_read = 0
         self.first_failure = self.first_broken = None
 
-    def read(self, bytes_read: int, objects_read: int) -> None:
-        """By the reader: how far it has come."""
+    def set_read(self, bytes_read: int, objects_read: int) -> None:
+        """Set the read position. The reader calls it."""
         self.bytes_read = bytes_read
         self.objects_read = objects_read
 
-    def asked(self, reason: CloseReason) -> None:
-        """By the feeder: a batch closed."""
+    def batch_submitted(self, reason: CloseReason) -> None:
+        """Count a closed batch. The feeder calls it."""
         self.closed_by[reason] += 1
 
-    def delivered(self, batch: ScoredBatch) -> None:
-        """By the iterating thread: a batch came back, in order."""
+    def batch_delivered(self, batch: ScoredBatch) -> None:
+        """Count a delivered batch. The iterating thread calls it."""
         broken, failures = batch.broken, batch.failures
         self.batches += 1
         self.records += batch.entries - broken

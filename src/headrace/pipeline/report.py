@@ -1,22 +1,23 @@
-"""What a run says of itself at its end, for people and for machines."""
+"""The final report of a run."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import LEDGER_VERSION, Counts
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.usage import peak_memory_mb
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run's counts. ``records_in == rows_out + rows_failed`` was checked from the ledger.
+    """The counts of a run. ``records_in == rows_out + rows_failed`` was checked against the ledger.
 
-    `status` is complete, or drained when it was asked to stop: then a resumption goes on. The counts are of the
-    whole run; `bytes_read`, `elapsed_s`, `rows_per_s`, `cpu_s` and what is said of the model are of this process
-    alone (of this append, where a run is appended to); `peak_memory_mb` is of the process since it began, and so is
-    `records_replayed`: records whose predictions were delivered before, given to the model again for its states.
+    `status` is complete, or drained if the run was stopped and can be resumed. The counts cover the
+    whole run. `bytes_read`, `elapsed_s`, `rows_per_s`, `cpu_s` and the figures of the model cover
+    this process only (this append, if the run is appended to). `peak_memory_mb` and
+    `records_replayed` cover the whole life of the process. `records_replayed` counts records that
+    were delivered before and replayed to rebuild the states of the model.
     """
 
     status: Literal["complete", "drained"]
@@ -44,13 +45,17 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 all good; 3 some records failed; 1 an object could not be read whole, or the run was cut short."""
+        """The exit status of the command: 0, 1 or 3.
+
+        It is 0 on success, 3 if records failed, and 1 if an object was not read whole or the run
+        was drained.
+        """
         if self.objects_broken or self.status == "drained":
             return 1
         return 3 if self.rows_failed else 0
 
     def to_json(self) -> dict[str, Any]:
-        """For ``report.json`` and ``--json``."""
+        """Return the report for ``report.json`` and ``--json``."""
         return {"v": LEDGER_VERSION, **asdict(self), "exit_code": self.exit_code}
 
 
@@ -62,13 +67,13 @@ def make_report(
     model: str,
     total: Counts,
     parts: int,
-    progress: Progress,
+    progress: RunProgress,
     statistics: PredictorStatistics,
     elapsed_s: float,
     cpu_s: float,
     resumed: bool,
 ) -> Report:
-    """Put a report together from the ledger's counts and this process's figures."""
+    """Return the report of the ledger's counts and this process's figures."""
     rows = progress.records - progress.records_before
     return Report(
         status=status,

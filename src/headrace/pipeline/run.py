@@ -1,6 +1,6 @@
-"""A run: everything from a source to published predictions, resumable at any point.
+"""A run: from a source to published predictions, resumable at any point.
 
-Arrives: a source, a destination, a started predictor. Leaves: parts, failures, a ledger, a `Report`.
+A source, a destination and a started predictor become parts, failures, a ledger and a `Report`.
 """
 
 import logging
@@ -20,11 +20,11 @@ from headrace.core.errors import (
 from headrace.core.predictor import Predictor
 from headrace.pipeline.flow import Flow, open_flow
 from headrace.pipeline.items import Cursor, Replay
-from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, Ledger, State
+from headrace.pipeline.ledger import LEDGER_FOLDER, Counts, Ledger, ResumeState
 from headrace.pipeline.notice import notice_objects
-from headrace.pipeline.output import Encoders
-from headrace.pipeline.plan import plan_objects, selects
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.output import PartEncoders
+from headrace.pipeline.plan import plan_objects, source_covers
+from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.report import Report, make_report
 from headrace.pipeline.sequences import Sequencer
 from headrace.pipeline.settings import StreamSettings
@@ -40,12 +40,14 @@ IfExists = Literal["refuse", "resume", "overwrite"]
 
 
 class Run:
-    """One destination's run. Use from one thread; `drain` from any (a signal handler too).
+    """The run of one destination.
 
-    Either `execute` scores what the source names at that moment; or `append` and `append_notice` score objects as
-    they come (a watched prefix, event notices), each call adding to the same output. An object, known by URI and
-    ETag, is scored once however often it is named, also by another process that resumes with the same
-    destination. After an error the next call goes on where the last commit stands.
+    One thread uses it; any thread or signal handler may call `drain`. `execute` scores the objects
+    that the source has at that moment. Alternatively, `append` and `append_notice` score objects as
+    they arrive (a watched prefix, event notifications); each call adds to the same output. An
+    object, identified by URI and ETag, is scored once however often it is named, also by another
+    process that resumes the destination. After an error, the next call continues from the last
+    commit.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Run:
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
-        self.progress = Progress()
+        self.progress = RunProgress()
         self._stores = stores
         self._store = stores.for_uri(self.destination)
         self._predictor = predictor
@@ -74,27 +76,33 @@ class Run:
         self._flow: Flow | None = None
         self._plan: list[ObjectInfo] = []
         self._plans = 0
-        self._state: State | None = None
+        self._state: ResumeState | None = None
         self._done_objects = 0
         self._counted = (0, Counts())
-        """How many parts were counted from their records, and what they come to."""
+        """The number of parts whose records were counted, and their counts."""
         self._resumed = False
         self._sequencer: Sequencer | None = None
-        """What is known of the predictor's sequences, where all that was asked of it was delivered."""
+        """The state of the predictor's sequences, if all submitted batches were delivered."""
         self._appending = False
         self._draining = False
 
     def execute(self) -> Report:
-        """Score the source and publish; returns when all is committed.
+        """Score the source and publish the output. Return when everything is committed.
 
-        Raises OutputExistsError, ResumeRefusedError, EmptySourceError, storage and model errors. What was
-        committed before an error stays and can be resumed.
+        Work that was committed before an error stays and can be resumed.
+
+        Raises:
+            OutputExistsError: The destination has output, and `if_exists` is "refuse".
+            ResumeRefusedError: The destination belongs to another run.
+            EmptySourceError: The source has no objects or no records.
+            StorageError: A store failed.
+            ModelError: The model failed.
         """
         report = self.open(lambda: plan_objects(self.source, self._stores, self._settings.read))
         return report or self._score()
 
     def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
-        """Score those of `objects` that this run has not planned yet; None when there are none."""
+        """Score the objects that this run has not planned yet. Return None without new objects."""
         self._appending = True
         if not self._plans:
             self.open(list)
@@ -112,40 +120,51 @@ class Run:
         return self._score()
 
     def append_notice(self, notice: bytes | str | Mapping[str, Any]) -> Report | None:
-        """Score what an event notice says was created and the source selects; None when that is nothing new.
+        """Score the objects of an event notification, or return None if none of them is new.
 
-        `notice` is the JSON that S3, MinIO and Ceph post, also as SNS and SQS wrap it. A notice that comes twice, or
-        after a restart with the same ledger, changes nothing; objects outside the source, such as this run's own
-        output in the same bucket, are passed over. Raises DataError when it is no notice, and what `execute` does.
+        The objects are those that the notification says were created and that the source selects.
+        `notice` is the JSON that S3, MinIO and Ceph send, bare or wrapped by SNS and SQS. A
+        repeated notification changes nothing, also after a restart with the same ledger. Objects
+        outside the source are skipped, such as the output of this run in the same bucket. The
+        errors are those of `execute`.
+
+        Raises:
+            DataError: The format of the notification is unknown.
         """
-        return self.append(i for i in notice_objects(notice) if selects(self.source, i.uri))
+        return self.append(i for i in notice_objects(notice) if source_covers(self.source, i.uri))
 
     def drain(self) -> None:
-        """Read no more, deliver what is under way, and leave a ledger to resume from."""
+        """Stop reading, deliver the pending batches, and leave a ledger to resume from."""
         self._draining = True
         if self._flow:
             self._flow.drain()
 
     @property
     def draining(self) -> bool:
-        """Whether `drain` was called."""
+        """True after a call of `drain`."""
         return self._draining
 
     @property
     def _cursor(self) -> Cursor:
-        """After everything that is committed; past the objects that are done, so that none is read for nothing."""
+        """The position after all committed work and all finished objects."""
         last = self._state.last.cursor if self._state and self._state.last else Cursor()
         return last if last.index >= self._done_objects else Cursor(self._done_objects)
 
     def open(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
-        """Begin, resume or refuse; the finished run's report when there is nothing left to do."""
+        """Begin or resume the run. Return the report if the run is already finished, else None.
+
+        Raises:
+            OutputExistsError: The destination has output, and `if_exists` is "refuse".
+            ResumeRefusedError: The destination belongs to another run.
+            ConfigError: The source contains the output, or the model does not support the settings.
+        """
         self._check_sequences()
-        begun = self._ledger.identity() is not None
+        exists = self._ledger.identity() is not None
         if self._if_exists == "overwrite":
             self._delete_output()
-        elif begun and self._if_exists == "resume":
+        elif exists and self._if_exists == "resume":
             return self._resume()
-        elif begun or next(self._parts(), None):
+        elif exists or next(self._parts(), None):
             raise OutputExistsError(self.destination)
         plan = select()
         self._refuse_loop(plan)
@@ -169,8 +188,8 @@ class Run:
         known = {k: v for k, v in self._state.finished.items() if k not in ("v", "exit_code")}
         return Report(**known)
 
-    def _count_before(self, state: State) -> None:
-        """Progress includes what was done before: by an earlier process, or up to the commit before an error."""
+    def _count_before(self, state: ResumeState) -> None:
+        """Set the progress to the committed work, of an earlier process or before an error."""
         total, progress = state.last.total if state.last else Counts(), self.progress
         progress.records = total.records_in
         progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
@@ -181,29 +200,29 @@ class Run:
         return {"source": source, "model": self._model_identity, "settings": self._settings.identity()}
 
     def _refuse_loop(self, plan: Sequence[ObjectInfo]) -> None:
-        """Reading what we write would never end."""
+        """Raise ConfigError if the source contains the output: the run would never end."""
         output = absolute(self.destination)
         inside = next((i.uri for i in plan if absolute(i.uri).startswith(output)), None)
         if inside:
             raise ConfigError(
-                f"{inside} lies in the output {self.destination}: a run must not read what it writes. "
-                "Choose an --output outside the source"
+                f"{inside} is in the output {self.destination}: a run must not read its own output; "
+                "choose an --output outside the source"
             )
 
     def _delete_output(self) -> None:
-        """Remove what a run wrote here, and nothing else."""
+        """Delete the output of a run here, and nothing else."""
         ledger = self._store.list(f"{self.destination}{LEDGER_FOLDER}/")
         for info in [*ledger, *self._parts()]:
             self._store.delete(info.uri)
 
     def _parts(self) -> Iterator[ObjectInfo]:
-        """What stands here under a part's name."""
+        """Yield the objects that have the name of a part."""
         for info in self._store.list(f"{self.destination}part-"):
             if PART_NAME.fullmatch(info.uri.removeprefix(self.destination)):
                 yield info
 
     def _score(self) -> Report:
-        """Stream everything from the cursor on into parts."""
+        """Stream all objects from the cursor on into parts."""
         began, cpu_before_s = self._clock.now(), cpu_s()
         progress = self.progress
         progress.objects_total = len(self._plan)
@@ -213,7 +232,7 @@ class Run:
             objects_before=cursor.index,
             bytes_before=sum(i.size_bytes or 0 for i in self._plan[: cursor.index]),
         )
-        sequencer = self._sequencer_now(learned)
+        sequencer = self._restored_sequencer(learned)
         self._sequencer = None
         self._flow = flow = open_flow(
             self._plan,
@@ -234,7 +253,7 @@ class Run:
             self._store,
             self.destination,
             self._ledger,
-            Encoders(self._settings, flow.mapper).make,
+            PartEncoders(self._settings, flow.mapper).make,
             self._settings.output,
             state=self._state,
             clock=self._clock,
@@ -251,9 +270,9 @@ class Run:
                 progress.parts = sink.parts
             if flow.drained:
                 sink.checkpoint()
-            sink.settle(end=not flow.drained)
+            sink.finish(end=not flow.drained)
         except BaseException:
-            self._salvage(sink)
+            self._keep_delivered(sink)
             raise
         progress.parts = sink.parts
         if not flow.drained:
@@ -266,35 +285,42 @@ class Run:
         )
 
     def _check_sequences(self) -> None:
-        """Refuse a model that does not go with what is said of sequences, before anything is written."""
+        """Raise ConfigError before any write if the model does not support the sequence settings."""
         metadata, mapping = self._predictor.metadata, self._settings.mapping
-        if metadata.steps or mapping.sequence is not None:
+        if metadata.is_stateful or mapping.sequence is not None:
             Sequencer(metadata, mapping, self._settings.flow)
 
-    def _sequencer_now(self, learned: Mapping[str, Any]) -> Sequencer | None:
-        """How things stand with the predictor's sequences at the last commit; first, where it is not known, they are made so."""
+    def _restored_sequencer(self, learned: Mapping[str, Any]) -> Sequencer | None:
+        """Return the state of the predictor's sequences at the last commit.
+
+        Replay records first if the state is unknown.
+        """
         if self._settings.mapping.sequence is None:
             return None
         if self._sequencer is not None:
             return self._sequencer
         sequencer = Sequencer(self._predictor.metadata, self._settings.mapping, self._settings.flow)
         last = self._state.last if self._state else None
-        # What is told by its place ends with that: there is nothing unfinished where another one begins.
+        # A sequence of an object or member ends with it, so nothing is unfinished at the start of
+        # another.
         unfinished = not self._settings.mapping.by_place or self._cursor.position is not None
         if last is not None and last.replay is not None and unfinished:
             self._replay(last.replay, last.cursor, learned, sequencer)
         return sequencer
 
     def _replay(self, replay: Replay, stop: Cursor, learned: Mapping[str, Any], sequencer: Sequencer) -> None:
-        """Give the model again what its sequences have had, in the same batches; what it answers was delivered before.
+        """Feed the model the earlier records of its live sequences, in the same batches.
 
-        Raises ResumeRefusedError when the source is not what it was.
+        The predictions were delivered before.
+
+        Raises:
+            ResumeRefusedError: The source has changed.
         """
         _log.info(
             "replaying records for the states of sequences",
             extra={"output": self.destination, "records": replay.records},
         )
-        seen = Progress()
+        replayed = RunProgress()
         self._flow = flow = open_flow(
             self._plan,
             self._stores,
@@ -305,7 +331,7 @@ class Run:
             resumable=False,
             appended=True,
             learned=learned,
-            progress=seen,
+            progress=replayed,
             clock=self._clock,
             sequencer=sequencer,
         )
@@ -314,23 +340,27 @@ class Run:
         before = self.progress.records_replayed
         self.progress.records_to_replay += replay.records
         for _ in flow:
-            self.progress.records_replayed = before + seen.records
-        if not flow.drained and (seen.records, seen.objects_broken) != (replay.records, replay.broken):
+            self.progress.records_replayed = before + replayed.records
+        if not flow.drained and (replayed.records, replayed.objects_broken) != (
+            replay.records,
+            replay.broken,
+        ):
             raise ResumeRefusedError(
-                f"{self.destination}: the states of its sequences cannot be made again: the source had {replay.records} "
-                f"records and {replay.broken} broken objects or members there, and has {seen.records} and "
-                f"{seen.objects_broken} now. Bring the source back as it was, or start anew with --overwrite"
+                f"{self.destination}: the states of its sequences cannot be rebuilt: the source had "
+                f"{replay.records} records and {replay.broken} broken objects or members, and now has "
+                f"{replayed.records} and {replayed.objects_broken}: restore the source, or start anew with "
+                "--overwrite"
             )
 
-    def _salvage(self, sink: Sink) -> None:
-        """The run broke: keep what was delivered, or leave no trace when there was nothing."""
+    def _keep_delivered(self, sink: Sink) -> None:
+        """Keep the delivered work of a broken run, or delete all traces if there is none."""
         try:
             sink.checkpoint()
         except HeadraceError:
-            # The destination may be what broke: what it holds stays, and the error to tell is the first one.
-            _log.warning("what was delivered since the last commit could not be kept", exc_info=True)
+            # The destination itself may have failed: keep its contents, and report the first error.
+            _log.warning("the output since the last commit could not be saved", exc_info=True)
         finally:
-            sink.abandon()
+            sink.abort()
         try:
             self._state = self._ledger.state()
             self._count_before(self._state)
@@ -365,16 +395,20 @@ class Run:
             return report
         if not (total.records_in or total.objects_broken or self._appending):
             self._delete_output()
-            raise EmptySourceError(report.source, f"{len(self._plan)} object(s), but not one record in them")
+            raise EmptySourceError(report.source, f"{len(self._plan)} object(s) without a single record")
         self._ledger.finish(report.to_json())
         self._done_objects = len(self._plan)
         return report
 
     def _check_ledger(self, sink: Sink) -> Counts:
-        """Count the run from its ledger: the parts' records, added up, are what the last one and the sink say."""
+        """Return the total counts, after a check of the ledger against the sink.
+
+        Raises:
+            CountMismatchError: The summed parts differ from the last commit or from the sink.
+        """
         self._state = self._ledger.state()
         total = self._state.last.total if self._state.last else Counts()
-        # Only what is new since the last time: with ten thousand appends all of it would be too much to read.
+        # Only new parts are read: after ten thousand appends, all of them would take too long.
         parts, before = self._counted
         counted = before.plus(self._ledger.count(self._state, since=parts))
         if not self._state.checkpoints:

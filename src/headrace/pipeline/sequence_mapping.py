@@ -1,8 +1,8 @@
-"""Records to sequences: which one each record of a block belongs to, and whether it is its last."""
+"""The mapping of records to sequences: the sequence of each record of a block, and its end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import orjson
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from headrace.core.block import Block, Failure, FailureKind
 from headrace.core.errors import ConfigError, DataError
-from headrace.core.sequence import SEQUENCE_ID_CHARS_MAX, sequence_id_of
+from headrace.core.sequence import SEQUENCE_ID_CHARS_MAX, parse_sequence_id
 from headrace.core.tensor import Array, text_array
-from headrace.formats.contract import Decoded
-from headrace.formats.csv_cells import Dialect
+from headrace.formats.contract import DecodedBlock
+from headrace.formats.csv_cells import CsvDialect
 from headrace.formats.csv_columns import ColumnFinder
 from headrace.formats.csv_decode import CellType, CsvColumnsDecoder
 from headrace.pipeline.settings import BY_MEMBER, MappingOptions
@@ -27,11 +27,12 @@ _TAIL_CHARS: Final = 180
 
 @dataclass(frozen=True, slots=True)
 class RecordSequences:
-    """What each record of a block says of its sequence.
+    """The sequence of each record of a block.
 
-    `ids` are str ``[records]``; empty where a record does not tell, which is then among `failures`. `ends` are bool
-    ``[records]``: it is the last of its sequence. `place` is not None where all of them are one sequence since they are of
-    one object or member: another place is another sequence, also one of the same id.
+    `ids` are str ``[records]``; the id is empty for a record without one, which is also in
+    `failures`. `ends` are bool ``[records]``: True for the last record of its sequence. `place` is
+    not None if all records form one sequence because they come from one object or member. Another
+    place is another sequence, even with the same id.
     """
 
     ids: Array
@@ -43,8 +44,8 @@ class RecordSequences:
 SequenceReader = Callable[[Block], RecordSequences]
 
 
-def by_place(block: Block, mapping: MappingOptions) -> RecordSequences:
-    """One sequence for all records of an object, or of a member."""
+def sequences_by_place(block: Block, mapping: MappingOptions) -> RecordSequences:
+    """Return one sequence for all records of an object or member."""
     first = block.first
     by_member = mapping.sequence == BY_MEMBER and first.member is not None
     id = place_id(f"{first.object}!{first.member}" if by_member else first.object)
@@ -53,10 +54,10 @@ def by_place(block: Block, mapping: MappingOptions) -> RecordSequences:
 
 
 def place_id(name: str) -> str:
-    """A place as an id: itself, or of a long name its end behind a digest of the whole."""
+    """Return the id of a place: its name, or the end of a long name after a digest of the whole."""
     if len(name) <= SEQUENCE_ID_CHARS_MAX:
         return name
-    import hashlib  # noqa: PLC0415 - names are hardly ever so long
+    import hashlib  # noqa: PLC0415 - such long names are rare
 
     return f"{hashlib.sha256(name.encode()).hexdigest()}…{name[-_TAIL_CHARS:]}"
 
@@ -70,10 +71,12 @@ def sequence_reader(
     width: int | None,
     names: tuple[str, ...] | None,
 ) -> SequenceReader:
-    """What reads the sequences of records of one kind, of which `block` has the first.
+    """Return the reader of the sequences of one record format. `block` has the first records.
 
-    Of CSV records, `width` is how many cells each has, and `names` what a header calls them. Raises ConfigError when the
-    column is not there, or cannot be.
+    For CSV, `width` is the number of cells of a record and `names` are the columns of a header.
+
+    Raises:
+        ConfigError: The column does not exist, or the format has no columns.
     """
     if kind == "csv":
         decoder = CsvColumnsDecoder(_csv_columns(mapping), width=width, delimiter=delimiter)
@@ -83,24 +86,30 @@ def sequence_reader(
     if kind in ("json", "jsonl"):
         return _json_reader(mapping)
     raise ConfigError(
-        f"--sequence {mapping.sequence} names a column of CSV or JSON records, but {block.first.object} is read as {kind}: "
-        "choose @object or @member, where each of these is a sequence"
+        f"--sequence {mapping.sequence} names a column of CSV or JSON records, but "
+        f"{block.first.object} is read as {kind}: choose @object or @member if each object or member "
+        "is a sequence"
     )
 
 
-def columns_beside(
+def other_columns(
     mapping: MappingOptions, width: int, names: tuple[str, ...] | None, delimiter: str
 ) -> tuple[str, ...] | tuple[int, ...]:
-    """The columns of a CSV record that do not tell of sequences: by name where a header has names.
+    """Return the CSV columns that do not define sequences: by name if a header has unique names.
 
-    Another file may have them in another order. Raises ConfigError when those that tell are not there.
+    Another file may have the columns in another order.
+
+    Raises:
+        ConfigError: A column that defines sequences does not exist.
     """
-    told = [c for c in (mapping.sequence, mapping.sequence_end) if c is not None]
-    gone = ColumnFinder(told, width, Dialect.of(delimiter, '"')).bind(names).indices
-    left = tuple(index for index in range(width) if index not in gone)
+    sequence_columns = [c for c in (mapping.sequence, mapping.sequence_end) if c is not None]
+    excluded = (
+        ColumnFinder(sequence_columns, width, CsvDialect.from_strings(delimiter, '"')).bind(names).indices
+    )
+    remaining = tuple(index for index in range(width) if index not in excluded)
     if names is not None and len(set(names)) == width:
-        return tuple(names[index] for index in left)
-    return left
+        return tuple(names[index] for index in remaining)
+    return remaining
 
 
 def _csv_columns(mapping: MappingOptions) -> dict[str, tuple[str | int, CellType]]:
@@ -116,40 +125,42 @@ def _csv_reader(mapping: MappingOptions, decoder: CsvColumnsDecoder) -> Sequence
 
     def read(block: Block) -> RecordSequences:
         decoded = decoder.decode(block)
-        made = _Made(block, decoded.failures)
+        collector = _SequenceCollector(block, decoded.failures)
         rows = range(len(block)) if decoded.rows is None else decoded.rows.tolist()
         ends = decoded.tensors[_END].tolist() if with_end else [""] * len(decoded.tensors[_ID])
         for row, id, end in zip(rows, decoded.tensors[_ID].tolist(), ends, strict=True):
-            made.add(row, id, end)
-        return made.sequences()
+            collector.add(row, id, end)
+        return collector.sequences()
 
     return read
 
 
 def _json_reader(mapping: MappingOptions) -> SequenceReader:
-    """Fields by name, with dots between those of objects in objects.
+    """Return a reader of JSON fields by name, with dots between nested names.
 
-    An id is text or a whole number. An end that is missing, or null, is none: it may stand in last records alone.
+    An id is text or an integer. A missing or null end means False, so only last records need it.
     """
     id_keys = str(mapping.sequence).split(".")
     end_keys = None if mapping.sequence_end is None else str(mapping.sequence_end).split(".")
 
     def read(block: Block) -> RecordSequences:
-        made = _Made(block, ())
+        collector = _SequenceCollector(block, ())
         for row in range(len(block)):
             try:
                 record: Any = orjson.loads(block.record(row))
             except orjson.JSONDecodeError as error:
-                made.fail(row, FailureKind.FORMAT, f"not JSON: {error}")
+                collector.fail(row, FailureKind.FORMAT, f"not JSON: {error}")
                 continue
-            made.add(row, _field(record, id_keys), None if end_keys is None else _field(record, end_keys))
-        return made.sequences()
+            collector.add(
+                row, _field(record, id_keys), None if end_keys is None else _field(record, end_keys)
+            )
+        return collector.sequences()
 
     return read
 
 
-class _Made:
-    """Gathers what records say."""
+class _SequenceCollector:
+    """The ids, ends and failures of a block's records, collected one by one."""
 
     def __init__(self, block: Block, failures: tuple[Failure, ...]) -> None:
         self._block = block
@@ -177,18 +188,18 @@ class _Made:
 
 def _id_of(value: object) -> str:
     if value is None:
-        raise DataError("there is no sequence id in it, which --sequence asks for")
-    # Of a column, 0 is as good as any other number.
-    id = "0" if type(value) is int and value == 0 else sequence_id_of(value)
+        raise DataError("the record has no sequence id, which --sequence requires")
+    # The protocols take 0 for "no sequence", but in a column it is an ordinary id.
+    id = "0" if type(value) is int and value == 0 else parse_sequence_id(value)
     if not id:
-        raise DataError("its sequence id is empty")
+        raise DataError("the sequence id is empty")
     return id
 
 
 def _is_end(value: object) -> bool:
     text = str(value).strip().lower() if isinstance(value, str | int) else ""
     if value is not None and (not isinstance(value, str | int) or text not in _TRUE | _FALSE):
-        raise DataError(f"{value!r:.40} does not say whether a sequence ends: write true or false, 1 or 0")
+        raise DataError(f"invalid end of a sequence {value!r:.40}: must be true, false, 1 or 0")
     return text in _TRUE
 
 
@@ -196,12 +207,12 @@ def _field(record: Any, keys: list[str]) -> Any:
     for key in keys:
         if not isinstance(record, dict):
             return None
-        record = record.get(key)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # parsed JSON
-    return record  # pyright: ignore[reportUnknownVariableType]  # parsed JSON
+        record = cast("dict[str, Any]", record).get(key)
+    return record
 
 
-def without_failed(block: Block, decoded: Decoded, failures: tuple[Failure, ...]) -> Decoded:
-    """What was decoded, without the records whose sequence is not known."""
+def drop_failed_records(block: Block, decoded: DecodedBlock, failures: tuple[Failure, ...]) -> DecodedBlock:
+    """Return the decoded block without the records whose sequence is unknown."""
     first = block.first.record
     known = {f.position.record for f in decoded.failures}
     new = [f for f in failures if f.position.record not in known]
@@ -210,4 +221,6 @@ def without_failed(block: Block, decoded: Decoded, failures: tuple[Failure, ...]
     rows = np.arange(len(block)) if decoded.rows is None else decoded.rows
     kept = ~np.isin(rows, [f.position.record - first for f in new])
     merged = sorted((*decoded.failures, *new), key=lambda f: f.position.record)
-    return Decoded({name: data[kept] for name, data in decoded.tensors.items()}, rows[kept], tuple(merged))
+    return DecodedBlock(
+        {name: data[kept] for name, data in decoded.tensors.items()}, rows[kept], tuple(merged)
+    )

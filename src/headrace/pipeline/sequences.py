@@ -1,8 +1,9 @@
-"""Batches to steps of sequences: which rows begin one and which end one, in the order of the source; and what a resumption replays.
+"""The conversion of batches to steps of sequences, with starts and ends in source order.
 
-The predictor is told of every begin and end by name, and never guesses: a state that it has lost is then an error, and not
-a sequence that begins anew in its middle. Since the count is kept here, in source order, what is refused depends on the
-source alone, and not on how far the model has come.
+Every request names the starts and the ends explicitly. So a state that the predictor lost is an
+error, never a sequence that silently restarts in its middle. The sequences are counted here in
+source order, so refusals depend on the source alone, not on the progress of the model. This module
+also knows what a resumption has to replay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,21 +17,21 @@ from headrace.core.block import FailureKind
 from headrace.core.errors import ConfigError, LimitError
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import ModelMetadata, Tensor, text_array
-from headrace.pipeline.items import Cursor, Replay, Span, piece_rows
+from headrace.pipeline.items import Cursor, Replay, Span, selected_rows
 from headrace.pipeline.settings import FlowSettings, MappingOptions
 
 SEQUENCE_INPUTS: Final = ("sequence_id", "sequence_start", "sequence_end")
-"""The tensors that say, for every row, to which sequence it belongs."""
+"""The tensors that name the sequence, the start and the end of every row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """What a batch is for its sequences.
+class BatchSteps:
+    """The sequence data of a batch.
 
-    `tensors` go with its rows. `endings` are ids of sequences that end before the batch, without a row of their own.
-    `cuts` are the rows with which another request has to begin: a sequence ends before that row, and one of the same id
-    begins with it, which is not to be asked for before the end is done. `replay` is what a resumption after the batch has to
-    do again first.
+    `tensors` accompany its rows. `endings` are the ids of sequences that end before the batch
+    without a row of their own. `cuts` are the rows at which a new request must start: a sequence
+    ends before that row, and a new one with the same id starts at it, which must wait for the end.
+    `replay` is the part of the source that a resumption after the batch replays first.
     """
 
     tensors: tuple[Tensor, ...]
@@ -40,8 +41,8 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin:
-    """Where a batch begins, and how much came before."""
+class _BatchBegin:
+    """The start of a batch, and the counts before it."""
 
     cursor: Cursor
     records: int
@@ -49,60 +50,69 @@ class _Begin:
 
 
 class Sequencer:
-    """Follows the sequences of one source, batch after batch. Passive; one thread.
+    """The live sequences of one source, followed batch by batch. It is passive; one thread uses it.
 
-    It knows what a predictor's sequences are for as long as every batch is asked, in order: one whose flow broke, or was
-    drained, is of no use any more. What lives is bounded by `FlowSettings.sequences_live_max`.
+    It mirrors the sequences of a predictor only while every batch is submitted, in order. It is
+    useless after its flow broke or was drained. `FlowSettings.sequences_live_max` limits the live
+    sequences.
 
-    Raises ConfigError where the model and `MappingOptions.sequence` do not go together.
+    Raises:
+        ConfigError: The model does not support the sequences of the mapping.
     """
 
     def __init__(self, metadata: ModelMetadata, mapping: MappingOptions, settings: FlowSettings) -> None:
-        if not metadata.steps:
+        if not metadata.is_stateful:
             raise ConfigError(
-                f"--sequence {mapping.sequence}: model {metadata.name} has no step that keeps a state between records, as "
-                "far as is known of it: leave --sequence out"
+                f"--sequence {mapping.sequence}: model {metadata.name} declares no step with a state "
+                "between records: remove --sequence"
             )
         if taken := [spec.name for spec in metadata.inputs if spec.name in SEQUENCE_INPUTS]:
             raise ConfigError(
-                f"model {metadata.name} has an input {', '.join(taken)}, which is what sequences are told by: give it "
-                "another name"
+                f"model {metadata.name} has an input {', '.join(taken)}, a name that is reserved for "
+                "sequences: rename it"
             )
         model_max = metadata.sequences_live_max or SequenceLimits().live_max
-        self._alone = mapping.sequence is None
+        self._single_row = mapping.sequence is None
         self._live_max = settings.sequences_live_max or model_max
-        self._live: dict[str, _Begin] = {}
-        """Those that live, the oldest first, and where the batch began in which each began."""
+        self._live: dict[str, _BatchBegin] = {}
+        """The live sequences, oldest first, with the start of the batch in which each began."""
         self._place: tuple[tuple[int, int], str] | None = None
-        """Of records that belong together by their place: the last one, and its id."""
+        """The last object or member, and the id of its sequence."""
         self._records = 0
         self._broken = 0
 
     @property
     def batch_rows_max(self) -> int | None:
-        """How many rows of a batch can all be sequences by themselves; None where they are not."""
-        return self._live_max if self._alone else None
+        """The maximum rows of a batch if every row is a sequence by itself, else None."""
+        return self._live_max if self._single_row else None
 
-    def steps(self, spans: Sequence[Span], begin: Cursor) -> Steps:
-        """The next batch: its spans, and the cursor that it begins at. Raises LimitError when too many sequences live."""
-        rows = sum(len(span.piece) for span in spans)
-        if self._alone:
-            return Steps((Tensor("sequence_id", np.full(rows, "", object)),))
+    def steps(self, spans: Sequence[Span], begin: Cursor) -> BatchSteps:
+        """Return the sequence data of the next batch. `begin` is the cursor at its start.
+
+        Raises:
+            LimitError: Too many sequences are live.
+        """
+        rows = sum(len(span.selection) for span in spans)
+        if self._single_row:
+            return BatchSteps((Tensor("sequence_id", np.full(rows, "", object)),))
         batch = _BatchSteps(rows)
-        started = _Begin(begin, self._records, self._broken)
+        started = _BatchBegin(begin, self._records, self._broken)
         for span in spans:
             assert span.sequences is not None
             if span.sequences.place is not None:
-                self._enter(batch, (span.index, span.sequences.place), span)
-            self._follow(batch, span, started)
+                self._enter_place(batch, (span.index, span.sequences.place), span)
+            self._add_span(batch, span, started)
         for span in spans:
             broken = sum(f.kind is FailureKind.OBJECT for f in span.failures)
             self._broken += broken
-            self._records += len(span.piece) + len(span.failures) - broken
-        return Steps(batch.tensors(), tuple(batch.endings), tuple(batch.cuts), self._replay())
+            self._records += len(span.selection) + len(span.failures) - broken
+        return BatchSteps(batch.tensors(), tuple(batch.endings), tuple(batch.cuts), self._replay())
 
     def finish(self) -> tuple[str, ...]:
-        """The source has ended: the ids of sequences that end by that. Those of a column may go on in what comes later."""
+        """Return the ids of the sequences that end with the source.
+
+        Sequences of a column may continue in later objects.
+        """
         place, self._place = self._place, None
         return () if place is None or self._live.pop(place[1], None) is None else (place[1],)
 
@@ -112,8 +122,8 @@ class Sequencer:
             return None
         return Replay(oldest.cursor, self._records - oldest.records, self._broken - oldest.broken)
 
-    def _enter(self, batch: "_BatchSteps", place: tuple[int, int], span: Span) -> None:
-        """A sequence that is told by its place ends where another one begins."""
+    def _enter_place(self, batch: "_BatchSteps", place: tuple[int, int], span: Span) -> None:
+        """End the sequence of the previous object or member when a new one starts."""
         assert span.sequences is not None
         if not len(span.sequences.ids) or (self._place is not None and self._place[0] == place):
             return
@@ -121,28 +131,29 @@ class Sequencer:
             self._end(batch, self._place[1])
         self._place = place, span.sequences.ids[0]
 
-    def _follow(self, batch: "_BatchSteps", span: Span, started: _Begin) -> None:
-        sequences, piece = span.sequences, span.piece
+    def _add_span(self, batch: "_BatchSteps", span: Span, started: _BatchBegin) -> None:
+        sequences, selection = span.sequences, span.selection
         assert sequences is not None
-        good = set(piece_rows(piece).tolist()) if piece.rows is not None else None
-        between = slice(piece.start, piece.stop)
+        decoded = set(selected_rows(selection).tolist()) if selection.rows is not None else None
+        between = slice(selection.start, selection.stop)
         ids, ends = sequences.ids[between].tolist(), sequences.ends[between].tolist()
-        for record, (id, ends_here) in enumerate(zip(ids, ends, strict=True), piece.start):
-            if good is None or record in good:
-                batch.row(id, starts=self._begun(id, started, span, record))
-            # One that failed may have said that it is the last one.
+        for record, (id, ends_here) in enumerate(zip(ids, ends, strict=True), selection.start):
+            if decoded is None or record in decoded:
+                batch.row(id, starts=self._starts(id, started, span, record))
+            # A failed record may be the last one of its sequence.
             if ends_here:
                 self._end(batch, id)
 
-    def _begun(self, id: str, started: _Begin, span: Span, record: int) -> bool:
-        """Whether a sequence begins with this record."""
+    def _starts(self, id: str, started: _BatchBegin, span: Span, record: int) -> bool:
+        """Return True if a sequence starts with this record."""
         if id in self._live:
             return False
         if len(self._live) >= self._live_max:
             raise LimitError(
-                f"{span.piece.block.position(record)}: sequence {id!r:.60} would be one more than the {self._live_max} that "
-                "may be unfinished at once: say with --sequence-end which records are the last of theirs, or raise "
-                "--sequences-live-max (their states are in memory); a run goes on with --resume"
+                f"{span.selection.block.position(record)}: sequence {id!r:.60} exceeds the limit of "
+                f"{self._live_max} unfinished sequences: name the last record of each with "
+                "--sequence-end, or raise --sequences-live-max (states are kept in memory), then "
+                "--resume"
             )
         self._live[id] = started
         return True
@@ -153,7 +164,7 @@ class Sequencer:
 
 
 class _BatchSteps:
-    """The tensors of one batch, row by row."""
+    """The tensors of one batch, built row by row."""
 
     def __init__(self, rows: int) -> None:
         self._ids: list[str] = []
@@ -161,7 +172,7 @@ class _BatchSteps:
         self._ends: NDArray[np.bool_] = np.zeros(rows, bool)
         self._last: dict[str, int] = {}
         self._ended: set[str] = set()
-        """Since the last cut."""
+        """The sequences that ended since the last cut."""
         self.endings: list[str] = []
         self.cuts: list[int] = []
 
@@ -174,7 +185,7 @@ class _BatchSteps:
         self._ids.append(id)
 
     def end(self, id: str) -> None:
-        """With its last row, where there is one in this batch."""
+        """End a sequence at its last row in this batch, if it has one."""
         row = self._last.pop(id, None)
         if row is None:
             self.endings.append(id)
@@ -183,9 +194,9 @@ class _BatchSteps:
             self._ended.add(id)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        made: Mapping[str, Any] = {
+        arrays: Mapping[str, Any] = {
             "sequence_id": text_array(self._ids),
             "sequence_start": self._starts,
             "sequence_end": self._ends,
         }
-        return tuple(Tensor(name, made[name]) for name in SEQUENCE_INPUTS)
+        return tuple(Tensor(name, arrays[name]) for name in SEQUENCE_INPUTS)

@@ -1,4 +1,4 @@
-"""What a stream may be told; every bound has a unit in its name and a default."""
+"""The settings of a stream. Every limit has a default and a unit in its name."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
@@ -11,30 +11,34 @@ from headrace.formats.read import ReadOptions
 MIB = 1 << 20
 
 BY_OBJECT: Final = "@object"
-"""Every object is a sequence; its URI is the sequence's id."""
+"""Each object is a sequence with its URI as the id."""
 BY_MEMBER: Final = "@member"
-"""Every member of an archive is a sequence, and every object that is no archive."""
+"""Each archive member is a sequence, and each object that is not an archive."""
 BY_PLACE: Final = (BY_OBJECT, BY_MEMBER)
-"""What `MappingOptions.sequence` may be beside a column."""
+"""The values of `MappingOptions.sequence` that are not columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappingOptions:
-    """How records become the model's inputs.
+    """The mapping of records to model inputs.
 
-    `columns` are names (of the header, or of JSON fields) or indices from 0; empty takes all that the model's
-    inputs ask for. `text_column` feeds one column or field, as text, to the model's one input. `image_scale`
-    multiplies pixels when the model wants floats (1/255 by default).
+    `columns` are names (of the header, or of JSON fields) or indices from 0; empty selects by the
+    model's inputs. `text_column` passes one column or field as text to the model's only input.
+    `image_scale` multiplies pixels for models with float inputs (default 1/255).
 
-    `input_filter` is a JSONPath (`headrace.formats.json_path`) that selects what of a CSV or JSON record the model is
-    given; `columns` and `text_column` are then looked up in that. `slice_end` says what its slices' second numbers
-    mean. With `whole_records` a model whose one input is text is given CSV and JSON records as they stand, or what the
-    filter selects of them. Raises ConfigError for a path that is not supported.
+    `input_filter` is a JSONPath (`headrace.formats.json_path`) that selects the part of a CSV or
+    JSON record for the model; `columns` and `text_column` refer to that part. `slice_end` is the
+    meaning of the second number of its slices. With `whole_records`, a model whose only input is
+    text receives whole CSV and JSON records, or the selection of the filter.
 
-    `sequence` is for models with a `step`: the column or field of a record that says to which sequence it belongs, or
-    "@object" or "@member", where a whole object, or a member of an archive, is one. Without it every record is a sequence by
-    itself. `sequence_end` is a column or field that is true (or 1) in a sequence's last record; what comes after it with
-    the same id is a new one. Neither column is given to a model that is to be given all columns.
+    `sequence` is for models with a `step`: the column or field with the sequence id of a record, or
+    "@object" or "@member" if each object or archive member is a sequence. Without it, each record
+    is a sequence by itself. `sequence_end` is a column or field that is true (or 1) in the last
+    record of a sequence; later records with the same id start a new one. A model that takes all
+    columns receives neither of these two.
+
+    Raises:
+        ConfigError: The filter is unsupported, or the sequence settings contradict each other.
     """
 
     columns: tuple[str, ...] | tuple[int, ...] = ()
@@ -47,24 +51,27 @@ class MappingOptions:
     sequence_end: str | int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a filter that does not compile, and sequences that cannot be."""
+        """Check the filter and the sequence settings."""
         compile_path(self.input_filter, slice_end=self.slice_end)
         if isinstance(self.sequence, str) and self.sequence[:1] in ("", "@") and not self.by_place:
             raise ConfigError(
-                f"--sequence {self.sequence!r}: name a column or field (by its index, where its name begins with @), "
-                f"or one of {', '.join(BY_PLACE)}"
+                f"--sequence {self.sequence!r}: must be a column or field (an index if its name "
+                f"begins with @), or one of {', '.join(BY_PLACE)}"
             )
         if self.sequence_end is not None and (self.sequence is None or self.by_place):
-            why = f"{self.sequence} ends where it ends" if self.by_place else "there is no --sequence"
-            raise ConfigError(f"--sequence-end is for sequences that a column tells of, and {why}")
+            why = f"{self.sequence} defines the ends" if self.by_place else "--sequence is missing"
+            raise ConfigError(f"--sequence-end needs a --sequence that names a column: {why}")
 
     @property
     def by_place(self) -> bool:
-        """Whether it is a record's place that tells its sequence."""
+        """True if each object or archive member is a sequence."""
         return self.sequence in BY_PLACE
 
     def identity(self) -> dict[str, Any]:
-        """All of it, but for what came later and says nothing: so runs from before go on."""
+        """Return the options for the run's identity, without newer options at their defaults.
+
+        So runs that began with an earlier version can be resumed.
+        """
         options = asdict(self)
         if self.input_filter == "$":
             del options["input_filter"], options["slice_end"]
@@ -78,13 +85,15 @@ class MappingOptions:
 
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
-    """Bounds of the way from source to outcome.
+    """The limits between source and predictions.
 
-    A batch closes at `batch_rows_max` records (None: the model's `max_batch_rows`), at `batch_bytes_max`, or
-    when its first record has waited `batch_delay_ms` (None: never, so that batches, and with them the last bits
-    of predictions, depend on the source alone). `sequences_live_max` sequences may be unfinished at once, in the order
-    of the source (None: as many as the model says); a run in which more are ends with LimitError, and can be resumed with
-    another bound.
+    A batch closes at `batch_rows_max` records (None: the model's `max_batch_rows`), at
+    `batch_bytes_max`, or when its first record has waited `batch_delay_ms` (None: never; batches,
+    and with them the last bits of predictions, then depend on the source alone).
+
+    At most `sequences_live_max` sequences may be unfinished at a time, in source order (None: the
+    limit of the model). A run that exceeds it ends with LimitError, and can be resumed with another
+    limit.
     """
 
     batch_rows_max: int | None = None
@@ -98,7 +107,7 @@ class FlowSettings:
     sequences_live_max: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse bounds that are not positive."""
+        """Check that all limits are positive."""
         for name, value in asdict(self).items():
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be more than 0, not {value}")
@@ -110,22 +119,22 @@ Join = Literal["none", "input"]
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """What is written, and how often.
+    """The format of the output, and the frequency of commits.
 
-    A part is published when it holds `part_bytes_max` or more (or as many rows as `part_rows_max`).
-    `checkpoint_s` is the most work, in seconds, that a kill can cost; what the sink holds unpublished is one part.
+    A part is published when it reaches `part_bytes_max` bytes or `part_rows_max` rows. A kill costs
+    at most `checkpoint_s` seconds of work. The sink holds at most one unpublished part.
     """
 
     format: OutputFormat = "csv"
     join: Join = "none"
     header: bool | None = None
-    """A header line in each CSV part; None: only when the input's header was used for names."""
+    """A header line in each CSV part; None writes it only if a header of the input named the columns."""
     part_bytes_max: int = 16 * MIB
     part_rows_max: int = 10_000_000
     checkpoint_s: float = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse bounds that are not positive; checkpoints may come as often as batches."""
+        """Check the limits. A `checkpoint_s` of 0 makes a checkpoint at every batch."""
         for name, least in (("part_bytes_max", 1), ("part_rows_max", 1), ("checkpoint_s", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
@@ -133,7 +142,7 @@ class OutputSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Everything that shapes a stream's predictions and output, in one value."""
+    """All settings that shape the predictions and the output of a stream."""
 
     read: ReadOptions = field(default_factory=ReadOptions)
     mapping: MappingOptions = field(default_factory=MappingOptions)
@@ -141,7 +150,7 @@ class StreamSettings:
     output: OutputSettings = field(default_factory=OutputSettings)
 
     def identity(self) -> dict[str, Any]:
-        """What must not differ between a run and its resumption: all but prefetch and window bounds."""
+        """Return the settings that a resumption must repeat: all except prefetch and window limits."""
         flow = self.flow
         output = asdict(self.output)
         del output["checkpoint_s"]

@@ -1,8 +1,8 @@
-"""Scored batches to published parts: encodes, gathers a part, publishes it whole, then commits it.
+"""The sink of a stream: encode batches, collect a part, publish it whole, then commit it.
 
-Arrives: `ScoredBatch`es in source order. Leaves: ``DEST/part-00000.csv`` and, where records failed,
-``DEST/part-00000.failed.jsonl``. A part ends at the batch that fills it, so its bytes depend on the source and
-the settings alone, however often the run was killed. What a reader lists is always whole.
+`ScoredBatch`es in source order become ``DEST/part-00000.csv`` and, for failed records,
+``DEST/part-00000.failed.jsonl``. A part ends at the batch that fills it, so its bytes depend on the
+source and the settings alone, however often the run is killed. Listed parts are always whole.
 """
 
 import logging
@@ -17,24 +17,24 @@ from headrace.core.tensor import Array
 from headrace.formats.contract import Encoder
 from headrace.formats.failures import failure_line
 from headrace.pipeline.items import Cursor, Replay, ScoredBatch
-from headrace.pipeline.ledger import Counts, Ledger, Mark, State
+from headrace.pipeline.ledger import Counts, Ledger, LedgerMark, ResumeState
 from headrace.pipeline.settings import OutputSettings
 from headrace.storage.contract import Store
 
 _log = logging.getLogger("headrace.pipeline")
 
 PART_NAME = re.compile(r"part-\d{5,}\.(failed\.jsonl|csv|jsonl|parquet)")
-"""What is published."""
+"""The names of published objects."""
 
-EncoderFactory = Callable[[dict[str, Array]], Encoder]
-"""Makes a part's encoder, given the outputs of its first batch (empty when none of it was predicted)."""
+PartEncoderFactory = Callable[[dict[str, Array]], Encoder]
+"""Returns the encoder of a part for the outputs of its first batch (empty if none was predicted)."""
 
 
 class Sink:
-    """One thread writes; publishing happens on one more, one part behind.
+    """The sink of one run. One thread writes; another publishes, one part behind.
 
-    `write` may raise what publishing an earlier part raised. Call `settle` at the end; after an error
-    `checkpoint` and `abandon`: what was committed stays.
+    `write` may raise the error of an earlier part's publishing. Call `finish` at the end. After an
+    error, call `checkpoint` and `abort`: committed parts stay.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Sink:
         store: Store,
         destination: str,
         ledger: Ledger,
-        make_encoder: EncoderFactory,
+        make_encoder: PartEncoderFactory,
         settings: OutputSettings,
         *,
-        state: State | None = None,
+        state: ResumeState | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._store = store
@@ -59,10 +59,12 @@ class Sink:
         self._publisher = ThreadPoolExecutor(1, "headrace-publisher")
         self._publishing: Future[None] | None = None
         self._clears_leftovers = state is not None
-        """The first part of a resumption may have been written before, with other records when batches close by delay."""
+        """True until the first part of a resumption is published. With batches closed by delay, an
+        earlier process may have written it with other records.
+        """
         self.parts = 0
         self.total = Counts()
-        """Of the parts that have ended."""
+        """The counts of the finished parts."""
         self.cursor = Cursor()
         self._replay: Replay | None = None
         self._open_part()
@@ -74,13 +76,13 @@ class Sink:
         self._out: list[bytes] = []
         self._failed: list[bytes] = []
         self._out_bytes = 0
-        self._kept = (0, 0)  # how many of _out and _failed the checkpoints hold
+        self._kept = (0, 0)  # the numbers of items in _out and _failed that checkpoints hold
         self._checkpoint = 0
         self._in_part = Counts()
         self._checkpointed_s = self._clock.now()
 
-    def _restore(self, state: State) -> None:
-        """Go on after the last commit, with the bytes of the part under way."""
+    def _restore(self, state: ResumeState) -> None:
+        """Continue after the last commit, with the bytes of the unfinished part."""
         assert state.last is not None
         self.total, self.cursor = state.last.total, state.last.cursor
         self._replay = state.last.replay
@@ -98,11 +100,11 @@ class Sink:
         self._kept = (len(self._out), len(self._failed))
 
     def write(self, batch: ScoredBatch) -> None:
-        """Take a batch; publishes the part when this fills it."""
+        """Add a batch. Publish the part if the batch fills it."""
         if batch.rows:
             self._append_rows(batch)
         if batch.failures:
-            # Copied together: each line alone takes 4 KiB, as orjson makes it.
+            # The lines are joined to a copy, because orjson allocates 4 KiB for each.
             lines = b"".join(map(failure_line, batch.failures))
             self._failed.append(lines)
             self._out_bytes += len(lines)
@@ -121,9 +123,9 @@ class Sink:
         if self._encoder is None:
             self._encoder = self._make_encoder(dict(batch.outputs))
             begin = self._encoder.begin()
-            if not self._in_part.rows_out:  # else the part was resumed, and has its beginning
+            if not self._in_part.rows_out:  # a resumed part already has its beginning
                 self._append(begin)
-        self._append(self._encoder.encode(batch.pieces, batch.outputs))
+        self._append(self._encoder.encode(batch.selections, batch.outputs))
 
     def _append(self, data: bytes) -> None:
         if data:
@@ -131,7 +133,7 @@ class Sink:
             self._out_bytes += len(data)
 
     def checkpoint(self) -> None:
-        """Keep the part under way as far as it is. Parquet cannot: there a part is the least that is kept."""
+        """Store the unfinished part. Parquet does not support it: its parts are committed whole."""
         self._checkpointed_s = self._clock.now()
         kept_out, kept_failed = self._kept
         if not self._resumable_parts or (kept_out == len(self._out) and kept_failed == len(self._failed)):
@@ -144,8 +146,8 @@ class Sink:
         self._kept = (len(self._out), len(self._failed))
         self._checkpointed_s = self._clock.now()
 
-    def _mark(self) -> Mark:
-        return Mark(
+    def _mark(self) -> LedgerMark:
+        return LedgerMark(
             part=self.parts,
             checkpoint=self._checkpoint,
             cursor=self.cursor,
@@ -157,27 +159,27 @@ class Sink:
         )
 
     def end_part(self) -> None:
-        """Publish what the part holds, if anything, and begin the next."""
+        """Publish the part, unless it is empty, and begin the next one."""
         if not self._out and not self._failed:
             return
         if self._encoder is not None:
             self._append(self._encoder.finish())
         mark = self._mark()
-        _check_law(mark)
+        _check_counts(mark)
         self._wait_published()
         self._publishing = self._publisher.submit(self._publish, mark, self._out, self._failed)
         self.total = mark.total
         self.parts += 1
         self._open_part()
 
-    def _publish(self, mark: Mark, out: list[bytes], failed: list[bytes]) -> None:
-        """On the publisher's thread: the data, then the record that makes it count."""
+    def _publish(self, mark: LedgerMark, out: list[bytes], failed: list[bytes]) -> None:
+        """Write the data, then the record that commits it. The publisher thread runs it."""
         name = f"{self._destination}part-{mark.part:05d}"
         if out:
             out.reverse()
             with self._store.writer(f"{name}.{self._settings.format}") as writer:
                 while out:
-                    writer.write(out.pop())  # what is written need not be held
+                    writer.write(out.pop())  # written data is released at once
         elif self._clears_leftovers:
             self._store.delete(f"{name}.{self._settings.format}")
         if failed:
@@ -191,12 +193,13 @@ class Sink:
 
     def _wait_published(self) -> None:
         if self._publishing is not None:
-            # Raises every time that it is asked for: nothing after a part that failed may be kept, not even as a checkpoint.
+            # This raises at every call: nothing after a failed part may be kept, not even as a
+            # checkpoint.
             self._publishing.result()
             self._publishing = None
 
-    def settle(self, *, end: bool) -> None:
-        """Wait until everything is committed; with `end` the last part is published as it is."""
+    def finish(self, *, end: bool) -> None:
+        """Wait until everything is committed. With `end`, publish the last part first."""
         if end:
             self.end_part()
         self._wait_published()
@@ -204,20 +207,20 @@ class Sink:
 
     @property
     def drops_open_part(self) -> bool:
-        """Whether a part under way is lost when it is not ended: so with Parquet."""
+        """True if an unfinished part is lost, as with Parquet."""
         return not self._resumable_parts
 
     @property
     def committed(self) -> Counts:
-        """Counts of everything written so far; once settled they are all in the ledger."""
+        """The counts of all written batches. After `finish` they are all in the ledger."""
         return self.total.plus(self._in_part)
 
-    def abandon(self) -> None:
-        """After an error: let a publishing that has begun end, and keep what was committed."""
+    def abort(self) -> None:
+        """Stop after an error. A running publication completes; committed parts stay."""
         self._publisher.shutdown(wait=True, cancel_futures=True)
 
 
-def _check_law(mark: Mark) -> None:
+def _check_counts(mark: LedgerMark) -> None:
     counts = mark.in_part
     if counts.records_in != counts.rows_out + counts.rows_failed:
         raise CountMismatchError(

@@ -1,4 +1,4 @@
-"""Requests of a batch whose rows are steps of sequences: one, or where one is not enough several, and their answers as one. Pure."""
+"""The requests of a batch of sequence steps: split a batch into requests, and join the responses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ from headrace.core.errors import ModelContractError
 from headrace.core.tensor import InferRequest, InferResponse, RowFailure, Tensor
 
 
-def ending(id: str) -> InferRequest:
-    """The request that ends a sequence without a step."""
+def end_request(id: str) -> InferRequest:
+    """Return the request that ends a sequence without a step."""
     return InferRequest((), id=f"end-{id}", parameters={"sequence_id": id, "sequence_end": True})
 
 
-def parted(request: InferRequest, cuts: Sequence[int]) -> list[InferRequest]:
-    """The request as several, cut before these rows, which ascend."""
+def split_request(request: InferRequest, cuts: Sequence[int]) -> list[InferRequest]:
+    """Return the request as several, split before these ascending rows."""
     return [
         replace(
             request,
@@ -27,23 +27,30 @@ def parted(request: InferRequest, cuts: Sequence[int]) -> list[InferRequest]:
     ]
 
 
-def joined(request: InferRequest, cuts: Sequence[int], answers: Sequence[InferResponse]) -> InferResponse:
-    """The answers to these, as one to the request. Raises ModelContractError when they have different outputs."""
+def join_responses(
+    request: InferRequest, cuts: Sequence[int], responses: Sequence[InferResponse]
+) -> InferResponse:
+    """Return the responses to a split request as one.
+
+    Raises:
+        ModelContractError: The responses have different outputs.
+    """
     failures: list[RowFailure] = []
-    for start, answer in zip((0, *cuts), answers, strict=True):
-        failures += [replace(failure, row=failure.row + start) for failure in answer.failures]
-    given = [answer for answer in answers if answer.outputs]
-    names = [tuple(tensor.name for tensor in answer.outputs) for answer in given]
+    for start, response in zip((0, *cuts), responses, strict=True):
+        failures += [replace(failure, row=failure.row + start) for failure in response.failures]
+    with_outputs = [response for response in responses if response.outputs]
+    names = [tuple(tensor.name for tensor in response.outputs) for response in with_outputs]
     if len(set(names)) > 1:
         raise ModelContractError(
-            answers[0].model_name,
-            f"it gave {_listed(names[0])} once, and once something else: {_listed(*set(names) - {names[0]})}",
+            responses[0].model_name,
+            f"its responses to one batch have different outputs: {_listed(names[0])}, then "
+            f"{_listed(*set(names) - {names[0]})}",
         )
     outputs = [
-        Tensor(name, np.concatenate([answer[name] for answer in given]))
+        Tensor(name, np.concatenate([response[name] for response in with_outputs]))
         for name in (names[0] if names else ())
     ]
-    return replace(answers[0], outputs=tuple(outputs), id=request.id, failures=tuple(failures))
+    return replace(responses[0], outputs=tuple(outputs), id=request.id, failures=tuple(failures))
 
 
 def _listed(*names: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Predictions to the caller: ``async for outcome in stream`` or ``for outcome in stream``, in source order."""
+"""Predictions for a caller: ``async for`` or ``for outcome in stream``, in source order."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,14 +12,15 @@ from headrace.pipeline.items import ScoredBatch
 
 
 class Stream:
-    """Outcomes of a source, one a record, in source order.
+    """The outcomes of a source, one per record, in source order.
 
-    Iterate once, with ``async for`` or ``for``. Nothing is read before the first is asked for, and no more than the
-    settings' bounds ahead of what was taken: a caller that stops asking stops the source. Leaving the loop, by
-    ``break`` or an error too, closes everything; ``with`` and ``async with`` do so for certain. A broken source
-    raises after the outcomes of everything before it.
+    Iterate once, with ``async for`` or ``for``. Nothing is read before the first request for an
+    outcome, and then only as far ahead as the settings allow: a caller that pauses stops the
+    source. Leaving the loop, also by ``break`` or an error, closes everything; ``with`` and ``async
+    with`` guarantee it. A broken source raises after the outcomes of all earlier records.
 
-    `batches` gives whole batches with arrays instead of a value per record: hundreds of times cheaper.
+    `batches` yields whole batches of arrays instead of one value per record, which is hundreds of
+    times cheaper.
     """
 
     def __init__(self, make_flow: Callable[[], Flow], predictor: Predictor) -> None:
@@ -34,14 +35,17 @@ class Stream:
         if self._flow is None:
             self._predictor.start()
             self._flow = self._make_flow()
-            if self._closed:  # by another thread, while this one was waiting for the predictor
+            if self._closed:  # another thread closed it during the start of the predictor
                 self._flow.close()
                 self._predictor.stop(drain=False)
                 return None
         return self._flow.next_batch()
 
     def batches(self) -> Iterator[ScoredBatch]:
-        """Batches in source order: `pieces` (raw records), `outputs` (arrays) and `failures`."""
+        """Yield batches in source order.
+
+        A batch has `selections` (raw records), `outputs` (arrays) and `failures`.
+        """
         try:
             while (batch := self._next()) is not None:
                 yield batch
@@ -49,22 +53,25 @@ class Stream:
             self.close()
 
     def __iter__(self) -> Iterator[Outcome]:
-        """Outcomes, for callers without an event loop."""
+        """Yield outcomes, for callers without an event loop."""
         for batch in self.batches():
             yield from batch.outcomes()
 
     async def __aiter__(self) -> AsyncIterator[Outcome]:
-        """Outcomes; the loop is never blocked."""
+        """Yield outcomes. The event loop is never blocked."""
         try:
             while (batch := await asyncio.to_thread(self._next)) is not None:
                 for outcome in batch.outcomes():
                     yield outcome
         finally:
-            # Shielded, so that a cancelled caller still leaves no thread behind.
+            # The shield makes sure that a cancelled task leaves no thread behind.
             await asyncio.shield(asyncio.to_thread(self.close))
 
     def close(self) -> None:
-        """Stop reading and stop the predictor; waits for their threads. Closing twice does nothing."""
+        """Stop the source and the predictor, and wait for their threads.
+
+        A second call does nothing.
+        """
         if self._closed:
             return
         self._closed = True

@@ -1,6 +1,6 @@
-"""A prefix that keeps growing: polls it, and scores what is new, once each.
+"""A watch over a growing source: poll it, and score each new object once.
 
-A thin loop around `Run.append`; the tick is a method that a test can call.
+It is a loop around `Run.append`. A test can call `tick` directly.
 """
 
 import threading
@@ -15,11 +15,11 @@ from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
 
-class Watch:
-    """Polls `run`'s source every `poll_s` until told to stop.
+class SourceWatcher:
+    """A poller of a run's source with the interval `poll_s`.
 
-    Objects in cloud stores appear whole. A local file may still be being written: it is taken when two polls in
-    a row see it unchanged.
+    Objects in cloud stores appear whole. A local file may still be growing, so it is scored when
+    two successive polls see it unchanged.
     """
 
     def __init__(self, run: Run, stores: Stores, *, poll_s: float, clock: Clock) -> None:
@@ -28,24 +28,24 @@ class Watch:
         self._poll_s = poll_s
         self._clock = clock
         self._stop = threading.Event()
-        self._seen: dict[str, str] = {}
+        self._last_etags: dict[str, str] = {}
 
     def tick(self) -> Report | None:
-        """One poll: score what is new; None when nothing was."""
+        """Poll once: score new objects and return the report, or None without new objects."""
         try:
             listed = select_objects(self._run.source, self._stores)
         except (EmptySourceError, NotFoundError):
             listed = []
-        ready = [i for i in listed if self._settled(i)]
-        self._seen = {i.uri: i.etag for i in listed}
+        ready = [i for i in listed if self._is_unchanged(i)]
+        self._last_etags = {i.uri: i.etag for i in listed}
         return self._run.append(ready)
 
-    def _settled(self, info: ObjectInfo) -> bool:
+    def _is_unchanged(self, info: ObjectInfo) -> bool:
         local = "://" not in info.uri or info.uri.startswith("file:")
-        return not local or self._seen.get(info.uri) == info.etag
+        return not local or self._last_etags.get(info.uri) == info.etag
 
     def serve(self, report: Callable[[Report], None]) -> None:
-        """Poll until `stop`; `report` is called after every poll that scored something."""
+        """Poll until `stop`. Call `report` after every poll that scored objects."""
         while not self._stop.is_set():
             done = self.tick()
             if done is not None:
@@ -53,6 +53,6 @@ class Watch:
             self._clock.sleep(self._poll_s, self._stop)
 
     def stop(self) -> None:
-        """End after what is under way is delivered and committed."""
+        """Stop after the pending batches are delivered and committed."""
         self._stop.set()
         self._run.drain()

@@ -1,4 +1,4 @@
-"""What was asked and is not delivered yet: a queue in source order whose head is handed out once it is answered."""
+"""The submitted batches: a queue in source order whose head is delivered when it is ready."""
 
 import threading
 from collections import deque
@@ -8,86 +8,89 @@ from headrace.core.tensor import InferResponse
 from headrace.pipeline.channel import ChannelClosedError, EndOfChannelError
 from headrace.pipeline.feed import Batch
 
-Answer = Future[InferResponse]
+ResponseFuture = Future[InferResponse]
 
 
 class Window:
-    """One sender, one receiver.
+    """A queue with one sender and one receiver.
 
-    `send` blocks while batches of `weight_max` or more are under way, so at most that and one batch are. Answers may
-    come in any order; `receive` gives batches in the order of sending, and its thread is not woken before the head is
-    answered. What was sent before `finish` or `fail` is received first. After `close`, by the receiver, `send`
-    raises `ChannelClosedError`.
+    `send` blocks while the pending batches weigh `weight_max` or more, so the window holds at most
+    that weight and one batch. Responses may arrive in any order. `receive` returns batches in the
+    order of `send`, and its thread wakes only when the head is ready. The receiver gets batches
+    sent before `finish` or `fail` first. After `close` by the receiver, `send` raises
+    ChannelClosedError.
     """
 
     def __init__(self, weight_max: int) -> None:
         self._weight_max = weight_max
-        self._under_way: deque[tuple[Batch, Answer | None, int]] = deque()
+        self._pending: deque[tuple[Batch, ResponseFuture | None, int]] = deque()
         self._weight = 0
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._not_full = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
         self._finished = False
         self._closed = False
         self._error: BaseException | None = None
 
-    def send(self, batch: Batch, answer: Answer | None, weight: int) -> None:
-        """Take a place for `batch`; one without an `answer` to wait for is ready at once."""
+    def send(self, batch: Batch, future: ResponseFuture | None, weight: int) -> None:
+        """Add a batch. A batch without a `future` is ready at once."""
         with self._lock:
             while self._weight >= self._weight_max and not self._closed:
-                self._room.wait()
+                self._not_full.wait()
             if self._closed:
                 raise ChannelClosedError
-            self._under_way.append((batch, answer, weight))
+            self._pending.append((batch, future, weight))
             self._weight += weight
-            if answer is None:
+            if future is None:
                 self._ready.notify()
-        if answer is not None:
-            answer.add_done_callback(self._answered)
+        if future is not None:
+            future.add_done_callback(self._on_done)
 
-    def _answered(self, answer: Answer) -> None:
+    def _on_done(self, future: ResponseFuture) -> None:
         with self._lock:
-            if self._under_way and self._under_way[0][1] is answer:
+            if self._pending and self._pending[0][1] is future:
                 self._ready.notify()
 
     def finish(self) -> None:
-        """Nothing more will be sent."""
+        """Mark the end of the batches."""
         with self._lock:
             self._finished = True
             self._ready.notify()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will be sent, because of `error`: the receiver gets it after what was sent."""
+        """Mark the end of the batches with an error. The receiver gets it after all batches."""
         with self._lock:
             self._error = error
             self._finished = True
             self._ready.notify()
 
     def close(self) -> None:
-        """The receiver wants no more; what is under way is dropped."""
+        """Stop receiving, and drop the pending batches."""
         with self._lock:
             self._closed = True
-            self._under_way.clear()
-            self._room.notify()
+            self._pending.clear()
+            self._not_full.notify()
             self._ready.notify()
 
     def receive(self) -> tuple[Batch, InferResponse | None]:
-        """The next batch with its answer, however long that takes.
+        """Return the next batch with its response. Wait as long as necessary.
 
-        Raises what its request failed with, what the sender failed with, or `EndOfChannelError`.
+        Raises:
+            EndOfChannelError: The sender finished. If the request or the sender failed, its error is raised
+                instead.
         """
         with self._lock:
             while not self._head_is_ready():
-                if self._closed or (self._finished and not self._under_way):
+                if self._closed or (self._finished and not self._pending):
                     raise self._error or EndOfChannelError
                 self._ready.wait()
-            batch, answer, weight = self._under_way.popleft()
+            batch, future, weight = self._pending.popleft()
             self._weight -= weight
-            self._room.notify()
-        return batch, None if answer is None else answer.result()
+            self._not_full.notify()
+        return batch, None if future is None else future.result()
 
     def _head_is_ready(self) -> bool:
-        if not self._under_way:
+        if not self._pending:
             return False
-        answer = self._under_way[0][1]
-        return answer is None or answer.done()
+        future = self._pending[0][1]
+        return future is None or future.done()
