@@ -1,1 +1,1 @@
-"""Inputs to shards to tasks to assembled outputs: one predictions file for each input object."""
+"""Batch transforms: objects are split into tasks, scored, and assembled into one output per object."""

@@ -1,7 +1,7 @@
-"""An object's ranges put together: their drafts, one behind the other, and their failed records with true positions.
+"""Assemble the output of an object that several shards scored.
 
-Arrives: the records of all shards of one object. Leaves: ``KEY.out`` and ``KEY.out.failed``; or the first shard whose begin
-was guessed wrong, which must be done again.
+Input: the records of all shards of one object. Output: ``KEY.out`` and ``KEY.out.failed``, with
+absolute positions; or the first shard whose start was guessed wrong and must be scored again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,48 +10,56 @@ from dataclasses import dataclass, replace
 from headrace.core.block import Failure
 from headrace.formats.failures import FailedRecord, failed_record_line, read_failed_records
 from headrace.storage.contract import Store
-from headrace.storage.draft import KeptRange, assemble, discard, open_draft, read_kept
+from headrace.storage.draft import PersistedRange, assemble, discard, open_draft, read_range
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import PlannedObject
-from headrace.transforms.records import ShardRecord, Spot, repeated_bytes
+from headrace.transforms.records import ShardPosition, ShardRecord, repeated_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """What stands before a shard in its object: where it begins, and how much output the shards before made.
+class ShardOffset:
+    """The start of a shard in its object, and the output of the shards before it.
 
-    `begin` is only `known` where every shard before tells where it ended.
+    `begin` is valid only if `is_known`: each shard before this one has a known end.
     """
 
-    begin: Spot
+    begin: ShardPosition
     rows: int = 0
     out_bytes: int = 0
-    known: bool = True
+    is_known: bool = True
 
 
-def bases(records: Sequence[ShardRecord]) -> tuple[list[Base], int | None]:
-    """What stands before each shard and behind the last, and the number of the first that was guessed wrong.
+def shard_offsets(records: Sequence[ShardRecord]) -> tuple[list[ShardOffset], int | None]:
+    """Return the offset of each shard and of the object's end, and the first misplaced shard's number.
 
-    Only the bases up to that one are told; None: all are right. Where a shard has no bounds, since its object broke or
-    is no text, nothing can be said of the ones behind it: they are taken as they are.
+    The list ends before the first misplaced shard. The number is None if every start is right. A
+    shard without bounds, because its object is broken or not text, says nothing about the shards
+    after it; those are accepted as they are.
     """
-    found = [Base(Spot(0, 0, 1))]
+    found = [ShardOffset(ShardPosition(0, 0, 1))]
     for record, repeated in zip(records, repeated_bytes(records), strict=True):
-        base = found[-1]
-        if base.known and record.number and record.begin is not None and record.begin.byte != base.begin.byte:
+        offset = found[-1]
+        if (
+            offset.is_known
+            and record.number
+            and record.begin is not None
+            and record.begin.byte != offset.begin.byte
+        ):
             return found, record.number
-        known = base.known and record.end is not None
-        at = _absolute(record, base, record.end) if record.end is not None else base.begin
-        out_bytes = base.out_bytes + record.out_bytes - repeated
-        found.append(Base(at, base.rows + record.counts.rows_out, out_bytes, known))
+        is_known = offset.is_known and record.end is not None
+        at = _absolute_position(record, offset, record.end) if record.end is not None else offset.begin
+        out_bytes = offset.out_bytes + record.out_bytes - repeated
+        found.append(ShardOffset(at, offset.rows + record.counts.rows_out, out_bytes, is_known))
     return found, None
 
 
-def _absolute(record: ShardRecord, base: Base, spot: Spot) -> Spot:
-    """A place told from the shard's own begin, or from the object's."""
+def _absolute_position(record: ShardRecord, offset: ShardOffset, position: ShardPosition) -> ShardPosition:
+    """Return a position that counts from the shard's start as a position in the object."""
     if not record.relative:
-        return spot
-    return Spot(spot.byte, spot.record + base.begin.record, spot.line + base.begin.line - 1)
+        return position
+    return ShardPosition(
+        position.byte, position.record + offset.begin.record, position.line + offset.begin.line - 1
+    )
 
 
 def publish_object(
@@ -59,22 +67,22 @@ def publish_object(
     planned: PlannedObject,
     records: Sequence[ShardRecord],
     *,
-    withheld: bool,
+    suppressed: bool,
     attempt: str,
 ) -> None:
-    """Publish an object's output, and its failed records if there are any; `withheld` leaves the output out.
+    """Publish an object's output and failed records. `suppressed` leaves the output out.
 
-    `attempt` names the drafts that this needs. Raises NotFoundError where another process has done it, and removed the
-    ranges' drafts.
+    `attempt` is part of the drafts' names. Raises NotFoundError if another process has published
+    the object and removed the drafts of its ranges.
     """
     store, destination = ledger.store, ledger.destination
     name = f"object-{records[0].index}-{attempt}"
-    if withheld:
+    if suppressed:
         store.delete(destination + planned.output)
     else:
         pairs = zip(records, repeated_bytes(records), strict=True)
-        parts = [_without(r.out, repeated) for r, repeated in pairs if r.out is not None]
-        # Behind the last of all ranges nobody writes. Behind another one a worker may that was given up and lives.
+        parts = [_skip_bytes(r.out, repeated) for r, repeated in pairs if r.out is not None]
+        # No worker writes after the last range. After another range, a lost worker may still write.
         ended = records[-1].out is not None
         assemble(store, parts, ledger.draft_uri(f"{name}.out"), destination + planned.output, ended=ended)
     if any(record.failed is not None for record in records):
@@ -86,39 +94,43 @@ def publish_object(
                 discard(store, part.kept)
 
 
-def _without(part: KeptRange, nbytes: int) -> KeptRange:
-    """The range without its first bytes."""
-    return KeptRange(part.kept, part.start + nbytes, part.stop)
+def _skip_bytes(part: PersistedRange, nbytes: int) -> PersistedRange:
+    """Return the range without its first bytes."""
+    return PersistedRange(part.kept, part.start + nbytes, part.stop)
 
 
 def _publish_failed(store: Store, records: Sequence[ShardRecord], draft_uri: str, uri: str) -> None:
     draft = open_draft(store, draft_uri)
-    for record, repeated, base in zip(records, repeated_bytes(records), bases(records)[0], strict=False):
+    for record, repeated, offset in zip(
+        records, repeated_bytes(records), shard_offsets(records)[0], strict=False
+    ):
         if record.failed is None:
             continue
-        for failed in read_failed_records(_lines(read_kept(store, record.failed))):
-            draft.write(failed_record_line(_placed(failed, record, repeated, base)))
+        for failed in read_failed_records(_lines(read_range(store, record.failed))):
+            draft.write(failed_record_line(_absolute_record(failed, record, repeated, offset)))
     draft.publish(uri)
 
 
-def _placed(failed: FailedRecord, record: ShardRecord, repeated: int, base: Base) -> FailedRecord:
-    failure = _in_object(failed.failure, base) if record.relative else failed.failure
-    # What failed before the first prediction stands before the shard's own begin.
+def _absolute_record(
+    failed: FailedRecord, record: ShardRecord, repeated: int, offset: ShardOffset
+) -> FailedRecord:
+    failure = _absolute_failure(failed.failure, offset) if record.relative else failed.failure
+    # Records that fail before the first prediction have positions before the shard's header.
     byte = max(0, failed.output_byte - repeated)
-    return FailedRecord(failure, failed.output_row + base.rows, byte + base.out_bytes)
+    return FailedRecord(failure, failed.output_row + offset.rows, byte + offset.out_bytes)
 
 
-def _in_object(failure: Failure, base: Base) -> Failure:
+def _absolute_failure(failure: Failure, offset: ShardOffset) -> Failure:
     at = failure.position
-    position = replace(at, record=at.record + base.begin.record, line=at.line + base.begin.line - 1)
+    position = replace(at, record=at.record + offset.begin.record, line=at.line + offset.begin.line - 1)
     return replace(failure, position=position)
 
 
-def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Whole lines of a text that comes in pieces."""
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a text that arrives in chunks."""
     rest = b""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
     if rest:
         yield rest

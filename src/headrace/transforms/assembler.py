@@ -1,6 +1,7 @@
-"""Which objects can be put together: keeps what is done of each, and publishes the ones that are whole.
+"""Publish objects of several shards as soon as all their shards are scored.
 
-Decides nothing about how tasks are done; is told of each, and says which ranges must be done again.
+The assembler does not run tasks. The run reports each finished task to it and asks it for the
+ranges to score again.
 """
 
 import uuid
@@ -10,17 +11,17 @@ from dataclasses import replace
 
 from headrace.core.errors import NotFoundError
 from headrace.pipeline.ledger import Counts
-from headrace.storage.draft import Kept, discard
-from headrace.transforms.assemble import bases, publish_object
+from headrace.storage.draft import PersistedDraft, discard
+from headrace.transforms.assemble import publish_object, shard_offsets
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import TransformPlan
-from headrace.transforms.records import ShardRecord, Spot, TaskRecord
+from headrace.transforms.records import ShardPosition, ShardRecord, TaskRecord
 from headrace.transforms.settings import TransformSettings
-from headrace.transforms.sink import withholds
+from headrace.transforms.sink import suppresses_output
 
 
 class Assembler:
-    """Objects of several shards, on their way to being whole. One thread at a time."""
+    """The objects of several shards that are not yet published. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -33,95 +34,100 @@ class Assembler:
         self._plan = plan
         self._settings = settings
         self._attempt = uuid.uuid4().hex[:12]
-        self._wanted = {s.index: s.of for task in plan.tasks for s in task.shards if not s.whole}
-        self._task_of = {(s.index, s.number): t.number for t in plan.tasks for s in t.shards}
+        self._shard_counts = {s.index: s.count for task in plan.tasks for s in task.shards if not s.is_whole}
+        self._task_numbers = {(s.index, s.number): t.number for t in plan.tasks for s in t.shards}
         self._shards: defaultdict[int, dict[int, ShardRecord]] = defaultdict(dict)
-        self._assembled = ledger.assembled() if self._wanted else set[int]()
+        self._assembled = ledger.assembled_objects() if self._shard_counts else set[int]()
         for record in records:
-            self._keep(record)
+            self._add_shards(record)
 
-    def _keep(self, record: TaskRecord) -> None:
+    def _add_shards(self, record: TaskRecord) -> None:
         for shard in record.shards:
-            if shard.index in self._wanted:
+            if shard.index in self._shard_counts:
                 self._shards[shard.index][shard.number] = shard
 
-    def begins(self) -> dict[tuple[int, int], Spot]:
-        """Where ranges begin, by object and number, as far as all ranges before are done and right."""
-        found: dict[tuple[int, int], Spot] = {}
+    def range_starts(self) -> dict[tuple[int, int], ShardPosition]:
+        """Return the known starts of ranges, by object index and range number.
+
+        A start is known if all ranges before it are scored and placed correctly.
+        """
+        found: dict[tuple[int, int], ShardPosition] = {}
         for index, shards in self._shards.items():
-            known, _ = bases(_from_first(shards))
+            known, _ = shard_offsets(_leading_shards(shards))
             for number, base in enumerate(known):
-                if base.known:
+                if base.is_known:
                     found[index, number] = base.begin
         return found
 
-    def done(self, record: TaskRecord) -> None:
-        """A task is done: publish what that makes whole."""
-        self._keep(record)
-        for index in {shard.index for shard in record.shards if shard.index in self._wanted}:
+    def add_task(self, record: TaskRecord) -> None:
+        """Record a finished task, and publish the objects that it completes."""
+        self._add_shards(record)
+        for index in {shard.index for shard in record.shards if shard.index in self._shard_counts}:
             self._publish(index)
 
     def publish_all(self) -> None:
-        """Publish everything that is whole; what an earlier process left undone."""
+        """Publish every complete object that an earlier process left unpublished."""
         for index in list(self._shards):
             self._publish(index)
 
     def _publish(self, index: int) -> None:
         shards = self._shards[index]
-        if index in self._assembled or len(shards) < self._wanted[index]:
+        if index in self._assembled or len(shards) < self._shard_counts[index]:
             return
-        records = _from_first(shards)
-        if bases(records)[1] is not None:
+        records = _leading_shards(shards)
+        if shard_offsets(records)[1] is not None:
             return
-        records, left = self._cut_off(records)
+        records, unused = self._drop_after_break(records)
         failed = any(r.counts.rows_failed or r.counts.objects_broken for r in records)
-        withheld = withholds(self._settings, failed=failed)
+        suppressed = suppresses_output(self._settings, failed=failed)
         planned = self._plan.objects[index]
         try:
-            publish_object(self._ledger, planned, records, withheld=withheld, attempt=self._attempt)
+            publish_object(self._ledger, planned, records, suppressed=suppressed, attempt=self._attempt)
         except NotFoundError:
-            if index not in self._ledger.assembled():
+            if index not in self._ledger.assembled_objects():
                 raise
-        for kept in left:
-            discard(self._ledger.store, kept)
+        for draft in unused:
+            discard(self._ledger.store, draft)
         self._assembled.add(index)
 
-    def _cut_off(self, records: list[ShardRecord]) -> tuple[list[ShardRecord], list[Kept]]:
-        """The shards of an object that ends where it broke, and the drafts of what is behind that.
+    def _drop_after_break(self, records: list[ShardRecord]) -> tuple[list[ShardRecord], list[PersistedDraft]]:
+        """Return the shards of an object up to its break, and the drafts of the shards after it.
 
-        Ranges behind may have been read before it broke, or not; either way nothing of them is counted or written.
+        Ranges after the break may have been read before the object broke. Their records are neither
+        counted nor written.
         """
         broken = next((r.number for r in records if r.counts.objects_broken), len(records))
-        left: list[Kept] = []
+        unused: list[PersistedDraft] = []
         for record in records[broken + 1 :]:
-            number = self._task_of[record.index, record.number]
+            number = self._task_numbers[record.index, record.number]
             nothing = ShardRecord(record.index, record.number, Counts(), 0)
             task = self._ledger.task(number)
             if task is not None and record != nothing:
                 self._ledger.replace_task(replace(task, shards=(nothing,)))
             self._shards[record.index][record.number] = nothing
-            left += [part.kept for part in (record.out, record.failed) if part is not None]
-        return _from_first(self._shards[records[0].index]), left
+            unused += [part.kept for part in (record.out, record.failed) if part is not None]
+        return _leading_shards(self._shards[records[0].index]), unused
 
-    def wrong(self) -> dict[int, tuple[tuple[int, int], Spot]]:
-        """The tasks to do again, by number: which range each is, and where it really begins.
+    def ranges_to_redo(self) -> dict[int, tuple[tuple[int, int], ShardPosition]]:
+        """Return the misplaced ranges by task number: each range's key and its true start.
 
-        One of each object at most: only when that is right can the next be known.
+        There is at most one per object, because the next start is known only when this one is
+        right.
         """
-        found: dict[int, tuple[tuple[int, int], Spot]] = {}
+        found: dict[int, tuple[tuple[int, int], ShardPosition]] = {}
         for index, shards in self._shards.items():
-            known, number = bases(_from_first(shards))
+            known, number = shard_offsets(_leading_shards(shards))
             if index not in self._assembled and number is not None:
-                found[self._task_of[index, number]] = ((index, number), known[number].begin)
+                found[self._task_numbers[index, number]] = ((index, number), known[number].begin)
         return found
 
-    def missing(self) -> list[int]:
-        """Objects of several shards that are not put together yet."""
-        return [index for index in self._wanted if index not in self._assembled]
+    def unassembled(self) -> list[int]:
+        """Return the indices of the objects of several shards that are not yet published."""
+        return [index for index in self._shard_counts if index not in self._assembled]
 
 
-def _from_first(shards: dict[int, ShardRecord]) -> list[ShardRecord]:
-    """The shards from the first on, up to the first that is not done."""
+def _leading_shards(shards: dict[int, ShardRecord]) -> list[ShardRecord]:
+    """Return the shards up to the first one that is missing."""
     found: list[ShardRecord] = []
     while (shard := shards.get(len(found))) is not None:
         found.append(shard)

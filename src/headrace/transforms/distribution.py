@@ -1,6 +1,6 @@
-"""How values are distributed that pass by once: in bins that double, and, of texts, the most frequent.
+"""Summaries of value streams in constant memory: bins of doubling width, and the most frequent texts.
 
-Both take bounded room, and both add up: what several processes saw is the same as if one had seen it all.
+Summaries can be merged: the sum of several processes' summaries equals that of one process.
 """
 
 import math
@@ -14,23 +14,28 @@ from headrace.core.tensor import Array
 
 BINS_MAX: Final = 4096
 DISTINCT_MAX: Final = 50
-"""So many different values are counted each by itself."""
+"""The maximal number of different values that are counted separately."""
 _EXPONENT_MIN: Final = -1000
 _MANTISSA_BITS: Final = 40
-"""A bin is no narrower than this much below the largest value, so that a bin's number is exact in a float64."""
+"""The width of a bin relative to the largest value, as a power of two; bin numbers stay exact in
+float64.
+"""
 
 
-def _no_bins() -> Array:
+def _empty_bins() -> Array:
     return np.zeros(BINS_MAX, np.int64)
 
 
-def _nothing_counted() -> dict[float, int]:
+def _empty_counts() -> dict[float, int]:
     return {}
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
-    """Bars, the first of which begins at `low`; `below` and `above` are how many values are on neither of them."""
+class BinCounts:
+    """The bars of a histogram; the first begins at `low`.
+
+    `below` and `above` count the values outside.
+    """
 
     low: float
     width: float
@@ -41,14 +46,15 @@ class Histogram:
 
 @dataclass(slots=True, eq=False)
 class Distribution:
-    """Numbers that passed by, in at most BINS_MAX bins.
+    """A summary of a stream of numbers in up to BINS_MAX bins.
 
-    Bin k of width ``2 ** exponent`` holds the values from ``k * width`` up to ``(k + 1) * width``; `bins[0]` is number
-    `low`. The width is the least power of two with which all values find room, so that counts depend on the values
-    alone: never on their order, nor on how they were shared out. Only `mean` is rounded by order.
+    Bin k of width ``2 ** exponent`` holds the values from ``k * width`` up to ``(k + 1) * width``;
+    `bins[0]` is bin number `low`. The width is the smallest power of two for which all values fit.
+    Counts therefore depend on the values alone, not on their order or on how they were split. Only
+    the rounding of `mean` depends on the order.
 
-    `count` are the finite values; `nan` and `infinite` were not put into bins. `distinct` counts every value by itself
-    while there are DISTINCT_MAX at most; None once there were more.
+    `count` counts the finite values; `nan` and `infinite` count the others. `distinct` counts each
+    value separately; it is None once there were more than DISTINCT_MAX values.
     """
 
     count: int = 0
@@ -59,12 +65,12 @@ class Distribution:
     mean: float = 0.0
     exponent: int = _EXPONENT_MIN
     low: int = 0
-    bins: Array = field(default_factory=_no_bins)
-    distinct: dict[float, int] | None = field(default_factory=_nothing_counted)
+    bins: Array = field(default_factory=_empty_bins)
+    distinct: dict[float, int] | None = field(default_factory=_empty_counts)
 
     @property
     def width(self) -> float:
-        """Of a bin."""
+        """The width of a bin."""
         return math.ldexp(1.0, self.exponent)
 
     def add(self, values: Array) -> None:
@@ -77,35 +83,35 @@ class Distribution:
             values = values[finite]
         if not len(values):
             return
-        values = np.add(values, 0.0)  # in which there is no minus zero
-        self._cover(float(values.min()), float(values.max()))
+        values = np.add(values, 0.0)  # turns -0.0 into 0.0
+        self._extend_range(float(values.min()), float(values.max()))
         self.bins += np.bincount(self._numbers(values) - self.low, minlength=BINS_MAX)
-        # Each divided first: the sum of large values may be more than a float64 holds, rounded even so.
+        # Divide first: the sum of large values may overflow float64.
         with np.errstate(over="ignore"):
             mean = float((values / len(values)).sum())
-        self._average(min(max(mean, float(values.min())), float(values.max())), len(values))
+        self._update_mean(min(max(mean, float(values.min())), float(values.max())), len(values))
         if self.distinct is not None:
             found, counts = np.unique(values, return_counts=True)
-            self._distinguish(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            self._count_distinct(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
     def add_all(self, other: "Distribution") -> None:
-        """Count what `other` counted."""
+        """Add the values of another distribution."""
         self.nan += other.nan
         self.infinite += other.infinite
         if not other.count:
             return
-        self._cover(other.minimum, other.maximum)
+        self._extend_range(other.minimum, other.maximum)
         held = np.flatnonzero(other.bins)
         numbers = (held + other.low) >> (self.exponent - other.exponent)
         np.add.at(self.bins, numbers - self.low, other.bins[held])
-        self._average(other.mean, other.count)
-        self._distinguish(other.distinct)
+        self._update_mean(other.mean, other.count)
+        self._count_distinct(other.distinct)
 
     def _numbers(self, values: Array) -> Array:
-        """Of the bins of the values."""
+        """Return the bin numbers of the values."""
         scaled = np.ldexp(values, -self.exponent)
         numbers = np.floor(scaled)
-        # What is too small to be scaled is still on its side of zero.
+        # Values that underflow when scaled stay on their side of zero.
         numbers -= (scaled == 0) & (values < 0)
         return numbers.astype(np.int64)
 
@@ -113,12 +119,12 @@ class Distribution:
         scaled = math.ldexp(value, -self.exponent)
         return math.floor(scaled) - (scaled == 0 and value < 0)
 
-    def _average(self, mean: float, count: int) -> None:
+    def _update_mean(self, mean: float, count: int) -> None:
         total = self.count + count
         self.mean = self.mean * (self.count / total) + mean * (count / total)
         self.count = total
 
-    def _distinguish(self, counts: Mapping[float, int] | None) -> None:
+    def _count_distinct(self, counts: Mapping[float, int] | None) -> None:
         if self.distinct is None or counts is None:
             self.distinct = None
             return
@@ -127,8 +133,8 @@ class Distribution:
         if len(self.distinct) > DISTINCT_MAX:
             self.distinct = None
 
-    def _cover(self, minimum: float, maximum: float) -> None:
-        """Make room for values in this range: bins that are wide enough, and begin low enough."""
+    def _extend_range(self, minimum: float, maximum: float) -> None:
+        """Widen and shift the bins so that values of this range fit."""
         if minimum >= self.minimum and maximum <= self.maximum:
             return
         before, held = self.exponent, np.flatnonzero(self.bins)
@@ -137,7 +143,7 @@ class Distribution:
         while self._number(self.maximum) - self._number(self.minimum) >= BINS_MAX:
             self.exponent += 1
         low = self._number(self.minimum)
-        bins = _no_bins()
+        bins = _empty_bins()
         np.add.at(bins, ((held + self.low) >> (self.exponent - before)) - low, self.bins[held])
         self.low, self.bins = low, bins
 
@@ -146,7 +152,10 @@ class Distribution:
         return max(math.frexp(largest)[1] - _MANTISSA_BITS, _EXPONENT_MIN) if largest else _EXPONENT_MIN
 
     def quantile(self, share: float) -> float:
-        """The value that `share` (0 to 1) of the values are at most; wrong by a bin's width at most. NaN of no values."""
+        """Return the value below which `share` (0 to 1) of the values lie, or NaN without values.
+
+        The error is at most the width of a bin.
+        """
         if not self.count:
             return math.nan
         reached = np.cumsum(self.bins)
@@ -156,16 +165,16 @@ class Distribution:
         inside = (rank - (int(reached[index]) - held) - 0.5) / held
         return min(max((self.low + index + inside) * self.width, self.minimum), self.maximum)
 
-    def histogram(self, bars: int, low: float, high: float) -> "Histogram":
-        """Counts of the values from about `low` to `high`, in at most `bars` bars of the same width."""
+    def histogram(self, bars: int, low: float, high: float) -> "BinCounts":
+        """Return the counts between about `low` and `high`, in at most `bars` bars of equal width."""
         first, last = (max(0, min(self._number(v) - self.low, BINS_MAX - 1)) for v in (low, high))
         by = 1 + (last - first) // bars
         counts = [int(self.bins[i : min(i + by, last + 1)].sum()) for i in range(first, last + 1, by)]
         below, above = int(self.bins[:first].sum()), int(self.bins[last + 1 :].sum())
-        return Histogram((self.low + first) * self.width, by * self.width, tuple(counts), below, above)
+        return BinCounts((self.low + first) * self.width, by * self.width, tuple(counts), below, above)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads back; bins only those between the least and the greatest value."""
+        """Return the summary as JSON values. The bins span the smallest to the largest value."""
         last = self._number(self.maximum) - self.low + 1 if self.count else 0
         return {
             "count": self.count,
@@ -182,8 +191,8 @@ class Distribution:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Distribution":
-        """What `to_json` gave."""
-        bins = _no_bins()
+        """Return the summary from its JSON values."""
+        bins = _empty_bins()
         bins[: len(data["bins"])] = data["bins"]
         distinct = data["distinct"]
         return cls(
@@ -200,30 +209,31 @@ class Distribution:
         )
 
 
-def _no_texts() -> dict[str, int]:
+def _empty_texts() -> dict[str, int]:
     return {}
 
 
 @dataclass(slots=True, eq=False)
 class FrequentTexts:
-    """The most frequent of texts that passed by, by the counting of Misra and Gries: DISTINCT_MAX are kept.
+    """A summary of a stream of texts: the DISTINCT_MAX most frequent ones, by Misra and Gries.
 
-    A text came at least as often as `counts` says, and at most `missed` times more; one that is not there came at most
-    `missed` times, which is at most ``total / (DISTINCT_MAX + 1)``. 0 where there were no more different ones: then all
-    is exact, and does not depend on order.
+    The true count of a text is between `counts` and `counts` + `missed`; that of a text not in
+    `counts` is at most `missed`. `missed` is at most ``total / (DISTINCT_MAX + 1)``. It is 0 if
+    there were no more than DISTINCT_MAX texts; then all counts are exact and do not depend on the
+    order.
     """
 
     total: int = 0
     missed: int = 0
-    counts: dict[str, int] = field(default_factory=_no_texts)
+    counts: dict[str, int] = field(default_factory=_empty_texts)
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Count texts that came so often."""
+        """Add texts with their counts."""
         self.total += sum(counts.values())
         self._put(counts)
 
     def add_all(self, other: "FrequentTexts") -> None:
-        """Count what `other` counted."""
+        """Add the texts of another summary."""
         self.total += other.total
         self.missed += other.missed
         self._put(other.counts)
@@ -237,15 +247,15 @@ class FrequentTexts:
             self.missed += cut
             self.counts = {text: count - cut for text, count in held.items() if count > cut}
 
-    def most(self) -> list[tuple[str, int]]:
-        """Those that are kept, the most frequent first."""
+    def most_frequent(self) -> list[tuple[str, int]]:
+        """Return the retained texts with their counts, the most frequent first."""
         return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads back."""
-        return {"total": self.total, "missed": self.missed, "counts": self.most()}
+        """Return the summary as JSON values."""
+        return {"total": self.total, "missed": self.missed, "counts": self.most_frequent()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "FrequentTexts":
-        """What `to_json` gave."""
+        """Return the summary from its JSON values."""
         return cls(data["total"], data["missed"], dict(data["counts"]))

@@ -1,4 +1,4 @@
-"""What a content type, a split and a compression say of how objects are read, and an accept of what is written."""
+"""Map content type, split and compression to read options, and an accept type to an output format."""
 
 import difflib
 from typing import Final, Literal, cast, get_args
@@ -10,7 +10,7 @@ from headrace.transforms.settings import Accept
 Kind = Literal[
     "csv", "json", "jsonl", "text", "whole", "recordio", "tfrecord", "parquet", "image", "audio", "video"
 ]
-"""What an object holds, whatever its content type is called."""
+"""The kind of an object's contents, for all names of its content type."""
 
 _KINDS: Final[dict[str, Kind]] = {
     "text/csv": "csv",
@@ -38,17 +38,17 @@ _KINDS: Final[dict[str, Kind]] = {
 }
 _FAMILIES: Final[dict[str, Kind]] = {"image": "image", "audio": "audio", "video": "video"}
 
-_RECORDS: Final[dict[Kind, FormatName]] = {"text": "line"}
-"""The format of a kind's records, where it is called otherwise."""
-_LINES: Final[dict[Kind, FormatName]] = {
+_RECORD_FORMATS: Final[dict[Kind, FormatName]] = {"text": "line"}
+"""Formats of records whose name differs from the kind's."""
+_LINE_FORMATS: Final[dict[Kind, FormatName]] = {
     "csv": "csv",
     "json": "jsonl",
     "jsonl": "jsonl",
     "text": "line",
     "whole": "line",
 }
-_BARE: Final[dict[Kind, FormatName]] = {"json": "json", "image": "image"}
-"""The format of whole objects, where it is not their bytes."""
+_WHOLE_FORMATS: Final[dict[Kind, FormatName]] = {"json": "json", "image": "image"}
+"""Formats of whole objects that are not read as bytes."""
 
 SPLITS: Final = ("none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar")
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
@@ -67,9 +67,10 @@ _ACCEPTS: Final[dict[str, Accept]] = {
 
 
 def kind_of(content_type: str) -> Kind:
-    """What a MIME type, or one of headrace's short names, says of an object; parameters and case are passed over.
+    """Return the kind of objects of a MIME type or short name; parameters and case are ignored.
 
-    A MIME type that is not known is "whole": bytes that only the model understands. ConfigError for what is neither.
+    An unknown MIME type is "whole": bytes that only the model understands. Raises ConfigError for
+    any other text.
     """
     name = bare_type(content_type)
     if name in get_args(Kind):
@@ -81,14 +82,14 @@ def kind_of(content_type: str) -> Kind:
         return _FAMILIES.get(family, "whole")
     raise ConfigError(
         f"content type {content_type!r} is neither a MIME type such as text/csv nor one of "
-        f"{', '.join(get_args(Kind))}{_nearest(name, (*get_args(Kind), *_KINDS))}"
+        f"{', '.join(get_args(Kind))}{_suggestion(name, (*get_args(Kind), *_KINDS))}"
     )
 
 
 def accept_of(accept: str) -> Accept:
-    """What is written for a MIME type or one of headrace's short names; parameters and case are passed over.
+    """Return the output format of a MIME type or short name; parameters and case are ignored.
 
-    ConfigError for what cannot be written.
+    Raises ConfigError for a format that cannot be written.
     """
     name = bare_type(accept)
     if name in get_args(Accept):
@@ -96,7 +97,7 @@ def accept_of(accept: str) -> Accept:
     if (found := _ACCEPTS.get(name)) is not None:
         return found
     raise ConfigError(
-        f"accept {accept!r} is not written here: choose one of {', '.join(sorted(_ACCEPTS))}, or one of "
+        f"accept {accept!r} cannot be written: choose one of {', '.join(sorted(_ACCEPTS))}, or one of "
         f"{', '.join(get_args(Accept))}"
     )
 
@@ -104,66 +105,71 @@ def accept_of(accept: str) -> Accept:
 def read_options(
     content_type: str | None = None, split: str | None = None, compression: str | None = None
 ) -> ReadOptions:
-    """How objects of a content type (MIME type or short name) are read, split and decompressed.
+    """Return the read options of a content type (MIME type or short name), a split and a compression.
 
-    Each None goes by what is left: without a split by the content type, without either by an object's name.
+    An argument of None is derived from the others: the split from the content type; without a
+    content type, both from the object's name.
 
-    - split "none": an object is one record, whatever its name ends in: JSON is parsed, images are decoded, all else
-      is its bytes.
-    - split "line": text/csv is cut into CSV records, so that a newline in quotes stays in its record. That is so in
-      strict mode too: the vendor cuts there, and says not to have such newlines. JSON and JSON Lines are a JSON value
-      a line; any other text is its lines. ConfigError for what has no lines: images, audio, video, Parquet, RecordIO, TFRecord.
-    - split "recordio", "tfrecord", "csv", "jsonl", "parquet": that, whatever the content type.
-    - split "tar": objects are archives, and their members are what the content type says, or go by their names.
+    - split "none": an object is one record, regardless of its name. JSON is parsed, images are
+      decoded, other objects are bytes.
+    - split "line": text/csv is split into CSV records; a newline in quotes does not end a record,
+      in strict mode neither. (SageMaker splits at it, and advises against such newlines.) JSON and
+      JSON Lines have one JSON value per line; another text has one record per line. Raises
+      ConfigError for content without lines: images, audio, video, Parquet, RecordIO, TFRecord.
+    - split "recordio", "tfrecord", "csv", "jsonl", "parquet": this format, regardless of the
+      content type.
+    - split "tar": objects are archives. The content type, or a member's name, selects its format.
 
-    Words are taken in any case. ConfigError for a word or content type that is not known.
+    Words are case-insensitive. Raises ConfigError for an unknown word or content type.
     """
     kind = None if content_type is None else kind_of(content_type)
-    split = _word("split", split, SPLITS)
-    name, archive = _layers(kind, split, content_type)
+    split = _parse_choice("split", split, SPLITS)
+    name, archive = _format_and_archive(kind, split, content_type)
     return ReadOptions(
-        compression=_word("compression", compression, COMPRESSIONS) or AUTO, archive=archive, format=name
+        compression=_parse_choice("compression", compression, COMPRESSIONS) or AUTO,
+        archive=archive,
+        format=name,
     )
 
 
-def _layers(kind: Kind | None, split: str | None, content_type: str | None) -> tuple[str, str]:
-    """Format and archive."""
-    by_kind = AUTO if kind is None else str(_RECORDS.get(kind, kind))
+def _format_and_archive(kind: Kind | None, split: str | None, content_type: str | None) -> tuple[str, str]:
+    """Return the format and the archive type."""
+    by_kind = AUTO if kind is None else str(_RECORD_FORMATS.get(kind, kind))
     match split:
         case None:
             return by_kind, AUTO
         case "none":
-            return (_BARE.get(kind, "whole") if kind else "whole"), "none"
+            return (_WHOLE_FORMATS.get(kind, "whole") if kind else "whole"), "none"
         case "line":
-            return _of_lines(kind, content_type), AUTO
+            return _line_format(kind, content_type), AUTO
         case "tar":
             return by_kind, "tar"
         case _:
             return split, AUTO
 
 
-def _of_lines(kind: Kind | None, content_type: str | None) -> str:
+def _line_format(kind: Kind | None, content_type: str | None) -> str:
     if kind is None:
         return "line"
-    if kind not in _LINES:
+    if kind not in _LINE_FORMATS:
         raise ConfigError(
-            f"{content_type} has no lines to split at: leave the split out, or choose one that fits: "
+            f"{content_type} has no lines to split at: remove the split, or choose another: "
             f"{', '.join(s for s in SPLITS if s != 'line')}"
         )
-    return _LINES[kind]
+    return _LINE_FORMATS[kind]
 
 
 def bare_type(content_type: str) -> str:
-    """A content type without its parameters, in small letters."""
+    """Return a content type in lower case without its parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 
-def _word(what: str, word: str | None, known: tuple[str, ...]) -> str | None:
+def _parse_choice(name: str, word: str | None, known: tuple[str, ...]) -> str | None:
     if word is None or word.lower() in known:
         return None if word is None else word.lower()
-    raise ConfigError(f"{what} {word!r}: choose one of {', '.join(known)}{_nearest(word.lower(), known)}")
+    raise ConfigError(f"{name} {word!r}: choose one of {', '.join(known)}{_suggestion(word.lower(), known)}")
 
 
-def _nearest(word: str, known: tuple[str, ...]) -> str:
+def _suggestion(word: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""

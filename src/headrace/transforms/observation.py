@@ -1,7 +1,7 @@
-"""What a transform looks like while it runs: how much came when, how predictions are distributed, what failed first.
+"""Observe a running transform: throughput, distribution of predictions, first failures.
 
-Arrives: every scored batch. Leaves: what the page shows beside the report's counts. It stands on the way of every
-batch, so it looks at some of its rows only, keeps them, and counts many batches' together.
+Input: every scored batch. Output: the plots and tables of the page, besides the report's counts.
+Each batch passes through the observation, so it samples rows and counts many batches together.
 """
 
 import math
@@ -18,29 +18,32 @@ from headrace.pipeline.items import ScoredBatch
 from headrace.transforms.series import (
     COLUMNS_MAX,
     KINDS,
-    NumberWatch,
+    NumberSampler,
     OutputKind,
+    Sampler,
     Series,
-    TextWatch,
-    Watch,
+    TextSampler,
     writable,
 )
 from headrace.transforms.timeline import Timeline
 
 OBSERVATION_VERSION: Final = 1
 OUTPUTS_MAX: Final = 16
-"""More outputs than this are not looked at."""
+"""Further outputs are not observed."""
 FAILURES_MAX: Final = 200
 EXCERPT_BYTES_MAX: Final = 200
 _WHY_CHARACTERS_MAX: Final = 500
 OutputKey = tuple[str, OutputKind, int]
-"""Name, kind, and how many columns: what is counted together."""
-_Last = tuple[np.dtype[Any], tuple[int, ...], Watch | None]
+"""The name, the kind and the number of columns of outputs that are counted together."""
+_OutputSampler = tuple[np.dtype[Any], tuple[int, ...], Sampler | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedFailure:
-    """A failed record, for people: `raw` is an excerpt as text, with what is no UTF-8 replaced; `cut`: there is more."""
+    """A failed record for display.
+
+    `raw` is an excerpt as text; `cut` is True if the record is longer.
+    """
 
     at_s: float
     object: str
@@ -54,8 +57,8 @@ class ObservedFailure:
     cut: bool
 
     @classmethod
-    def of(cls, failure: Failure, at_s: float) -> "ObservedFailure":
-        """A failure that came so many seconds after the beginning."""
+    def from_failure(cls, failure: Failure, at_s: float) -> "ObservedFailure":
+        """Return the display form of a failure, `at_s` seconds after the start of the run."""
         at, raw = failure.position, failure.raw
         return cls(
             at_s=round(at_s, 3),
@@ -71,43 +74,46 @@ class ObservedFailure:
         )
 
 
-class Observation:
-    """Looks at a run. One thread calls `begin` and `batch`; look at what it found when that is done.
+class RunObservation:
+    """The observation of a run.
 
-    All that it finds adds up: of a run that several processes do, each makes one that began at the same moment of the
-    same clock, and `merged` is as if one had seen all of it (but for what of a batch is looked at, which `batch` says).
+    One thread calls `begin` and `add_batch`; read the results afterwards.
+
+    Observations can be merged. Workers of one run use the same start time and clock; the merged
+    observation equals that of a single worker, except for the choice of sampled rows.
 
     Args:
-        began_s: When the run began, on the clock of `batch`; None: with the first call of `begin` or `batch`.
+        began_s: Start of the run, on the clock of `add_batch`. None: the first call of `begin` or
+            `add_batch`.
     """
 
     def __init__(self, began_s: float | None = None) -> None:
         self.began_s = began_s
         self.timeline = Timeline()
         self.unseen: set[str] = set()
-        """Outputs that were not looked at: there are more than OUTPUTS_MAX, or they are neither numbers nor text."""
+        """Outputs that are not observed: more than OUTPUTS_MAX, or neither numbers nor text."""
         self.failures: list[ObservedFailure] = []
-        """The first FAILURES_MAX of them, by when they came."""
-        self._watches: dict[OutputKey, Watch] = {}
-        self._last: dict[str, _Last] = {}
+        """The first FAILURES_MAX failures, by time."""
+        self._samplers: dict[OutputKey, Sampler] = {}
+        self._samplers_by_output: dict[str, _OutputSampler] = {}
         self._batches = 0
 
     def clear(self) -> None:
-        """Forget what was seen, but not when the run began."""
+        """Discard the observed data, but keep the start time."""
         self.timeline, self.failures = Timeline(), []
-        self._watches.clear()
-        self._last.clear()
+        self._samplers.clear()
+        self._samplers_by_output.clear()
 
     def begin(self, now_s: float) -> None:
-        """The run begins now, unless it has."""
+        """Set the start time, unless it is set."""
         if self.began_s is None:
             self.began_s = now_s
 
-    def batch(self, scored: ScoredBatch, now_s: float) -> None:
-        """Look at a batch that was delivered at `now_s`.
+    def add_batch(self, scored: ScoredBatch, now_s: float) -> None:
+        """Observe a batch that was delivered at `now_s`.
 
-        About SAMPLE_VALUES_MAX values of each output are looked at, at even distances, so that it costs the same for
-        all batches; only what failed is gone through one by one.
+        About SAMPLE_VALUES_MAX values of each output are sampled at even distances, so the cost
+        does not depend on the batch size. Only failures are visited one by one.
         """
         if self.began_s is None:
             self.began_s = now_s
@@ -115,94 +121,96 @@ class Observation:
         rows = 0
         for name, data in scored.outputs.items():
             rows = len(data)
-            last = self._last.get(name)
+            last = self._samplers_by_output.get(name)
             if last is None or last[0] is not data.dtype or last[1] != data.shape[1:]:
-                last = self._watch(name, data)
+                last = self._new_sampler(name, data)
             if last[2] is not None and rows:
-                last[2].look(data, self._batches)
+                last[2].add(data, self._batches)
         self._batches += 1
         failed = scored.entries - rows
-        broken = self._fail(scored, at_s) if failed else 0
+        broken = self._add_failures(scored, at_s) if failed else 0
         self.timeline.add(at_s, records=scored.entries - broken, failures=failed - broken)
 
-    def _watch(self, name: str, data: Array) -> _Last:
-        """What looks at an output of this type and shape; outputs may change both from batch to batch."""
+    def _new_sampler(self, name: str, data: Array) -> _OutputSampler:
+        """Return the sampler for an output of this dtype and shape.
+
+        Both may change between batches.
+        """
         kind = KINDS.get(data.dtype.kind)
         width = min(math.prod(data.shape[1:]), 1 if kind == "text" else COLUMNS_MAX)
-        watch = self._watch_of((name, kind, width)) if kind and width else None
-        if watch is None:
+        sampler = self._sampler_of((name, kind, width)) if kind and width else None
+        if sampler is None:
             self.unseen.add(writable(name))
-        self._last[name] = found = data.dtype, data.shape[1:], watch
+        self._samplers_by_output[name] = found = data.dtype, data.shape[1:], sampler
         return found
 
-    def _watch_of(self, key: OutputKey) -> Watch | None:
-        known = self._watches.get(key)
+    def _sampler_of(self, key: OutputKey) -> Sampler | None:
+        known = self._samplers.get(key)
         if known is not None:
             return known
-        if len(self._watches) >= OUTPUTS_MAX:
+        if len(self._samplers) >= OUTPUTS_MAX:
             return None
         name, kind, width = key
         labels = [name] if width == 1 else [f"{name}[{i}]" for i in range(width)]
         series = [Series(writable(label), kind) for label in labels]
-        made = self._watches[key] = TextWatch(series) if kind == "text" else NumberWatch(series)
+        made = self._samplers[key] = TextSampler(series) if kind == "text" else NumberSampler(series)
         return made
 
-    def _fail(self, scored: ScoredBatch, at_s: float) -> int:
-        """Keep the first failures; how many of the batch's are of objects."""
+    def _add_failures(self, scored: ScoredBatch, at_s: float) -> int:
+        """Keep the first failures. Return how many failures of the batch are broken objects."""
         broken = 0
         for span in scored.spans:
             for failure in span.failures:
                 broken += failure.kind is FailureKind.OBJECT
                 if len(self.failures) < FAILURES_MAX:
-                    self.failures.append(ObservedFailure.of(failure, at_s))
+                    self.failures.append(ObservedFailure.from_failure(failure, at_s))
         return broken
 
     # What was found
 
     @property
     def records(self) -> int:
-        """How many records came, failed ones among them."""
+        """The number of observed records, failed ones included."""
         return sum(self.timeline.records)
 
     @property
     def series(self) -> list[Series]:
-        """What was seen of each output's columns, in the model's order."""
+        """The series of all output columns, in the model's order."""
         return [one for series in self.outputs().values() for one in series]
 
     def outputs(self) -> dict[OutputKey, Sequence[Series]]:
-        """The same, by output."""
-        for watch in self._watches.values():
-            watch.count()
-        return {key: watch.series for key, watch in self._watches.items()}
+        """Return the series by output."""
+        for sampler in self._samplers.values():
+            sampler.flush()
+        return {key: sampler.series for key, sampler in self._samplers.items()}
 
-    def merged(self, other: "Observation") -> "Observation":
-        """Both together, as a new one; they must have begun at the same moment.
+    def merged(self, other: "RunObservation") -> "RunObservation":
+        """Return both observations as a new one. They must have the same start time.
 
-        What was counted does not depend on who is merged with whom first; nor do the failures, of which the first of
-        all are kept.
+        The order of merges does not change the counts, nor the failures: the earliest are kept.
         """
-        found = Observation.from_json(self.to_json())
+        found = RunObservation.from_json(self.to_json())
         found.add_all(other)
         return found
 
-    def add_all(self, other: "Observation") -> None:
-        """Count what `other` counted; see `merged`."""
+    def add_all(self, other: "RunObservation") -> None:
+        """Add the data of another observation; see `merged`."""
         if other.began_s is not None:
             self.began_s = other.began_s if self.began_s is None else min(self.began_s, other.began_s)
         self.timeline.add_all(other.timeline)
-        self.failures = sorted([*self.failures, *other.failures], key=_when)[:FAILURES_MAX]
+        self.failures = sorted([*self.failures, *other.failures], key=_failure_order)[:FAILURES_MAX]
         self.unseen |= other.unseen
         for key, theirs in other.outputs().items():
-            watch = self._watch_of(key)
-            if watch is None:
+            sampler = self._sampler_of(key)
+            if sampler is None:
                 self.unseen.add(key[0])
                 continue
-            watch.count()
-            for series, more in zip(watch.series, theirs, strict=True):
+            sampler.flush()
+            for series, more in zip(sampler.series, theirs, strict=True):
                 series.add_all(more)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads back, of what JSON has."""
+        """Return the observation as JSON values."""
         return {
             "v": OBSERVATION_VERSION,
             "began_s": self.began_s,
@@ -221,12 +229,12 @@ class Observation:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Observation":
-        """What `to_json` gave; DataError for another version's."""
+    def from_json(cls, data: Mapping[str, Any]) -> "RunObservation":
+        """Return the observation from its JSON values. Raises DataError for another version."""
         if data.get("v") != OBSERVATION_VERSION:
             raise DataError(
-                f"an observation of version {data.get('v')!r}, and this program knows {OBSERVATION_VERSION}: "
-                "run the same headrace everywhere"
+                f"the observation has version {data.get('v')!r}, but this headrace reads version "
+                f"{OBSERVATION_VERSION}: install the same headrace on all machines"
             )
         found = cls(data["began_s"])
         found.timeline = Timeline.from_json(data["timeline"])
@@ -234,10 +242,10 @@ class Observation:
         found.unseen = set(data["unseen"])
         for output in data["outputs"]:
             series = [Series.from_json(s) for s in output["series"]]
-            watch = TextWatch(series) if output["kind"] == "text" else NumberWatch(series)
-            found._watches[output["name"], output["kind"], output["width"]] = watch
+            sampler = TextSampler(series) if output["kind"] == "text" else NumberSampler(series)
+            found._samplers[output["name"], output["kind"], output["width"]] = sampler
         return found
 
 
-def _when(failure: ObservedFailure) -> tuple[Any, ...]:
+def _failure_order(failure: ObservedFailure) -> tuple[Any, ...]:
     return failure.at_s, failure.object, failure.member or "", failure.record, failure.why

@@ -1,4 +1,4 @@
-"""What one shard's records become: predictions in order, failed records beside them, and the counts of both."""
+"""Collect the output of one shard: predictions in order, failed records, and the counts of both."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -8,37 +8,37 @@ import numpy as np
 from headrace.core.block import Block, Failure, FailureKind
 from headrace.core.errors import DataError
 from headrace.core.tensor import Array
-from headrace.formats.contract import Encoder, Piece
+from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.failures import FailedRecord, failed_record_line
-from headrace.pipeline.items import ScoredSpan, piece_rows
+from headrace.pipeline.items import ScoredSpan, selected_rows
 from headrace.pipeline.ledger import Counts
 from headrace.transforms.reasons import count_reason
-from headrace.transforms.spool import Spool
+from headrace.transforms.spooled_output import SpooledOutput
 
 EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
-"""Makes a shard's encoder, given its first outputs and their block."""
+"""A function that makes a shard's encoder from its first outputs and their block."""
 
 
 class ShardOutput:
-    """Takes a shard's scored records, in order. One thread.
+    """The output of one shard, filled with its scored records in order. Used by one thread.
 
     Args:
         make_encoder: See `EncoderFactory`.
-        out: For the predictions.
-        failed: For the failed records' lines.
-        begins: Whether what stands before the first record is to be written; not where a range before this one has it.
-        begin_bytes: What stands before the first record in `out` already.
-        counts: Of what is in both already.
-        failures: How many records failed, by reason.
+        out: The predictions.
+        failed: The lines of the failed records.
+        writes_begin: Write the header before the first record. False if an earlier range has it.
+        begin_bytes: Bytes that precede the first record in `out`, from an earlier process.
+        counts: Counts of the records that are already in both outputs.
+        failures: Numbers of failed records by reason.
     """
 
     def __init__(
         self,
         *,
         make_encoder: EncoderFactory,
-        out: Spool,
-        failed: Spool,
-        begins: bool = True,
+        out: SpooledOutput,
+        failed: SpooledOutput,
+        writes_begin: bool = True,
         begin_bytes: int = 0,
         counts: Counts | None = None,
         failures: Mapping[str, int] | None = None,
@@ -46,72 +46,73 @@ class ShardOutput:
         self.out = out
         self.failed = failed
         self.begin_bytes = begin_bytes
-        self._begins = begins
+        self._writes_begin = writes_begin
         self.counts = counts or Counts()
         self.failures = Counter(failures or {})
         self.entries = 0
-        """Records and failures that came, to this process."""
+        """The number of records and failures that this process added."""
         self._make_encoder = make_encoder
         self._encoder: Encoder | None = None
 
     @property
     def has_failures(self) -> bool:
-        """Whether anything of it failed: a record, or the rest of the object."""
+        """True if a record failed or the object is broken."""
         return bool(self.counts.rows_failed or self.counts.objects_broken)
 
     def add(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
-        """Take consecutive records; row i of every output belongs to the i-th one that was predicted."""
+        """Add consecutive records; row i of every output belongs to the i-th predicted record."""
         if any(span.failures for span in spans):
-            self._add_apart(spans, outputs)
+            self._add_with_failures(spans, outputs)
             return
-        pieces = [span.piece for span in spans if len(span.piece)]
+        selections = [span.selection for span in spans if len(span.selection)]
         try:
-            self._encode(pieces, outputs)
+            self._encode(selections, outputs)
         except DataError:
-            self._add_apart(spans, outputs)
+            self._add_with_failures(spans, outputs)
             return
-        self._count(sum(map(len, pieces)), ())
+        self._count(sum(map(len, selections)), ())
 
-    def _add_apart(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
-        """Write up to each failure, so that where its prediction would have stood is known."""
+    def _add_with_failures(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
+        """Write up to each failure, so that the failure gets its position in the output."""
         row = 0
         for span in spans:
-            rows = piece_rows(span.piece)
-            first = span.piece.block.first.record
+            rows = selected_rows(span.selection)
+            first = span.selection.block.first.record
             at = 0
             for failure in span.failures:
                 cut = int(np.searchsorted(rows, failure.position.record - first))
-                self._some(span, rows, slice(at, cut), outputs, row)
+                self._add_rows(span, rows, slice(at, cut), outputs, row)
                 at = cut
-                self._fail(failure)
-            self._some(span, rows, slice(at, len(rows)), outputs, row)
+                self._add_failure(failure)
+            self._add_rows(span, rows, slice(at, len(rows)), outputs, row)
             row += len(rows)
 
-    def _some(
+    def _add_rows(
         self, span: ScoredSpan, rows: Array, part: slice, outputs: Mapping[str, Array], base: int
     ) -> None:
         chosen = rows[part]
         if not len(chosen):
             return
-        block = span.piece.block
-        piece = Piece(block, int(chosen[0]), int(chosen[-1]) + 1, chosen)
-        mine = {n: data[base + part.start : base + part.stop] for n, data in outputs.items()}
+        block = span.selection.block
+        selection = BlockSelection(block, int(chosen[0]), int(chosen[-1]) + 1, chosen)
+        rows_outputs = {n: data[base + part.start : base + part.stop] for n, data in outputs.items()}
         try:
-            self._encode([piece], mine)
+            self._encode([selection], rows_outputs)
         except DataError as error:
-            # An output filter asks for what some record has not: halved, until it is alone.
+            # The output filter selects a value that some record lacks: halve the rows to find the
+            # record.
             if len(chosen) == 1:
-                self._fail(block.failure(int(chosen[0]), FailureKind.FORMAT, str(error)))
+                self._add_failure(block.failure(int(chosen[0]), FailureKind.FORMAT, str(error)))
                 return
             middle = part.start + len(chosen) // 2
-            self._some(span, rows, slice(part.start, middle), outputs, base)
-            self._some(span, rows, slice(middle, part.stop), outputs, base)
+            self._add_rows(span, rows, slice(part.start, middle), outputs, base)
+            self._add_rows(span, rows, slice(middle, part.stop), outputs, base)
             return
         self._count(len(chosen), ())
 
-    def _fail(self, failure: Failure) -> None:
-        place = FailedRecord(failure, self.counts.rows_out, self.out.nbytes)
-        self.failed.write(failed_record_line(place))
+    def _add_failure(self, failure: Failure) -> None:
+        record = FailedRecord(failure, self.counts.rows_out, self.out.nbytes)
+        self.failed.write(failed_record_line(record))
         self._count(0, (failure,))
 
     def _count(self, rows: int, failures: Sequence[Failure]) -> None:
@@ -122,28 +123,31 @@ class ShardOutput:
         for failure in failures:
             count_reason(self.failures, failure)
 
-    def _encode(self, pieces: Sequence[Piece], outputs: Mapping[str, Array]) -> None:
-        if not pieces:
+    def _encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> None:
+        if not selections:
             return
-        self.out.write(self._started(outputs, pieces[0].block).encode(pieces, outputs))
+        self.out.write(self._opened_encoder(outputs, selections[0].block).encode(selections, outputs))
 
-    def _started(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
+    def _opened_encoder(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
         if self._encoder is None:
             self._encoder = self._make_encoder(outputs, block)
             begin = self._encoder.begin()
-            if self._begins and not self.counts.rows_out:  # else it was begun by an earlier process
+            if self._writes_begin and not self.counts.rows_out:  # else an earlier process has written it
                 self.out.write(begin)
                 self.begin_bytes = len(begin)
         return self._encoder
 
-    def end(self, nothing: Mapping[str, Array] | None) -> None:
-        """No more records come. `nothing` are the model's outputs for none, for a format that writes even these."""
-        if self._encoder is None and nothing is not None:
-            self._started(nothing, None)
+    def end(self, empty_outputs: Mapping[str, Array] | None) -> None:
+        """Finish the output.
+
+        `empty_outputs` are the model's outputs for no rows, for table formats.
+        """
+        if self._encoder is None and empty_outputs is not None:
+            self._opened_encoder(empty_outputs, None)
         if self._encoder is not None:
             self.out.write(self._encoder.finish())
 
     def close(self) -> None:
-        """Let go of what is under way; what was kept stays."""
+        """Release the drafts; their persisted part stays."""
         self.out.close()
         self.failed.close()

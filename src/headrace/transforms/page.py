@@ -1,4 +1,4 @@
-"""A transform's report as one page for people: what became of the records, what failed, how fast, and what was predicted."""
+"""Render a transform's report as an HTML page: counts, failures, throughput and predictions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -7,12 +7,12 @@ from typing import Any, Final
 from headrace.transforms.markup import (
     Html,
     count,
-    counted,
     document,
     duration,
     element,
     facts,
     figure,
+    pluralize,
     section,
     share,
     size,
@@ -21,8 +21,8 @@ from headrace.transforms.markup import (
 from headrace.transforms.observation import (
     EXCERPT_BYTES_MAX,
     FAILURES_MAX,
-    Observation,
     ObservedFailure,
+    RunObservation,
 )
 from headrace.transforms.panels import predictions
 from headrace.transforms.plots import readable, throughput
@@ -31,7 +31,7 @@ from headrace.transforms.settings import TransformSettings
 
 PAGE_NAME: Final = "_report.html"
 _FAILURES_OPEN: Final = 5
-"""The rest of the failures is there, but folded."""
+"""Further failures are in a collapsed list."""
 _BATCHES_MIN: Final = 4
 _ALWAYS_SHOWN: Final = (
     "data_type",
@@ -44,25 +44,30 @@ _ALWAYS_SHOWN: Final = (
 
 def report_page(
     report: TransformReport,
-    observation: Observation,
+    observation: RunObservation,
     *,
     settings: TransformSettings | None = None,
     error: str = "",
 ) -> bytes:
-    """The page, UTF-8: one file that needs nothing else, and runs nothing.
+    """Return the page as UTF-8: one self-contained file without scripts.
 
     Args:
-        report: Of the whole transform.
-        observation: Of this run of it.
-        settings: What it was told; those are shown that are not as they are by default.
-        error: What it was stopped by, where it was.
+        report: The report of the whole transform.
+        observation: The observation of this run.
+        settings: The settings to list, as far as they differ from the defaults.
+        error: The error that stopped the run, if any.
     """
-    word, how, why = _status(report, error)
-    title = f"{word}: {counted(report.records_in, 'record')}, {count(report.rows_failed)} failed | {report.output}"
+    word, css_class, explanation = _status(report, error)
+    records = pluralize(report.records_in, "record")
+    title = f"{word}: {records}, {count(report.rows_failed)} failed | {report.output}"
     return document(
         title,
-        element("header", element("h1", f"Batch transform: {word}", class_=how), *_said(report, why, error)),
-        _law(report, whole=not error and report.status != "drained"),
+        element(
+            "header",
+            element("h1", f"Batch transform: {word}", class_=css_class),
+            *_summary(report, explanation, error),
+        ),
+        _counts(report, whole=not error and report.status != "drained"),
         _throughput(report, observation),
         _failures(report, observation),
         predictions(observation),
@@ -72,40 +77,48 @@ def report_page(
 
 
 def _status(report: TransformReport, error: str) -> tuple[str, str, str]:
-    """In a word, as a class, and what follows from it."""
+    """Return the status, its CSS class and an explanation."""
     if error:
-        return "stopped by an error", "bad", "What was finished stays; a resumption goes on from there."
+        return "stopped by an error", "bad", "Finished work stays. Resume the transform to continue."
     if report.status == "drained":
-        return "stopped before its end", "warn", "It was asked to stop. A resumption goes on from there."
+        return (
+            "stopped before its end",
+            "warn",
+            "The transform was stopped on request. Resume it to continue.",
+        )
     if report.status == "failed":
-        withheld = counted(report.objects_withheld, "object has", "objects have")
-        return "failed", "bad", f"{withheld} no output, since a record failed and on_error is object."
+        suppressed = pluralize(report.objects_suppressed, "object has", "objects have")
+        return "failed", "bad", f"{suppressed} no output, because a record failed and on_error is object."
     if report.objects_broken:
-        broken = counted(report.objects_broken, "object or member", "objects or members")
+        broken = pluralize(report.objects_broken, "object or member", "objects or members")
         return "complete, with broken objects", "bad", f"{broken} could not be read to the end."
     if report.rows_failed:
-        return "complete, with failed records", "warn", "They are in *.failed, beside the outputs."
-    return "complete", "good", "Every record has its prediction."
+        return (
+            "complete, with failed records",
+            "warn",
+            "The failed records are in *.failed, next to the outputs.",
+        )
+    return "complete", "good", "Every record has a prediction."
 
 
-def _said(report: TransformReport, why: str, error: str) -> Iterator[Html]:
-    yield element("p", why)
+def _summary(report: TransformReport, explanation: str, error: str) -> Iterator[Html]:
+    yield element("p", explanation)
     if error:
         yield element("pre", error)
-    done = f"{count(report.objects_done)} of {counted(report.objects, 'object')} done"
+    done = f"{count(report.objects_done)} of {pluralize(report.objects, 'object')} done"
     yield element("p", f"{done}, by {report.model}, in {duration(report.elapsed_s)}.")
     if report.resumed:
         yield element(
-            "p", "Resumed: counts are of the whole transform; times and plots of its last run.", class_="soft"
+            "p", "Resumed: counts cover the whole transform, times and plots its last run.", class_="soft"
         )
 
 
-def _law(report: TransformReport, *, whole: bool) -> Html:
+def _counts(report: TransformReport, *, whole: bool) -> Html:
     parts = (
         (report.records_in, "records in", "="),
         (report.rows_out, "predicted", "+"),
         (report.rows_failed, "failed", "+"),
-        (report.rows_withheld, "withheld", ""),
+        (report.rows_suppressed, "suppressed", ""),
     )
     shown = [
         element("div", element("b", count(number)), element("span", name))
@@ -114,37 +127,34 @@ def _law(report: TransformReport, *, whole: bool) -> Html:
     ]
     words = "Every record that was read is counted once."
     if not whole:
-        words = "Of the tasks that were finished; what was read beyond them is not counted, and will be read again."
-    if report.records_in != report.rows_out + report.rows_failed + report.rows_withheld:
-        words = "These do not add up. Do not trust this output; please report it."
-    if report.rows_withheld:
-        words += (
-            " Withheld are predictions that were not written, since another record of their object failed."
-        )
-    return section("Records", element("div", *shown, class_="law"), element("p", words, class_="soft"))
+        words = "Counts cover finished tasks. Records of unfinished tasks are read again after a resumption."
+    if report.records_in != report.rows_out + report.rows_failed + report.rows_suppressed:
+        words = "The counts do not add up. Do not trust this output; please report it."
+    if report.rows_suppressed:
+        words += " Suppressed predictions were not written, because another record of their object failed."
+    return section("Records", element("div", *shown, class_="counts"), element("p", words, class_="soft"))
 
 
 # How fast
 
 
-def _throughput(report: TransformReport, observation: Observation) -> Html:
+def _throughput(report: TransformReport, observation: RunObservation) -> Html:
     timeline = observation.timeline
     if sum(timeline.batches) < _BATCHES_MIN or len(readable(timeline).records) < 2:
-        return section("Throughput", element("p", "Too few batches came to draw how fast they did."))
-    words = (
-        f"{counted(observation.records, 'record')}, {figure(report.rows_per_s)} a second over the whole run."
-    )
-    heading = element("p", words + " Drawn: records a second, from the beginning to the last batch.")
+        return section("Throughput", element("p", "Too few batches for a plot."))
+    records = pluralize(observation.records, "record")
+    words = f"{records}, {figure(report.rows_per_s)} per second over the whole run."
+    heading = element("p", words + " The plot shows records per second up to the last batch.")
     return section("Throughput", heading, throughput(timeline, "throughput"))
 
 
 # What failed
 
 
-def _failures(report: TransformReport, observation: Observation) -> Html:
+def _failures(report: TransformReport, observation: RunObservation) -> Html:
     if not (report.rows_failed or report.objects_broken or observation.failures):
         return section("Failures", element("p", "No record failed."))
-    return section("Failures", *_reasons(report), *_objects(report), *_first(observation))
+    return section("Failures", *_reasons(report), *_objects(report), *_first_failures(observation))
 
 
 def _reasons(report: TransformReport) -> Iterator[Html]:
@@ -159,29 +169,35 @@ def _objects(report: TransformReport) -> Iterator[Html]:
         yield table(
             "Objects with most failures",
             ("Object", "Records", "Failed", "Output"),
-            [(o["object"], o["records_in"], o["rows_failed"], _fate(o)) for o in report.failed_objects],
+            [
+                (o["object"], o["records_in"], o["rows_failed"], _output_state(o))
+                for o in report.failed_objects
+            ],
         )
         more = report.objects_with_failures - len(report.failed_objects)
         if more > 0:
-            yield element("p", f"{counted(more, 'more object')} with failures.", class_="soft")
+            yield element("p", f"{pluralize(more, 'more object')} with failures.", class_="soft")
 
 
-def _fate(shown: Mapping[str, Any]) -> str:
-    if shown["withheld"]:
-        return "withheld"
-    return "not read to its end" if shown["broken"] else "written, without them"
+def _output_state(shown: Mapping[str, Any]) -> str:
+    if shown["suppressed"]:
+        return "suppressed"
+    return "not read to the end" if shown["broken"] else "written without them"
 
 
-def _first(observation: Observation) -> Iterator[Html]:
+def _first_failures(observation: RunObservation) -> Iterator[Html]:
     found = observation.failures
     if not found:
-        yield element("p", "None of them came in this run; the *.failed files list them all.", class_="soft")
+        yield element(
+            "p", "None of the failures occurred in this run; the *.failed files list all.", class_="soft"
+        )
         return
     yield element("h3", "First failures")
-    more = "" if len(found) < FAILURES_MAX else f" At most {FAILURES_MAX} are listed."
+    more = "" if len(found) < FAILURES_MAX else f" The first {FAILURES_MAX} are listed."
     yield element(
         "p",
-        f"As they came; of a record at most {EXCERPT_BYTES_MAX} bytes.{more} All are in the *.failed files.",
+        f"In order of time, with up to {EXCERPT_BYTES_MAX} bytes per record.{more} "
+        "All are in the *.failed files.",
         class_="soft",
     )
     yield element("ol", *map(_failure, found[:_FAILURES_OPEN]), class_="failures")
@@ -207,7 +223,7 @@ def _failure(failure: ObservedFailure) -> Html:
 
 def _run(report: TransformReport) -> Html:
     calls = report.model_calls
-    closed = ", ".join(f"{count(n)} {why}" for why, n in report.batches_closed_by.items())
+    closed = ", ".join(f"{count(n)} {explanation}" for explanation, n in report.batches_closed_by.items())
     names = (("Model", report.model), ("Source", report.source), ("Output", report.output))
     rows = (
         ("Objects", f"{count(report.objects_done)} of {count(report.objects)}"),
@@ -216,10 +232,10 @@ def _run(report: TransformReport) -> Html:
         ("Written", size(report.out_bytes)),
         ("Elapsed", duration(report.elapsed_s)),
         ("Processor time", duration(report.cpu_s)),
-        ("Records a second", figure(report.rows_per_s)),
+        ("Records per second", figure(report.rows_per_s)),
         ("Peak memory", size(round(report.peak_memory_mb * (1 << 20)))),
         ("Model busy", f"{100 * report.instance_busy_share:.1f} %"),
-        ("Model without work", duration(report.instance_starved_s)),
+        ("Model idle", duration(report.instance_starved_s)),
         ("Model calls", count(calls)),
         ("Retries", count(report.retries)),
         ("Batches closed by", closed or "none"),
@@ -229,9 +245,9 @@ def _run(report: TransformReport) -> Html:
 
 
 def _settings(settings: TransformSettings) -> Html:
-    given, usual = _flat(asdict(settings)), _flat(asdict(TransformSettings()))
-    shown = [name for name in given if name in _ALWAYS_SHOWN or given[name] != usual.get(name)]
-    return section("Settings", facts(((name, _setting(given[name])) for name in shown), wide=True))
+    values, defaults = _flat(asdict(settings)), _flat(asdict(TransformSettings()))
+    shown = [name for name in values if name in _ALWAYS_SHOWN or values[name] != defaults.get(name)]
+    return section("Settings", facts(((name, _setting(values[name])) for name in shown), wide=True))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Parquet objects to blocks: read by row groups, from wherever in the object they are."""
+"""Read Parquet objects into blocks, by row groups, from any store."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,14 @@ from headrace.storage.resolve import Stores
 
 
 def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:
-    """All blocks of an object. Raises CorruptError for what is no Parquet file, and the store's errors."""
+    """Yield the blocks of an object.
+
+    Raises CorruptError for an invalid file, and the store's errors.
+    """
     if info.size_bytes is None:
-        raise CorruptError("its size is not known, and a Parquet file is read from its end", byte=0).at(
-            info.uri, None
-        )
+        raise CorruptError(
+            "its size is unknown, but a Parquet file is read from its end", byte=0
+        ).with_location(info.uri, None)
     store = stores.for_uri(info.uri)
 
     def read_at(start: int, length: int) -> bytes:
@@ -25,4 +28,4 @@ def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Itera
         reader = ParquetReader(read_at, info.size_bytes, record_bytes_max=read.record_bytes_max)
         yield from reader.blocks(0, len(reader.row_groups), Position(info.uri))
     except CorruptError as error:
-        raise error.at(info.uri, None) from error
+        raise error.with_location(info.uri, None) from error

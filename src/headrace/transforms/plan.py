@@ -1,7 +1,7 @@
-"""What a transform does: which objects, what each one's output is called, and how the work is cut into tasks.
+"""Plan a transform: its objects, the names of their outputs, and the tasks.
 
-Arrives: a source and settings. Leaves: a `TransformPlan`, which depends on nothing else: the same objects and settings
-give the same tasks, wherever and by however many workers they are done.
+Input: a source and settings. Output: a `TransformPlan`. The same objects and settings always give
+the same tasks, on any machine and for any number of workers.
 """
 
 import os.path
@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.core.errors import ConfigError, EmptySourceError
-from headrace.formats.read import by_row_groups, text_format, unreadable
+from headrace.formats.read import is_read_by_row_groups, text_format, unreadable_reason
 from headrace.pipeline.ledger import LEDGER_FOLDER
-from headrace.pipeline.plan import MANIFEST_SCHEME, fixed_part, select_objects, selects
+from headrace.pipeline.plan import MANIFEST_SCHEME, literal_prefix, select_objects, source_covers
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import HTTP_SCHEMES, absolute, parse
 from headrace.transforms.settings import TABLES, DataType, TaskSettings, TransformSettings
 
 TASKS_AIM: Final = 16
-"""A small source is cut into about so many tasks, so that there is something for several workers."""
+"""The number of tasks that a small source is split into, for several workers."""
 TASK_BYTES_MIN: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """One input, and the region that it lies in, where that is known.
+    """An input object and its region, if known.
 
-    Its output is ``DEST/`` + `output`, what failed of it ``DEST/`` + `failed`.
+    Its output is ``DEST/`` + `output`, its failed records are ``DEST/`` + `failed`.
     """
 
     info: ObjectInfo
@@ -37,34 +37,38 @@ class PlannedObject:
 
     @property
     def failed(self) -> str:
-        """Where its failed records are, below the destination."""
+        """The name of the file of failed records, below the destination."""
         return self.output + ".failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Object `index` of the plan, or range `number` of the `of` that it is cut into: bytes `start` to `stop`."""
+    """An object of the plan, or one of its ranges.
+
+    `index` is the object's place in the plan, `number` the range's among `count`. The range has the
+    bytes from `start` to `stop`.
+    """
 
     index: int
     number: int = 0
-    of: int = 1
+    count: int = 1
     start: int = 0
     stop: int | None = None
 
     @property
-    def whole(self) -> bool:
-        """Whether it is all of its object."""
-        return self.of == 1
+    def is_whole(self) -> bool:
+        """True if the shard is its whole object."""
+        return self.count == 1
 
     @property
     def ends_object(self) -> bool:
-        """Whether nothing of its object is behind it."""
-        return self.number == self.of - 1
+        """True if the shard is the last of its object."""
+        return self.number == self.count - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Consecutive shards, all in one region, done by one worker in one go."""
+    """Consecutive shards of one region that a worker scores as a unit."""
 
     number: int
     shards: tuple[Shard, ...]
@@ -73,19 +77,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TransformPlan:
-    """All objects, in the order of the source, and the tasks that they make."""
+    """All objects in the order of the source, and their tasks."""
 
     objects: tuple[PlannedObject, ...]
     tasks: tuple[Task, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all objects whose size is known."""
+        """The total size of all objects of known size in bytes."""
         return sum(o.info.size_bytes or 0 for o in self.objects)
 
 
-def nowhere(_: str) -> str | None:
-    """Nobody knows where an object lies."""
+def no_region(_: str) -> str | None:
+    """Return None: no object has a known region."""
     return None
 
 
@@ -95,51 +99,53 @@ def make_plan(
     stores: Stores,
     settings: TransformSettings,
     *,
-    region_of: Callable[[str], str | None] = nowhere,
+    region_of: Callable[[str], str | None] = no_region,
 ) -> TransformPlan:
-    """Look at the source and cut the work; `region_of` says where an object lies, by its URI.
+    """List the source and split the work into tasks.
 
-    Raises EmptySourceError, NotFoundError and AccessDeniedError; ConfigError for objects that could not be read, that
-    lie in the destination, or of which two would have the same output.
+    `region_of` maps an object's URI to its region.
+
+    Raises EmptySourceError, NotFoundError and AccessDeniedError. Raises ConfigError for objects
+    that cannot be read, that lie in the destination, or that would share one output name.
     """
     infos, base = _select(source, stores, settings)
-    asked = (info.uri for info in infos if not by_row_groups(info.uri, settings.read))
-    why = next(filter(None, (unreadable(uri, settings.read) for uri in asked)), None)
+    uris = (info.uri for info in infos if not is_read_by_row_groups(info.uri, settings.read))
+    why = next(filter(None, (unreadable_reason(uri, settings.read) for uri in uris)), None)
     if why:
         raise ConfigError(why)
     suffix = f".out.{settings.output.accept}" if settings.output.accept in TABLES else ".out"
     objects = tuple(
         PlannedObject(info, _name(info.uri, base) + suffix, region_of(info.uri)) for info in infos
     )
-    _refuse_loop(source, settings.data_type, objects, destination)
-    _refuse_twins(objects)
+    _check_no_overlap(source, settings.data_type, objects, destination)
+    _check_unique_outputs(objects)
     return TransformPlan(objects, cut_tasks(objects, settings))
 
 
 def _select(
     source: str | Sequence[str], stores: Stores, settings: TransformSettings
 ) -> tuple[list[ObjectInfo], str]:
-    """The objects, and the folder (a place) that their outputs' names are relative to."""
+    """Return the objects, and the folder that output names are relative to."""
     if settings.data_type == "prefix":
         prefixes = [source] if isinstance(source, str) else list(source)
         found = {i.uri: i for p in prefixes for i in stores.for_uri(p).list(p) if not i.uri.endswith("/")}
         if not found:
-            raise EmptySourceError(", ".join(prefixes), "no object's name begins so; check it and the bucket")
+            raise EmptySourceError(", ".join(prefixes), "no object has this prefix: check it and the bucket")
         infos = list(found.values())
-        return infos, _folder(_place(prefixes[0])) if len(prefixes) == 1 else _common_folder(infos)
+        return infos, _folder(_normalized(prefixes[0])) if len(prefixes) == 1 else _common_folder(infos)
     if settings.data_type == "manifest" and isinstance(source, str):
         source = MANIFEST_SCHEME + source.removeprefix(MANIFEST_SCHEME)
     infos = select_objects(source, stores)
     if not isinstance(source, str) or source.startswith(MANIFEST_SCHEME):
         return infos, _common_folder(infos)
-    named = _place(source).rstrip("/") + "/"
-    if all(_place(i.uri).startswith(named) for i in infos):
+    named = _normalized(source).rstrip("/") + "/"
+    if all(_normalized(i.uri).startswith(named) for i in infos):
         return infos, named  # a folder, with or without its slash
-    return infos, _folder(_place(fixed_part(source)))
+    return infos, _folder(_normalized(literal_prefix(source)))
 
 
-def _place(uri: str) -> str:
-    """A URI as it is named and compared: a web address without its query, a file by its one absolute path."""
+def _normalized(uri: str) -> str:
+    """Return a URI in its comparable form: web addresses without query, files as absolute paths."""
     location = parse(uri)
     if location.scheme == "file":
         return absolute(location.key or "./")
@@ -151,22 +157,22 @@ def _folder(place: str) -> str:
 
 
 def _common_folder(infos: Sequence[ObjectInfo]) -> str:
-    # Character by character is right: what is cut off after a slash is a folder again.
-    return _folder(os.path.commonprefix([_folder(_place(i.uri)) for i in infos]))  # noqa: RUF071
+    # A prefix by characters is right: it is cut at a slash afterwards.
+    return _folder(os.path.commonprefix([_folder(_normalized(i.uri)) for i in infos]))  # noqa: RUF071
 
 
 def _name(uri: str, base: str) -> str:
-    """An object's name below the base; of objects in several stores without their schemes."""
-    name = _place(uri).removeprefix(base)
+    """Return an object's name below the base; for objects of several stores, without the scheme."""
+    name = _normalized(uri).removeprefix(base)
     return name.rpartition("://")[2].lstrip("/")
 
 
-def _refuse_loop(
+def _check_no_overlap(
     source: str | Sequence[str], data_type: DataType, objects: Sequence[PlannedObject], destination: str
 ) -> None:
-    """Not now, and not when it is looked at again, to resume it."""
-    output = _place(destination).rstrip("/") + "/"
-    inside = next((o.info.uri for o in objects if _place(o.info.uri).startswith(output)), None)
+    """Raise ConfigError if the source contains the destination, now or after outputs are written."""
+    output = _normalized(destination).rstrip("/") + "/"
+    inside = next((o.info.uri for o in objects if _normalized(o.info.uri).startswith(output)), None)
     if inside:
         raise ConfigError(
             f"{inside} lies in the output {destination}: a transform must not read what it writes. Choose a "
@@ -183,26 +189,29 @@ def _refuse_loop(
 
 
 def _covers(source: str, data_type: DataType, place: str) -> bool:
-    """Whether a source would have an object of that place; what a manifest names is not looked at."""
+    """Return True if a source selects objects of this URI.
+
+    The entries of a manifest are not checked.
+    """
     if data_type == "manifest" or source.startswith((MANIFEST_SCHEME, "http://", "https://")):
         return False
     if data_type == "prefix":
-        return place.startswith(_place(source))
-    return selects(_place(source), place)
+        return place.startswith(_normalized(source))
+    return source_covers(_normalized(source), place)
 
 
-def _refuse_twins(objects: Sequence[PlannedObject]) -> None:
+def _check_unique_outputs(objects: Sequence[PlannedObject]) -> None:
     name, count = Counter(o.output for o in objects).most_common(1)[0]
     if count > 1:
         twins = [o.info.uri for o in objects if o.output == name]
         raise ConfigError(
-            f"{twins[0]} and {twins[1]} would both be written to {name}: transform them apart, or name a source above "
-            "both"
+            f"{twins[0]} and {twins[1]} would both be written to {name}: transform them "
+            "separately, or choose a source folder above both"
         )
 
 
 def cut_tasks(objects: Sequence[PlannedObject], settings: TransformSettings) -> tuple[Task, ...]:
-    """Tasks of objects put together, and of ranges of large ones."""
+    """Return the tasks: groups of small objects, and ranges of large ones."""
     task_bytes = _task_bytes(objects, settings.tasks)
     groups = _groups(objects, settings, task_bytes)
     return tuple(
@@ -250,5 +259,5 @@ def _shards(index: int, info: ObjectInfo, settings: TransformSettings, task_byte
 
 
 def cuttable(uri: str, settings: TransformSettings) -> bool:
-    """Whether an object can be read in ranges, and its output be put together of theirs."""
+    """Return True if the object can be read in ranges and its output assembled from their outputs."""
     return settings.output.accept not in TABLES and text_format(uri, settings.read) is not None

@@ -1,38 +1,43 @@
-"""Plots as inline SVG, with their labels beside them as text, so that they can be read at any width."""
+"""Draw plots as inline SVG; their labels are text beside them, so that they scale to any width."""
 
 import math
 from collections.abc import Sequence
 from itertools import count as numbers
 from typing import Final
 
-from headrace.transforms.distribution import Distribution, Histogram
-from headrace.transforms.markup import Html, count, counted, duration, element, figure, join, share
+from headrace.transforms.distribution import BinCounts, Distribution
+from headrace.transforms.markup import Html, count, duration, element, figure, join, pluralize, share
 from headrace.transforms.timeline import Timeline
 
 _HEIGHT: Final = 100
 _POINTS_SHOWN_MAX: Final = 120
 _POINTS_WANTED: Final = 12
 _BAR_MIN: Final = 0.3
-"""Of a point: so wide is the last bar at least, or it would not be seen."""
+"""The minimal width of the last bar, as a share of a point, so that it is visible."""
 _BATCHES_A_POINT: Final = 2
-"""A point with fewer batches says more of when they ended than of how many records there were a second."""
+"""The minimal number of batches of a point; with fewer, its rate is not meaningful."""
 BARS_MAX: Final = 40
 _TAILS: Final = (0.005, 0.05)
-"""Shares of the values on either side that may be far outside: if one bar has most of what is drawn, more of them."""
+"""Shares of the values on either side that may be left out, in steps, while one bar has most of the
+values.
+"""
 _MARGIN: Final = 2
-"""Far outside is more than so many times the others' range."""
+"""A value is left out if it is further outside than this multiple of the others' range."""
 
 
 def throughput(timeline: Timeline, name: str) -> Html:
-    """Records a second over time, and below them when records failed. `name` is not used twice on a page."""
+    """Return a plot of records per second over time, with a strip of failures below it.
+
+    `name` must be unique on the page.
+    """
     shown = readable(timeline)
     rates = _rates(shown)
     top = nice(max(rates, default=0))
     end_s = max(shown.last_s, shown.step_s / 2)
     mean = sum(shown.records) / end_s
     desc = (
-        f"{counted(sum(shown.records), 'record')} in {duration(end_s)}: {figure(mean)} a second on average, "
-        f"at most {figure(max(rates, default=0))} within {duration(shown.step_s)}; "
+        f"{pluralize(sum(shown.records), 'record')} in {duration(end_s)}: {figure(mean)} per second on "
+        f"average, at most {figure(max(rates, default=0))} per second within {duration(shown.step_s)}; "
         f"{count(sum(shown.failures))} of them failed."
     )
     widths = end_s / shown.step_s
@@ -41,16 +46,16 @@ def throughput(timeline: Timeline, name: str) -> Html:
         until = point + 1 if point + 1 < len(rates) else widths
         steps.append(f"V{_y(rate, top)} H{until:.3f}")
     area = element("path", d=" ".join([*steps, f"V{_HEIGHT} Z"]), class_="area")
-    upper = _svg(name, ("Records a second over time", desc), widths, _grid(widths) + area)
+    upper = _svg(name, ("Records per second over time", desc), widths, _grid(widths) + area)
     parts = [_y_axis((figure(top), figure(top / 2), "0")), upper]
     if any(shown.failures):
-        parts += [element("div", class_="gap"), *_faults(shown, widths, name + "-failed")]
+        parts += [element("div", class_="gap"), *_failure_strip(shown, widths, name + "-failed")]
     parts.append(_x_axis(("0 s", duration(end_s / 2), duration(end_s))))
     return element("div", *parts, class_="plot")
 
 
 def readable(timeline: Timeline) -> Timeline:
-    """The timeline in points that are few enough to be drawn, and long enough to have a rate."""
+    """Return the timeline with points few enough to draw and long enough to have a rate."""
     by = 1
     while True:
         shown = timeline.folded(by)
@@ -62,7 +67,10 @@ def readable(timeline: Timeline) -> Timeline:
 
 
 def _rates(timeline: Timeline) -> list[float]:
-    """Records a second of each point; the last one goes until the last batch, and is one with its neighbour if short."""
+    """Return the records per second of each point.
+
+    The last point ends with the last batch; a short last point is averaged with the one before it.
+    """
     rates = [records / timeline.step_s for records in timeline.records]
     if not rates:
         return rates
@@ -77,7 +85,7 @@ def _rates(timeline: Timeline) -> list[float]:
     return rates
 
 
-def _faults(timeline: Timeline, widths: float, name: str) -> tuple[Html, Html]:
+def _failure_strip(timeline: Timeline, widths: float, name: str) -> tuple[Html, Html]:
     most = max(timeline.failures)
     bars = join(
         _bar(min(point, max(widths - _BAR_MIN, 0)), min(point + 1, widths), value / most, "fault")
@@ -90,16 +98,16 @@ def _faults(timeline: Timeline, widths: float, name: str) -> tuple[Html, Html]:
     return _y_axis((f"{count(most)} failed", "0")), _svg(name, (title, desc), widths, base + bars, "strip")
 
 
-def histogram(distribution: Distribution, name: str) -> tuple[Html, Histogram]:
-    """How often values came, and what of it is drawn: all, or, where few lie far out, all but these."""
-    drawn = _drawn(distribution)
+def histogram(distribution: Distribution, name: str) -> tuple[Html, BinCounts]:
+    """Return a histogram and its bars. If a few values lie far outside, they are left out."""
+    drawn = _visible_bins(distribution)
     most, bars = max(drawn.counts), len(drawn.counts)
     places = [drawn.low, drawn.low + drawn.width * bars / 2, drawn.low + drawn.width * bars]
     median = distribution.quantile(0.5)
     at = (median - drawn.low) / drawn.width
     desc = (
-        f"{counted(distribution.count, 'value')} from {figure(distribution.minimum)} to "
-        f"{figure(distribution.maximum)}; half of them are at most {figure(median)}. The dashed line is there."
+        f"{pluralize(distribution.count, 'value')} from {figure(distribution.minimum)} to "
+        f"{figure(distribution.maximum)}; the dashed line is the median, {figure(median)}."
     )
     body = _grid(bars) + join(
         _bar(i + 0.08, i + 0.92, n / most, "bar") for i, n in enumerate(drawn.counts) if n
@@ -110,7 +118,7 @@ def histogram(distribution: Distribution, name: str) -> tuple[Html, Histogram]:
     return element("div", _y_axis(shares), svg, _x_axis([figure(p, 3) for p in places]), class_="plot"), drawn
 
 
-def _drawn(distribution: Distribution) -> Histogram:
+def _visible_bins(distribution: Distribution) -> BinCounts:
     found = distribution.histogram(BARS_MAX, distribution.minimum, distribution.maximum)
     for tail in _TAILS:
         if max(found.counts) * 2 < distribution.count:
@@ -120,7 +128,7 @@ def _drawn(distribution: Distribution) -> Histogram:
 
 
 def _range(distribution: Distribution, tail: float) -> tuple[float, float]:
-    """From the least to the greatest value, but for what is far outside of all but the tails."""
+    """Return the range of the values without far outliers."""
     low, high = distribution.quantile(tail), distribution.quantile(1 - tail)
     least, greatest = distribution.minimum, distribution.maximum
     margin = max(high - low, distribution.width) * _MARGIN
@@ -128,13 +136,13 @@ def _range(distribution: Distribution, tail: float) -> tuple[float, float]:
 
 
 def value_bar(part: int, whole: int) -> Html:
-    """A share of a whole, as a bar; what it says stands beside it as text."""
+    """Return a share of a whole as a bar. The caller adds its label as text."""
     rect = element("rect", x="0", y="0", width=f"{100 * part / max(whole, 1):.2f}", height="1", class_="bar")
     return element("svg", rect, viewBox="0 0 100 1", preserveAspectRatio="none", aria_hidden="true")
 
 
 def nice(value: float) -> float:
-    """The least of 1, 2, 2.5, 4, 5, 6, 8 and 10, times a power of ten, that is no less."""
+    """Return the smallest of 1, 2, 2.5, 4, 5, 6, 8 and 10, times a power of ten, from `value` on."""
     if value <= 0:
         return 1.0
     power = math.floor(math.log10(value))
@@ -143,11 +151,14 @@ def nice(value: float) -> float:
             found = step * 10.0**exponent
             if found >= value:
                 return found
-    raise AssertionError("there is always a larger one")
+    raise AssertionError("a larger step always exists")
 
 
-def _svg(name: str, told: tuple[str, str], width: float, body: Html, class_: str | None = None) -> Html:
-    title, desc = element("title", told[0], id=f"{name}-title"), element("desc", told[1], id=f"{name}-desc")
+def _svg(name: str, labels: tuple[str, str], width: float, body: Html, class_: str | None = None) -> Html:
+    title, desc = (
+        element("title", labels[0], id=f"{name}-title"),
+        element("desc", labels[1], id=f"{name}-desc"),
+    )
     return element(
         "svg",
         title + desc + body,
@@ -164,7 +175,7 @@ def _y(value: float, top: float) -> str:
 
 
 def _bar(begin: float, end: float, tall: float, class_: str) -> Html:
-    """One from `begin` to `end`; `tall` is a share of the height, and what is there is seen."""
+    """Return a bar from `begin` to `end`; `tall` is a share of the height. Every bar is visible."""
     height = max(_HEIGHT * tall, 1)
     place = {"x": f"{begin:.2f}", "y": f"{_HEIGHT - height:.2f}"}
     return element("rect", **place, width=f"{end - begin:.2f}", height=f"{height:.2f}", class_=class_)

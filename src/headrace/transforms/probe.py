@@ -1,6 +1,6 @@
-"""The source's first records, looked at before any work: what they decide, and what a model would be given.
+"""Read the source's first records before any work, for the properties that all workers must share.
 
-A look at the first object of each format: every worker judges records by what these say, whichever objects it reads.
+The first readable object of each format is probed. All workers judge records by its properties.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from headrace.core.block import Block, Failure
 from headrace.core.errors import CorruptError, DataError, ModelInputError, StorageError
 from headrace.core.tensor import Array, ModelMetadata
-from headrace.formats.read import by_row_groups, format_name, read_object
+from headrace.formats.read import format_name, is_read_by_row_groups, read_object
 from headrace.pipeline.mapping import Mapper
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -23,14 +23,14 @@ from headrace.transforms.settings import TransformSettings
 _FIRST_BYTES: Final = 256 << 10
 _MORE_BYTES: Final = 4 << 20
 _OBJECTS_MAX: Final = 20
-"""Objects of one format that are looked at until one has a record that decodes."""
+"""The maximal number of objects of one format that are read until a record decodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A first record: as it stands, and as the model would be given it; or why it would fail."""
+class ProbedRecord:
+    """A first record: its bytes and the model inputs made from it, or its failure."""
 
-    place: str
+    position: str
     record: bytes
     inputs: Mapping[str, Array]
     failure: Failure | None = None
@@ -39,7 +39,10 @@ class Seen:
 def learn(
     plan: TransformPlan, stores: Stores, settings: TransformSettings, metadata: ModelMetadata
 ) -> dict[str, Any]:
-    """What the first records decide, as `Mapper.learned` has it. Raises what a mapper does when nothing could fit."""
+    """Return the properties of the first records, as `Mapper.learned` has them.
+
+    Raises the mapper's errors if no record fits the model.
+    """
     mapper = Mapper(metadata, settings.mapping, settings.read)
     for infos in _by_format(plan, settings).values():
         _learn_format(mapper, infos[:_OBJECTS_MAX], stores, settings)
@@ -49,14 +52,17 @@ def learn(
 def _learn_format(
     mapper: Mapper, infos: Sequence[ObjectInfo], stores: Stores, settings: TransformSettings
 ) -> None:
-    """Look until a record decodes. An object in which none could fit costs itself alone where another one fits."""
+    """Read objects of one format until a record decodes.
+
+    Records of one object that do not fit are an error only if those of no other object fit.
+    """
     refused: ModelInputError | None = None
     for info in infos:
         try:
             for block in _first_blocks(info, stores, settings):
                 if not len(block):
                     continue
-                decoded, refused = _decoded(mapper, block), None
+                decoded, refused = _decoded_rows(mapper, block), None
                 if len(decoded):
                     return
         except ModelInputError as error:
@@ -67,13 +73,13 @@ def _learn_format(
 
 def first_records(
     plan: TransformPlan, stores: Stores, settings: TransformSettings, metadata: ModelMetadata, *, count: int
-) -> list[Seen]:
-    """The source's first records, and what the model would see of each."""
+) -> list[ProbedRecord]:
+    """Return the first records of the source, with the model inputs made from them."""
     mapper = Mapper(metadata, settings.mapping, settings.read)
-    seen: list[Seen] = []
+    seen: list[ProbedRecord] = []
     for planned in plan.objects[:_OBJECTS_MAX]:
         for block in _first_blocks(planned.info, stores, settings):
-            seen += _seen(mapper, block)
+            seen += _probe_block(mapper, block)
             if len(seen) >= count:
                 return seen[:count]
     return seen
@@ -88,9 +94,12 @@ def _by_format(plan: TransformPlan, settings: TransformSettings) -> dict[str, li
 
 
 def _first_blocks(info: ObjectInfo, stores: Stores, settings: TransformSettings) -> Iterator[Block]:
-    """An object's blocks; none, where it breaks before its first: that is told when it is transformed."""
+    """Yield an object's blocks; none if it breaks before the first.
+
+    The transform reports such an object.
+    """
     try:
-        if by_row_groups(info.uri, settings.read):
+        if is_read_by_row_groups(info.uri, settings.read):
             yield from parquet_blocks(info, stores, settings.read)
             return
         yield from read_object(info.uri, _chunks(info, stores), settings.read)
@@ -112,21 +121,21 @@ def _chunks(info: ObjectInfo, stores: Stores) -> Iterator[bytes]:
         at, length = at + len(chunk), _MORE_BYTES
 
 
-def _decoded(mapper: Mapper, block: Block) -> Array:
-    """The indices of the records that decode."""
+def _decoded_rows(mapper: Mapper, block: Block) -> Array:
+    """Return the indices of the records that decode."""
     rows = mapper.decode(block).rows
     return np.arange(len(block)) if rows is None else rows
 
 
-def _seen(mapper: Mapper, block: Block) -> Iterator[Seen]:
+def _probe_block(mapper: Mapper, block: Block) -> Iterator[ProbedRecord]:
     decoded = mapper.decode(block)
     rows = np.arange(len(block)) if decoded.rows is None else decoded.rows
     failures = {f.position.record: f for f in (*decoded.failures, *block.failures)}
-    at = {int(row): place for place, row in enumerate(rows)}
+    at = {int(row): position for position, row in enumerate(rows)}
     for index in range(len(block)):
-        place = str(block.position(index))
+        position = str(block.position(index))
         failure = failures.get(block.first.record + index)
         inputs = {n: data[at[index]] for n, data in decoded.tensors.items()} if index in at else {}
-        yield Seen(place, block.record(index), inputs, failure)
+        yield ProbedRecord(position, block.record(index), inputs, failure)
     for failure in block.failures:
-        yield Seen(str(failure.position), failure.raw, {}, failure)
+        yield ProbedRecord(str(failure.position), failure.raw, {}, failure)

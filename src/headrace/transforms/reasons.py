@@ -1,4 +1,4 @@
-"""Why records failed, counted: reasons without what is each record's own."""
+"""Count failed records by reason, without the values of single records."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from typing import Final
 from headrace.core.block import Failure
 
 REASONS_MAX: Final = 100
-"""Distinct reasons that are counted by themselves; what comes after is counted together."""
+"""The maximal number of separate reasons; further failures are counted together."""
 OTHER_REASONS: Final = "other reasons"
 
 _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
@@ -19,14 +19,17 @@ _REASON_CHARACTERS_MAX: Final = 200
 
 
 def count_reason(counts: Counter[str], failure: Failure) -> None:
-    """Count a failure by its reason; with the others, once there are REASONS_MAX of those."""
+    """Count a failure by its reason, or as OTHER_REASONS once there are REASONS_MAX reasons."""
     reason = reason_of(failure)
     known = reason in counts or len(counts) < REASONS_MAX
     counts[reason if known else OTHER_REASONS] += 1
 
 
 def reason_of(failure: Failure) -> str:
-    """A failure's kind and words; its object and what it quotes are "…", numbers are N, but for columns and how many there are."""
+    """Return a failure's kind and message in general form.
+
+    Its object and quoted values become "…". Numbers become N, except column numbers and counts.
+    """
     why = failure.why.splitlines()[0] if failure.why else ""
     for name in filter(None, (failure.position.object, failure.position.member)):
         why = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "…", why)

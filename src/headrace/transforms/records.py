@@ -1,4 +1,4 @@
-"""What a transform's ledger records: shards and tasks that are done or under way, as versioned JSON."""
+"""The records of a transform's ledger: finished shards and tasks, and checkpoints, as versioned JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -9,73 +9,77 @@ import orjson
 from headrace.core.block import Position
 from headrace.core.errors import LedgerError
 from headrace.pipeline.ledger import Counts
-from headrace.storage.draft import Kept, KeptRange
+from headrace.storage.draft import PersistedDraft, PersistedRange
 
 VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """A place in an object: where a shard begins or ends. `record` and `line` count from `Shard`'s own begin, or the object's."""
+class ShardPosition:
+    """The start or end of a shard.
+
+    `record` and `line` count from the shard's start or the object's.
+    """
 
     byte: int
     record: int
     line: int
 
     @classmethod
-    def of(cls, position: Position) -> "Spot":
-        """Of a position in an object that is no archive."""
+    def from_position(cls, position: Position) -> "ShardPosition":
+        """Return the shard position of a position in an object that is not an archive."""
         return cls(position.byte, position.record, position.line)
 
     def position(self, uri: str) -> Position:
-        """In the object `uri`."""
+        """Return the position in the object `uri`."""
         return Position(uri, record=self.record, line=self.line, byte=self.byte)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A shard that is done.
+    """A finished shard.
 
-    `begin` and `end` are told of ranges: each one's `end` is the next one's `begin`, or one of them was cut wrong.
-    `relative`: positions in its failures count from its own begin, and so do their places in the output. `out` and
-    `failed` are where its output is kept; None where it is published (a whole object's) or empty.
+    `begin` and `end` are set for ranges. The `end` of a range must equal the `begin` of the next
+    one; otherwise one of them was misplaced. If `relative`, the positions of its failures count
+    from its own begin, in the object and in the output. `out` and `failed` locate the persisted
+    output. They are None if the output is published (for a whole object) or empty.
     """
 
     index: int
     number: int
     counts: Counts
     out_bytes: int
-    begin: Spot | None = None
-    end: Spot | None = None
+    begin: ShardPosition | None = None
+    end: ShardPosition | None = None
     relative: bool = False
     begin_bytes: int = 0
-    """What of the output stands before the first record: a header, unless a range before it here had one."""
-    out: KeptRange | None = None
-    failed: KeptRange | None = None
+    """The number of bytes before the first record: a header, unless an earlier range wrote it."""
+    out: PersistedRange | None = None
+    failed: PersistedRange | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many records failed, by reason."""
+    """Numbers of failed records by reason."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "ShardRecord":
-        """Read back."""
+        """Return the record from its JSON values."""
         return cls(
             index=data["index"],
             number=data["number"],
             counts=Counts(**data["counts"]),
             out_bytes=data["out_bytes"],
-            begin=_maybe(Spot, data["begin"]),
-            end=_maybe(Spot, data["end"]),
+            begin=_optional(ShardPosition, data["begin"]),
+            end=_optional(ShardPosition, data["end"]),
             relative=data["relative"],
             begin_bytes=data["begin_bytes"],
-            out=_kept(data["out"]),
-            failed=_kept(data["failed"]),
+            out=_range_from_json(data["out"]),
+            failed=_range_from_json(data["failed"]),
             failures=data["failures"],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A task that is done: its shards', in order. `elapsed_s` and `region` are of the worker that did it."""
+    """A finished task with its shards in order. `elapsed_s` and `region` are those of its worker."""
 
     task: int
     attempt: str
@@ -84,23 +88,23 @@ class TaskRecord:
     region: str | None = None
 
     def to_json(self) -> bytes:
-        """Versioned, with sorted keys."""
-        return dump({"v": VERSION, **_fields_of(self)})
+        """Return the record as versioned JSON with sorted keys."""
+        return dump_json({"v": VERSION, **_shallow_dict(self)})
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Read back; LedgerError for another version."""
-        data = versioned(text)
+        """Return the record from its JSON. Raises LedgerError for another version."""
+        data = parse_versioned(text)
         shards = tuple(map(ShardRecord.from_json, data["shards"]))
         return cls(data["task"], data["attempt"], shards, data["elapsed_s"], data.get("region"))
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A task under way: the shards that are done, and how far the next one is.
+class TaskCheckpoint:
+    """The progress of a task: its finished shards, and the position in the next one.
 
-    `entries` of it are delivered, up to `member` and `record`; `line` and `byte` are told as a `Cursor` tells them. `begin` is
-    where it began; `out` and `failed` hold its output so far.
+    `entries` of the next shard are delivered, up to `member` and `record`; `line` and `byte` are
+    those of a `Cursor`. `begin` is the shard's start. `out` and `failed` hold its output so far.
     """
 
     task: int
@@ -110,66 +114,70 @@ class Checkpoint:
     line: int = 1
     byte: int = 0
     counts: Counts = field(default_factory=Counts)
-    begin: Spot | None = None
+    begin: ShardPosition | None = None
     relative: bool = False
     member_byte: int = 0
     member: str | None = None
     begin_bytes: int = 0
-    out: KeptRange | None = None
-    failed: KeptRange | None = None
+    out: PersistedRange | None = None
+    failed: PersistedRange | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def position(self, uri: str) -> Position:
-        """Of the first record that is not delivered, in the object `uri`."""
+        """Return the position of the first record that is not delivered, in the object `uri`."""
         return Position(uri, self.member, self.record, self.line, self.byte, self.member_byte)
 
     def to_json(self) -> bytes:
-        """Versioned, with sorted keys."""
-        return dump({"v": VERSION, **_fields_of(self)})
+        """Return the checkpoint as versioned JSON with sorted keys."""
+        return dump_json({"v": VERSION, **_shallow_dict(self)})
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Read back; LedgerError for another version."""
-        data = versioned(text)
+        """Return the checkpoint from its JSON. Raises LedgerError for another version."""
+        data = parse_versioned(text)
         del data["v"]
         data["done"] = tuple(map(ShardRecord.from_json, data["done"]))
         data["counts"] = Counts(**data["counts"])
-        data["begin"] = _maybe(Spot, data["begin"])
-        data["out"], data["failed"] = _kept(data["out"]), _kept(data["failed"])
+        data["begin"] = _optional(ShardPosition, data["begin"])
+        data["out"], data["failed"] = _range_from_json(data["out"]), _range_from_json(data["failed"])
         return cls(**data)
 
 
 @dataclass(frozen=True, slots=True)
 class RetriedObject:
-    """An object of which failed records were tried again: `rows` of them are predicted by now.
+    """An object whose failed records were retried; `rows` of them are predicted since.
 
-    `out_bytes` is what its output has now, `begin_bytes` of it before the first record; `failures` why the others still
-    fail. `out` and `failed` are what is to be published; None once it is.
+    `out_bytes` is the size of its output; `begin_bytes` of them precede the first record.
+    `failures` counts the records that still fail, by reason. `out` and `failed` are the drafts to
+    publish. They are None once published.
     """
 
     index: int
     rows: int
     out_bytes: int
     failures: Mapping[str, int]
-    out: Kept | None = None
-    failed: Kept | None = None
+    out: PersistedDraft | None = None
+    failed: PersistedDraft | None = None
     begin_bytes: int = 0
 
     def to_json(self) -> bytes:
-        """Versioned, with sorted keys."""
-        return dump({"v": VERSION, **_fields_of(self)})
+        """Return the record as versioned JSON with sorted keys."""
+        return dump_json({"v": VERSION, **_shallow_dict(self)})
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Read back; LedgerError for another version."""
-        data = versioned(text)
+        """Return the record from its JSON. Raises LedgerError for another version."""
+        data = parse_versioned(text)
         del data["v"]
-        data["out"], data["failed"] = _maybe(Kept, data["out"]), _maybe(Kept, data["failed"])
+        data["out"], data["failed"] = (
+            _optional(PersistedDraft, data["out"]),
+            _optional(PersistedDraft, data["failed"]),
+        )
         return cls(**data)
 
 
 def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
-    """Of each shard of one object, how much of its output's begin the object has already: all but the first one's."""
+    """Return, for each shard of one object, the size of its header if an earlier shard has a header."""
     found: list[int] = []
     begun = False
     for shard in shards:
@@ -178,30 +186,32 @@ def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
     return found
 
 
-def _maybe(kind: Any, data: Mapping[str, Any] | None) -> Any:
+def _optional(kind: Any, data: Mapping[str, Any] | None) -> Any:
     return None if data is None else kind(**data)
 
 
-def _kept(data: Mapping[str, Any] | None) -> KeptRange | None:
-    return None if data is None else KeptRange(Kept(**data["kept"]), data["start"], data["stop"])
+def _range_from_json(data: Mapping[str, Any] | None) -> PersistedRange | None:
+    return (
+        None if data is None else PersistedRange(PersistedDraft(**data["kept"]), data["start"], data["stop"])
+    )
 
 
-def _fields_of(record: Any) -> dict[str, Any]:
-    """A dataclass's own fields; those of dataclasses in them are left to the writer of JSON, which is quick at it."""
+def _shallow_dict(record: Any) -> dict[str, Any]:
+    """Return a dataclass's own fields. The JSON writer converts nested dataclasses, faster."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
-def versioned(text: bytes) -> dict[str, Any]:
-    """A record's fields. LedgerError for one of another version."""
+def parse_versioned(text: bytes) -> dict[str, Any]:
+    """Return a record's fields. Raises LedgerError for another version."""
     data: dict[str, Any] = orjson.loads(text)
     if data.get("v") != VERSION:
         raise LedgerError(
-            f"the ledger says version {data.get('v')}, this headrace writes {VERSION}: finish the run with the version "
-            "that began it, or start anew with --overwrite"
+            f"the ledger has version {data.get('v')}, but this headrace writes version {VERSION}: finish "
+            "the run with the headrace that started it, or start again with --overwrite"
         )
     return data
 
 
-def dump(data: Mapping[str, Any]) -> bytes:
-    """As JSON for people to read, with sorted keys."""
+def dump_json(data: Mapping[str, Any]) -> bytes:
+    """Return readable JSON with sorted keys."""
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)

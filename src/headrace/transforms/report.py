@@ -1,5 +1,6 @@
-"""What a transform says of itself at its end, for people and for machines."""
+"""The final report of a transform, for people and for programs."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -8,10 +9,10 @@ from typing import Any, Final, Literal
 
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
-from headrace.pipeline.progress import Progress
-from headrace.transforms.crossings import crossings, tasks_left
+from headrace.pipeline.progress import RunProgress
 from headrace.transforms.plan import TransformPlan
 from headrace.transforms.records import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
+from headrace.transforms.region_transfers import region_transfers, tasks_left
 from headrace.transforms.settings import TransformSettings
 
 REPORT_VERSION: Final = 1
@@ -23,9 +24,9 @@ Status = Literal["complete", "failed", "drained", "partial"]
 
 @dataclass(frozen=True, slots=True)
 class ObjectResult:
-    """What became of one object; `failures` are how many of its records failed, by reason.
+    """The result of one object. `failures` counts its failed records by reason.
 
-    `withheld`: it has failed records, and so no output, as was asked.
+    If `suppressed`, the object has failed records and therefore no output, as the settings require.
     """
 
     uri: str
@@ -33,19 +34,27 @@ class ObjectResult:
     counts: Counts
     out_bytes: int
     failures: Mapping[str, int]
-    withheld: bool = False
+    suppressed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TransformReport:
-    """A transform's counts. ``records_in == rows_out + rows_failed + rows_withheld`` was checked from the ledger.
+    """The report of a transform.
 
-    `status` is complete; failed, where objects got no output because a record of theirs failed and that was asked for;
-    drained, when it was asked to stop, or partial, where tasks were left to workers in their own regions: then a resumption
-    goes on. Counts are of the whole transform; `bytes_read`,
-    `elapsed_s`, `rows_per_s`, `cpu_s` and what is said of the model are of this run of it alone. `failures` are
-    how many records failed, by reason; `failed_objects` are those with most of them. `bytes_across_regions` are each a
-    ``from``, a ``to`` and ``bytes``, as far as workers and data say where they are; `tasks_left` are by region.
+    ``records_in == rows_out + rows_failed + rows_suppressed`` was verified.
+
+    Counts are of the whole transform, from its ledger. Other figures are of this run alone:
+    `bytes_read`, `elapsed_s`, `rows_per_s`, `cpu_s` and those of the model.
+
+    Attributes:
+        status: "complete". "failed": objects have no output because one of their records failed
+            (`FailurePolicy.on_error` "object"). "drained": stopped on request, can be resumed.
+            "partial": tasks are left for workers in other regions, can be resumed.
+        rows_suppressed: Predictions that were not written, in objects without output.
+        failures: Failed records by reason.
+        failed_objects: The objects with the most failed records.
+        bytes_across_regions: Transfers with ``from``, ``to`` and ``bytes``, for known regions.
+        tasks_left: Unfinished tasks by region.
     """
 
     status: Status
@@ -56,11 +65,11 @@ class TransformReport:
     objects_done: int
     objects_with_failures: int
     objects_broken: int
-    objects_withheld: int
+    objects_suppressed: int
     records_in: int
     rows_out: int
     rows_failed: int
-    rows_withheld: int
+    rows_suppressed: int
     out_bytes: int
     bytes_read: int
     tasks: int
@@ -81,19 +90,59 @@ class TransformReport:
 
     @property
     def exit_code(self) -> int:
-        """0 all good; 3 some records failed; 1 an object is broken or has no output, or the run was cut short."""
+        """The exit status of the command.
+
+        0: every record is predicted. 3: records failed. 1: an object is broken or has no output, or
+        the run stopped before its end.
+        """
         if self.status != "complete" or self.objects_broken:
             return 1
         return 3 if self.rows_failed else 0
 
+    @property
+    def objects_withheld(self) -> int:
+        """Return `objects_suppressed`. Deprecated, removed in the next release."""
+        _warn_renamed("objects_withheld")
+        return self.objects_suppressed
+
+    @property
+    def rows_withheld(self) -> int:
+        """Return `rows_suppressed`. Deprecated, removed in the next release."""
+        _warn_renamed("rows_withheld")
+        return self.rows_suppressed
+
     def to_json(self) -> dict[str, Any]:
-        """For ``_report.json`` and ``--json``."""
-        return {"v": REPORT_VERSION, **asdict(self), "exit_code": self.exit_code}
+        """Return the report for ``_report.json`` and ``--json``.
+
+        For one release, renamed keys are there under their old names too.
+        """
+        data = asdict(self)
+        old = {name: data[new] for name, new in _RENAMED.items()}
+        return {"v": REPORT_VERSION, **data, **old, "exit_code": self.exit_code}
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the report for the ledger, whose records keep the old names."""
+        data = self.to_json()
+        for name in _RENAMED.values():
+            del data[name]
+        for entry in data["failed_objects"]:
+            del entry["suppressed"]
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "TransformReport":
-        """Read back what `to_json` gave."""
-        return cls(**{k: v for k, v in data.items() if k not in ("v", "exit_code")})
+        """Return the report from the form of `to_json` or of `to_record`."""
+        values = {_RENAMED.get(k, k): v for k, v in data.items() if k not in ("v", "exit_code")}
+        values["failed_objects"] = [{**e, "suppressed": e["withheld"]} for e in values["failed_objects"]]
+        return cls(**values)
+
+
+_RENAMED: Final = {"objects_withheld": "objects_suppressed", "rows_withheld": "rows_suppressed"}
+
+
+def _warn_renamed(name: str) -> None:
+    message = f"TransformReport.{name} is deprecated: use {_RENAMED[name]}"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
 def object_results(
@@ -102,15 +151,19 @@ def object_results(
     settings: TransformSettings,
     retried: Mapping[int, RetriedObject] | None = None,
 ) -> list[ObjectResult]:
-    """What became of every object of which all shards are done, with what trying its failed records again gained."""
-    wanted = {shard.index: shard.of for task in plan.tasks for shard in task.shards}
-    again = retried or {}
+    """Return the results of all objects whose shards are finished, with the records gained by a retry."""
+    shard_counts = {shard.index: shard.count for task in plan.tasks for shard in task.shards}
+    retried_by_index = retried or {}
     found = _by_object(records).items()
-    return [_result(plan, i, done, settings, again.get(i)) for i, done in found if len(done) == wanted[i]]
+    return [
+        _result(plan, i, done, settings, retried_by_index.get(i))
+        for i, done in found
+        if len(done) == shard_counts[i]
+    ]
 
 
 def _by_object(records: Iterable[TaskRecord]) -> dict[int, list[ShardRecord]]:
-    """The shards that are done of every object, in order."""
+    """Return the finished shards of every object, in order."""
     shards = sorted((s for r in records for s in r.shards), key=lambda s: (s.index, s.number))
     return {index: list(group) for index, group in groupby(shards, key=lambda s: s.index)}
 
@@ -130,18 +183,18 @@ def _result(
         out_bytes, failures = retried.out_bytes, Counter(retried.failures)
     failed = bool(counts.rows_failed or counts.objects_broken)
     planned = plan.objects[index]
-    withheld = failed and settings.failures.on_error == "object"
-    return ObjectResult(planned.info.uri, planned.output, counts, out_bytes, dict(failures), withheld)
+    suppressed = failed and settings.failures.on_error == "object"
+    return ObjectResult(planned.info.uri, planned.output, counts, out_bytes, dict(failures), suppressed)
 
 
 def _counts_of(shards: Sequence[ShardRecord]) -> Counts:
-    """Of one object's shards; where several of them broke, it is one object still."""
+    """Return the counts of one object's shards. Several broken shards are one broken object."""
     counts = sum_counts(s.counts for s in shards)
     return replace(counts, objects_broken=1) if len(shards) > 1 and counts.objects_broken else counts
 
 
 def _failures_of(shards: Sequence[ShardRecord]) -> Counter[str]:
-    """How many records of some shards failed, by reason."""
+    """Return the numbers of failed records of the shards, by reason."""
     failures = Counter[str]()
     for shard in shards:
         if shard.failures:
@@ -150,7 +203,7 @@ def _failures_of(shards: Sequence[ShardRecord]) -> Counter[str]:
 
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
-    """All of them together."""
+    """Return the sum of the counts."""
     total = Counts()
     for one in counts:
         total = total.plus(one)
@@ -166,7 +219,7 @@ def make_report(
     plan: TransformPlan,
     records: Sequence[TaskRecord],
     results: Sequence[ObjectResult],
-    progress: Progress,
+    progress: RunProgress,
     statistics: PredictorStatistics,
     elapsed_s: float,
     cpu_s: float,
@@ -175,15 +228,20 @@ def make_report(
     destination_region: str | None = None,
     retried: Mapping[int, RetriedObject] | None = None,
 ) -> TransformReport:
-    """Put a report together from the ledger's counts and this process's figures; `results` are `object_results` of them."""
-    by_object, again = _by_object(records), retried or {}
-    gained = sum(r.rows for r in again.values())
+    """Return the report from the ledger's records and this run's figures.
+
+    `results` are the `object_results` of the records.
+    """
+    by_object, retried_by_index = _by_object(records), retried or {}
+    gained = sum(r.rows for r in retried_by_index.values())
     total = sum_counts(map(_counts_of, by_object.values())).plus(Counts(0, gained, -gained, 0))
     failures = Counter[str]()
     for index, shards in by_object.items():
-        failures.update(again[index].failures if index in again else _failures_of(shards))
-    withheld_rows = sum(r.counts.rows_out for r in results if r.withheld)
-    worst = sorted((r for r in results if r.counts.rows_failed or r.counts.objects_broken), key=_badness)
+        failures.update(
+            retried_by_index[index].failures if index in retried_by_index else _failures_of(shards)
+        )
+    suppressed_rows = sum(r.counts.rows_out for r in results if r.suppressed)
+    worst = sorted((r for r in results if r.counts.rows_failed or r.counts.objects_broken), key=_severity)
     rows = progress.records - progress.records_before
     return TransformReport(
         status=status,
@@ -194,12 +252,12 @@ def make_report(
         objects_done=len(results),
         objects_with_failures=len(worst),
         objects_broken=total.objects_broken,
-        objects_withheld=sum(r.withheld for r in results),
+        objects_suppressed=sum(r.suppressed for r in results),
         records_in=total.records_in,
-        rows_out=total.rows_out - withheld_rows,
+        rows_out=total.rows_out - suppressed_rows,
         rows_failed=total.rows_failed,
-        rows_withheld=withheld_rows,
-        out_bytes=sum(r.out_bytes for r in results if not r.withheld),
+        rows_suppressed=suppressed_rows,
+        out_bytes=sum(r.out_bytes for r in results if not r.suppressed),
         bytes_read=progress.bytes_read,
         tasks=len(records),
         elapsed_s=round(elapsed_s, 3),
@@ -212,26 +270,27 @@ def make_report(
         retries=statistics.retries,
         batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
         failures=dict(failures.most_common()),
-        failed_objects=[_shown(r) for r in worst[:_WORST_MAX]],
+        failed_objects=[_failed_object_json(r) for r in worst[:_WORST_MAX]],
         bytes_across_regions=[
             {"from": c.from_region, "to": c.to_region, "bytes": c.nbytes}
-            for c in crossings(plan, records, destination_region)
+            for c in region_transfers(plan, records, destination_region)
         ],
         tasks_left=tasks_left(plan, records),
         resumed=resumed,
     )
 
 
-def _badness(result: ObjectResult) -> tuple[int, int]:
+def _severity(result: ObjectResult) -> tuple[int, int]:
     return -result.counts.objects_broken, -result.counts.rows_failed
 
 
-def _shown(result: ObjectResult) -> dict[str, Any]:
+def _failed_object_json(result: ObjectResult) -> dict[str, Any]:
     counts = result.counts
     return {
         "object": result.uri,
         "records_in": counts.records_in,
         "rows_failed": counts.rows_failed,
         "broken": bool(counts.objects_broken),
-        "withheld": result.withheld,
+        "suppressed": result.suppressed,
+        "withheld": result.suppressed,  # the old key, for one release
     }

@@ -1,10 +1,10 @@
-"""``retry-failed``: a finished transform's failed records, tried once more, and merged back into place.
+"""``retry-failed``: retry the failed records of a finished transform and merge them into its outputs.
 
-Arrives: a destination, and a runner whose model is loaded. Leaves: outputs with what came out now, ``KEY.out.failed`` with
-what is still failed, counts to match, and a new report.
+Input: a destination and a predictor. Output: merged outputs, ``KEY.out.failed`` with the records
+that still fail, updated counts and a new report.
 
-Most records are tried by themselves. Objects that broke, that have no output because of what failed, or whose output is a
-table (Parquet, Arrow), which nothing can be put into, are done again whole.
+Most records are retried one by one. Some objects are scored again as a whole: broken objects,
+objects whose output was suppressed, and tables (Parquet, Arrow), which cannot be merged.
 """
 
 import logging
@@ -20,38 +20,47 @@ from headrace.core.block import Failure, FailureKind
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, DataError, LedgerError, LimitError, ResumeRefusedError
 from headrace.core.predictor import Predictor
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, read_failed_records
 from headrace.pipeline.flow import Flow
-from headrace.pipeline.items import ScoredBatch, piece_rows
+from headrace.pipeline.items import ScoredBatch, selected_rows
 from headrace.pipeline.mapping import Mapper
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
-from headrace.transforms.encoders import Encoders, accepted
+from headrace.transforms.encoders import ShardEncoders, resolve_accept
 from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.merge import Outcome, Recovered, in_place, write_merged
+from headrace.transforms.merge import Outcome, RecoveredRecord, ordered_outcomes, write_merged
 from headrace.transforms.page import PAGE_NAME
 from headrace.transforms.plan import TransformPlan, cut_tasks
 from headrace.transforms.reasons import count_reason
 from headrace.transforms.records import RetriedObject
 from headrace.transforms.report import REPORT_NAME, TransformReport, make_report, object_results
-from headrace.transforms.retry_source import Retried, RetrySource, chosen, only, reads_object
-from headrace.transforms.retry_whole import do_again, object_now, to_do_again
-from headrace.transforms.settings import TABLES, TransformSettings, settings_of
-from headrace.transforms.work import Work
+from headrace.transforms.retry_source import (
+    ObjectFailures,
+    RetrySource,
+    needs_object,
+    select_retryable,
+    select_rows,
+)
+from headrace.transforms.retry_whole import current_info, redo_objects, select_objects_to_redo
+from headrace.transforms.settings import TABLES, TransformSettings, settings_from_identity
+from headrace.transforms.task_run import TransformWork
 
 _log = logging.getLogger("headrace.transform")
 
 FAILED_BYTES_MAX: Final = 256 << 20
-"""Failed records of one object that are held at once."""
+"""The maximal size of one object's failed records, which are held in memory."""
 _ROUND_BYTES: Final = 32 << 20
-"""About how much of failed records is tried together."""
+"""The approximate size of failed records that are retried together."""
 
 
-class Retry:
-    """One destination's failed records. Use from one thread, `execute` once, with the predictor started."""
+class FailedRecordsRetry:
+    """The retry of one destination's failed records. Used by one thread; `execute` is called once.
+
+    The predictor must be started.
+    """
 
     def __init__(
         self,
@@ -64,7 +73,7 @@ class Retry:
         clock: Clock | None = None,
     ) -> None:
         self.destination = destination.rstrip("/") + "/"
-        self.progress = Progress()
+        self.progress = RunProgress()
         self._stores = stores
         self._predictor = predictor
         self._model_identity = model_identity
@@ -76,66 +85,70 @@ class Retry:
         self._begin_bytes: dict[int, int] = {}
 
     def execute(self) -> TransformReport:
-        """Try, merge, and count again.
+        """Retry the records, merge the results and write a new report.
 
-        Raises ConfigError where no transform was written, LedgerError where one is not finished, ResumeRefusedError for
-        another model, LimitError for more failed records of one object than can be held, and storage and model errors.
-        What was merged before an error stays. An object that must be read again, and is gone or another one now, stays as
-        it is; but one that was broken is taken as it is now.
+        Raises ConfigError if the destination has no transform, LedgerError if its transform is not
+        finished, ResumeRefusedError for another model, LimitError for an object with too many
+        failed records, and storage and model errors. Results that were merged before an error stay.
+
+        An object that must be read again but is missing or changed is skipped. A broken object is
+        read in its present version.
         """
         identity = finished_identity(self._ledger)
         self._check_model(identity)
-        settings = settings_of(identity["settings"])
+        settings = settings_from_identity(identity["settings"])
         plan = self._plan(settings)
         began, cpu_before_s = self._clock.now(), cpu_s()
-        self._retried = self._ledger.retried()
+        self._retried = self._ledger.retried_objects()
         for retried in list(self._retried.values()):
-            self._publish(plan, retried)  # what a killed process had written, and perhaps not published
+            self._publish(
+                plan, retried
+            )  # a killed process may have committed the merge without publishing it
         learned = self._ledger.learned() or {}
-        failed = self._failed(plan)
-        plan, whole = self._do_again(plan, settings, learned, set(failed))
-        self._begin_bytes = self._begins()
+        failed = self._failed_objects(plan)
+        plan, whole = self._redo_objects(plan, settings, learned, set(failed))
+        self._begin_bytes = self._read_begin_bytes()
         by_themselves = {index: nbytes for index, nbytes in failed.items() if index not in whole}
         for some in _rounds(self._records(plan, by_themselves, settings)):
-            self._try(plan, settings, learned, some)
+            self._retry(plan, settings, learned, some)
         return self._report(identity, plan, settings, self._clock.now() - began, cpu_s() - cpu_before_s)
 
     def _check_model(self, identity: Mapping[str, Any]) -> None:
         if self._other_model or identity["model"] == self._model_identity:
             return
         raise ResumeRefusedError(
-            f"{self.destination}: it was written by model {identity['model']}, and this is {self._model_identity}: its "
-            "predictions would stand among the others'. Say --other-model if that is what you want"
+            f"{self.destination}: the output was written by model {identity['model']}, but this is "
+            f"{self._model_identity}: predictions of both would be mixed. Add --other-model to accept that"
         )
 
     def _plan(self, settings: TransformSettings) -> TransformPlan:
-        """The plan, cut as it was, with the objects that are read now."""
+        """Return the plan with its original tasks and the present versions of the objects."""
         planned = tuple(self._ledger.objects())
-        tasks, renewed = cut_tasks(planned, settings), self._ledger.renewed()
+        tasks, renewed = cut_tasks(planned, settings), self._ledger.new_infos()
         objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(planned))
         return TransformPlan(tuple(objects), tasks)
 
     # What failed
 
-    def _failed(self, plan: TransformPlan) -> dict[int, int]:
-        """The objects of which something failed, and how many bytes tell of it."""
+    def _failed_objects(self, plan: TransformPlan) -> dict[int, int]:
+        """Return the sizes of the files of failed records, by object index."""
         found = self._ledger.store.list(self.destination)
         sizes = {i.uri: i.size_bytes or 0 for i in found if i.uri.endswith(".failed")}
         uris = ((index, self.destination + planned.failed) for index, planned in enumerate(plan.objects))
         return {index: sizes[uri] for index, uri in uris if uri in sizes}
 
-    def _is_whole(self, settings: TransformSettings, learned: Mapping[str, Any]) -> bool:
-        """Whether every object with a failure is done again whole."""
+    def _redoes_all(self, settings: TransformSettings, learned: Mapping[str, Any]) -> bool:
+        """Return True if every object with a failure is scored again as a whole."""
         kind = learned.get("format")
-        is_table = accepted(settings.output, kind if isinstance(kind, str) else None) in TABLES
+        is_table = resolve_accept(settings.output, kind if isinstance(kind, str) else None) in TABLES
         return is_table or settings.failures.on_error == "object"
 
-    def _broken(self) -> set[int]:
+    def _broken_objects(self) -> set[int]:
         shards = (s for record in self._ledger.tasks().values() for s in record.shards)
         return {s.index for s in shards if s.counts.objects_broken}
 
-    def _begins(self) -> dict[int, int]:
-        """How much of each object's output stands before its first record, as far as anything does."""
+    def _read_begin_bytes(self) -> dict[int, int]:
+        """Return the number of bytes before the first record of each output, if there are any."""
         shards = sorted(
             (s for record in self._ledger.tasks().values() for s in record.shards),
             key=lambda s: (s.index, s.number),
@@ -144,48 +157,56 @@ class Retry:
 
     def _records(
         self, plan: TransformPlan, failed: Mapping[int, int], settings: TransformSettings
-    ) -> Iterator[Retried]:
-        """The records to try by themselves, object by object."""
+    ) -> Iterator[ObjectFailures]:
+        """Yield the records to retry one by one, by object."""
         for index, nbytes in failed.items():
             planned = plan.objects[index]
-            retried = chosen(index, planned.info, self._read(self.destination + planned.failed, nbytes))
-            if not retried.tried:
+            retried = select_retryable(
+                index, planned.info, self._read(self.destination + planned.failed, nbytes)
+            )
+            if not retried.retryable:
                 continue
             if (
-                reads_object(retried, settings.read)
-                and object_now(self._stores, planned.info) is not planned.info
+                needs_object(retried, settings.read)
+                and current_info(self._stores, planned.info) is not planned.info
             ):
-                _log.warning("%s is gone or another object now: its failed records stay", planned.info.uri)
+                _log.warning(
+                    "%s is missing or has changed: its failed records are not retried", planned.info.uri
+                )
                 continue
             yield retried
 
     def _read(self, uri: str, nbytes: int) -> list[FailedRecord]:
         if nbytes > FAILED_BYTES_MAX:
             raise LimitError(
-                f"{uri} holds more than {FAILED_BYTES_MAX >> 20} MiB of failed records: find out why they fail, and "
-                "transform anew with --overwrite"
+                f"{uri} holds more than {FAILED_BYTES_MAX >> 20} MiB of failed records: find the cause, "
+                "then transform again with --overwrite"
             )
         return list(read_failed_records(self._ledger.store.get(uri).splitlines()))
 
     # Whole objects
 
-    def _do_again(
+    def _redo_objects(
         self, plan: TransformPlan, settings: TransformSettings, learned: Mapping[str, Any], failed: set[int]
     ) -> tuple[TransformPlan, set[int]]:
-        """Do objects again whole; the plan with what is read now, and those whose records are not tried by themselves."""
-        begun, is_broken = self._ledger.again(), self._broken()
-        wanted = failed if self._is_whole(settings, learned) else failed & is_broken
-        # What a killed process was doing again may be half of each run: it is done again even if nothing has failed.
+        """Score objects again as a whole.
+
+        Return the updated plan, and the objects whose records are not retried.
+        """
+        begun, is_broken = self._ledger.objects_to_redo(), self._broken_objects()
+        wanted = failed if self._redoes_all(settings, learned) else failed & is_broken
+        # An interrupted redo may have mixed outputs of both runs: it is repeated even without
+        # failures.
         wanted = wanted | begun
-        found, plan = to_do_again(self._ledger, plan, self._stores, wanted, is_broken | begun)
+        found, plan = select_objects_to_redo(self._ledger, plan, self._stores, wanted, is_broken | begun)
         if begun - found:
             uri = plan.objects[min(begun - found)].info.uri
             raise LedgerError(
-                f"{uri} was being done again by a process that died, and is gone or another object now: bring it back, or "
-                "transform anew with --overwrite"
+                f"{uri} is missing or has changed, but a killed process had begun to score it again: "
+                "restore it, or transform again with --overwrite"
             )
         if found:
-            work = Work(
+            work = TransformWork(
                 plan=plan,
                 settings=settings,
                 stores=self._stores,
@@ -195,25 +216,25 @@ class Retry:
                 clock=self._clock,
                 replaces=True,
             )
-            do_again(work, self._predictor, found)
-            self._retried = self._ledger.retried()
+            redo_objects(work, self._predictor, found)
+            self._retried = self._ledger.retried_objects()
         return plan, wanted
 
     # Records by themselves
 
-    def _try(
+    def _retry(
         self,
         plan: TransformPlan,
         settings: TransformSettings,
         learned: Mapping[str, Any],
-        objects: Sequence[Retried],
+        objects: Sequence[ObjectFailures],
     ) -> None:
-        """Ask the model about some objects' failed records, and merge what comes out."""
+        """Call the model for failed records of some objects, and merge the predictions."""
         mapper = Mapper(self._predictor.metadata, settings.mapping, settings.read, learned)
-        encoders = Encoders(settings.output, mapper)
+        encoders = ShardEncoders(settings.output, mapper)
         source = RetrySource(objects, self._stores, settings.read)
         flow = Flow(source, mapper, self._predictor, settings.flow, progress=self.progress, clock=self._clock)
-        recovered: defaultdict[int, list[Recovered]] = defaultdict(list)
+        recovered: defaultdict[int, list[RecoveredRecord]] = defaultdict(list)
         failed: defaultdict[int, list[Failure]] = defaultdict(list)
         headers: dict[int, bytes] = {}
         for batch in flow:
@@ -225,16 +246,17 @@ class Retry:
                     continue
                 headers.setdefault(number, header)
                 recovered[number].append(found)
-        # Told of with places among the tried; what is left says where it is.
+        # Its position is an index into the retryable records; the remaining failures have true
+        # ones.
         self.progress.first_failure = None
         for number, retried in enumerate(objects):
-            outcomes = in_place(retried, recovered[number], failed[number])
+            outcomes = ordered_outcomes(retried, recovered[number], failed[number])
             self._merge(plan, retried, outcomes, headers.get(number, b""))
 
     def _merge(
-        self, plan: TransformPlan, retried: Retried, outcomes: Sequence[Outcome], header: bytes
+        self, plan: TransformPlan, retried: ObjectFailures, outcomes: Sequence[Outcome], header: bytes
     ) -> None:
-        gained = [o for o in outcomes if isinstance(o, Recovered)]
+        gained = [o for o in outcomes if isinstance(o, RecoveredRecord)]
         left = [o for o in outcomes if isinstance(o, FailedRecord)]
         planned, store = plan.objects[retried.index], self._ledger.store
         name = f"retry-{retried.index:05d}-{self._attempt}"
@@ -259,18 +281,18 @@ class Retry:
             out_bytes=out.nbytes,
             failures=dict(reasons),
             begin_bytes=begin_bytes,
-            out=out.keep(),
-            failed=failed.keep() if left else None,
+            out=out.persist(),
+            failed=failed.persist() if left else None,
         )
         out.close()
         failed.close()
-        # From here on both are published whatever happens: by this process, or by the next.
+        # From here on both drafts are published, by this process or by the next.
         self._ledger.commit_retried(record)
         self._retried[record.index] = record
         self._publish(plan, record)
 
     def _publish(self, plan: TransformPlan, record: RetriedObject) -> None:
-        """Publish what a merge has written; once that is done, nothing is left to do."""
+        """Publish the output of a merge, unless that is done."""
         self._ledger.publish_retried(record, plan.objects[record.index])
 
     # The end
@@ -284,10 +306,10 @@ class Retry:
         cpu_used_s: float,
     ) -> TransformReport:
         tasks = [record for _, record in sorted(self._ledger.tasks().items())]
-        retried = self._ledger.retried()
+        retried = self._ledger.retried_objects()
         results = object_results(plan, tasks, settings, retried)
         report = make_report(
-            status="failed" if any(r.withheld for r in results) else "complete",
+            status="failed" if any(r.suppressed for r in results) else "complete",
             source=str(identity["source"]),
             output=self.destination,
             model=self._predictor.metadata.name,
@@ -305,33 +327,36 @@ class Retry:
         )
         text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
         self._ledger.publish(REPORT_NAME, text)
-        # The page is of the run that wrote it, and its counts are no longer true.
+        # The page describes the earlier run; its counts are outdated.
         self._ledger.store.delete(self.destination + PAGE_NAME)
-        self._ledger.finish(report.to_json())
-        _log.info("failed records tried again", extra={"rows_failed": report.rows_failed})
+        self._ledger.finish(report.to_record())
+        _log.info("failed records retried", extra={"rows_failed": report.rows_failed})
         return report
 
 
 def finished_identity(ledger: TransformLedger) -> Mapping[str, Any]:
-    """What the finished transform at a destination is. Raises ConfigError where there is none, LedgerError where it is not finished."""
+    """Return the identity of the finished transform at a destination.
+
+    Raises ConfigError if there is no transform, LedgerError if it is not finished.
+    """
     identity = ledger.identity()
     if identity is None:
-        raise ConfigError(f"{ledger.destination}: no transform was written here; check the destination")
-    if ledger.finished() is None:
+        raise ConfigError(f"{ledger.destination}: there is no transform: check the destination")
+    if ledger.final_report() is None:
         raise LedgerError(
-            f"{ledger.destination}: the transform is not finished: finish it with headrace transform … --resume, then try "
-            "its failed records again"
+            f"{ledger.destination}: the transform is not finished: finish it with "
+            "headrace transform … --resume, then retry its failed records"
         )
     return identity
 
 
-def _rounds(records: Iterable[Retried]) -> Iterator[list[Retried]]:
-    """Objects together, up to about _ROUND_BYTES of failed records."""
-    some: list[Retried] = []
+def _rounds(records: Iterable[ObjectFailures]) -> Iterator[list[ObjectFailures]]:
+    """Yield groups of objects with about _ROUND_BYTES of failed records."""
+    some: list[ObjectFailures] = []
     held = 0
     for retried in records:
         some.append(retried)
-        held += sum(len(f.failure.raw) for f in retried.all)
+        held += sum(len(f.failure.raw) for f in retried.records)
         if held >= _ROUND_BYTES:
             yield some
             some, held = [], 0
@@ -340,28 +365,29 @@ def _rounds(records: Iterable[Retried]) -> Iterator[list[Retried]]:
 
 
 def _outcomes(
-    batch: ScoredBatch, objects: Sequence[Retried], encoders: Encoders
-) -> Iterator[tuple[int, bytes, Recovered | Failure]]:
-    """Each record of a batch that is predicted now, one by one: its object's number, header and text.
+    batch: ScoredBatch, objects: Sequence[ObjectFailures], encoders: ShardEncoders
+) -> Iterator[tuple[int, bytes, RecoveredRecord | Failure]]:
+    """Yield the outcome of each record of a batch: its object's number, the header and the prediction.
 
-    Or its failure, with its number among the tried, where an output filter asks for what it has not.
+    A record that does not have what the output filter selects fails; its position is its number
+    among the retried records.
     """
     row = 0
     for span in batch.spans:
-        block = span.piece.block
+        block = span.selection.block
         encoder, header = None, b""
-        places: list[int] = piece_rows(span.piece).tolist()
+        places: list[int] = selected_rows(span.selection).tolist()
         for place in places:
             outputs = {name: data[row : row + 1] for name, data in batch.outputs.items()}
             row += 1
             if encoder is None:
                 encoder = encoders.make(outputs, block)
                 header = encoder.begin()
-            record = objects[span.index].tried[block.first.record + place]
-            alone = only(block, [place], record.failure.position)
+            record = objects[span.index].retryable[block.first.record + place]
+            alone = select_rows(block, [place], record.failure.position)
             try:
-                text = encoder.encode([Piece(alone, 0, 1)], outputs)
+                text = encoder.encode([BlockSelection(alone, 0, 1)], outputs)
             except DataError as error:
                 yield span.index, header, block.failure(place, FailureKind.FORMAT, str(error))
                 continue
-            yield span.index, header, Recovered(record, text)
+            yield span.index, header, RecoveredRecord(record, text)

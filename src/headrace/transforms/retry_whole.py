@@ -1,7 +1,8 @@
-"""Objects of a finished transform, done again whole: what broke, what was withheld, and tables, which nothing can be put into.
+"""Score objects of a finished transform again as a whole: broken and suppressed ones, and tables.
 
-Arrives: which objects. Leaves: their outputs and the records of their tasks anew; the other objects of the same tasks are left
-alone. A process may die anywhere: the ledger says what is under way, and the next does it again.
+Input: the indices of the objects. Output: their new outputs and the new records of their tasks;
+other objects of the same tasks are unchanged. After a crash, the ledger names the objects in
+progress, and the next retry scores them again.
 """
 
 import logging
@@ -15,14 +16,14 @@ from headrace.storage.resolve import Stores
 from headrace.transforms.assembler import Assembler
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import Task, TransformPlan
-from headrace.transforms.records import Checkpoint, TaskRecord
-from headrace.transforms.work import TaskRun, Work
+from headrace.transforms.records import TaskCheckpoint, TaskRecord
+from headrace.transforms.task_run import TaskRun, TransformWork
 
 _log = logging.getLogger("headrace.transform")
 
 
-def object_now(stores: Stores, info: ObjectInfo) -> ObjectInfo | None:
-    """An object as it is now: `info` itself where it has not changed, None where it is gone."""
+def current_info(stores: Stores, info: ObjectInfo) -> ObjectInfo | None:
+    """Return the present version of an object: `info` if it is unchanged, None if it is missing."""
     try:
         found = stores.for_uri(info.uri).head(info.uri)
     except NotFoundError:
@@ -31,74 +32,80 @@ def object_now(stores: Stores, info: ObjectInfo) -> ObjectInfo | None:
     return info if same else replace(found, uri=info.uri)
 
 
-def to_do_again(
+def select_objects_to_redo(
     ledger: TransformLedger,
     plan: TransformPlan,
     stores: Stores,
     wanted: Collection[int],
     broken: Collection[int],
 ) -> tuple[set[int], TransformPlan]:
-    """Those of the `wanted` objects that can be done again, and the plan with what is read of them.
+    """Return the `wanted` objects that can be scored again, and the plan with their present versions.
 
-    An object that was `broken` is taken as it is now, since it may have been repaired; but of one that was read in ranges
-    the size must be the same. Others must be what they were: else they stay as they are, and a warning is logged.
+    A `broken` object may have been repaired, so its present version is used. If it is read in
+    ranges, its size must be the same. Other objects must be unchanged; a warning is logged for
+    those that are not, and they stay as they are.
     """
-    ranges = {s.index for task in plan.tasks for s in task.shards if not s.whole}
+    ranges = {s.index for task in plan.tasks for s in task.shards if not s.is_whole}
     objects = list(plan.objects)
     found: set[int] = set()
     for index in sorted(wanted):
         info = objects[index].info
-        now = object_now(stores, info)
-        if now is None:
-            _log.warning("%s is gone, and stays as it is in the output", info.uri)
-        elif now is info:
+        current = current_info(stores, info)
+        if current is None:
+            _log.warning("%s is missing: its output is unchanged", info.uri)
+        elif current is info:
             found.add(index)
-        elif index in broken and (index not in ranges or now.size_bytes == info.size_bytes):
-            ledger.renew(index, now)
-            objects[index] = replace(objects[index], info=now)
+        elif index in broken and (index not in ranges or current.size_bytes == info.size_bytes):
+            ledger.save_new_info(index, current)
+            objects[index] = replace(objects[index], info=current)
             found.add(index)
         else:
             _log.warning(
-                "%s is another object now, and stays as it is in the output: to take it as it is, transform anew with "
+                "%s has changed: its output is unchanged. To read the new version, transform again with "
                 "--overwrite",
                 info.uri,
             )
     return found, TransformPlan(tuple(objects), plan.tasks)
 
 
-def do_again(work: Work, predictor: Predictor, indices: Collection[int]) -> None:
-    """Do the objects again. `work` must say that it replaces; its plan, what is read."""
+def redo_objects(work: TransformWork, predictor: Predictor, indices: Collection[int]) -> None:
+    """Score the objects again.
+
+    `work` must have `replaces` set, and a plan with the versions to read.
+    """
     ledger, plan = work.ledger, work.plan
-    ledger.begin_again(indices)
+    ledger.begin_redo(indices)
     for index in indices:
-        ledger.forget_object(index)
+        ledger.reset_object(index)
     done = ledger.tasks()
     tasks = [task for task in plan.tasks if any(s.index in indices for s in task.shards)]
-    kept = [record for record in done.values() if not any(s.index in indices for s in record.shards)]
-    assembler = Assembler(ledger, plan, work.settings, kept)
-    work = replace(work, on_task=assembler.done)
-    tasks, checkpoints = _without_the_others(tasks, done, indices)
-    TaskRun(work, tasks, predictor, begins=assembler.begins(), checkpoints=checkpoints).execute()
-    while wrong := assembler.wrong():
-        redone = [plan.tasks[number] for number in sorted(wrong)]
-        TaskRun(work, redone, predictor, begins=dict(wrong.values())).execute()
+    done_records = [record for record in done.values() if not any(s.index in indices for s in record.shards)]
+    assembler = Assembler(ledger, plan, work.settings, done_records)
+    work = replace(work, on_task=assembler.add_task)
+    tasks, checkpoints = _cut_tasks_to(tasks, done, indices)
+    TaskRun(work, tasks, predictor, range_starts=assembler.range_starts(), checkpoints=checkpoints).execute()
+    while misplaced := assembler.ranges_to_redo():
+        redone = [plan.tasks[number] for number in sorted(misplaced)]
+        TaskRun(work, redone, predictor, range_starts=dict(misplaced.values())).execute()
     for index in _without_failures(ledger, indices):
         ledger.store.delete(ledger.destination + plan.objects[index].failed)
-    ledger.end_again()
+    ledger.end_redo()
 
 
-def _without_the_others(
+def _cut_tasks_to(
     tasks: list[Task], done: dict[int, TaskRecord], indices: Collection[int]
-) -> tuple[list[Task], dict[int, Checkpoint]]:
-    """Tasks of which all but these objects are done, as their checkpoints say."""
+) -> tuple[list[Task], dict[int, TaskCheckpoint]]:
+    """Return the tasks of these objects, with checkpoints that mark the tasks' other objects as finished."""
     cut: list[Task] = []
-    checkpoints: dict[int, Checkpoint] = {}
+    checkpoints: dict[int, TaskCheckpoint] = {}
     for task in tasks:
         others = [s for s in task.shards if s.index not in indices]
-        again = [s for s in task.shards if s.index in indices]
+        redone_shards = [s for s in task.shards if s.index in indices]
         records = {(s.index, s.number): s for s in done[task.number].shards}
-        cut.append(Task(task.number, (*others, *again)))
-        checkpoints[task.number] = Checkpoint(task.number, tuple(records[s.index, s.number] for s in others))
+        cut.append(Task(task.number, (*others, *redone_shards)))
+        checkpoints[task.number] = TaskCheckpoint(
+            task.number, tuple(records[s.index, s.number] for s in others)
+        )
     return cut, checkpoints
 
 

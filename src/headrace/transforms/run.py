@@ -1,6 +1,7 @@
-"""A transform: everything from a source to one predictions file for each object, resumable at any point.
+"""Run a transform: one predictions file for each object of a source, resumable at any point.
 
-Arrives: a source, a destination, a runner whose model is loaded. Leaves: outputs, failed records, a ledger, a report.
+Input: a source, a destination and a started runner. Output: predictions, failed records, a ledger
+and a report.
 """
 
 import logging
@@ -21,16 +22,16 @@ from headrace.core.errors import (
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.items import ScoredBatch
 from headrace.pipeline.ledger import LEDGER_FOLDER
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 from headrace.transforms.assembler import Assembler
 from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.observation import Observation
+from headrace.transforms.observation import RunObservation
 from headrace.transforms.page import PAGE_NAME, report_page
-from headrace.transforms.plan import PlannedObject, TransformPlan, cut_tasks, make_plan, nowhere
+from headrace.transforms.plan import PlannedObject, TransformPlan, cut_tasks, make_plan, no_region
 from headrace.transforms.probe import learn
-from headrace.transforms.records import Checkpoint, TaskRecord
+from headrace.transforms.records import TaskCheckpoint, TaskRecord
 from headrace.transforms.report import (
     REPORT_NAME,
     ObjectResult,
@@ -42,7 +43,7 @@ from headrace.transforms.report import (
 )
 from headrace.transforms.runner import Runner
 from headrace.transforms.settings import SHARE_ROWS_MIN, TransformSettings
-from headrace.transforms.work import Work
+from headrace.transforms.task_run import TransformWork
 
 _log = logging.getLogger("headrace.transform")
 
@@ -50,10 +51,26 @@ IfExists = Literal["refuse", "resume", "overwrite"]
 
 
 class Transform:
-    """One destination's transform. Use from one thread; `drain` from any (a signal handler too).
+    """The transform of one source to one destination.
 
-    `execute` once. After an error, or when it was drained, what was done stays: another one that resumes goes on there.
-    An `observation` is told of every batch, and then there is a page (``_report.html``) at the end, whatever the end was.
+    Used by one thread; any thread may call `drain`.
+
+    `execute` is called once. After an error or a drain, finished work stays, and another transform
+    can resume it. With an `observation`, an HTML page (``_report.html``) is written at the end,
+    also after an error.
+
+    Args:
+        source: An object, a prefix, a glob or a manifest, or several of them.
+        destination: The folder of the outputs.
+        stores: The object stores.
+        runner: The started runner of the tasks.
+        settings: The settings that shape the output.
+        model_identity: The fingerprint of the model; a resumption must have the same.
+        if_exists: The action for an existing transform at the destination.
+        model_reference: The name and options of the model, to open it again.
+        clock: The clock of elapsed times.
+        observation: The observation of all batches.
+        region_of: A function from an object's URI to its region.
     """
 
     def __init__(
@@ -66,51 +83,52 @@ class Transform:
         settings: TransformSettings,
         model_identity: str,
         if_exists: IfExists = "refuse",
-        made_with: Mapping[str, Any] | None = None,
+        model_reference: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
-        observation: Observation | None = None,
-        region_of: Callable[[str], str | None] = nowhere,
+        observation: RunObservation | None = None,
+        region_of: Callable[[str], str | None] = no_region,
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.plan: TransformPlan | None = None
-        """Known once `execute` has looked at the source."""
+        """The plan; set once `execute` has listed the source."""
         self.page: str | None = None
-        """Where the page is, once it has been written."""
+        """The URI of the page; set once the page is written."""
         self._stores = stores
         self._runner = runner
         self._settings = settings
         self._model_identity = model_identity
         self._if_exists: IfExists = if_exists
-        self._made_with = dict(made_with or {})
-        """How the model was named, for whoever needs it again."""
+        self._model_reference = dict(model_reference or {})
+        """The name and options of the model, for a later retry."""
         self._clock = clock or SystemClock()
         self._observation = observation
         self._region_of = region_of
-        """In which region an object lies, by its URI."""
+        """A function from an object's URI to its region."""
         self._drained = False
         self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
         self._records: dict[int, TaskRecord] = {}
         self._resumed = False
 
     def drain(self) -> None:
-        """Begin nothing new, keep what is under way, and leave a ledger to resume from."""
+        """Start no more work, persist work in progress, and leave a ledger to resume from."""
         self._drained = True
         self._runner.drain()
 
     def statistics(self) -> PredictorStatistics:
-        """How the model has fared so far; safe from any thread."""
+        """Return the model's statistics. Any thread may call it."""
         return self._runner.statistics()
 
     def reading(self) -> Sequence[str]:
-        """The objects that are being read now; safe from any thread."""
+        """Return the objects that are being read. Any thread may call it."""
         return self._runner.reading()
 
     def execute(self) -> TransformReport:
-        """Transform, and publish; returns when all is committed.
+        """Run the transform and publish its outputs. Return after everything is committed.
 
-        Raises OutputExistsError, ResumeRefusedError, EmptySourceError, TooManyFailuresError, storage and model errors.
+        Raises OutputExistsError, ResumeRefusedError, EmptySourceError, TooManyFailuresError,
+        storage errors and model errors.
         """
         finished = self._open()
         if finished is not None:
@@ -119,22 +137,22 @@ class Transform:
         if self._observation is not None:
             self._observation.begin(began)
         try:
-            complete = self._do()
+            complete = self._run_tasks()
         except HeadraceError as error:
-            self._explain(error, self._clock.now() - began, cpu_s() - cpu_before_s)
+            self._write_error_page(error, self._clock.now() - began, cpu_s() - cpu_before_s)
             raise
         return self._finish(complete, self._clock.now() - began, cpu_s() - cpu_before_s)
 
     # Beginning
 
     def _open(self) -> TransformReport | None:
-        """Begin, resume or refuse; the finished run's report when there is nothing left to do."""
+        """Begin or resume the run. Return the report of a finished run."""
         begun = self._ledger.identity() is not None
         if begun and self._if_exists == "resume":
             return self._resume()
         if begun and self._if_exists == "refuse":
             raise OutputExistsError(self.destination)
-        # What cannot be run must not cost the output that is there, nor leave anything behind.
+        # A run that cannot start must neither delete an existing output nor leave files.
         self.plan = make_plan(
             self.source, self.destination, self._stores, self._settings, region_of=self._region_of
         )
@@ -142,9 +160,9 @@ class Transform:
         if begun:
             self._delete_output()
         self._ledger.learn(learned)
-        more = {"made_with": self._made_with, "destination_region": self._region_of(self.destination)}
+        more = {"made_with": self._model_reference, "destination_region": self._region_of(self.destination)}
         self._ledger.begin({**self._identity(), **more}, self.plan.objects)
-        _log.info("transform begun", extra={"output": self.destination, "objects": len(self.plan.objects)})
+        _log.info("transform started", extra={"output": self.destination, "objects": len(self.plan.objects)})
         return None
 
     def _identity(self) -> Mapping[str, Any]:
@@ -154,39 +172,41 @@ class Transform:
     def _resume(self) -> TransformReport | None:
         self._ledger.check_identity(self._identity())
         self._resumed = True
-        finished = self._ledger.finished()
+        finished = self._ledger.final_report()
         if finished is not None:
             return TransformReport.from_json(finished)
         objects = tuple(self._ledger.objects())
         self._check_unchanged(objects)
         self.plan = TransformPlan(objects, cut_tasks(objects, self._settings))
         self._records = self._ledger.tasks()
-        for number in self._ledger.forget_lost(self._records, assembled=self._ledger.assembled()):
+        for number in self._ledger.remove_lost_tasks(
+            self._records, assembled=self._ledger.assembled_objects()
+        ):
             del self._records[number]
         _log.info("transform resumed", extra={"output": self.destination, "tasks_done": len(self._records)})
         return None
 
     def _check_unchanged(self, objects: Sequence[PlannedObject]) -> None:
-        """Raise ResumeRefusedError, naming what differs, unless the source is what it was."""
+        """Raise ResumeRefusedError, with the differences, unless the source is unchanged."""
         now = make_plan(self.source, self.destination, self._stores, self._settings).objects
         before = {o.info.uri: o.info for o in objects}
         after = {o.info.uri: o.info for o in now}
         changed = [f"{uri} is new" for uri in after if uri not in before]
-        changed += [f"{uri} is gone" for uri in before if uri not in after]
+        changed += [f"{uri} is missing" for uri in before if uri not in after]
         changed += [
-            f"{uri} is another object now"
+            f"{uri} has changed"
             for uri, info in before.items()
             if uri in after and (after[uri].etag, after[uri].size_bytes) != (info.etag, info.size_bytes)
         ]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise ResumeRefusedError(
-                f"{self.destination}: the source has changed since this run began: {'; '.join(changed[:3])}{more}. "
-                "Bring it back, or start anew with --overwrite"
+                f"{self.destination}: the source has changed since the run started: "
+                f"{'; '.join(changed[:3])}{more}. Restore it, or start again with --overwrite"
             )
 
     def _delete_output(self) -> None:
-        """Remove what a transform wrote here, and nothing else."""
+        """Delete the output of an earlier transform, and nothing else."""
         store = self._ledger.store
         self._ledger.abandon()
         for planned in self._ledger.objects():
@@ -198,8 +218,8 @@ class Transform:
 
     # Doing
 
-    def _do(self) -> bool:
-        """Do what is left; False when it was drained before that."""
+    def _run_tasks(self) -> bool:
+        """Run the remaining tasks. Return False if the run was drained before the last one."""
         assert self.plan is not None, "opened before"
         assembler = Assembler(self._ledger, self.plan, self._settings, self._records.values())
         checkpoints = self._ledger.checkpoints() if self._resumed else {}
@@ -207,9 +227,9 @@ class Transform:
 
         def on_task(record: TaskRecord) -> None:
             self._records[record.task] = record
-            assembler.done(record)
+            assembler.add_task(record)
 
-        work = Work(
+        work = TransformWork(
             plan=self.plan,
             settings=self._settings,
             stores=self._stores,
@@ -218,19 +238,21 @@ class Transform:
             progress=self.progress,
             clock=self._clock,
             on_task=on_task,
-            on_batch=self._check_so_far,
+            on_batch=self._check_failures_so_far,
             observation=self._observation,
-            run=self._ledger.run(),
+            run_id=self._ledger.run_id(),
         )
         assembler.publish_all()
         left = [task for task in self.plan.tasks if task.number not in self._records]
-        if left and not self._runner.run(work, left, begins=assembler.begins(), checkpoints=checkpoints):
+        if left and not self._runner.run(
+            work, left, range_starts=assembler.range_starts(), checkpoints=checkpoints
+        ):
             return False
-        return self._do_again(work, assembler)
+        return self._redo_ranges(work, assembler)
 
-    def _do_again(self, work: Work, assembler: Assembler) -> bool:
-        """Do the ranges again whose begin was guessed wrong, until none is left."""
-        again = Work(
+    def _redo_ranges(self, work: TransformWork, assembler: Assembler) -> bool:
+        """Score ranges with a wrong start again, until all are right."""
+        redo_work = TransformWork(
             plan=work.plan,
             settings=work.settings,
             stores=work.stores,
@@ -239,30 +261,33 @@ class Transform:
             on_task=work.on_task,
             clock=work.clock,
             replaces=True,
-            run=work.run,
+            run_id=work.run_id,
         )
-        while wrong := assembler.wrong():
-            _log.info("ranges done again: their records begin elsewhere", extra={"tasks": sorted(wrong)})
-            tasks = [work.plan.tasks[number] for number in sorted(wrong)]
-            if not self._runner.run(again, tasks, begins=dict(wrong.values()), checkpoints={}):
+        while misplaced := assembler.ranges_to_redo():
+            _log.info(
+                "ranges scored again: their starts were guessed wrong", extra={"tasks": sorted(misplaced)}
+            )
+            tasks = [work.plan.tasks[number] for number in sorted(misplaced)]
+            if not self._runner.run(redo_work, tasks, range_starts=dict(misplaced.values()), checkpoints={}):
                 return False
-        missing = assembler.missing()
+        missing = assembler.unassembled()
         if missing:
             raise LedgerError(
-                f"{self.destination}: {len(missing)} objects, {work.plan.objects[missing[0]].info.uri} the first, were not "
-                "put together, and nothing is left to do. Do not trust this output; please report it"
+                f"{self.destination}: {len(missing)} objects were not assembled although all tasks are "
+                f"finished; the first is {work.plan.objects[missing[0]].info.uri}. Do not trust this output; "
+                "please report it"
             )
         return True
 
     def _learned(self, plan: TransformPlan) -> dict[str, Any]:
-        """What the first records decide: looked at once, and kept for every worker and resumption."""
+        """Return the properties of the first records, read once for all workers and resumptions."""
         learned = self._ledger.learned()
         if learned is None:
             learned = learn(plan, self._stores, self._settings, self._runner.metadata)
             self._ledger.learn(learned)
         return learned
 
-    def _begin_progress(self, plan: TransformPlan, checkpoints: Mapping[int, Checkpoint]) -> None:
+    def _begin_progress(self, plan: TransformPlan, checkpoints: Mapping[int, TaskCheckpoint]) -> None:
         progress = self.progress
         counts = [s.counts for r in self._records.values() for s in r.shards]
         for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
@@ -274,14 +299,14 @@ class Transform:
         progress.objects_total = len(plan.objects)
         progress.bytes_total = plan.nbytes
         done = [shard for number in self._records for shard in plan.tasks[number].shards]
-        sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.of for s in done]
+        sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.count for s in done]
         progress.begin(objects_before=sum(s.ends_object for s in done), bytes_before=sum(sizes))
 
-    def _check_so_far(self, _: ScoredBatch | None) -> None:
+    def _check_failures_so_far(self, _: ScoredBatch | None) -> None:
         self._check_failures(self.progress.rows_failed, self.progress.records, at_end=False)
 
     def _check_failures(self, failed: int, records: int, *, at_end: bool) -> None:
-        """Raise TooManyFailuresError when more records have failed than may."""
+        """Raise TooManyFailuresError if more records failed than the policy allows."""
         policy = self._settings.failures
         most, share = policy.failed_rows_max, policy.failed_share_max
         if most is not None and failed > most:
@@ -291,24 +316,24 @@ class Transform:
         else:
             return
         raise TooManyFailuresError(
-            f"{self.destination}: {why}. What is finished stays, and its failed records are in *.failed; "
-            "--resume with a higher bound goes on"
+            f"{self.destination}: {why}. Finished work stays; its failed records are in *.failed. "
+            "Continue with --resume and a higher limit"
         )
 
     # Ending
 
     def _finish(self, complete: bool, elapsed_s: float, cpu_used_s: float) -> TransformReport:
         assert self.plan is not None, "opened before"
-        # From the ledger, not from what workers said.
+        # Count from the ledger, not from what workers reported.
         records = [record for _, record in sorted(self._ledger.tasks().items())]
         results = object_results(self.plan, records, self._settings)
         if complete:
-            self._check_law(self.plan, records, len(results))
+            self._check_counts(self.plan, records, len(results))
             total = sum_counts(s.counts for r in records for s in r.shards)
             self._check_failures(total.rows_failed, total.records_in, at_end=True)
-        withheld = any(r.withheld for r in results)
+        suppressed = any(r.suppressed for r in results)
         cut_short: Status = "drained" if self._drained else "partial"
-        status: Status = cut_short if not complete else "failed" if withheld else "complete"
+        status: Status = cut_short if not complete else "failed" if suppressed else "complete"
         report = self._report(status, records, results, elapsed_s, cpu_used_s)
         _log.info(
             "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
@@ -318,7 +343,7 @@ class Transform:
             self._ledger.publish(REPORT_NAME, text)
         self._write_page(report)
         if complete:
-            self._ledger.finish(report.to_json())
+            self._ledger.finish(report.to_record())
         return report
 
     def _report(
@@ -347,8 +372,8 @@ class Transform:
             destination_region=(self._ledger.identity() or {}).get("destination_region"),
         )
 
-    def _explain(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:
-        """The run broke: a page says what was done, and what by."""
+    def _write_error_page(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:
+        """Write the page of a run that stopped with an error."""
         if self._observation is None or self.plan is None:
             return
         try:
@@ -356,8 +381,8 @@ class Transform:
             results = object_results(self.plan, records, self._settings)
             self._write_page(self._report("failed", records, results, elapsed_s, cpu_used_s), str(error))
         except HeadraceError:
-            # The destination may be what broke; the error to tell is the first one.
-            _log.warning("%s%s could not be written", self.destination, PAGE_NAME, exc_info=True)
+            # The destination may be the cause; the first error is the one to report.
+            _log.warning("cannot write %s%s", self.destination, PAGE_NAME, exc_info=True)
 
     def _write_page(self, report: TransformReport, error: str = "") -> None:
         if self._observation is not None:
@@ -365,13 +390,13 @@ class Transform:
             self._ledger.publish(PAGE_NAME, page)
             self.page = self.destination + PAGE_NAME
 
-    def _check_law(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:
-        """Count the run from its ledger: every task, every object, every record of it once."""
+    def _check_counts(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:
+        """Check from the ledger that every task, object and record of the run is counted once."""
         if len(records) != len(plan.tasks) or objects_done != len(plan.objects):
             raise LedgerError(
-                f"{self.destination}{LEDGER_FOLDER}/: {len(records)} of {len(plan.tasks)} tasks and {objects_done} of "
-                f"{len(plan.objects)} objects are done, and the run says it is complete. Do not trust this output; "
-                "please report it"
+                f"{self.destination}{LEDGER_FOLDER}/: the run reports success with {len(records)} of "
+                f"{len(plan.tasks)} tasks and {objects_done} of {len(plan.objects)} objects finished. Do not "
+                "trust this output; please report it"
             )
         for record in records:
             for shard in record.shards:

@@ -1,63 +1,78 @@
-"""What spreads tasks: the contract of every runner, and the one that does them in this process."""
+"""The contract of runners, which distribute tasks, and the runner of this process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from typing_extensions import override
+
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
-from headrace.transforms.records import Checkpoint, Spot
-from headrace.transforms.work import TaskRun, Work
+from headrace.transforms.records import ShardPosition, TaskCheckpoint
+from headrace.transforms.task_run import TaskRun, TransformWork
 
 
 class Runner(Protocol):
-    """Does tasks. What is done is in the ledger, whatever a runner says."""
+    """A runner of tasks. The ledger decides which tasks are finished, not the runner."""
 
     @property
     def metadata(self) -> ModelMetadata:
-        """The model's; known once it is loaded."""
+        """The model's metadata; available once the model is loaded."""
         ...
 
     def run(
         self,
-        work: Work,
+        work: TransformWork,
         tasks: Sequence[Task],
         *,
-        begins: Mapping[tuple[int, int], Spot],
-        checkpoints: Mapping[int, Checkpoint],
+        range_starts: Mapping[tuple[int, int], ShardPosition],
+        checkpoints: Mapping[int, TaskCheckpoint],
     ) -> bool:
-        """Do the tasks, and call `work.on_task` for each; False when it was drained before all were done.
+        """Run the tasks and call `work.on_task` for each.
 
-        `begins` are where ranges are known to begin, `checkpoints` how far earlier work on the tasks came. Raises what
-        breaks the run.
+        Return False if drained before the last one.
+
+        Args:
+            work: The shared properties of all tasks.
+            tasks: The tasks to run.
+            range_starts: The known starts of ranges, by object index and range number.
+            checkpoints: The progress of earlier work, by task number.
+
+        Raises the error that stops the run.
         """
         ...
 
     def drain(self) -> None:
-        """Begin no more tasks; keep what is under way, and return from `run`. Safe from any thread."""
+        """Start no more tasks, persist those in progress, and return from `run`.
+
+        Any thread may call it.
+        """
         ...
 
     def statistics(self) -> PredictorStatistics:
-        """How the model has fared so far; safe from any thread."""
+        """Return the model's statistics so far. Any thread may call it."""
         ...
 
     def reading(self) -> Sequence[str]:
-        """The objects that are being read now; safe from any thread."""
+        """Return the objects that are being read. Any thread may call it."""
         ...
 
     def cpu_s(self) -> float:
-        """Processor seconds of other processes than this one."""
+        """Return the processor time of other processes in seconds."""
         ...
 
     def peak_memory_mb(self) -> float:
-        """The most memory that other processes than this one had in use, each at its own time, added up."""
+        """Return the sum of the other processes' peak memory in MB."""
         ...
 
 
-class InProcessRunner:
-    """All tasks in this process, as one flow; `predictor` is started by whoever owns it."""
+class InProcessRunner(Runner):
+    """A runner of all tasks in this process, as one flow.
+
+    The caller starts and stops the predictor.
+    """
 
     def __init__(self, predictor: Predictor, locality: Locality | None = None) -> None:
         self._predictor = predictor
@@ -66,44 +81,46 @@ class InProcessRunner:
         self._draining = False
 
     @property
+    @override
     def metadata(self) -> ModelMetadata:
-        """The model's."""
         return self._predictor.metadata
 
+    @override
     def run(
         self,
-        work: Work,
+        work: TransformWork,
         tasks: Sequence[Task],
         *,
-        begins: Mapping[tuple[int, int], Spot],
-        checkpoints: Mapping[int, Checkpoint],
+        range_starts: Mapping[tuple[int, int], ShardPosition],
+        checkpoints: Mapping[int, TaskCheckpoint],
     ) -> bool:
-        """See `Runner.run`."""
-        ours = self._locality.in_turn(tasks)
-        here = replace(work, region=self._locality.region)
-        self._run = TaskRun(here, ours, self._predictor, begins=begins, checkpoints=checkpoints)
+        local_tasks = self._locality.ordered(tasks)
+        local_work = replace(work, region=self._locality.region)
+        self._run = TaskRun(
+            local_work, local_tasks, self._predictor, range_starts=range_starts, checkpoints=checkpoints
+        )
         if self._draining:
             self._run.drain()
-        return self._run.execute() and len(ours) == len(tasks)
+        return self._run.execute() and len(local_tasks) == len(tasks)
 
+    @override
     def drain(self) -> None:
-        """See `Runner.drain`."""
         self._draining = True
         if self._run is not None:
             self._run.drain()
 
+    @override
     def statistics(self) -> PredictorStatistics:
-        """See `Runner.statistics`."""
         return self._predictor.statistics()
 
+    @override
     def reading(self) -> Sequence[str]:
-        """See `Runner.reading`."""
         return [self._run.reading] if self._run is not None else []
 
+    @override
     def cpu_s(self) -> float:
-        """None."""
         return 0.0
 
+    @override
     def peak_memory_mb(self) -> float:
-        """None."""
         return 0.0

@@ -1,4 +1,4 @@
-"""What is seen of a model's outputs while a transform runs: some rows of every batch, kept until many are counted together."""
+"""Sample a model's outputs during a transform: some rows of every batch, counted many at a time."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from headrace.core.tensor import Array
 from headrace.transforms.distribution import Distribution, FrequentTexts
 
 COLUMNS_MAX: Final = 8
-"""Of a row of an output, so many values are looked at, the first."""
+"""The number of columns of an output that are observed."""
 SAMPLE_VALUES_MAX: Final = 256
-"""Of an output of one batch, about so many numbers are looked at."""
+"""The approximate number of sampled values per output and batch."""
 SAMPLE_TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 80
-"""Longer texts are told apart by their beginnings."""
+"""Longer texts are distinguished by their first characters."""
 _PENDING_ROWS: Final = 4096
-"""So many rows are counted together: the work is mostly that of calls, not that of values."""
+"""The number of rows that are counted together; calls cost more than values."""
 
 OutputKind = Literal["float", "integer", "bool", "text"]
 KINDS: Final[Mapping[str, OutputKind]] = {
@@ -34,10 +34,11 @@ KINDS: Final[Mapping[str, OutputKind]] = {
 
 @dataclass(slots=True, eq=False)
 class Series:
-    """One column of an output: what was seen of its values.
+    """The observed values of one output column.
 
-    `rows` are all that came, of which `distribution` counts those that were looked at. Of text, it is of their lengths,
-    in characters (of bytes: in bytes), and `texts` are the most frequent.
+    `rows` counts all rows; `distribution` counts the sampled values. For text, `distribution` is
+    that of the lengths in characters (for bytes: in bytes), and `texts` are the most frequent
+    texts.
     """
 
     label: str
@@ -48,17 +49,17 @@ class Series:
 
     @property
     def seen(self) -> int:
-        """How many values were looked at."""
+        """The number of sampled values."""
         return self.distribution.count + self.distribution.nan + self.distribution.infinite
 
     def add_all(self, other: "Series") -> None:
-        """Count what `other` counted."""
+        """Add the values of another series."""
         self.rows += other.rows
         self.distribution.add_all(other.distribution)
         self.texts.add_all(other.texts)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads back."""
+        """Return the series as JSON values."""
         found: dict[str, Any] = {"label": self.label, "kind": self.kind, "rows": self.rows}
         found["distribution"] = self.distribution.to_json()
         if self.kind == "text":
@@ -67,14 +68,14 @@ class Series:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Series":
-        """What `to_json` gave."""
+        """Return the series from its JSON values."""
         texts = FrequentTexts.from_json(data["texts"]) if "texts" in data else FrequentTexts()
         distribution = Distribution.from_json(data["distribution"])
         return cls(data["label"], data["kind"], data["rows"], distribution, texts)
 
 
-class NumberWatch:
-    """Looks at an output of numbers; what it takes of each batch waits until there is enough to count."""
+class NumberSampler:
+    """A sampler of a numeric output. It collects rows of many batches before it counts them."""
 
     def __init__(self, series: Sequence[Series]) -> None:
         self.series = series
@@ -83,32 +84,32 @@ class NumberWatch:
         self._rows = 0
         self._sample_rows_max = max(SAMPLE_VALUES_MAX // len(series), 1)
 
-    def look(self, data: Array, turn: int) -> None:
-        """Take some rows, others in every `turn`."""
+    def add(self, data: Array, turn: int) -> None:
+        """Sample rows of a batch; the sampled rows vary with `turn`."""
         rows = len(data)
         self._rows += rows
         if rows > self._sample_rows_max:
             step = -(-rows // self._sample_rows_max)
-            # Not the same rows of every batch: what is periodic in the source would be seen on one side only.
+            # The sampled rows vary, so that periodic sources are sampled evenly.
             data = data[turn % step :: step]
             rows = len(data)
         begin, end = self._filled, self._filled + rows
         if end > _PENDING_ROWS:
-            self.count()
+            self.flush()
             begin, end = 0, rows
         self._pending[begin:end] = data.reshape(rows, 1) if data.ndim == 1 else _first_columns(data)
         self._filled = end
 
-    def count(self) -> None:
-        """Count what waits."""
+    def flush(self) -> None:
+        """Count the collected rows."""
         for column, series in enumerate(self.series):
             series.rows += self._rows
             series.distribution.add(self._pending[: self._filled, column])
         self._filled = self._rows = 0
 
 
-class TextWatch:
-    """Looks at an output of text: the first of a row's."""
+class TextSampler:
+    """A sampler of a text output. It samples the first value of a row."""
 
     def __init__(self, series: Sequence[Series]) -> None:
         self.series = series
@@ -116,21 +117,21 @@ class TextWatch:
         self._lengths: list[int] = []
         self._rows = 0
 
-    def look(self, data: Array, turn: int) -> None:
-        """Take some rows, others in every `turn`."""
+    def add(self, data: Array, turn: int) -> None:
+        """Sample rows of a batch; the sampled rows vary with `turn`."""
         rows = len(data)
         self._rows += rows
         step = -(-rows // SAMPLE_TEXTS_MAX)
         values: list[Any] = data[(slice(turn % step, None, step), *(0,) * (data.ndim - 1))].tolist()
         if len(self._pending) + len(values) > _PENDING_ROWS:
-            self.count()
+            self.flush()
         for value in values:
             text = value if isinstance(value, (str, bytes)) else str(value)
             self._lengths.append(len(text))
             self._pending.append(text[:TEXT_CHARACTERS_MAX])
 
-    def count(self) -> None:
-        """Count what waits."""
+    def flush(self) -> None:
+        """Count the collected texts."""
         (series,) = self.series
         series.rows += self._rows
         series.distribution.add(np.array(self._lengths, np.float64))
@@ -143,7 +144,7 @@ def _as_text(value: str | bytes) -> str:
 
 
 def _first_columns(data: Array) -> Array:
-    """The first COLUMNS_MAX values of each row, or as many as there are; a copy of little more than these."""
+    """Return the first COLUMNS_MAX values of each row, or fewer. Copies little more than these."""
     index: list[slice] = []
     wanted = COLUMNS_MAX
     for size in reversed(data.shape[1:]):
@@ -153,9 +154,9 @@ def _first_columns(data: Array) -> Array:
     return data[(slice(None), *index)].reshape(len(data), -1)[:, :COLUMNS_MAX]
 
 
-Watch = NumberWatch | TextWatch
+Sampler = NumberSampler | TextSampler
 
 
 def writable(text: str) -> str:
-    """Names that are not UTF-8 have lone surrogates, which JSON and pages do not take."""
+    """Return text that JSON and pages accept: names that are not UTF-8 have lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode()

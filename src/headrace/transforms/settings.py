@@ -1,8 +1,8 @@
-"""What a batch transform may be told; every bound has a unit in its name and a default."""
+"""The settings of a batch transform. Every limit has its unit in its name, and a default."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path import SliceEnd, compile_path
@@ -16,18 +16,22 @@ Join = Literal["none", "input"]
 OnError = Literal["record", "object", "job"]
 
 TABLES: tuple[Accept, ...] = ("parquet", "arrow")
-"""What is written with a footer, so that an object's output comes from one task."""
+"""Formats with a footer: an object's output must come from one task."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransformOutput:
-    """What is written for a record, and what stands between records.
+    """The format of the output.
 
-    `accept`: csv; jsonl (an object a record); json (the same, where `assemble` says what follows a record); text (a
-    model's one text output as it stands); parquet; arrow (an IPC file). "auto" is jsonl for records that are JSON, and
-    csv for others. `join` "input" puts the prediction beside its record; `output_filter` is a JSONPath that says what of
-    that is kept, and `slice_end` how its slices are read. `header`: a line of names first in CSV; None writes one where
-    the input's header gave names.
+    Attributes:
+        accept: "csv". "jsonl": one object per record. "json": the same, separated as `assemble` says.
+            "text": the model's single text output, unchanged. "parquet". "arrow": an IPC file. "auto":
+            jsonl for JSON records, else csv.
+        assemble: The separator of records: "line" or "none".
+        join: "input" puts the prediction next to its record.
+        output_filter: A JSONPath that selects parts of the joined record or prediction.
+        slice_end: The meaning of the end of a JSONPath slice.
+        header: Write a line of column names first, for CSV. None: if the input's header gave names.
     """
 
     accept: Accept = "auto"
@@ -38,24 +42,27 @@ class TransformOutput:
     header: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse words that are not known, and a filter that is no path."""
-        for what, known in (("accept", Accept), ("assemble", Assemble), ("join", Join)):
-            _check_word(what, getattr(self, what), get_args(known))
+        """Raise ConfigError for an unknown word or an invalid filter."""
+        for name, known in (("accept", Accept), ("assemble", Assemble), ("join", Join)):
+            _check_choice(name, getattr(self, name), get_args(known))
         compile_path(self.output_filter, slice_end=self.slice_end)
         if self.accept in TABLES and self.output_filter != "$":
             raise ConfigError(
-                f"output_filter {self.output_filter} selects of CSV or JSON records, and accept is {self.accept}: "
-                "leave the filter out, and choose columns where the table is read"
+                f"output_filter {self.output_filter} needs CSV or JSON records, but accept is {self.accept}: "
+                "remove the filter, and select columns when you read the table"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """What a record costs that cannot be predicted.
+    """The consequence of a record that cannot be predicted.
 
-    `on_error` "record": itself; it is written to ``KEY.out.failed``. "object": the output of its whole object, as the
-    vendor has it. "job": the run, which stops. A run with more failed records than `failed_rows_max`, or a larger share
-    of all records than `failed_share_max` (looked at once `SHARE_ROWS_MIN` records have come, and at the end), stops too.
+    Attributes:
+        on_error: "record": the record is written to ``KEY.out.failed``. "object": its whole object gets
+            no output, as with SageMaker. "job": the run stops.
+        failed_rows_max: The run stops if more records fail.
+        failed_share_max: The run stops if a larger share (0 to 1) of all records fails. Checked after
+            `SHARE_ROWS_MIN` records, and at the end.
     """
 
     on_error: OnError = "record"
@@ -63,8 +70,8 @@ class FailurePolicy:
     failed_share_max: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse words and bounds that cannot be."""
-        _check_word("on_error", self.on_error, get_args(OnError))
+        """Raise ConfigError for an unknown word or an invalid limit."""
+        _check_choice("on_error", self.on_error, get_args(OnError))
         if self.failed_rows_max is not None and self.failed_rows_max < 0:
             raise ConfigError(f"failed_rows_max must be at least 0, not {self.failed_rows_max}")
         if self.failed_share_max is not None and not 0 <= self.failed_share_max <= 1:
@@ -72,7 +79,7 @@ class FailurePolicy:
 
 
 SHARE_ROWS_MIN = 1000
-"""Before so many records have come, a share of failed ones says little."""
+"""The number of records from which on the share of failures is checked."""
 
 
 CHECKPOINT_S = 5.0
@@ -80,12 +87,16 @@ CHECKPOINT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """How the work is cut. A task is what one worker does in one go, and what a finished run never does again.
+    """The size of tasks. A worker runs a task as a unit; a finished task is never run again.
 
-    Objects are put together until a task has `task_bytes` or `task_objects_max` objects; uncompressed text objects of
-    more than twice `task_bytes` are cut into ranges of about that. Batches do not cross tasks; so what is written
-    depends on the source and these settings, and never on how many workers there are or what became of them.
-    `checkpoint_s` is the most work, in seconds, that a kill can cost.
+    Batches do not cross tasks. The output therefore depends on the source and these settings, not
+    on the number or the fate of workers.
+
+    Attributes:
+        task_bytes: Objects are grouped into tasks of this size. Uncompressed text objects of more than
+            twice this size are split into ranges of about this size.
+        task_objects_max: The maximal number of objects of a task.
+        checkpoint_s: The maximal work that a crash can lose, in seconds.
     """
 
     task_bytes: int = 64 * MIB
@@ -93,7 +104,7 @@ class TaskSettings:
     checkpoint_s: float = CHECKPOINT_S
 
     def __post_init__(self) -> None:
-        """Refuse bounds that leave no room."""
+        """Raise ConfigError for a limit that is too small."""
         for name, least in (("task_bytes", 1), ("task_objects_max", 1), ("checkpoint_s", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
@@ -101,7 +112,7 @@ class TaskSettings:
 
 @dataclass(frozen=True, slots=True)
 class TransformSettings:
-    """Everything that shapes a batch transform's output, in one value."""
+    """All settings that shape the output of a batch transform."""
 
     data_type: DataType = "auto"
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -112,21 +123,21 @@ class TransformSettings:
     tasks: TaskSettings = field(default_factory=TaskSettings)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be together."""
-        _check_word("data_type", self.data_type, get_args(DataType))
+        """Raise ConfigError for an unknown word, and for settings that transforms do not support."""
+        _check_choice("data_type", self.data_type, get_args(DataType))
         if self.flow.batch_delay_ms is not None:
             raise ConfigError(
-                "batch_delay_ms has no meaning here: batches close by rows and bytes, so that a resumed transform "
-                "writes the same bytes"
+                "batch_delay_ms has no meaning here: batches close by rows and bytes, so that a resumed "
+                "transform writes the same bytes"
             )
         if self.mapping.sequence is not None:
             raise ConfigError(
-                "a transform cuts its source into tasks that are done in any order, so it has no sequences: read them with "
-                "headrace stream, or headrace.run"
+                "a transform runs its tasks in any order, so it does not support sequences: use headrace "
+                "stream, or headrace.run"
             )
 
     def identity(self) -> dict[str, Any]:
-        """What must not differ between a transform and its resumption: all that decides what is written."""
+        """Return the settings that decide the output; they must be equal in a resumption."""
         return {
             "data_type": self.data_type,
             "read": asdict(self.read),
@@ -138,10 +149,13 @@ class TransformSettings:
         }
 
 
-def settings_of(
+def settings_from_identity(
     identity: Mapping[str, Any], *, flow: Mapping[str, Any] | None = None, checkpoint_s: float | None = None
 ) -> TransformSettings:
-    """The settings that `TransformSettings.identity` told of, back from JSON; what it does not tell is as given, or by default."""
+    """Return the settings of an identity that was read from JSON.
+
+    The identity does not contain `flow` and `checkpoint_s`; None stands for their defaults.
+    """
     rows, nbytes = identity["batch"]
     task_bytes, task_objects_max = identity["tasks"]
     return TransformSettings(
@@ -158,10 +172,11 @@ def settings_of(
 
 
 def _with_tuples(kind: Any, values: Mapping[str, Any]) -> Any:
-    """JSON has lists where settings have tuples."""
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})  # pyright: ignore[reportUnknownArgumentType]
+    """Return the settings with tuples in place of JSON's lists."""
+    lists = {k: tuple(cast("list[Any]", v)) for k, v in values.items() if isinstance(v, list)}
+    return kind(**{**values, **lists})
 
 
-def _check_word(what: str, word: str, known: tuple[str, ...]) -> None:
-    if word not in known:
-        raise ConfigError(f"{what} {word!r}: choose one of {', '.join(known)}")
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} {value!r}: choose one of {', '.join(known)}")

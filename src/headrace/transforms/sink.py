@@ -1,7 +1,7 @@
-"""Scored batches to outputs: each record to its own object's, whatever company it had in the batch.
+"""Write scored batches to outputs: each record to the output of its own object.
 
-Arrives: `ScoredBatch`es in source order, over many objects. Leaves: ``KEY.out`` and ``KEY.out.failed`` of every object that
-is whole here, kept drafts of every range, and the ledger's record of every task.
+Input: `ScoredBatch`es in source order, across objects. Output: ``KEY.out`` and ``KEY.out.failed``
+of every whole object, persisted drafts of every range, and the ledger's record of every task.
 """
 
 from collections import defaultdict
@@ -16,40 +16,44 @@ from headrace.core.errors import CountMismatchError, TooManyFailuresError
 from headrace.core.tensor import Array, ModelMetadata, dtype_of
 from headrace.pipeline.items import ScoredBatch, ScoredSpan
 from headrace.pipeline.ledger import Counts
-from headrace.storage.draft import Draft, Kept, discard
+from headrace.storage.draft import Draft, PersistedDraft, discard
 from headrace.storage.local import LocalStore
-from headrace.storage.publisher import Publisher
+from headrace.storage.publisher import DraftPublisher
 from headrace.transforms.ledger import DRAFTS, TransformLedger
 from headrace.transforms.output import EncoderFactory, ShardOutput
 from headrace.transforms.plan import TransformPlan
-from headrace.transforms.records import Checkpoint, ShardRecord, TaskRecord
+from headrace.transforms.records import ShardRecord, TaskCheckpoint, TaskRecord
 from headrace.transforms.settings import TABLES, TransformSettings
-from headrace.transforms.source import ShardEnd, Slot, TaskSource
-from headrace.transforms.spool import Spool
+from headrace.transforms.source import OpenShard, ShardEnd, TaskSource
+from headrace.transforms.spooled_output import SpooledOutput
 
 
 class TaskSink:
-    """One thread writes. Call `write` for every batch, `end` after the last, `close` whatever happens.
+    """The writer of a task run's output.
+
+    One thread calls `write` for every batch, then `end` and `close`.
 
     Args:
-        ledger: Of the destination.
-        plan: What the slots are of.
-        slots: The source's.
-        source: Tells when a slot was read to its end.
+        ledger: The ledger of the destination.
+        plan: The plan of the tasks.
+        open_shards: The shards of the source.
+        source: The source, for the ends of shards.
         make_encoder: See `EncoderFactory`.
-        metadata: The model's.
-        settings: The transform's.
-        attempt: Names this process's drafts; nobody else has it.
-        clock: Tells when a checkpoint is due.
-        on_task: Told of every task that is done and committed, here or by another process.
-        replaces: Whether the tasks were done before, and are done again since that was wrong.
+        metadata: The model's metadata.
+        settings: The settings of the transform.
+        attempt: A unique part of the names of this process's drafts.
+        clock: The clock of checkpoints.
+        on_task: Called with the record of every committed task, also of another process.
+        replaces: The tasks replace earlier ones with wrong starts.
+        region: The region of this worker.
+        check: Raises an error if nothing may be written any more.
     """
 
     def __init__(
         self,
         ledger: TransformLedger,
         plan: TransformPlan,
-        slots: Sequence[Slot],
+        open_shards: Sequence[OpenShard],
         source: TaskSource,
         *,
         make_encoder: EncoderFactory,
@@ -64,10 +68,10 @@ class TaskSink:
     ) -> None:
         self._ledger = ledger
         self._plan = plan
-        self._slots = slots
+        self._open_shards = open_shards
         self._source = source
         self._make_encoder = make_encoder
-        self._nothing = _no_rows(metadata) if settings.output.accept in TABLES else None
+        self._empty_outputs = _make_empty_outputs(metadata) if settings.output.accept in TABLES else None
         self._settings = settings
         self._attempt = attempt
         self._clock = clock
@@ -75,101 +79,108 @@ class TaskSink:
         self._replaces = replaces
         self._region = region
         self._check = check
-        self._publisher = Publisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
+        self._publisher = DraftPublisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
         self._open: dict[int, ShardOutput] = {}
         self._appends = isinstance(ledger.store, LocalStore)
-        """Whether drafts are files, in which ranges of one object can stand behind each other."""
-        self._before: tuple[int, Draft] | None = None
-        """The slot that was finished last, and its draft."""
-        self._begun = set[int]()
-        """Objects of which a range was done here that has what stands before the first record."""
+        """True if drafts are files, to which the next range of an object can be appended."""
+        self._previous: tuple[int, Draft] | None = None
+        """The last finished shard and its draft."""
+        self._objects_with_begin = set[int]()
+        """Objects whose header a range of this process has written."""
         self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
-        for slot in slots:
-            self._done[slot.task] += slot.done
-        self._left: defaultdict[int, list[Kept]] = defaultdict(list)
-        """By task, what was kept of outputs that are published: the last checkpoint still speaks of it."""
+        for open_shard in open_shards:
+            self._done[open_shard.task] += open_shard.done
+        self._published_drafts: defaultdict[int, list[PersistedDraft]] = defaultdict(list)
+        """Persisted drafts of published outputs by task; the last checkpoint still refers to them.
+        """
         self._began_s = self._checkpointed_s = clock.now()
 
     def write(self, batch: ScoredBatch) -> None:
-        """Take a batch; finishes what ends with it, and keeps the rest when a checkpoint is due."""
+        """Write a batch, finish the shards that end with it, and write a checkpoint if one is due."""
         row = 0
         for index, group in groupby(batch.spans, key=_index_of):
             spans = list(group)
-            rows = sum(len(span.piece) for span in spans)
+            rows = sum(len(span.selection) for span in spans)
             outputs = {name: data[row : row + rows] for name, data in batch.outputs.items()} if rows else {}
             row += rows
             output = self._output(index)
             output.add(spans, outputs)
             if output.has_failures:
-                self._failed(self._slots[index])
+                self._on_failure(self._open_shards[index])
         self._finish_ended()
         if self._clock.now() - self._checkpointed_s >= self._settings.tasks.checkpoint_s:
             self.checkpoint(batch)
 
-    def _failed(self, slot: Slot) -> None:
+    def _on_failure(self, open_shard: OpenShard) -> None:
         match self._settings.failures.on_error:
             case "job":
                 raise TooManyFailuresError(
-                    f"{self._plan.objects[slot.shard.index].info.uri}: a record failed, and on_error is job"
+                    f"{self._plan.objects[open_shard.shard.index].info.uri}: a record failed, and on_error "
+                    "is job"
                 )
             case "object":
-                self._source.skip(slot.shard.index)
+                self._source.skip(open_shard.shard.index)
             case _:
                 pass
 
     def _output(self, index: int) -> ShardOutput:
-        found = self._open.get(index)
-        if found is not None:
-            return found
-        slot = self._slots[index]
-        name = f"task-{slot.task:05d}-{self._attempt}-{slot.shard.index}-{slot.shard.number}"
-        store, uri, resume = self._ledger.store, self._ledger.draft_uri(name), slot.resume
-        made = self._open[index] = ShardOutput(
+        output = self._open.get(index)
+        if output is not None:
+            return output
+        open_shard = self._open_shards[index]
+        name = (
+            f"task-{open_shard.task:05d}-{self._attempt}-{open_shard.shard.index}-{open_shard.shard.number}"
+        )
+        store, uri, resume = self._ledger.store, self._ledger.draft_uri(name), open_shard.resume
+        output = self._open[index] = ShardOutput(
             make_encoder=self._make_encoder,
-            out=Spool(
-                store, f"{uri}.out", kept=resume.out if resume else None, draft=self._draft_before(index)
+            out=SpooledOutput(
+                store,
+                f"{uri}.out",
+                persisted=resume.out if resume else None,
+                draft=self._previous_draft(index),
             ),
-            failed=Spool(store, f"{uri}.failed", kept=resume.failed if resume else None),
-            begins=slot.shard.index not in self._begun,
+            failed=SpooledOutput(store, f"{uri}.failed", persisted=resume.failed if resume else None),
+            writes_begin=open_shard.shard.index not in self._objects_with_begin,
             begin_bytes=resume.begin_bytes if resume else 0,
             counts=resume.counts if resume else None,
             failures=resume.failures if resume else None,
         )
-        return made
+        return output
 
-    def _draft_before(self, index: int) -> Draft | None:
-        """The draft of the range before, where that was done here: so that a file need not be put together later."""
-        before, self._before = self._before, None
+    def _previous_draft(self, index: int) -> Draft | None:
+        """Return the draft of the previous range if this process wrote it, to append to its file."""
+        before, self._previous = self._previous, None
         if before is None:
             return None
         number, draft = before
-        shard, last = self._slots[index].shard, self._slots[number].shard
+        shard, last = self._open_shards[index].shard, self._open_shards[number].shard
         if number == index - 1 and (shard.index, shard.number) == (last.index, last.number + 1):
             return draft
         draft.close()
         return None
 
     def _finish_ended(self) -> None:
-        """Finish every slot of which all that was read has come."""
-        ended = self._source.ended
+        """Finish every shard whose records are all written."""
+        ended = self._source.shard_ends
         while ended:
             end = ended[0]
-            output = self._output(end.slot)
+            output = self._output(end.open_shard)
             if output.entries != end.entries:
                 return
             ended.popleft()
             self._finish(end, output)
 
     def _finish(self, end: ShardEnd, output: ShardOutput) -> None:
-        slot = self._slots[end.slot]
+        open_shard = self._open_shards[end.open_shard]
         self._check()
-        del self._open[end.slot]
-        output.end(self._nothing)
+        del self._open[end.open_shard]
+        output.end(self._empty_outputs)
         counts, out_bytes = output.counts, output.out.nbytes
-        _check_law(self._plan.objects[slot.shard.index].info.uri, counts)
+        _check_counts(self._plan.objects[open_shard.shard.index].info.uri, counts)
         record = ShardRecord(
-            index=slot.shard.index,
-            number=slot.shard.number,
+            index=open_shard.shard.index,
+            number=open_shard.shard.number,
             counts=counts,
             out_bytes=out_bytes,
             begin=end.begin,
@@ -178,73 +189,73 @@ class TaskSink:
             begin_bytes=output.begin_bytes,
             failures=dict(output.failures),
         )
-        if slot.shard.whole:
-            self._publish(slot, output)
+        if open_shard.shard.is_whole:
+            self._publish(open_shard, output)
         else:
-            record = replace(record, out=output.out.keep(), failed=output.failed.keep())
+            record = replace(record, out=output.out.persist(), failed=output.failed.persist())
             if output.begin_bytes:
-                self._begun.add(slot.shard.index)
+                self._objects_with_begin.add(open_shard.shard.index)
             draft = output.out.release() if self._appends else None
-            self._before = (end.slot, draft) if draft is not None else None
+            self._previous = (end.open_shard, draft) if draft is not None else None
         output.close()
-        self._done[slot.task].append(record)
-        if slot.ends_task:
-            self._commit(slot.task)
+        self._done[open_shard.task].append(record)
+        if open_shard.ends_task:
+            self._commit(open_shard.task)
 
-    def _publish(self, slot: Slot, output: ShardOutput) -> None:
-        planned, destination = self._plan.objects[slot.shard.index], self._ledger.destination
-        if withholds(self._settings, failed=output.has_failures):
+    def _publish(self, open_shard: OpenShard, output: ShardOutput) -> None:
+        planned, destination = self._plan.objects[open_shard.shard.index], self._ledger.destination
+        if suppresses_output(self._settings, failed=output.has_failures):
             self._ledger.store.delete(destination + planned.output)
         else:
-            self._publish_spool(slot, output.out, destination + planned.output)
+            self._publish_output(open_shard, output.out, destination + planned.output)
         if output.failed.nbytes:
-            self._publish_spool(slot, output.failed, destination + planned.failed)
+            self._publish_output(open_shard, output.failed, destination + planned.failed)
 
-    def _publish_spool(self, slot: Slot, spool: Spool, uri: str) -> None:
-        kept = spool.publish(uri, self._publisher)
-        if kept is not None:
-            self._left[slot.task].append(kept)
+    def _publish_output(self, open_shard: OpenShard, spooled: SpooledOutput, uri: str) -> None:
+        draft = spooled.publish(uri, self._publisher)
+        if draft is not None:
+            self._published_drafts[open_shard.task].append(draft)
 
-    def _discard_left(self, task: int) -> None:
-        """The task's record, or another checkpoint, is there."""
-        for kept in self._left.pop(task, ()):
-            discard(self._ledger.store, kept)
+    def _discard_published_drafts(self, task: int) -> None:
+        """Remove drafts that neither the task's record nor a checkpoint refers to any more."""
+        for draft in self._published_drafts.pop(task, ()):
+            discard(self._ledger.store, draft)
 
     def _commit(self, task: int) -> None:
         self._check()
-        self._publisher.settle()
+        self._publisher.flush()
         elapsed_s = round(self._clock.now() - self._began_s, 6)
         record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s, self._region)
         self._began_s = self._checkpointed_s = self._clock.now()
         if self._replaces:
             self._ledger.replace_task(record)
         elif not self._ledger.commit_task(record):
-            # Somebody else had done it: what they wrote stands, and is the same but for their drafts' names.
+            # Another worker committed the task first; its outputs have the same bytes.
             record = self._ledger.task(task) or record
-        self._discard_left(task)
+        self._discard_published_drafts(task)
         self._on_task(record)
 
     def checkpoint(self, batch: ScoredBatch) -> None:
-        """Keep what the task under way has come to, up to the end of `batch`."""
+        """Persist the task in progress up to the end of `batch`."""
         self._checkpointed_s = self._clock.now()
         self._check()
-        slot = self._slots[batch.end.index] if batch.end.index < len(self._slots) else None
-        if slot is None:
+        open_shard = self._open_shards[batch.end.index] if batch.end.index < len(self._open_shards) else None
+        if open_shard is None:
             return
-        done = self._done[slot.task]
+        done = self._done[open_shard.task]
         output, position = self._open.get(batch.end.index), batch.end.position
         resumable = self._settings.output.accept not in TABLES
-        self._publisher.settle()
+        self._publisher.flush()
         if output is None or position is None or not resumable:
             if done:
-                self._ledger.checkpoint(Checkpoint(slot.task, tuple(done)))
-                self._discard_left(slot.task)
+                self._ledger.checkpoint(TaskCheckpoint(open_shard.task, tuple(done)))
+                self._discard_published_drafts(open_shard.task)
             return
-        begin, relative = self._source.begun.get(batch.end.index, (None, False))
-        entries = output.entries + (slot.resume.entries if slot.resume else 0)
+        begin, relative = self._source.range_begins.get(batch.end.index, (None, False))
+        entries = output.entries + (open_shard.resume.entries if open_shard.resume else 0)
         self._ledger.checkpoint(
-            Checkpoint(
-                task=slot.task,
+            TaskCheckpoint(
+                task=open_shard.task,
                 done=tuple(done),
                 entries=entries,
                 record=position.record,
@@ -256,30 +267,30 @@ class TaskSink:
                 member=position.member,
                 member_byte=position.member_byte,
                 begin_bytes=output.begin_bytes,
-                out=output.out.keep(),
-                failed=output.failed.keep(),
+                out=output.out.persist(),
+                failed=output.failed.persist(),
                 failures=dict(output.failures),
             )
         )
-        self._discard_left(slot.task)
+        self._discard_published_drafts(open_shard.task)
 
     def end(self) -> None:
-        """After the last batch: finish what has no records of its own to come."""
+        """Finish the shards without further records, after the last batch."""
         self._finish_ended()
-        self._publisher.settle()
+        self._publisher.flush()
 
     def close(self) -> None:
-        """Let go of everything; what is committed stays. Closing twice does nothing."""
+        """Release all drafts; committed work stays. Further calls do nothing."""
         for output in self._open.values():
             output.close()
-        if self._before is not None:
-            self._before[1].close()
-            self._before = None
+        if self._previous is not None:
+            self._previous[1].close()
+            self._previous = None
         self._publisher.close()
 
 
-def withholds(settings: TransformSettings, *, failed: bool) -> bool:
-    """Whether an object gets no output, since something of it failed."""
+def suppresses_output(settings: TransformSettings, *, failed: bool) -> bool:
+    """Return True if an object gets no output because of a failure in it."""
     return failed and settings.failures.on_error == "object"
 
 
@@ -287,8 +298,8 @@ def _index_of(span: ScoredSpan) -> int:
     return span.index
 
 
-def _no_rows(metadata: ModelMetadata) -> Mapping[str, Array]:
-    """The model's outputs for no rows, as far as it says what they are."""
+def _make_empty_outputs(metadata: ModelMetadata) -> Mapping[str, Array]:
+    """Return the model's outputs for no rows, for outputs of known shape."""
     return {
         spec.name: np.empty((0, *spec.shape[1:]), dtype_of(spec.datatype))
         for spec in metadata.outputs
@@ -296,7 +307,7 @@ def _no_rows(metadata: ModelMetadata) -> Mapping[str, Array]:
     }
 
 
-def _check_law(uri: str, counts: Counts) -> None:
+def _check_counts(uri: str, counts: Counts) -> None:
     if counts.records_in != counts.rows_out + counts.rows_failed:
         raise CountMismatchError(
             uri, records_in=counts.records_in, out=counts.rows_out, failed=counts.rows_failed

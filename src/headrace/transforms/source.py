@@ -1,72 +1,75 @@
-"""Tasks to blocks: reads each shard of some tasks, one after the other, and tells where each began and ended.
+"""Read the shards of tasks into blocks, one after another, with the start and end of each.
 
-Arrives: tasks, and how far earlier work on them came. Leaves: `ReadBlock`s, whose `index` is the shard's place among all
-that are read here, and a `ShardEnd` for each. An object that breaks costs the rest of that object.
+Input: tasks and their checkpoints. Output: `ReadBlock`s, whose `index` is the shard's place in the
+list of open shards, and a `ShardEnd` for each. A broken object costs the rest of that object.
 """
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
 from headrace.formats.lines import PROBE_BYTES
 from headrace.formats.read import (
     ReadOptions,
-    after,
-    behind,
-    by_row_groups,
+    is_read_by_row_groups,
+    is_seekable,
+    position_after,
     read_object,
-    seekable,
+    skip_records,
     text_format,
 )
 from headrace.formats.text_range import TextFormat, TextRange
-from headrace.pipeline.items import ReadBlock
+from headrace.pipeline.items import BlockSource, ReadBlock
 from headrace.pipeline.prefetch import Extent, Prefetch
 from headrace.pipeline.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.transforms.parquet_source import parquet_blocks
 from headrace.transforms.plan import Shard, Task, TransformPlan
-from headrace.transforms.records import Checkpoint, ShardRecord, Spot
+from headrace.transforms.records import ShardPosition, ShardRecord, TaskCheckpoint
 
-_COSTS_ONE_OBJECT = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
+_OBJECT_ERRORS = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
 _TAIL_BYTES = 64 << 10
 _TAIL_BYTES_MAX = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A shard that is read here.
+class OpenShard:
+    """A shard that this process reads.
 
-    `resume` is where its task's checkpoint says to go on within it; `done` are the shards of its task before it that
-    an earlier process has done, told with the first that is read here.
+    `resume` is the checkpoint to continue from. `done` are the shards of the same task that an
+    earlier process finished; they are attached to the first open shard of the task.
     """
 
     task: int
     shard: Shard
     ends_task: bool
-    resume: Checkpoint | None = None
+    resume: TaskCheckpoint | None = None
     done: tuple[ShardRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEnd:
-    """A shard was read to its end: `entries` of it came, records and failures.
+    """The end of a shard: its `entries` (records and failures) are all read.
 
-    `begin` and `end` are told of ranges alone: no `end` where the object broke, neither where it turned out to be no text.
+    `index` is its place among the open shards. `begin` and `end` are set for ranges only. A broken
+    object has no `end`; an object that is not text has neither.
     """
 
-    slot: int
+    open_shard: int
     entries: int
-    begin: Spot | None = None
-    end: Spot | None = None
+    begin: ShardPosition | None = None
+    end: ShardPosition | None = None
     relative: bool = False
 
 
-def slots_of(tasks: Sequence[Task], checkpoints: Mapping[int, Checkpoint]) -> list[Slot]:
-    """The shards that are still to be done of these tasks."""
-    slots: list[Slot] = []
+def list_open_shards(tasks: Sequence[Task], checkpoints: Mapping[int, TaskCheckpoint]) -> list[OpenShard]:
+    """Return the unfinished shards of these tasks."""
+    open_shards: list[OpenShard] = []
     for task in tasks:
         checkpoint = checkpoints.get(task.number)
         done = checkpoint.done if checkpoint else ()
@@ -74,208 +77,221 @@ def slots_of(tasks: Sequence[Task], checkpoints: Mapping[int, Checkpoint]) -> li
             first = place == len(done)
             resume = checkpoint if checkpoint and checkpoint.entries and first else None
             ends_task = place == len(task.shards) - 1
-            slots.append(Slot(task.number, shard, ends_task, resume, done if first else ()))
-    return slots
+            open_shards.append(OpenShard(task.number, shard, ends_task, resume, done if first else ()))
+    return open_shards
 
 
-class TaskSource:
-    """Blocks of all slots, in order. One thread iterates; `ended` may be taken from by another, `close` called by any.
+class TaskSource(BlockSource):
+    """A source of the blocks of all open shards, in order.
+
+    One thread iterates. Another may take from `shard_ends`; any thread may call `close`.
 
     Args:
-        stores: Where the objects are.
-        plan: What the slots are of.
-        slots: What is read.
-        read: How objects are read.
-        flow: How much is read ahead.
-        begins: Where ranges begin, by object and number, as far as the ranges before are done.
+        stores: The object stores.
+        plan: The plan of the tasks.
+        open_shards: The shards to read.
+        read: The options of reading.
+        flow: The limits of reading ahead.
+        range_starts: The known starts of ranges, by object index and range number.
     """
 
     def __init__(
         self,
         stores: Stores,
         plan: TransformPlan,
-        slots: Sequence[Slot],
+        open_shards: Sequence[OpenShard],
         *,
         read: ReadOptions,
         flow: FlowSettings,
-        begins: Mapping[tuple[int, int], Spot],
+        range_starts: Mapping[tuple[int, int], ShardPosition],
     ) -> None:
         self._stores = stores
         self._plan = plan
-        self._slots = slots
+        self._open_shards = open_shards
         self._read = read
-        self._begins = dict(begins)
+        self._range_starts = dict(range_starts)
         self._heads: dict[int, tuple[bool, tuple[str, ...] | None]] = {}
         self._skipped: set[int] = set()
-        self.ended: deque[ShardEnd] = deque()
-        """Of every slot that was read to its end, in order."""
-        self.begun: dict[int, tuple[Spot, bool]] = {}
-        """By slot, where a range began, and whether its numbers are relative to that."""
+        self.shard_ends: deque[ShardEnd] = deque()
+        """The ends of shards that are completely read, in order."""
+        self.range_begins: dict[int, tuple[ShardPosition, bool]] = {}
+        """The start of each range by open shard, and whether its positions are relative."""
         self.reading = 0
-        """The slot that is being read."""
+        """The index of the open shard that is being read."""
         self.bytes_read = 0
         self.objects_read = 0
-        self._prefetch = Prefetch(stores, [self._extent(slot) for slot in slots], flow)
+        self._prefetch = Prefetch(stores, [self._extent(open_shard) for open_shard in open_shards], flow)
 
     def skip(self, index: int) -> None:
-        """Nothing more is wanted of object `index`; what was read of it may still come."""
+        """Stop reading object `index`. Blocks that were read may still be delivered."""
         self._skipped.add(index)
 
+    @override
     def close(self) -> None:
-        """Stop reading ahead."""
         self._prefetch.close()
 
+    @override
     def blocks(self) -> Iterator[ReadBlock]:
-        """All blocks. Raises what breaks the whole run: no access, a store that stays away."""
-        for number, slot in enumerate(self._slots):
+        """Yield all blocks. Raises errors that stop the run: denied access, an unavailable store."""
+        for number, open_shard in enumerate(self._open_shards):
             self.reading = number
-            yield from self._slot_blocks(number, slot)
-            self.objects_read += slot.shard.ends_object
-            if slot.ends_task:
-                yield ReadBlock(Block(Position(self._uri(slot))), number, ends_batch=True)
+            yield from self._shard_blocks(number, open_shard)
+            self.objects_read += open_shard.shard.ends_object
+            if open_shard.ends_task:
+                yield ReadBlock(Block(Position(self._uri(open_shard))), number, ends_batch=True)
 
-    def _uri(self, slot: Slot) -> str:
-        return self._info(slot).uri
+    def _uri(self, open_shard: OpenShard) -> str:
+        return self._info(open_shard).uri
 
-    def _info(self, slot: Slot) -> ObjectInfo:
-        return self._plan.objects[slot.shard.index].info
+    def _info(self, open_shard: OpenShard) -> ObjectInfo:
+        return self._plan.objects[open_shard.shard.index].info
 
-    def _begin(self, slot: Slot) -> Position | None:
-        """Where a range begins, if that is known."""
-        shard, resume = slot.shard, slot.resume
+    def _begin(self, open_shard: OpenShard) -> Position | None:
+        """Return the start of a range, if it is known."""
+        shard, resume = open_shard.shard, open_shard.resume
         if resume is not None and resume.begin is not None:
-            return resume.begin.position(self._uri(slot))
-        spot = self._begins.get((shard.index, shard.number))
-        return None if spot is None or not shard.number else spot.position(self._uri(slot))
+            return resume.begin.position(self._uri(open_shard))
+        position = self._range_starts.get((shard.index, shard.number))
+        return None if position is None or not shard.number else position.position(self._uri(open_shard))
 
-    def _extent(self, slot: Slot) -> Extent:
-        """What is sure to be read; of a range perhaps a little more, at both ends."""
-        info, shard = self._info(slot), slot.shard
-        if by_row_groups(info.uri, self._read):
-            return Extent(info, 0, 0)  # read by itself, from its end
+    def _extent(self, open_shard: OpenShard) -> Extent:
+        """Return the bytes that are certain to be read; a range may need a little more at both ends."""
+        info, shard = self._info(open_shard), open_shard.shard
+        if is_read_by_row_groups(info.uri, self._read):
+            return Extent(info, 0, 0)  # read separately, from its end
         if shard.number:
             return Extent(info, max(0, shard.start - 1), shard.stop)
-        if slot.resume and seekable(info.uri, self._read):
-            return Extent(info, slot.resume.member_byte, shard.stop)
+        if open_shard.resume and is_seekable(info.uri, self._read):
+            return Extent(info, open_shard.resume.member_byte, shard.stop)
         return Extent(info, 0, shard.stop)
 
-    def _slot_blocks(self, number: int, slot: Slot) -> Iterator[ReadBlock]:
-        uri, entries = self._uri(slot), 0
+    def _shard_blocks(self, number: int, open_shard: OpenShard) -> Iterator[ReadBlock]:
+        uri, entries = self._uri(open_shard), 0
         last: Block | None = None
-        cut: TextRange | None = None
+        text_range: TextRange | None = None
         broken = relative = False
         try:
-            cut = self._range(slot)
-            relative = self._relative(slot, cut)
-            for block in self._blocks_of(number, slot, cut):
+            text_range = self._range(open_shard)
+            relative = self._relative(open_shard, text_range)
+            for block in self._blocks_of(number, open_shard, text_range):
                 last = block
-                if slot.shard.index in self._skipped:
-                    if slot.shard.whole:
+                if open_shard.shard.index in self._skipped:
+                    if open_shard.shard.is_whole:
                         break
-                    continue  # the range after this one begins where this one ends
-                if cut is not None and cut.begin is not None:
-                    self.begun[number] = (Spot.of(cut.begin), relative)
+                    continue  # the next range starts where this one ends
+                if text_range is not None and text_range.begin is not None:
+                    self.range_begins[number] = (ShardPosition.from_position(text_range.begin), relative)
                 entries += block.records
                 yield ReadBlock(block, number)
-        except _COSTS_ONE_OBJECT as error:
-            reached = behind(last) if last else self._first(slot)
+        except _OBJECT_ERRORS as error:
+            reached = position_after(last) if last else self._first(open_shard)
             failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
             entries += 1
             yield ReadBlock(Block(reached, failures=(failure,)), number, last=True)
             broken = True
-        self._told(ShardEnd(number, entries, relative=relative), slot, cut, broken=broken)
+        self._add_shard_end(
+            ShardEnd(number, entries, relative=relative), open_shard, text_range, broken=broken
+        )
 
-    def _first(self, slot: Slot) -> Position:
-        """Where a slot begins, as far as that is known before anything of it was read."""
-        if slot.resume is not None:
-            return slot.resume.position(self._uri(slot))
-        return self._begin(slot) or Position(self._uri(slot), byte=slot.shard.start)
+    def _first(self, open_shard: OpenShard) -> Position:
+        """Return the start of a shard of which nothing was read."""
+        if open_shard.resume is not None:
+            return open_shard.resume.position(self._uri(open_shard))
+        return self._begin(open_shard) or Position(self._uri(open_shard), byte=open_shard.shard.start)
 
     @staticmethod
-    def _relative(slot: Slot, cut: TextRange | None) -> bool:
-        """Whether a range's numbers count from its own begin: so where that is guessed."""
-        if slot.resume is not None:
-            return slot.resume.relative
-        return bool(slot.shard.number) and cut is not None and cut.begin is None
+    def _relative(open_shard: OpenShard, text_range: TextRange | None) -> bool:
+        """Return True if the range's positions count from its own start, because the start is guessed."""
+        if open_shard.resume is not None:
+            return open_shard.resume.relative
+        return bool(open_shard.shard.number) and text_range is not None and text_range.begin is None
 
-    def _told(self, end: ShardEnd, slot: Slot, cut: TextRange | None, *, broken: bool) -> None:
-        begin = cut.begin if cut is not None else None
-        reached = cut.end if cut is not None and not broken else None
+    def _add_shard_end(
+        self, end: ShardEnd, open_shard: OpenShard, text_range: TextRange | None, *, broken: bool
+    ) -> None:
+        begin = text_range.begin if text_range is not None else None
+        reached = text_range.end if text_range is not None and not broken else None
         if begin is not None and (broken or reached is not None):
-            end = replace(end, begin=Spot.of(begin))
+            end = replace(end, begin=ShardPosition.from_position(begin))
         if begin is not None and reached is not None:
-            end = replace(end, end=Spot.of(reached))
+            end = replace(end, end=ShardPosition.from_position(reached))
             if not end.relative:
-                # The next range, when it is read here, need not guess.
-                self._begins[slot.shard.index, slot.shard.number + 1] = Spot.of(reached)
-        self.ended.append(end)
+                # If this process reads the next range, its start is known.
+                self._range_starts[open_shard.shard.index, open_shard.shard.number + 1] = (
+                    ShardPosition.from_position(reached)
+                )
+        self.shard_ends.append(end)
 
-    def _range(self, slot: Slot) -> TextRange | None:
-        """The slot as a range of a text; None where its object is none."""
-        shard, names = slot.shard, None
-        text = text_format(self._uri(slot), self._read)
+    def _range(self, open_shard: OpenShard) -> TextRange | None:
+        """Return the shard as a range of a text, or None if its object is not text."""
+        shard, names = open_shard.shard, None
+        text = text_format(self._uri(open_shard), self._read)
         if text is None:
             return None
         if shard.number:
-            # The object's first bytes tell whether it is text, and this range has not got them.
-            is_text, names = self._head(slot, text)
+            # The object's first bytes, which are outside of this range, tell if it is text.
+            is_text, names = self._head(open_shard, text)
             if not is_text:
                 return None
-        return TextRange(text, shard.start, shard.stop, begin=self._begin(slot), column_names=names)
+        return TextRange(text, shard.start, shard.stop, begin=self._begin(open_shard), column_names=names)
 
-    def _blocks_of(self, number: int, slot: Slot, cut: TextRange | None) -> Iterator[Block]:
-        uri, resume = self._uri(slot), slot.resume
-        if cut is not None:
+    def _blocks_of(self, number: int, open_shard: OpenShard, text_range: TextRange | None) -> Iterator[Block]:
+        uri, resume = self._uri(open_shard), open_shard.resume
+        if text_range is not None:
             position = None if resume is None else Position(uri, record=resume.record)
-            yield from after(cut.blocks(self._chunks(number, slot, cut), uri), position)
+            yield from skip_records(
+                text_range.blocks(self._chunks(number, open_shard, text_range), uri), position
+            )
             return
-        if slot.shard.number:
+        if open_shard.shard.number:
             return
-        if by_row_groups(uri, self._read):
+        if is_read_by_row_groups(uri, self._read):
             position = None if resume is None else Position(uri, record=resume.record)
-            yield from after(parquet_blocks(self._info(slot), self._stores, self._read), position)
-            self.bytes_read += self._info(slot).size_bytes or 0
+            yield from skip_records(
+                parquet_blocks(self._info(open_shard), self._stores, self._read), position
+            )
+            self.bytes_read += self._info(open_shard).size_bytes or 0
             return
         position = None if resume is None else resume.position(uri)
-        started_at = resume.member_byte if resume and seekable(uri, self._read) else 0
-        chunks = self._chunks(number, slot, None)
-        yield from read_object(uri, chunks, self._read, resume=position, started_at=started_at)
+        start_byte = resume.member_byte if resume and is_seekable(uri, self._read) else 0
+        chunks = self._chunks(number, open_shard, None)
+        yield from read_object(uri, chunks, self._read, resume=position, start_byte=start_byte)
 
-    def _chunks(self, number: int, slot: Slot, cut: TextRange | None) -> Iterator[bytes]:
-        """A slot's bytes; of a range those behind it too, for as long as they are asked for."""
+    def _chunks(self, number: int, open_shard: OpenShard, text_range: TextRange | None) -> Iterator[bytes]:
+        """Yield a shard's bytes; for a range, also the bytes after it on demand."""
         past = 0
-        extent = self._extent(slot)
-        if cut is not None:
-            # The range before may have ended behind this one's edge, or behind all of it.
-            past = cut.first_byte - extent.start
+        extent = self._extent(open_shard)
+        if text_range is not None:
+            # The previous range may end after this one's start, or even after its end.
+            past = text_range.first_byte - extent.start
         for chunk in self._prefetch.chunks(number):
             self.bytes_read += len(chunk)
             if past < len(chunk):
                 yield chunk[past:] if past else chunk
             past = max(0, past - len(chunk))
         if extent.stop is not None:
-            yield from self._tail(slot, extent.stop + past)
+            yield from self._tail(open_shard, extent.stop + past)
 
-    def _tail(self, slot: Slot, at: int) -> Iterator[bytes]:
-        info = self._info(slot)
+    def _tail(self, open_shard: OpenShard, at: int) -> Iterator[bytes]:
+        info = self._info(open_shard)
         store, length = self._stores.for_uri(info.uri), _TAIL_BYTES
         while at < (info.size_bytes or 0):
             length = min(length, (info.size_bytes or 0) - at)
             chunk = store.get_range(info.uri, at, length, etag=info.etag)
             if not chunk:
                 raise ChangedError(
-                    info.uri, f"had {info.size_bytes} bytes when it was listed, and ends at {at} now"
+                    info.uri, f"had {info.size_bytes} bytes when it was listed, but now ends at byte {at}"
                 )
             yield chunk
             at += len(chunk)
             length = min(length * 4, _TAIL_BYTES_MAX)
 
-    def _head(self, slot: Slot, text: TextFormat) -> tuple[bool, tuple[str, ...] | None]:
-        """Whether an object is text, and the names of its header."""
-        index = slot.shard.index
+    def _head(self, open_shard: OpenShard, text: TextFormat) -> tuple[bool, tuple[str, ...] | None]:
+        """Return whether an object is text, and the column names of its header."""
+        index = open_shard.shard.index
         if index not in self._heads:
-            whole = Slot(slot.task, Shard(index), ends_task=False)
-            head = next(text.blocks(self._tail(whole, 0), Position(self._uri(slot))), None)
+            whole = OpenShard(open_shard.task, Shard(index), ends_task=False)
+            head = next(text.blocks(self._tail(whole, 0), Position(self._uri(open_shard))), None)
             broken = head is not None and any(f.kind is FailureKind.OBJECT for f in head.failures)
             self._heads[index] = (not broken, None if head is None else head.column_names)
         return self._heads[index]

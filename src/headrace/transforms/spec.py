@@ -1,8 +1,8 @@
-"""A batch transform's spec file: the vendor's words, headrace's own, and the settings that they make.
+"""Read the spec file of a batch transform: SageMaker's fields and headrace's own, into settings.
 
 ::
 
-    TransformJobName = "churn-2026-01"              # the fields of a CreateTransformJob request, in TOML or JSON
+    TransformJobName = "churn-2026-01"              # fields of a CreateTransformJob request, TOML or JSON
     ModelName = "churn.onnx"
     MaxPayloadInMB = 6
 
@@ -20,7 +20,7 @@
     InputFilter = "$[1:]"
     JoinSource = "Input"
 
-    [headrace]                                      # what the vendor has no words for
+    [headrace]                                      # options that SageMaker lacks
     header = "drop"
     max_failed = "1%"
 """
@@ -33,10 +33,18 @@ from headrace.core.errors import ConfigError
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.read import AUTO, ReadOptions
 from headrace.pipeline.settings import MIB, FlowSettings, MappingOptions
-from headrace.transforms.document import Table, read_document
+from headrace.transforms.document import SpecTable, read_document
 from headrace.transforms.media_types import accept_of, read_options
-from headrace.transforms.own_words import WORDS, OwnWords, read_own_words
 from headrace.transforms.rejections import reject
+from headrace.transforms.sagemaker import (
+    FIELDS,
+    PAYLOAD_MB_DEFAULT,
+    PAYLOAD_MB_MAX,
+    RETRIES,
+    TIMEOUT_S,
+    SageMakerJob,
+    read_job,
+)
 from headrace.transforms.settings import (
     DataType,
     FailurePolicy,
@@ -44,31 +52,33 @@ from headrace.transforms.settings import (
     TransformOutput,
     TransformSettings,
 )
-from headrace.transforms.vendor import (
-    FIELDS,
-    PAYLOAD_MB,
-    PAYLOAD_MB_MAX,
-    RETRIES,
-    TIMEOUT_S,
-    VendorJob,
-    read_job,
-)
+from headrace.transforms.spec_extension import EXTENSION_FIELDS, SpecExtension, read_extension
 
 T = TypeVar("T")
 
-OWN_TABLE: Final = "headrace"
+EXTENSION_TABLE: Final = "headrace"
 _UNFILTERED: Final = ("line", "whole", "recordio", "tfrecord", "image", "audio", "video")
-"""Formats whose records no path selects from."""
+"""Formats whose records no JSONPath can select from."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransformSpec:
-    """What a spec file says; None is what it does not say, and is for whoever runs it to choose.
+    """The contents of a spec file. None stands for an absent field, which the caller chooses.
 
-    `model` is the model as a file, folder or class. `instances` is how many machines the vendor was asked for, or how
-    many loaded copies the ``headrace`` table asks for; `max_concurrent` the requests under way at once. `timeout_s` and
-    `retries` are for one request. None of these four changes what is written. `strict` asks for what the vendor does.
-    `passed_over` are dotted names of fields that were understood and mean nothing here: tell the user.
+    Attributes:
+        settings: The settings of the transform.
+        source: The source of objects.
+        output: The destination.
+        model: The model as a file, folder or class.
+        job_name: The name of the job.
+        instances: Machines of the SageMaker request, or loaded copies of the ``headrace`` table.
+        max_concurrent: The number of concurrent requests.
+        timeout_s: The timeout of a request in seconds.
+        retries: The number of retries of a request.
+        strict: Behave as SageMaker does.
+        ignored_fields: Dotted names of valid fields without a meaning here, to report to the user.
+
+    `instances`, `max_concurrent`, `timeout_s` and `retries` do not change the output.
     """
 
     settings: TransformSettings = field(default_factory=TransformSettings)
@@ -81,198 +91,204 @@ class TransformSpec:
     timeout_s: float | None = None
     retries: int | None = None
     strict: bool = False
-    passed_over: tuple[str, ...] = ()
+    ignored_fields: tuple[str, ...] = ()
 
 
 def read_spec(text: str, name: str, *, strict: bool = False) -> TransformSpec:
-    """The spec in a TOML or JSON text; `name` is its file's (it ends in ``.toml`` or ``.json``), for messages.
+    """Return the spec in a TOML or JSON text. `name` is the file name, which selects the format.
 
-    What the ``headrace`` table says counts where both say it. What a file leaves out has the vendor's default where
-    the file has the vendor's table for it, and headrace's where it has not: a TransformInput without a SplitType and a
-    CompressionType neither splits nor decompresses, a TransformOutput without an AssembleWith puts nothing between
-    records, and any of the vendor's words means payloads of 6 MB, 600 s, 3 retries, and that a model of text is given
-    records as they stand (`MappingOptions.whole_records`).
+    The ``headrace`` table takes precedence. An absent field has SageMaker's default if the file has
+    SageMaker's table for it, else headrace's. A TransformInput without SplitType and
+    CompressionType neither splits nor decompresses. A TransformOutput without AssembleWith puts
+    nothing between records. With any SageMaker field, payloads are 6 MB, requests have 600 s and 3
+    retries, and a text model gets records unchanged (`MappingOptions.whole_records`).
 
-    MaxPayloadInMB bounds a record and a batch of them; MB are 2^20 bytes. 0, where the vendor streams whole objects,
-    bounds a record by 100 MB and a batch by `FlowSettings`, as nothing here is without a bound. `strict` is as if the
-    file said it.
+    MaxPayloadInMB limits a record and a batch; MB are 2^20 bytes. 0, with which SageMaker streams
+    whole objects, limits a record to 100 MB and a batch as `FlowSettings` does, because everything
+    here has a limit. `strict` acts like the field of the file.
 
-    Raises ConfigError, with the file and the fields, for a field that is not known, of a wrong type or beyond the
-    vendor's bounds, and for fields that cannot stand together. What only a run can find out (a record larger than its
-    bound, a filter that asks for what a record does not have) is the run's to say, of the record that it is true of.
+    Raises ConfigError, with file and field, for an unknown field, a wrong type, a value outside of
+    SageMaker's limits, and contradictory fields. Errors that depend on the data are found by the
+    run and reported for the record: a record that is too large, or without the values of a filter.
     """
     return spec_of(read_document(text, name), name, strict=strict)
 
 
 def spec_of(values: Mapping[str, Any], name: str, *, strict: bool = False) -> TransformSpec:
-    """`read_spec` of what was read already; `name` is for messages."""
-    document = Table.of(name, "", values, (*FIELDS, OWN_TABLE))
+    """Return the spec of a document that was read; see `read_spec`. `name` is for messages."""
+    document = SpecTable.from_value(name, "", values, (*FIELDS, EXTENSION_TABLE))
     job = read_job(document)
-    own = read_own_words(document.table(OWN_TABLE, WORDS))
+    extension = read_extension(document.table(EXTENSION_TABLE, EXTENSION_FIELDS))
     try:
-        reject(job, _elsewhere(own))
-        strictly = strict or bool(own.strict)
-        settings = _settings(job, own, strict=strictly)
+        reject(job, _overridden_fields(extension))
+        strictly = strict or bool(extension.strict)
+        settings = _settings(job, extension, strict=strictly)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     return TransformSpec(
         settings,
-        source=_first(own.source, job.source),
-        output=_first(own.output, job.output),
-        model=_first(own.model, job.model),
-        job_name=_first(own.job_name, job.job_name),
-        instances=_first(own.instances, job.instances),
-        max_concurrent=_first(own.max_concurrent, job.max_concurrent or None),
-        timeout_s=_first(own.timeout_s, job.timeout_s, TIMEOUT_S if job.given else None),
-        retries=_first(own.retries, job.retries, RETRIES if job.given else None),
+        source=_first_set(extension.source, job.source),
+        output=_first_set(extension.output, job.output),
+        model=_first_set(extension.model, job.model),
+        job_name=_first_set(extension.job_name, job.job_name),
+        instances=_first_set(extension.instances, job.instances),
+        max_concurrent=_first_set(extension.max_concurrent, job.max_concurrent or None),
+        timeout_s=_first_set(extension.timeout_s, job.timeout_s, TIMEOUT_S if job.has_fields else None),
+        retries=_first_set(extension.retries, job.retries, RETRIES if job.has_fields else None),
         strict=strictly,
-        passed_over=job.passed_over,
+        ignored_fields=job.ignored_fields,
     )
 
 
-def _elsewhere(own: OwnWords) -> frozenset[str]:
-    """What the vendor's rules do not judge, because the file says it in headrace's words."""
-    sizes = ("payload",) if own.record_bytes_max is not None and own.batch_bytes is not None else ()
-    return own.said("content_type", "split", "accept", "assemble").union(sizes)
+def _overridden_fields(extension: SpecExtension) -> frozenset[str]:
+    """Return the values that SageMaker's rules do not apply to, because the ``headrace`` table sets them."""
+    sizes = (
+        ("payload",) if extension.record_bytes_max is not None and extension.batch_bytes is not None else ()
+    )
+    return extension.set_fields("content_type", "split", "accept", "assemble").union(sizes)
 
 
-def _settings(job: VendorJob, own: OwnWords, *, strict: bool) -> TransformSettings:
-    read = _read(job, own)
-    mapping = _mapping(job, own)
-    output = _output(job, own)
-    _check_reading(read, own)
-    _check_filters(read, mapping, output, own)
-    data_type: DataType | None = _first(own.data_type, job.data_type)
+def _settings(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> TransformSettings:
+    read = _read(job, extension)
+    mapping = _mapping(job, extension)
+    output = _output(job, extension)
+    _check_reading(read, extension)
+    _check_filters(read, mapping, output, extension)
+    data_type: DataType | None = _first_set(extension.data_type, job.data_type)
     return TransformSettings(
         data_type="auto" if data_type is None else data_type,
         read=read,
         mapping=mapping,
-        flow=_flow(job, own),
+        flow=_flow(job, extension),
         output=output,
-        failures=_failures(own, strict=strict),
-        tasks=_with(
+        failures=_failures(extension, strict=strict),
+        tasks=_replace_set(
             TaskSettings(),
-            task_bytes=own.task_bytes,
-            task_objects_max=own.task_objects,
-            checkpoint_s=own.checkpoint_s,
+            task_bytes=extension.task_bytes,
+            task_objects_max=extension.task_objects,
+            checkpoint_s=extension.checkpoint_s,
         ),
     )
 
 
-def _read(job: VendorJob, own: OwnWords) -> ReadOptions:
-    split = _first(own.split, job.split)
-    if split is None and job.input_given and own.content_type is None:
+def _read(job: SageMakerJob, extension: SpecExtension) -> ReadOptions:
+    split = _first_set(extension.split, job.split)
+    if split is None and job.has_input and extension.content_type is None:
         split = "none"
-    compression = _first(own.compression, job.compression, "none" if job.input_given else None)
-    read = read_options(_first(own.content_type, job.content_type), split, compression)
-    return _with(
+    compression = _first_set(extension.compression, job.compression, "none" if job.has_input else None)
+    read = read_options(_first_set(extension.content_type, job.content_type), split, compression)
+    return _replace_set(
         read,
-        record_bytes_max=_first(own.record_bytes_max, _payload_bytes(job, PAYLOAD_MB_MAX * MIB)),
-        members=own.members,
-        header=own.header,
-        delimiter=own.delimiter,
-        size_px=own.image_size,
-        image_mode=own.image_mode,
-        window_ms=own.window_ms,
-        hop_ms=own.hop_ms,
-        sample_rate_hz=own.sample_rate_hz,
-        audio_channels=own.audio_channels,
-        every_frames=own.every_frames,
-        every_ms=own.every_ms,
+        record_bytes_max=_first_set(extension.record_bytes_max, _payload_bytes(job, PAYLOAD_MB_MAX * MIB)),
+        members=extension.members,
+        header=extension.header,
+        delimiter=extension.delimiter,
+        size_px=extension.image_size,
+        image_mode=extension.image_mode,
+        window_ms=extension.window_ms,
+        hop_ms=extension.hop_ms,
+        sample_rate_hz=extension.sample_rate_hz,
+        audio_channels=extension.audio_channels,
+        every_frames=extension.every_frames,
+        every_ms=extension.every_ms,
     )
 
 
-def _mapping(job: VendorJob, own: OwnWords) -> MappingOptions:
-    if own.columns and own.text_column is not None:
+def _mapping(job: SageMakerJob, extension: SpecExtension) -> MappingOptions:
+    if extension.columns and extension.text_column is not None:
         raise ConfigError(
-            "headrace.columns and headrace.text_column contradict each other: leave one of them out"
+            "headrace.columns and headrace.text_column contradict each other: remove one of them"
         )
-    return _with(
+    return _replace_set(
         MappingOptions(),
-        columns=own.columns,
-        text_column=own.text_column,
-        image_scale=own.image_scale,
-        whole_records=_first(own.whole_records, job.given or None),
-        input_filter=_first(own.input_filter, job.input_filter),
-        slice_end=own.slice_end,
+        columns=extension.columns,
+        text_column=extension.text_column,
+        image_scale=extension.image_scale,
+        whole_records=_first_set(extension.whole_records, job.has_fields or None),
+        input_filter=_first_set(extension.input_filter, job.input_filter),
+        slice_end=extension.slice_end,
     )
 
 
-def _flow(job: VendorJob, own: OwnWords) -> FlowSettings:
-    return _with(
+def _flow(job: SageMakerJob, extension: SpecExtension) -> FlowSettings:
+    return _replace_set(
         FlowSettings(),
-        batch_rows_max=_first(own.batch_rows, 1 if job.single_record else None),
-        batch_bytes_max=_first(own.batch_bytes, _payload_bytes(job, None)),
-        prefetch_bytes_max=own.prefetch_bytes,
+        batch_rows_max=_first_set(extension.batch_rows, 1 if job.single_record else None),
+        batch_bytes_max=_first_set(extension.batch_bytes, _payload_bytes(job, None)),
+        prefetch_bytes_max=extension.prefetch_bytes,
     )
 
 
-def _payload_bytes(job: VendorJob, unbounded: int | None) -> int | None:
-    """The vendor's bound of a request; `unbounded` where it says 0, None where there are none of its words."""
-    if not job.given:
+def _payload_bytes(job: SageMakerJob, unbounded: int | None) -> int | None:
+    """Return SageMaker's limit of a request: `unbounded` for 0, None without SageMaker fields."""
+    if not job.has_fields:
         return None
-    payload_mb = PAYLOAD_MB if job.payload_mb is None else job.payload_mb
+    payload_mb = PAYLOAD_MB_DEFAULT if job.payload_mb is None else job.payload_mb
     return payload_mb * MIB or unbounded
 
 
-def _output(job: VendorJob, own: OwnWords) -> TransformOutput:
-    return _with(
+def _output(job: SageMakerJob, extension: SpecExtension) -> TransformOutput:
+    return _replace_set(
         TransformOutput(),
-        accept=_first(own.accept, None if job.accept is None else accept_of(job.accept)),
-        assemble=_first(own.assemble, job.assemble, "none" if job.output_given else None),
-        join=_first(own.join, job.join),
-        output_filter=_first(own.output_filter, job.output_filter),
-        slice_end=own.slice_end,
-        header=own.output_header,
+        accept=_first_set(extension.accept, None if job.accept is None else accept_of(job.accept)),
+        assemble=_first_set(extension.assemble, job.assemble, "none" if job.has_output else None),
+        join=_first_set(extension.join, job.join),
+        output_filter=_first_set(extension.output_filter, job.output_filter),
+        slice_end=extension.slice_end,
+        header=extension.output_header,
     )
 
 
-def _failures(own: OwnWords, *, strict: bool) -> FailurePolicy:
-    if strict and own.on_error not in {None, "object"}:
+def _failures(extension: SpecExtension, *, strict: bool) -> FailurePolicy:
+    if strict and extension.on_error not in {None, "object"}:
         raise ConfigError(
-            f'headrace.on_error "{own.on_error}" contradicts strict, where an object with a failed record gets no '
-            "output: leave one of them out"
+            f'headrace.on_error "{extension.on_error}" contradicts strict, which suppresses the '
+            "output of an object with a failed record: remove one of them"
         )
-    rows, share = own.max_failed
-    return FailurePolicy("object" if strict else own.on_error or "record", rows, share)
+    rows, share = extension.max_failed
+    return FailurePolicy("object" if strict else extension.on_error or "record", rows, share)
 
 
-def _check_reading(read: ReadOptions, own: OwnWords) -> None:
-    """Refuse what would be passed over in silence, because of how objects are split."""
-    for word in sorted(own.said("header", "delimiter")):
+def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
+    """Raise ConfigError for options that the way of splitting would ignore."""
+    for word in sorted(extension.set_fields("header", "delimiter")):
         if read.format not in {AUTO, "csv"}:
             raise ConfigError(
-                f"headrace.{word} is of CSV records, and what is read is {read.format}: split CSV with SplitType Line "
-                '(or headrace.split = "csv")'
+                f"headrace.{word} applies to CSV records, but the format is {read.format}: split CSV with "
+                'SplitType Line (or headrace.split = "csv")'
             )
-    if own.members and read.archive == "none":
+    if extension.members and read.archive == "none":
         raise ConfigError(
-            'headrace.members are of archives, and objects are not looked into: say headrace.split = "tar"'
+            'headrace.members applies to archives, but objects are not opened: set headrace.split = "tar"'
         )
-    if own.every_frames is not None and own.every_ms is not None:
+    if extension.every_frames is not None and extension.every_ms is not None:
         raise ConfigError(
-            "headrace.every_frames and headrace.every_ms contradict each other: leave one of them out"
+            "headrace.every_frames and headrace.every_ms contradict each other: remove one of them"
         )
 
 
 def _check_filters(
-    read: ReadOptions, mapping: MappingOptions, output: TransformOutput, own: OwnWords
+    read: ReadOptions, mapping: MappingOptions, output: TransformOutput, extension: SpecExtension
 ) -> None:
-    """Refuse filters that no record of the formats could take; of formats told by names a run finds out."""
-    where = "headrace.input_filter" if own.input_filter else "DataProcessing.InputFilter"
+    """Raise ConfigError for filters that fit no record of the formats.
+
+    Unknown formats are not checked.
+    """
+    where = "headrace.input_filter" if extension.input_filter else "DataProcessing.InputFilter"
     path = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
     if read.format in _UNFILTERED and not path.is_root:
         raise ConfigError(
-            f"{where} {path.text} selects of CSV or JSON records, and what is read is {read.format}: leave the filter "
-            "out, or split into records with SplitType Line and a ContentType of text/csv or application/jsonlines"
+            f"{where} {path.text} needs CSV or JSON records, but the format is {read.format}: remove the "
+            "filter, or split into records with SplitType Line and ContentType text/csv or "
+            "application/jsonlines"
         )
     named = read.header == "names"
     if read.format == "csv":
         _check_columns(where, path, named=named)
-    if own.output_filter and (output.join == "none" or read.format != "csv"):
-        named = True  # what is predicted has names; the vendor's words still do not use them
+    if extension.output_filter and (output.join == "none" or read.format != "csv"):
+        named = True  # predictions have names, although SageMaker's filters do not use them
     if output.accept == "csv" or (output.accept == "auto" and read.format == "csv"):
-        where = "headrace.output_filter" if own.output_filter else "DataProcessing.OutputFilter"
+        where = "headrace.output_filter" if extension.output_filter else "DataProcessing.OutputFilter"
         _check_columns(where, compile_path(output.output_filter, slice_end=output.slice_end), named=named)
 
 
@@ -283,11 +299,13 @@ def _check_columns(what: str, path: JsonPath, *, named: bool) -> None:
         raise ConfigError(f"{what}: {error}") from error
 
 
-def _first(*values: T | None) -> T | None:
-    """The first that is said."""
+def _first_set(*values: T | None) -> T | None:
+    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
-def _with(options: T, **said: Any) -> T:
-    """The options with what is said, and their own defaults for what is not."""
-    return replace(cast("Any", options), **{name: value for name, value in said.items() if value is not None})
+def _replace_set(options: T, **values: Any) -> T:
+    """Return the options with the values that are not None."""
+    return replace(
+        cast("Any", options), **{name: value for name, value in values.items() if value is not None}
+    )

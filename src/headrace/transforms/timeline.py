@@ -1,4 +1,4 @@
-"""How much came when: counts in points of time whose step doubles, so that a run of any length takes the same room."""
+"""Count events over time in constant memory: the step of the timeline doubles as the run gets longer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ def _zeros() -> list[int]:
 
 @dataclass(slots=True)
 class Timeline:
-    """Records, failed ones among them, and batches, counted by when they came.
+    """Records, failed records and batches, counted over time.
 
-    Point i is of the seconds ``i * step_s`` up to ``(i + 1) * step_s``; there are POINTS_MAX at most, since neighbours
-    become one and the step doubles where a later one is needed. So the counts do not depend on the order in which they
-    came. `last_s` is when the last batch came.
+    Point i covers the seconds from ``i * step_s`` to ``(i + 1) * step_s``. There are at most
+    POINTS_MAX points; to make space, neighbours are merged and the step doubles. The counts do not
+    depend on the order of events. `last_s` is the time of the last batch.
     """
 
     step_s: float = STEP_MIN_S
@@ -28,7 +28,7 @@ class Timeline:
     last_s: float = 0.0
 
     def add(self, at_s: float, *, records: int, failures: int, batches: int = 1) -> None:
-        """Count what came `at_s` seconds after the beginning; what came before it is of the first point."""
+        """Count events at `at_s` seconds after the start; earlier events count for the first point."""
         at_s = max(at_s, 0.0)
         self.last_s = max(self.last_s, at_s)
         point = int(at_s / self.step_s)
@@ -42,7 +42,7 @@ class Timeline:
         self.batches[point] += batches
 
     def add_all(self, other: "Timeline") -> None:
-        """Count what `other` has, which began at the same moment."""
+        """Add the counts of another timeline with the same start."""
         while self.step_s < other.step_s:
             self._double()
         ratio = int(self.step_s / other.step_s)
@@ -54,7 +54,7 @@ class Timeline:
         self.last_s = max(self.last_s, other.last_s)
 
     def counts(self) -> tuple[list[int], list[int], list[int]]:
-        """Records, failures and batches, each by point."""
+        """Return the counts of records, failures and batches by point."""
         return self.records, self.failures, self.batches
 
     def _extend(self, points: int) -> None:
@@ -67,14 +67,14 @@ class Timeline:
             counts[:] = [sum(counts[i : i + 2]) for i in range(0, len(counts), 2)]
 
     def folded(self, by: int) -> "Timeline":
-        """The same, of points `by` times as long."""
+        """Return the timeline with points `by` times as long."""
         found = Timeline(self.step_s * by, last_s=self.last_s)
         for mine, counts in zip(found.counts(), self.counts(), strict=True):
             mine += [sum(counts[i : i + by]) for i in range(0, len(counts), by)]
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads back."""
+        """Return the timeline as JSON values."""
         return {
             "step_s": self.step_s,
             "records": list(self.records),
@@ -85,7 +85,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Timeline":
-        """What `to_json` gave."""
+        """Return the timeline from its JSON values."""
         return cls(
             data["step_s"],
             list(data["records"]),

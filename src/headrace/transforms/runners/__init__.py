@@ -1,1 +1,1 @@
-"""What spreads a transform's tasks beyond this process: worker processes, Ray, Beam."""
+"""Runners that distribute the tasks of a transform to processes, to Ray or to Apache Beam."""

@@ -1,6 +1,6 @@
-"""A worker that is called: its methods are told what to do, and one of them tells all that there is to tell.
+"""A transform worker as a remote actor: calls give it assignments, and one call streams its messages.
 
-The other end is `headrace.transforms.runners.ray`, of which nothing is needed here.
+The caller is `headrace.transforms.runners.ray`; this module does not import Ray.
 """
 
 import os
@@ -9,47 +9,49 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from headrace.transforms.runners.connected import ORPHANED
-from headrace.transforms.runners.messages import Assignment, Message, error_json
-from headrace.transforms.runners.worker import Opener, Worker
+from headrace.transforms.runners.messages import Assignment, Message, error_to_json
+from headrace.transforms.runners.worker import Opener, TaskWorker
 
 _MESSAGES_MAX: Final = 1_000
-LOOKED_EVERY_S: Final = 5.0
-"""So often an idle worker looks whether its engine is still there."""
+PARENT_CHECK_INTERVAL_S: Final = 5.0
+"""The interval in which an idle worker checks that its engine still exists."""
 
 
 class Actor:
-    """A worker, and what it is told by calls from other threads. `messages` runs as long as it lives.
+    """A worker that is driven by calls from other threads.
+
+    `messages` runs as long as the worker does.
 
     Args:
-        opener: Makes the worker.
-        region: Where it is, unless the place says so.
-        where: Tells the place's name, and its region if it has one; asked here, not where this is made.
+        opener: Opens the worker.
+        region: The region of the worker, unless its location declares one.
+        locate: Returns the name and region of the worker's location. Called in the worker's process.
     """
 
     def __init__(
-        self, opener: Opener, region: str | None, where: Callable[[], tuple[str, str | None]]
+        self, opener: Opener, region: str | None, locate: Callable[[], tuple[str, str | None]]
     ) -> None:
-        self._opener, self._region, self._where = opener, region, where
+        self._opener, self._region, self._locate = opener, region, locate
         self._messages = queue.Queue[Message | None](_MESSAGES_MAX)
-        self._worker: Worker | None = None
-        self._doing = False
+        self._worker: TaskWorker | None = None
+        self._working = False
         self._parent = os.getppid()
 
     def messages(self) -> Iterator[list[Message]]:
-        """Load the model, and say so; then everything that the worker tells, until it is stopped."""
-        place, region = self._where()
+        """Load the model; yield the worker's messages until `stop`."""
+        place, region = self._locate()
         region = region or self._region
         yield [{"node": place, "region": region}]
         try:
             with self._opener(self._messages.put, region) as worker:
                 self._worker = worker
-                worker.tell_ready()
-                yield from self._told()
-        except Exception as error:  # noqa: BLE001 - told to the run, which raises it
-            yield [{"error": error_json(error)}]
+                worker.send_ready()
+                yield from self._batches()
+        except Exception as error:  # noqa: BLE001 - sent to the run, which raises it
+            yield [{"error": error_to_json(error)}]
 
-    def _told(self) -> Iterator[list[Message]]:
-        """What was told, as much at a time as there is: each time costs the run the same."""
+    def _batches(self) -> Iterator[list[Message]]:
+        """Yield the pending messages together: each batch has the same cost for the run."""
         while (message := self._next()) is not None:
             messages = [message]
             while not self._messages.empty():
@@ -60,31 +62,34 @@ class Actor:
             yield messages
 
     def _next(self) -> Message | None:
-        """The next message. Ends the process when nobody can ask it for anything any more: it holds memory, and devices."""
+        """Return the next message. End the process if the engine that started it is gone.
+
+        An idle orphan would occupy memory and devices.
+        """
         while True:
             try:
-                return self._messages.get(timeout=LOOKED_EVERY_S)
+                return self._messages.get(timeout=PARENT_CHECK_INTERVAL_S)
             except queue.Empty:
-                # Who started it has gone, as when an engine on this machine is killed alone; else it would wait for ever.
-                if os.getppid() != self._parent and not self._doing:
+                # The engine was killed alone: without this check the worker would wait forever.
+                if os.getppid() != self._parent and not self._working:
                     os._exit(ORPHANED)
 
     def do(self, assignment: Message) -> None:
-        """Do an assignment; returns when it is done. All that is to say of it is a message."""
+        """Run an assignment to its end. Its results are messages."""
         assert self._worker is not None, "it has said that it is ready"
-        self._doing = True
+        self._working = True
         try:
             self._worker.do(Assignment.from_json(assignment))
         finally:
-            self._doing = False
+            self._working = False
 
     def drain(self) -> None:
-        """See `Worker.drain`; nothing is to be done before the model is loaded."""
+        """Drain the worker; do nothing before the model is loaded."""
         if self._worker is not None:
             self._worker.drain()
 
     def stop(self) -> None:
-        """Let go of the model, and end `messages`; between two assignments."""
+        """Unload the model and end `messages`. Called between two assignments."""
         if self._worker is not None:
-            self._worker.tell()
+            self._worker.send_counters()
         self._messages.put(None)

@@ -1,7 +1,8 @@
-"""Tasks as pipelines of Apache Beam, on any of its runners. Nothing of Beam is imported in this process.
+"""Run tasks as pipelines of Apache Beam, on any of its runners. This process does not import Beam.
 
-A runner spreads the tasks, and may do one twice; what is done is looked up in the ledger, here and by who is to do it. When a
-pipeline ends, by itself or because a worker of it died, whatever the ledger lacks goes into another one.
+Beam distributes the tasks, and may run one twice. The ledger decides which tasks are finished, both
+here and in the workers. A pipeline may end by itself or because a worker of it died; the tasks that
+the ledger lacks then go into another pipeline.
 """
 
 import importlib.util
@@ -12,36 +13,40 @@ from multiprocessing.connection import wait
 from secrets import token_hex
 from typing import Final, Self
 
+from typing_extensions import override
+
 from headrace.core.errors import MissingExtraError, ModelLoadError, RunnerError
 from headrace.core.predictor import Predictor
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
-from headrace.transforms.records import Checkpoint, Spot
+from headrace.transforms.records import ShardPosition, TaskCheckpoint
 from headrace.transforms.runners.beam_process import PipelineOrder, PipelineProcess
 from headrace.transforms.runners.deaths import DEATHS_MAX
-from headrace.transforms.runners.dispatch import Hand
-from headrace.transforms.runners.dispatched import DispatchedRunner
 from headrace.transforms.runners.engines import BeamWorkers
-from headrace.transforms.runners.mailbox import Letter, Mailbox
+from headrace.transforms.runners.scheduled import ScheduledRunner
+from headrace.transforms.runners.scheduler import WorkerHandle
+from headrace.transforms.runners.status_store import StatusStore, WorkerStatus
 from headrace.transforms.runners.worker import Opener
-from headrace.transforms.work import Work
+from headrace.transforms.task_run import TransformWork
 
-WORKERS_GUESSED: Final = 64
-"""How many there are, where only the runner knows."""
+ASSUMED_WORKERS: Final = 64
+"""The assumed number of workers of a Beam runner that decides it itself."""
 
 
-class BeamRunner(DispatchedRunner):
-    """Workers of a Beam runner; as a context manager it knows the model, and `run` begins and ends pipelines.
+class BeamRunner(ScheduledRunner):
+    """A runner of tasks on Beam.
+
+    As a context manager it loads the model's metadata; `run` runs pipelines.
 
     Args:
-        opener: Makes a worker; is sent to where workers are, so it holds no secrets.
-        workers: Which runner, and what it is told.
-        predictor: The run's own, not started: it is started once, to know the model.
+        opener: Opens a worker. It is sent to the workers, so it contains no secrets.
+        workers: The Beam runner and its options.
+        predictor: The run's own predictor, not started. It is started once for the metadata.
         model: The model's name, for errors.
-        environ: Of workers on this machine, beside what this process has.
-        locality: Where the workers are.
-        prepare: Puts what workers need beside the ledger, once there is one.
+        environ: Additional environment variables of workers on this machine.
+        locality: The region of the workers.
+        prepare: Writes files for the workers next to the ledger, once the ledger exists.
 
     Raises MissingExtraError without Beam.
     """
@@ -67,164 +72,188 @@ class BeamRunner(DispatchedRunner):
         self._locality = locality or Locality()
         self._prepare = prepare
         self._pipeline = ""
-        """The name of the one under way."""
-        self._hands: dict[str, tuple[Letter, Hand]] = {}
-        """Its workers, by name, and what each told last."""
-        self._unloaded = 0
-        """Workers that died one after the other, and had begun nothing."""
+        """The name of the running pipeline."""
+        self._workers_by_name: dict[str, tuple[WorkerStatus, WorkerHandle]] = {}
+        """The workers of the pipeline by name, with their last status."""
+        self._load_deaths = 0
+        """Consecutive pipelines whose workers died before they started a task."""
         self._draining = False
 
     def __enter__(self) -> Self:
-        """Load the model, to know what it takes and gives, and let go of it. Raises what loading raises."""
+        """Load the model for its metadata, and unload it. Raises the errors of loading."""
         self._predictor.start()
         try:
-            self._dispatcher.metadata = self._predictor.metadata
+            self._scheduler.metadata = self._predictor.metadata
         finally:
             self._predictor.stop(drain=False)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing goes on beyond `run`."""
+        """Do nothing: pipelines end with `run`."""
 
+    @override
     def run(
         self,
-        work: Work,
+        work: TransformWork,
         tasks: Sequence[Task],
         *,
-        begins: Mapping[tuple[int, int], Spot],
-        checkpoints: Mapping[int, Checkpoint],
+        range_starts: Mapping[tuple[int, int], ShardPosition],
+        checkpoints: Mapping[int, TaskCheckpoint],
     ) -> bool:
-        """See `Runner.run`. Checkpoints are read by the workers themselves, from the ledger.
+        """Run the tasks. The workers read their checkpoints from the ledger.
 
-        A task that kills workers of the DirectRunner is left out; once all others are done, it raises InstanceLostError.
-        Raises RunnerError when a runner fails, or ends without having done anything of what is left.
+        A task that kills workers of the DirectRunner is excluded; after all others,
+        InstanceLostError is raised. Raises RunnerError if Beam fails, or ends without having
+        finished any remaining task.
         """
-        mailbox = Mailbox(work.ledger)
-        mailbox.clear()
+        status_store = StatusStore(work.ledger)
+        status_store.clear()
         self._prepare(work.ledger)
-        ours = self._locality.in_turn(tasks)
-        self._dispatcher.begin(work, ours, begins, checkpoints)
-        while self._dispatcher.left and not self._draining:
-            self._do(work, mailbox)
-        return self._dispatcher.complete(drained=self._draining) and len(ours) == len(tasks)
+        tasks_here = self._locality.ordered(tasks)
+        self._scheduler.begin(work, tasks_here, range_starts, checkpoints)
+        while self._scheduler.left and not self._draining:
+            self._run_pipeline(work, status_store)
+        return self._scheduler.complete(drained=self._draining) and len(tasks_here) == len(tasks)
 
     # One pipeline
 
-    def _do(self, work: Work, mailbox: Mailbox) -> None:
-        """Have what is left done by one pipeline, as far as it comes."""
-        workers, left = self._workers, self._dispatcher.left
+    def _run_pipeline(self, work: TransformWork, status_store: StatusStore) -> None:
+        """Run the remaining tasks in one pipeline, as far as it gets."""
+        workers, left = self._workers, self._scheduler.left
         self._pipeline = token_hex(6)
-        count = workers.direct_workers if workers.direct else WORKERS_GUESSED
-        order = PipelineOrder(
+        count = workers.direct_workers if workers.direct else ASSUMED_WORKERS
+        pipeline_order = PipelineOrder(
             opener=self._opener,
             pipeline=self._pipeline,
             region=self._locality.region,
-            assignments=[a.to_json() for a in self._dispatcher.assign_all(of=count)],
+            assignments=[a.to_json() for a in self._scheduler.assign_all(workers=count)],
             options=workers.all_options,
             direct=workers.direct,
         )
-        died: str | None = None
-        with PipelineProcess(order, self._environ) as process:
+        exit_reason: str | None = None
+        with PipelineProcess(pipeline_order, self._environ) as process:
             try:
-                died = self._wait(process, work, mailbox)
+                exit_reason = self._wait(process, work, status_store)
             finally:
-                guilty = self._part(died)
-        self._dispatcher.recover()
-        self._dispatcher.told()
-        self._check(work, died, nothing=self._dispatcher.left == left, guilty=guilty)
+                task_to_blame = self._release_workers(exit_reason)
+        self._scheduler.recover()
+        self._scheduler.update_progress()
+        self._check_progress(
+            work, exit_reason, nothing=self._scheduler.left == left, task_to_blame=task_to_blame
+        )
 
-    def _wait(self, process: PipelineProcess, work: Work, mailbox: Mailbox) -> str | None:
-        """Look at what workers tell until the pipeline has ended; how a worker died, if that is why."""
-        told_to_drain = False
+    def _wait(self, process: PipelineProcess, work: TransformWork, status_store: StatusStore) -> str | None:
+        """Poll the workers' statuses until the pipeline ends.
+
+        Return the reason if a worker's death ended it.
+        """
+        drain_requested = False
         try:
             while not wait([process.connection], self._workers.poll_s):
-                self._look(work, mailbox)
-                if self._draining and not told_to_drain:
-                    mailbox.ask_to_drain()
-                    told_to_drain = True
+                self._poll(work, status_store)
+                if self._draining and not drain_requested:
+                    status_store.request_drain()
+                    drain_requested = True
         except BaseException:
             process.cancel()
             raise
         message = process.receive()
-        self._look(work, mailbox)
+        self._poll(work, status_store)
         if message.get("ended") == "DONE":
             return None
-        why = _last_line(message.get("failed") or message.get("died") or f"it ended {message.get('ended')}")
-        if self._workers.direct and ("died" in message or any(map(self._is_dead, self._letters()))):
+        why = _last_line(
+            message.get("failed") or message.get("died") or f"its state is {message.get('ended')}"
+        )
+        if self._workers.direct and ("died" in message or any(map(self._is_dead, self._statuses()))):
             return why
         raise RunnerError(
-            f"Beam's {self._name} failed: {why}. What is finished stays, and --resume goes on. The last that it said:\n"
-            f"{process.last_words()}"
+            f"Beam's {self._name} failed: {why}. Finished tasks stay; continue with --resume. The end of its "
+            "output:\n"
+            f"{process.output_tail()}"
         )
 
-    def _part(self, died: str | None) -> bool:
-        """The pipeline is over, and so are its workers, all of them; whether any was to blame for its death."""
-        blamed = False
-        for letter, hand in self._hands.values():
-            if letter.observed is not None:
-                self._dispatcher.heard(hand, {"observed": letter.observed})
-            if died is None:
-                self._dispatcher.released(hand)
-                continue
-            guilty = self._is_dead(letter)
-            blamed = blamed or guilty
-            # The others die only now, with the pipeline.
-            self._dispatcher.died(hand, f"({died})", by_itself=guilty)
-        self._hands.clear()
-        return blamed
+    def _release_workers(self, exit_reason: str | None) -> bool:
+        """Release all workers of an ended pipeline.
 
-    def _check(self, work: Work, died: str | None, *, nothing: bool, guilty: bool) -> None:
-        """Raise what there is to say of a pipeline that has done nothing, so that it is not begun for ever."""
+        Return True if one of them was the cause of its death.
+        """
+        task_to_blame_found = False
+        for status, handle in self._workers_by_name.values():
+            if status.observed is not None:
+                self._scheduler.on_message(handle, {"observed": status.observed})
+            if exit_reason is None:
+                self._scheduler.release(handle)
+                continue
+            task_to_blame = self._is_dead(status)
+            task_to_blame_found = task_to_blame_found or task_to_blame
+            # The other workers end with the pipeline.
+            self._scheduler.on_worker_died(handle, f"({exit_reason})", blame_task=task_to_blame)
+        self._workers_by_name.clear()
+        return task_to_blame_found
+
+    def _check_progress(
+        self, work: TransformWork, exit_reason: str | None, *, nothing: bool, task_to_blame: bool
+    ) -> None:
+        """Raise the error of a pipeline that finished no task, so that it is not repeated forever."""
         if not nothing or self._draining:
-            self._unloaded = 0
+            self._load_deaths = 0
             return
-        if died is None:
+        if exit_reason is None:
             raise RunnerError(
-                f"Beam's {self._name} says that its pipeline is done, and the ledger in {work.ledger.destination} lacks "
-                f"{self._dispatcher.left} tasks, none of which was done. What is finished stays: choose another runner, then "
-                "--resume"
+                f"Beam's {self._name} reports that its pipeline is done, but it finished none of the "
+                f"{self._scheduler.left} tasks that the ledger in {work.ledger.destination} lacks. Finished "
+                "tasks stay: choose another runner, then --resume"
             )
-        self._unloaded = 0 if guilty else self._unloaded + 1
-        if self._unloaded >= DEATHS_MAX:
-            raise ModelLoadError(self._model, f"its workers end before they do anything ({died})")
+        self._load_deaths = 0 if task_to_blame else self._load_deaths + 1
+        if self._load_deaths >= DEATHS_MAX:
+            raise ModelLoadError(self._model, f"its workers end before they do anything ({exit_reason})")
 
     # What workers tell
 
-    def _look(self, work: Work, mailbox: Mailbox) -> None:
-        """Read letters; the run's progress is up to date then. Raises what a worker tells that broke its tasks."""
-        for letter in mailbox.read():
-            if letter.pipeline == self._pipeline:  # not of one that nobody could end
-                self._take(letter, work)
-        self._dispatcher.told()
+    def _poll(self, work: TransformWork, status_store: StatusStore) -> None:
+        """Read the workers' statuses and update the progress.
 
-    def _take(self, letter: Letter, work: Work) -> None:
-        _, hand = self._hands.get(letter.worker) or (letter, Hand(self._locality, ready=True))
-        if letter.worker not in self._hands:
-            self._dispatcher.hands.append(hand)
-        self._hands[letter.worker] = letter, hand
-        for number in letter.done:
-            record = None if number in hand.done else work.ledger.task(number)
+        Raises an error that a worker reports.
+        """
+        for status in status_store.read():
+            if (
+                status.pipeline == self._pipeline
+            ):  # an earlier pipeline that could not be cancelled may still write
+                self._update(status, work)
+        self._scheduler.update_progress()
+
+    def _update(self, status: WorkerStatus, work: TransformWork) -> None:
+        _, handle = self._workers_by_name.get(status.worker) or (
+            status,
+            WorkerHandle(self._locality, ready=True),
+        )
+        if status.worker not in self._workers_by_name:
+            self._scheduler.handles.append(handle)
+        self._workers_by_name[status.worker] = status, handle
+        for number in status.done:
+            record = None if number in handle.done else work.ledger.task(number)
             if record is not None:
-                self._dispatcher.heard(hand, {"task": record.to_json().decode()})
-        self._dispatcher.heard(hand, {"tally": letter.tally.to_json()})
-        hand.assigned = letter.doing
-        if letter.error is not None:
-            self._dispatcher.heard(hand, {"error": letter.error})
+                self._scheduler.on_message(handle, {"task": record.to_json().decode()})
+        self._scheduler.on_message(handle, {"tally": status.counters.to_json()})
+        handle.assigned = status.doing
+        if status.error is not None:
+            self._scheduler.on_message(handle, {"error": status.error})
 
-    def _letters(self) -> list[Letter]:
-        return [letter for letter, _ in self._hands.values()]
+    def _statuses(self) -> list[WorkerStatus]:
+        return [status for status, _ in self._workers_by_name.values()]
 
     @staticmethod
-    def _is_dead(letter: Letter) -> bool:
-        """Whether a worker's process, which would be on this machine, is gone, and was doing something."""
-        return bool(letter.doing) and letter.host == socket.gethostname() and not _alive(letter.pid)
+    def _is_dead(status: WorkerStatus) -> bool:
+        """Return True if a worker's process on this machine is gone although it had tasks."""
+        return bool(status.doing) and status.host == socket.gethostname() and not _alive(status.pid)
 
     @property
     def _name(self) -> str:
         return self._workers.runner or "DirectRunner"
 
+    @override
     def drain(self) -> None:
-        """See `Runner.drain`. Workers hear of it within seconds."""
+        """Drain the workers. They notice within seconds."""
         self._draining = True
 
 

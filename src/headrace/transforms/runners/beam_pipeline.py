@@ -1,7 +1,7 @@
-"""A transform's tasks as a Beam pipeline: the process that runs it, and what its workers do. The one door to apache_beam here.
+"""Run a transform's tasks in a Beam pipeline. The only module that imports apache_beam here.
 
-The other end is `headrace.transforms.runners.beam`, which starts this as a process of its own: a pipeline that hangs, as Beam's
-DirectRunner does when a worker process of its is killed, can then be ended.
+`headrace.transforms.runners.beam` starts this module as a separate process, which can be killed: a
+pipeline of Beam's DirectRunner hangs if one of its worker processes is killed.
 """
 
 import logging
@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from headrace.core.errors import MissingExtraError
 from headrace.transforms.runners.beam_process import PipelineOrder
+from headrace.transforms.runners.embedded_worker import EmbeddedWorker
 from headrace.transforms.runners.messages import Assignment, Message, receive, send
-from headrace.transforms.runners.seat import Seat
+from headrace.transforms.runners.worker import Opener
 
 try:
     import apache_beam as _beam
@@ -34,98 +35,104 @@ FnApiRunner: Any = _FnApiRunner
 _log = logging.getLogger("headrace.transform")
 
 _CANCELLED: Final = 5
-"""The exit status of a pipeline that was told to end."""
+"""The exit status of a cancelled pipeline."""
 
 
-_seats: dict[str, Seat] = {}
-_seats_lock = threading.Lock()
+_embedded_workers: dict[str, EmbeddedWorker] = {}
+_embedded_workers_lock = threading.Lock()
 
 
-def _seat(opener: bytes, pipeline: str, region: str | None) -> Seat:
-    """This process's seat for a pipeline; that of one before is closed."""
-    with _seats_lock:
-        found = _seats.get(pipeline)
-        if found is None:
-            for other in _seats.values():
+def _embedded_worker(opener: bytes, pipeline: str, region: str | None) -> EmbeddedWorker:
+    """Return this process's worker for a pipeline. The worker of an earlier pipeline is closed."""
+    with _embedded_workers_lock:
+        worker = _embedded_workers.get(pipeline)
+        if worker is None:
+            for other in _embedded_workers.values():
                 other.close()
-            _seats.clear()
-            found = _seats[pipeline] = Seat(pickle.loads(opener), pipeline, region)  # noqa: S301 - what this pipeline's own run sent
-        return found
+            _embedded_workers.clear()
+            opened: Opener = pickle.loads(opener)  # noqa: S301 - sent by this run
+            worker = _embedded_workers[pipeline] = EmbeddedWorker(opened, pipeline, region)
+        return worker
 
 
 class DoTasks(beam.DoFn):  # pyright: ignore[reportUntypedBaseClass] - Beam is untyped
-    """Does assignments; gives the number of each task that was to be done. What a task came to is in the ledger."""
+    """A Beam function that runs assignments and yields the numbers of their tasks.
+
+    The results of the tasks are in the ledger.
+    """
 
     def __init__(self, opener: bytes, pipeline: str, region: str | None) -> None:
         self._opener, self._pipeline, self._region = opener, pipeline, region
 
     def process(self, element: Message) -> Iterator[int]:
-        """One assignment."""
+        """Run one assignment."""
         assignment = Assignment.from_json(element)
-        _seat(self._opener, self._pipeline, self._region).do(assignment)
+        _embedded_worker(self._opener, self._pipeline, self._region).do(assignment)
         metrics.counter("headrace", "tasks").inc(len(assignment.tasks))
         yield from assignment.tasks
 
 
 def run_pipeline(order: PipelineOrder) -> str:
-    """Run it to its end; the state that it ended in. Raises what Beam raises."""
-    given = options.PipelineOptions(list(order.options))
+    """Run a pipeline to its end and return its final state. Raises Beam's errors."""
+    pipeline_options = options.PipelineOptions(list(order.options))
     opener = pickle.dumps(order.opener)
     runner = FnApiRunner() if order.direct else None
-    pipeline = beam.Pipeline(runner=runner, options=given)
+    pipeline = beam.Pipeline(runner=runner, options=pipeline_options)
     _ = (
         pipeline
         | "Assignments" >> beam.Create(list(order.assignments), reshuffle=False)
-        # Whatever is fused with a source is done where the source is read: in one place.
+        # Without a reshuffle, Beam would fuse the tasks with their source and run them in one
+        # place.
         | "Spread" >> beam.Reshuffle()
         | "Do tasks" >> beam.ParDo(DoTasks(opener, order.pipeline, order.region))
     )
     result = pipeline.run()
-    _canceller.append(result)
+    _running_pipelines.append(result)
     return str(result.wait_until_finish())
 
 
-_canceller: list[Any] = []
-"""The pipeline under way, for whoever ends it."""
+_running_pipelines: list[Any] = []
+"""The running pipeline, to cancel it."""
 
 
 def main(connection_fd: str) -> None:
-    """A pipeline process's life, from its command line."""
+    """Run a pipeline process; the argument is from its command line."""
     connection = Connection(int(connection_fd))
-    order: PipelineOrder = pickle.loads(connection.recv_bytes())  # noqa: S301 - of the process that started this one
-    _tell_deaths(connection)
-    threading.Thread(target=_listen, args=[connection], name="headrace-orders", daemon=True).start()
+    order: PipelineOrder = pickle.loads(connection.recv_bytes())  # noqa: S301 - sent by this run
+    _report_worker_deaths(connection)
+    threading.Thread(target=_wait_for_cancel, args=[connection], name="headrace-orders", daemon=True).start()
     try:
         state = run_pipeline(order)
-    except Exception as error:  # noqa: BLE001 - told to the run, which raises it
+    except Exception as error:  # noqa: BLE001 - sent to the run, which raises it
         _log.warning("pipeline failed", exc_info=True)
         send(connection, {"failed": f"{type(error).__name__}: {error}"})
     else:
         send(connection, {"ended": state})
     sys.stdout.flush()
     sys.stderr.flush()
-    # Beam's threads and servers would go on for a while, and there is nothing that they have left to do.
+    # Beam's threads and servers would keep the process alive without further work.
     os._exit(0)
 
 
-def _listen(connection: Connection) -> None:
-    """The run says that the pipeline is to end, or has gone itself."""
+def _wait_for_cancel(connection: Connection) -> None:
+    """Cancel the pipeline when the run asks for it or is gone."""
     try:
         receive(connection)
     except (EOFError, OSError):
-        _log.debug("the run has gone")
-    for result in _canceller:
+        _log.debug("the run is gone")
+    for result in _running_pipelines:
         try:
             result.cancel()
         except Exception:  # noqa: BLE001 - it may have ended, or its runner cannot cancel
-            _log.warning("the pipeline could not be cancelled", exc_info=True)
+            _log.warning("cannot cancel the pipeline", exc_info=True)
     os._exit(_CANCELLED)
 
 
-def _tell_deaths(connection: Connection) -> None:
-    """Have the run told when a worker process of Beam's DirectRunner ends: the pipeline will never.
+def _report_worker_deaths(connection: Connection) -> None:
+    """Report the end of a worker process of Beam's DirectRunner to the run.
 
-    The thread that waits for such a process raises then, and nobody hears it: its bundles are waited for without end.
+    The pipeline itself never ends then: the thread that waits for the process raises, and its
+    bundles stay unfinished.
     """
     before = threading.excepthook
 

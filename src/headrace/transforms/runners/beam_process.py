@@ -1,4 +1,4 @@
-"""The process that a Beam pipeline runs in, as its run sees it. Nothing of Beam is imported here."""
+"""Start and control the process of a Beam pipeline. This module does not import Beam."""
 
 import os
 import pickle
@@ -18,18 +18,22 @@ from headrace.transforms.runners.messages import Message, receive, send
 from headrace.transforms.runners.worker import Opener
 
 _CANCEL_S: Final = 30.0
-"""How long a pipeline may take to end once it is told to."""
+"""The maximal duration of a cancellation."""
 _LINES_SHOWN: Final = 3
-_SAID_MAX_BYTES: Final = 64 << 10
-"""Of what Beam says, so much of its end is kept."""
-_SAID_S: Final = 2.0
-"""How long the end of what a pipeline said may take to arrive, once it has told how it ended."""
+_OUTPUT_BYTES_MAX: Final = 64 << 10
+"""The size of the retained end of Beam's output."""
+_OUTPUT_END_S: Final = 2.0
+"""The maximal wait for the end of the output after the pipeline's last message."""
 _START: Final = "import sys; from headrace.transforms.runners.beam_pipeline import main; main(sys.argv[1])"
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOrder:
-    """What a pipeline does. `pipeline` is its own name, `options` are Beam's own; `direct`: on this machine, by Beam's DirectRunner."""
+    """The contents of a pipeline.
+
+    `pipeline` is its unique name, `options` are Beam's. If `direct`, Beam's DirectRunner runs it on
+    this machine.
+    """
 
     opener: Opener
     pipeline: str
@@ -40,74 +44,78 @@ class PipelineOrder:
 
 
 class PipelineProcess:
-    """One pipeline under way, and all processes that it starts on this machine; ended whatever happens, as a context manager.
+    """A running pipeline with its local processes. As a context manager it always ends them.
 
     Args:
-        order: What it does.
-        environ: Of the pipeline and its workers here, beside what this process has.
+        order: The contents of the pipeline.
+        environ: Additional environment variables of the pipeline and its local workers.
     """
 
     def __init__(self, order: PipelineOrder, environ: Mapping[str, str] | None = None) -> None:
-        ours, theirs = socket.socketpair()
-        self._said = bytearray()
+        run_end, worker_end = socket.socketpair()
+        self._output = bytearray()
         try:
-            # Of its own session: a Ctrl-C at the terminal is for the run, and all of it can be killed at once.
+            # A session of its own, so that Ctrl-C reaches the run only, and all processes can be
+            # killed.
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-c", _START, str(theirs.fileno())],
+                [sys.executable, "-c", _START, str(worker_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(worker_end.fileno(),),
                 env={**os.environ, **(environ or {}), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
             )
         except OSError as error:
-            ours.close()
-            raise RunnerError(f"a process for Beam's pipeline cannot be started: {error}") from error
+            run_end.close()
+            raise RunnerError(f"cannot start a process for the Beam pipeline: {error}") from error
         finally:
-            theirs.close()
-        # What it starts elsewhere may hold the pipe open when it is gone itself: that is waited for by nobody.
-        self._listener = threading.Thread(target=self._listen, name="headrace-beam-says", daemon=True)
-        self._listener.start()
-        self.connection = Connection(ours.detach())
+            worker_end.close()
+        # Processes that it leaves behind may keep the pipe open; the daemon thread does not block
+        # the exit.
+        self._collector = threading.Thread(
+            target=self._collect_output, name="headrace-beam-says", daemon=True
+        )
+        self._collector.start()
+        self.connection = Connection(run_end.detach())
         self.connection.send_bytes(pickle.dumps(order))
 
     def receive(self) -> Message:
-        """What it tells, once `connection` is readable: ``ended``, ``failed`` or ``died``."""
+        """Return the message ``ended``, ``failed`` or ``died``, once `connection` is readable."""
         try:
             return receive(self.connection)
         except (EOFError, OSError):
             return {"died": f"the pipeline's own process ended with status {self._process.wait()}"}
 
-    def _listen(self) -> None:
-        """Take what it says, so that it need not wait, and keep the end."""
+    def _collect_output(self) -> None:
+        """Read the process's output, so that it never blocks, and keep the end."""
         assert self._process.stdout is not None
-        with self._process.stdout as said:
-            while words := said.read(_SAID_MAX_BYTES):
-                self._said += words
-                del self._said[:-_SAID_MAX_BYTES]
+        with self._process.stdout as output:
+            while chunk := output.read(_OUTPUT_BYTES_MAX):
+                self._output += chunk
+                del self._output[:-_OUTPUT_BYTES_MAX]
 
-    def last_words(self) -> str:
-        """The end of what Beam has said, once it has told how it ended."""
-        self._listener.join(_SAID_S)
-        lines = [line for line in bytes(self._said).decode(errors="replace").splitlines() if line.strip()]
+    def output_tail(self) -> str:
+        """Return the end of Beam's output, after the pipeline has reported its end."""
+        self._collector.join(_OUTPUT_END_S)
+        lines = [line for line in bytes(self._output).decode(errors="replace").splitlines() if line.strip()]
         return "\n".join(lines[-_LINES_SHOWN:])
 
     def cancel(self) -> None:
-        """Have its runner end it, also where that is on other machines; waits for that."""
+        """Cancel the pipeline, also on other machines, and wait for its end."""
         with suppress(OSError, subprocess.TimeoutExpired):
             send(self.connection, {"cancel": True})
             self._process.wait(_CANCEL_S)
 
     def __enter__(self) -> Self:
-        """It has been started."""
+        """Return the started process."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End what of it is on this machine."""
+        """Kill the pipeline's local processes."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
-        self._listener.join(_SAID_S)
+        self._collector.join(_OUTPUT_END_S)

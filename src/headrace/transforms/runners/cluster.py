@@ -1,4 +1,4 @@
-"""The Ray cluster that a run's workers are placed in: joined and left, and asked what it has and has lost. The one door to ray."""
+"""Connect to the Ray cluster of a run's workers, and query it. The only module that imports Ray."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.transforms.runners.engines import refuse_client
+from headrace.transforms.runners.engines import reject_client_address
 
 try:
     import ray as _ray
@@ -18,19 +18,19 @@ except ImportError as _error:
 ray: Any = _ray
 exceptions: Any = _exceptions
 
-_RAYS_LEVEL: Final = logging.INFO
-"""What importing it sets: nobody has said how loud it should be."""
-_OWN: Final = "local"
-"""Ray's word for a cluster of its own on this machine; it says nothing of it to Ray's makers."""
+_DEFAULT_LEVEL: Final = logging.INFO
+"""The log level that the import of Ray sets; with any other, the user has configured it."""
+_LOCAL_ADDRESS: Final = "local"
+"""Ray's address for a new cluster on this machine, without usage statistics."""
 _REGION_LABEL: Final = "ray.io/region"
-"""Of a node: where it is, by Ray's own convention."""
+"""The label of a node's region, by Ray's convention."""
 
 
 class Cluster:
-    """The way to a cluster, which this process may have joined already: then it stays joined.
+    """A connection to a Ray cluster. If this process is connected already, it stays connected.
 
     Args:
-        address: Where it is; None: where RAY_ADDRESS says, else one on this machine, until it is left.
+        address: The cluster's address. None: RAY_ADDRESS, else a cluster on this machine until `leave`.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -38,22 +38,25 @@ class Cluster:
         self._joined = False
 
     def join(self) -> None:
-        """Join it, unless this process has. Raises ConfigError when it cannot be reached or started, and for Ray's client."""
+        """Connect, unless connected.
+
+        Raises ConfigError for an unreachable cluster and for Ray's client.
+        """
         if not ray.is_initialized():
             self._join()
         elif ray.util.client.ray.is_connected():
-            refuse_client("ray://")
+            reject_client_address("ray://")
 
     def _join(self) -> None:
-        # Without an address, Ray would join whatever was last started on this machine.
-        address = self._address or os.environ.get("RAY_ADDRESS") or _OWN
-        refuse_client(address)
+        # Without an address, Ray would join the cluster that was last started on this machine.
+        address = self._address or os.environ.get("RAY_ADDRESS") or _LOCAL_ADDRESS
+        reject_client_address(address)
         self._joined = True
         try:
             with _quiet():
                 ray.init(
                     address=address,
-                    include_dashboard=False if address == _OWN else None,
+                    include_dashboard=False if address == _LOCAL_ADDRESS else None,
                     configure_logging=False,
                     log_to_driver=False,
                 )
@@ -61,49 +64,49 @@ class Cluster:
             raise ConfigError(f"Ray cannot be reached or started: {error}") from error
 
     def leave(self) -> None:
-        """Leave it, if `join` joined it."""
+        """Disconnect, if `join` connected."""
         if self._joined:
             self._joined = False
             ray.shutdown()
 
     @staticmethod
     def resources() -> Mapping[str, float]:
-        """What it has altogether, by Ray's names, whether anybody uses it or not."""
+        """Return the total resources of the cluster, by Ray's names."""
         return cast("dict[str, float]", ray.cluster_resources())
 
 
-def where() -> tuple[str, str | None]:
-    """Of the worker that this is asked in: its node, and the region that this is labelled with."""
+def worker_location() -> tuple[str, str | None]:
+    """Return the node of the calling worker, and the region of the node's label."""
     context: Any = ray.get_runtime_context()
     return context.get_node_id(), context.get_node_labels().get(_REGION_LABEL)
 
 
-def lost_with_others(node: str | None, error: Exception | None) -> bool:
-    """Whether a worker's whole machine has gone, or it cannot be reached: then it was nothing that it did."""
+def is_node_failure(node: str | None, error: Exception | None) -> bool:
+    """Return True if the worker's machine failed or is unreachable, so that no task is to blame."""
     if isinstance(error, exceptions.ActorUnavailableError) or getattr(error, "preempted", False):
         return True
-    # One that had not yet said where it is has only these words.
+    # For a worker without a known node, only the message tells.
     if "its node has died" in str(error):
         return True
     nodes = cast("list[dict[str, Any]]", ray.nodes())
     return any(known["NodeID"] == node and not known["Alive"] for known in nodes)
 
 
-def how_ended(error: Exception | None) -> str:
-    """How a worker ended, in the last line of what Ray says, without its guesses."""
+def exit_reason(error: Exception | None) -> str:
+    """Return the reason of a worker's exit: the last line of Ray's message, without its guesses."""
     if error is None:
-        return "without a word"
+        return "without a message"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[-1] if lines else type(error).__name__
-    return f"({said.partition(' Some common causes')[0]})"
+    last_line = lines[-1] if lines else type(error).__name__
+    return f"({last_line.partition(' Some common causes')[0]})"
 
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Ray warns at each start, on stderr, of what it chose; unless somebody has said how loud it should be."""
+    """Suppress the warnings that Ray logs at each start, unless its log level is configured."""
     logger = logging.getLogger("ray")
     before = logger.level
-    if before in {logging.NOTSET, _RAYS_LEVEL}:
+    if before in {logging.NOTSET, _DEFAULT_LEVEL}:
         logger.setLevel(logging.ERROR)
     try:
         yield

@@ -1,6 +1,7 @@
-"""A worker process's life: takes orders over a connection until it is told to stop.
+"""Run a worker process that gets its orders over a connection.
 
-The other end is `headrace.transforms.runners.processes`. A worker whose run has gone ends at once: what it was doing can be resumed.
+The other end is `headrace.transforms.runners.processes`. A worker whose run is gone ends at once:
+its work can be resumed.
 """
 
 import os
@@ -9,37 +10,37 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from headrace.transforms.runners.messages import Assignment, Message, receive, send
-from headrace.transforms.runners.worker import Worker
+from headrace.transforms.runners.worker import TaskWorker
 
 ORPHANED: Final = 3
-"""The exit status of a worker whose run has gone."""
+"""The exit status of a worker whose run is gone."""
 
 
 class ConnectedWorker:
-    """What a worker is told, and tells, over `connection`: its run has the other end."""
+    """The worker's end of the connection to its run."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._orders: list[Assignment | None] = []
         self._ordered = threading.Condition()
 
-    def tell(self, message: Message) -> None:
-        """Send a message to the run. Ends the process when that has gone."""
+    def send(self, message: Message) -> None:
+        """Send a message to the run. Ends the process if the run is gone."""
         try:
             send(self._connection, message)
         except OSError:
             os._exit(ORPHANED)
 
-    def run(self, worker: Worker) -> None:
-        """Say that the model is loaded; then have the worker do each assignment, until there is no more."""
-        worker.tell_ready()
+    def run(self, worker: TaskWorker) -> None:
+        """Report that the model is loaded, then run each assignment until the run stops the worker."""
+        worker.send_ready()
         threading.Thread(target=self._listen, args=[worker], name="headrace-orders", daemon=True).start()
         while (assignment := self._next()) is not None:
             worker.do(assignment)
-        worker.tell()
+        worker.send_counters()
 
-    def _listen(self, worker: Worker) -> None:
-        """Its own thread, since a worker that works must still hear that it should stop."""
+    def _listen(self, worker: TaskWorker) -> None:
+        """Receive orders in a thread of their own, so that a busy worker notices a drain."""
         while True:
             try:
                 message = receive(self._connection)

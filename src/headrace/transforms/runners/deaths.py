@@ -1,70 +1,76 @@
-"""Which tasks kill workers: those that were being done when one died are tried by themselves, and then left out."""
+"""Find tasks that kill workers: tasks of a dead worker are retried alone, then excluded."""
 
 from typing import Final
 
 from headrace.core.errors import InstanceLostError
-from headrace.transforms.work import Work
+from headrace.transforms.task_run import TransformWork
 
 DEATHS_MAX: Final = 2
-"""A task that was being done when this many workers died is what kills them, and is left out."""
-LEFT_OUT_MAX: Final = 3
-"""A model that so many tasks kill is not killed by what is in them."""
+"""The number of workers that a task may kill before it is excluded."""
+EXCLUDED_TASKS_MAX: Final = 3
+"""The number of excluded tasks after which the model itself is blamed."""
 
 
-class Deaths:
-    """Counts deaths at tasks, for the runs of one runner. One thread.
+class WorkerDeaths:
+    """The deaths of a runner's workers, by task. Used by one thread.
 
     Args:
-        model: Its name, for errors.
+        model: The model's name, for errors.
     """
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._by_task: dict[int, int] = {}
-        self._left_out: list[str] = []
-        """What is said of the tasks that kill workers."""
+        self._excluded: list[str] = []
+        """Descriptions of the excluded tasks, for the error."""
 
-    def suspect(self, task: int) -> bool:
-        """Whether a worker died at it: it is to be tried alone, with a checkpoint of every batch, so that it is known where."""
+    def is_suspect(self, task: int) -> bool:
+        """Return True if a worker died at the task.
+
+        Such a task is retried alone, with a checkpoint of every batch, to locate the fatal record.
+        """
         return task in self._by_task
 
-    def left_out(self, task: int) -> bool:
-        """Whether so many workers died at it that it is not tried any more."""
+    def is_excluded(self, task: int) -> bool:
+        """Return True if the task killed DEATHS_MAX workers and is not retried."""
         return self._by_task.get(task, 0) >= DEATHS_MAX
 
-    def kills(self, task: int, work: Work, how: str) -> bool:
-        """A worker died, as `how` says, while it did the task: whether the task is left out from now on.
+    def record_death(self, task: int, work: TransformWork, reason: str) -> bool:
+        """Record the death of a worker during the task.
 
-        Raises InstanceLostError when so many tasks kill workers that it cannot be what is in them.
+        Return True if the task is excluded from now on.
+
+        Raises InstanceLostError if EXCLUDED_TASKS_MAX tasks are excluded: the model is the likely
+        cause.
         """
         self._by_task[task] = self._by_task.get(task, 0) + 1
-        if not self.left_out(task):
+        if not self.is_excluded(task):
             return False
-        self._left_out.append(f"{how} {_place(task, work)}")
-        if len(self._left_out) >= LEFT_OUT_MAX:
-            raise self._lost()
+        self._excluded.append(f"{reason} {_describe_position(task, work)}")
+        if len(self._excluded) >= EXCLUDED_TASKS_MAX:
+            raise self._error()
         return True
 
     def check(self) -> None:
-        """Raise InstanceLostError when a task was left out."""
-        if self._left_out:
-            raise self._lost()
+        """Raise InstanceLostError if a task is excluded."""
+        if self._excluded:
+            raise self._error()
 
-    def _lost(self) -> InstanceLostError:
+    def _error(self) -> InstanceLostError:
         return InstanceLostError(
             self._model,
-            f"its workers died, each time that it was tried, {'; '.join(self._left_out)}. What is finished stays: find "
-            "out what kills the model there, then --resume",
+            f"its workers died repeatedly, {'; '.join(self._excluded)}. Finished tasks stay: find out what "
+            "kills the model there, then --resume",
         )
 
 
-def _place(task: int, work: Work) -> str:
-    """How far a task has come whose every batch was kept."""
+def _describe_position(task: int, work: TransformWork) -> str:
+    """Return the position that a task with a checkpoint of every batch has reached."""
     checkpoint = next(iter(work.ledger.checkpoints([task]).values()), None)
     shard = work.plan.tasks[task].shards[len(checkpoint.done) if checkpoint else 0]
     uri = work.plan.objects[shard.index].info.uri
     if checkpoint is None or not checkpoint.entries:
-        part = "" if shard.whole else f" (from about byte {shard.start:,} on)"
-        return f"at the first records of {uri}{part}, or soon behind them"
+        part = "" if shard.is_whole else f" (from about byte {shard.start:,} on)"
+        return f"at the first records of {uri}{part}, or soon after them"
     since = f" of its range from about byte {shard.start:,} on" if checkpoint.relative else ""
-    return f"at record {checkpoint.record:,}{since} of {uri}, or soon behind it"
+    return f"at record {checkpoint.record:,}{since} of {uri}, or soon after it"

@@ -1,4 +1,4 @@
-"""What a transform may be told of the engines that spread its tasks: values, so that naming one imports nothing of it."""
+"""The settings of the engines that distribute tasks: plain values, without an import of an engine."""
 
 from argparse import ArgumentParser
 from collections.abc import Mapping
@@ -10,11 +10,21 @@ from headrace.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RayWorkers:
-    """Workers on a Ray cluster: how many, and what each of them takes of it.
+    """Workers on a Ray cluster: their number, and the resources of each.
 
-    There are `workers_min` from the beginning, and up to `workers_max` while there is work for them; None for as many as
-    the cluster has room for. A worker that Ray cannot place yet makes its autoscaler add a machine. `place_s` is how long
-    the first of them is waited for. `label_selector` says which nodes will do, as Ray has it.
+    Ray's autoscaler adds machines for workers that do not fit.
+
+    Attributes:
+        workers_min: The number of workers from the start.
+        workers_max: The maximal number while there is work for them. None: the capacity of the cluster.
+        cpus: CPUs of a worker.
+        gpus: GPUs of a worker; fractions are allowed.
+        memory_bytes: Memory of a worker.
+        resources: Custom resources of a worker, by Ray's names.
+        label_selector: The labels of permitted nodes, as in Ray.
+        address: The address of the cluster. None: RAY_ADDRESS, else a cluster on this machine for the
+            duration of the run.
+        place_s: The maximal wait for the first worker to be placed, in seconds.
     """
 
     workers_min: int = 1
@@ -25,11 +35,10 @@ class RayWorkers:
     resources: Mapping[str, float] = field(default_factory=dict[str, float])
     label_selector: Mapping[str, str] = field(default_factory=dict[str, str])
     address: str | None = None
-    """Of the cluster; None: the one that RAY_ADDRESS names, else one on this machine, for as long as the run."""
     place_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Raise ConfigError for invalid numbers, and for the address of Ray's client."""
         if self.workers_min < 1 or (self.workers_max is not None and self.workers_max < self.workers_min):
             raise ConfigError(
                 f"workers_min must be 1 or more, and workers_max as many or more, not {self.workers_min} and "
@@ -37,33 +46,35 @@ class RayWorkers:
             )
         if self.cpus < 0 or self.gpus < 0 or self.place_s <= 0:
             raise ConfigError("cpus and gpus of a worker must be 0 or more, and place_s more than 0")
-        refuse_client(self.address or "")
+        reject_client_address(self.address or "")
 
     def ray_options(self) -> dict[str, Any]:
-        """What a worker asks the cluster for, as Ray's own options."""
-        asked: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
+        """Return the resources of a worker as Ray's options."""
+        options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
         if self.memory_bytes is not None:
-            asked["memory"] = self.memory_bytes
+            options["memory"] = self.memory_bytes
         if self.resources:
-            asked["resources"] = dict(self.resources)
+            options["resources"] = dict(self.resources)
         if self.label_selector:
-            asked["label_selector"] = dict(self.label_selector)
-        return asked
+            options["label_selector"] = dict(self.label_selector)
+        return options
 
-    def said_of(self, cluster: Mapping[str, float]) -> str:
-        """What a worker asks for, beside what the cluster has altogether; for messages."""
-        wants = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_bytes or 0, **self.resources}
-        said = [f"{value:g} {name} of {cluster.get(name, 0.0):g}" for name, value in wants.items() if value]
+    def describe_request(self, cluster: Mapping[str, float]) -> str:
+        """Return the resources of a worker and those of the cluster, for messages."""
+        requested = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_bytes or 0, **self.resources}
+        described = [
+            f"{value:g} {name} of {cluster.get(name, 0.0):g}" for name, value in requested.items() if value
+        ]
         labels = f", on nodes labelled {dict(self.label_selector)}" if self.label_selector else ""
-        return f"each asks for {', '.join(said) or 'nothing'} that the cluster has{labels}"
+        return f"each requests {', '.join(described) or 'nothing'} in the cluster{labels}"
 
 
-def refuse_client(address: str) -> None:
+def reject_client_address(address: str) -> None:
     """Raise ConfigError for the address of Ray's client."""
     if address.startswith("ray://"):
         raise ConfigError(
-            f"{address}: Ray's client does not pass on what workers tell while they work. Run headrace on a "
-            "machine of the cluster, such as with ray job submit, and leave the address out"
+            f"{address}: Ray's client does not stream the messages of workers. Run headrace on a machine "
+            "of the cluster, for example with ray job submit, without an address"
         )
 
 
@@ -72,10 +83,13 @@ _DIRECT: Final = frozenset({"", "direct", "directrunner", "fnapirunner", "switch
 
 @dataclass(frozen=True, slots=True)
 class BeamWorkers:
-    """Workers of an Apache Beam runner; `options` are Beam's own, such as ``("--runner=FlinkRunner", "--parallelism=8")``.
+    """Workers of an Apache Beam runner.
 
-    Without a runner among them it is Beam's DirectRunner, with `direct_workers` processes on this machine. `poll_s` is how
-    often it is looked what is done.
+    Attributes:
+        options: Beam's options, such as ``("--runner=FlinkRunner", "--parallelism=8")``. Without a
+            runner, Beam's DirectRunner runs the pipeline on this machine.
+        direct_workers: The number of processes of the DirectRunner.
+        poll_s: The interval of progress updates in seconds.
     """
 
     options: tuple[str, ...] = ()
@@ -83,34 +97,38 @@ class BeamWorkers:
     poll_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, and a runner that loses elements."""
+        """Raise ConfigError for invalid numbers, and for a Beam runner that loses elements."""
         if self.direct_workers < 1 or self.poll_s <= 0:
             raise ConfigError("direct_workers must be 1 or more, and poll_s more than 0")
         if "dask" in self.runner.lower():
             raise ConfigError(
-                f"{self.runner}: it drops what a step gives at the end of a bundle, and says that all went well: of 1,000 "
-                "elements as few as 512 were seen to come through. Choose another runner of Beam, or --runner ray"
+                f"{self.runner}: this runner drops elements at the end of a bundle and still reports "
+                "success: of 1,000 elements, as few as 512 arrived. Choose another Beam runner, or "
+                "--runner ray"
             )
 
     @property
     def runner(self) -> str:
-        """Which runner of Beam's was asked for; empty where none was."""
+        """The name of Beam's runner in the options; empty if there is none."""
         known, _ = _RUNNER_OPTION.parse_known_args(list(self.options))
         return str(known.runner)
 
     @property
     def direct(self) -> bool:
-        """Whether it is the DirectRunner."""
+        """True for the DirectRunner."""
         return self.runner.lower() in _DIRECT
 
     @property
     def all_options(self) -> tuple[str, ...]:
-        """Beam's options, with what `direct_workers` stands for."""
+        """Beam's options, with those that `direct_workers` stands for."""
         if not self.direct:
             return self.options
-        ours = {"--direct_num_workers": self.direct_workers, "--direct_running_mode": "multi_processing"}
-        said = {option.partition("=")[0] for option in self.options}
-        return (*self.options, *(f"{name}={value}" for name, value in ours.items() if name not in said))
+        defaults = {"--direct_num_workers": self.direct_workers, "--direct_running_mode": "multi_processing"}
+        described = {option.partition("=")[0] for option in self.options}
+        return (
+            *self.options,
+            *(f"{name}={value}" for name, value in defaults.items() if name not in described),
+        )
 
 
 _RUNNER_OPTION: Final = ArgumentParser(add_help=False, allow_abbrev=False)

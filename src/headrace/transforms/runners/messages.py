@@ -1,4 +1,4 @@
-"""What a transform's run and its workers tell each other: plain values, as JSON where they go over a connection."""
+"""The messages between a run and its workers: plain values, sent as JSON over connections."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,24 +16,24 @@ from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.failures import failure_line, read_failures
 from headrace.pipeline.ledger import Counts
-from headrace.pipeline.progress import Progress
-from headrace.transforms.records import Spot
+from headrace.pipeline.progress import RunProgress
+from headrace.transforms.records import ShardPosition
 
 Message = dict[str, Any]
 
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:
-    """Send one message. OSError when nobody is there any more."""
+    """Send a message. Raises OSError if the other end is closed."""
     try:
         data = orjson.dumps(message)
     except TypeError:
-        # A name that is not UTF-8, as an archive's member may have, is in the words of an error.
+        # The error message contains a name that is not UTF-8, as archive members may have.
         data = json.dumps(message).encode()
     connection.send_bytes(data)
 
 
 def receive(connection: Connection) -> Message:
-    """The next message. EOFError when the other side has gone."""
+    """Receive a message. Raises EOFError if the other end is closed."""
     data = connection.recv_bytes()
     try:
         return orjson.loads(data)
@@ -43,48 +43,54 @@ def receive(connection: Connection) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Tasks to do, by number, and where some of their ranges are known to begin.
+    """Numbers of tasks to run, with the known starts of their ranges.
 
-    `run` is the name of the run that they are of; None where it has none. `observed_since_s`: the worker is to tell what it observes, counted from then; None: it need not look. `keep_all`: it
-    is to keep a checkpoint of every batch.
+    `run_id` is the id of the run, None for a run without one. `observed_since_s` is the start time
+    of the observation that the worker sends; None: no observation. If `checkpoint_all`, the worker
+    writes a checkpoint of every batch.
     """
 
     tasks: tuple[int, ...]
-    begins: Mapping[tuple[int, int], Spot] = field(default_factory=dict[tuple[int, int], Spot])
+    range_starts: Mapping[tuple[int, int], ShardPosition] = field(
+        default_factory=dict[tuple[int, int], ShardPosition]
+    )
     replaces: bool = False
     observed_since_s: float | None = None
-    keep_all: bool = False
-    run: str | None = None
+    checkpoint_all: bool = False
+    run_id: str | None = None
 
     def to_json(self) -> Message:
-        """As plain values."""
-        begins = [[*key, spot.byte, spot.record, spot.line] for key, spot in self.begins.items()]
+        """Return the assignment as plain values."""
+        range_starts = [
+            [*key, position.byte, position.record, position.line]
+            for key, position in self.range_starts.items()
+        ]
         return {
             "tasks": list(self.tasks),
-            "begins": begins,
+            "begins": range_starts,
             "replaces": self.replaces,
             "observed_since_s": self.observed_since_s,
-            "keep_all": self.keep_all,
-            "run": self.run,
+            "keep_all": self.checkpoint_all,
+            "run": self.run_id,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Assignment":
-        """Read back."""
-        begins = {(b[0], b[1]): Spot(*b[2:]) for b in data["begins"]}
+        """Return the assignment from its plain values."""
+        range_starts = {(b[0], b[1]): ShardPosition(*b[2:]) for b in data["begins"]}
         return cls(
             tuple(data["tasks"]),
-            begins,
+            range_starts,
             replaces=data["replaces"],
             observed_since_s=data.get("observed_since_s"),
-            keep_all=data["keep_all"],
-            run=data.get("run"),
+            checkpoint_all=data["keep_all"],
+            run_id=data.get("run"),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What one worker has come to since it began."""
+class WorkerCounters:
+    """The cumulative counters of one worker."""
 
     bytes_read: int = 0
     objects_read: int = 0
@@ -102,8 +108,8 @@ class Tally:
     first_broken: Failure | None = None
 
     @classmethod
-    def of(cls, progress: Sequence[Progress], **more: Any) -> "Tally":
-        """The counters of several runs of one worker together."""
+    def from_progress(cls, progress: Sequence[RunProgress], **more: Any) -> "WorkerCounters":
+        """Return the sum of several runs of one worker."""
         closed_by: dict[str, int] = {}
         for one in progress:
             for reason, count in list(one.closed_by.items()):
@@ -118,7 +124,7 @@ class Tally:
         )
 
     def to_json(self) -> Message:
-        """As plain values."""
+        """Return the counters as plain values."""
         data: Message = {f.name: getattr(self, f.name) for f in fields(self)}
         data["statistics"] = asdict(self.statistics)
         for name in ("first_failure", "first_broken"):
@@ -126,12 +132,12 @@ class Tally:
         return data
 
     @classmethod
-    def from_json(cls, data: Message) -> "Tally":
-        """Read back."""
-        says: Message = {**data, "statistics": PredictorStatistics(**data["statistics"])}
+    def from_json(cls, data: Message) -> "WorkerCounters":
+        """Return the counters from their plain values."""
+        values: Message = {**data, "statistics": PredictorStatistics(**data["statistics"])}
         for name in ("first_failure", "first_broken"):
-            says[name] = next(read_failures([data[name].encode()])) if data[name] else None
-        return cls(**says)
+            values[name] = next(read_failures([data[name].encode()])) if data[name] else None
+        return cls(**values)
 
 
 _ERRORS: Final[dict[str, type[HeadraceError]]] = {
@@ -142,45 +148,45 @@ _ERRORS: Final[dict[str, type[HeadraceError]]] = {
 _SUMMED = ("bytes_read", "objects_read", "records", "rows_out", "rows_failed", "objects_broken", "batches")
 
 
-def counts_of(progress: Progress) -> Counts:
-    """What a run has come to."""
+def counts_of(progress: RunProgress) -> Counts:
+    """Return the record counts of a run."""
     return Counts(progress.records, progress.rows_out, progress.rows_failed, progress.objects_broken)
 
 
-def add_up(progress: Progress, tallies: Sequence[Tally], before: Counts) -> None:
-    """Set a run's counters to what all workers have come to, and what was there `before` they began."""
-    progress.records = before.records_in + sum(t.records for t in tallies)
-    progress.rows_out = before.rows_out + sum(t.rows_out for t in tallies)
-    progress.rows_failed = before.rows_failed + sum(t.rows_failed for t in tallies)
-    progress.objects_broken = before.objects_broken + sum(t.objects_broken for t in tallies)
-    progress.bytes_read = sum(t.bytes_read for t in tallies)
-    progress.objects_read = sum(t.objects_read for t in tallies)
-    progress.batches = sum(t.batches for t in tallies)
+def add_counters(progress: RunProgress, workers: Sequence[WorkerCounters], before: Counts) -> None:
+    """Set a run's counters to the sum over all workers and the counts from `before` the run."""
+    progress.records = before.records_in + sum(t.records for t in workers)
+    progress.rows_out = before.rows_out + sum(t.rows_out for t in workers)
+    progress.rows_failed = before.rows_failed + sum(t.rows_failed for t in workers)
+    progress.objects_broken = before.objects_broken + sum(t.objects_broken for t in workers)
+    progress.bytes_read = sum(t.bytes_read for t in workers)
+    progress.objects_read = sum(t.objects_read for t in workers)
+    progress.batches = sum(t.batches for t in workers)
     progress.closed_by.clear()
-    for tally in tallies:
-        for reason, count in tally.closed_by.items():
+    for counters in workers:
+        for reason, count in counters.closed_by.items():
             progress.closed_by[CloseReason(reason)] += count
-    progress.first_failure = next((t.first_failure for t in tallies if t.first_failure), None)
-    progress.first_broken = next((t.first_broken for t in tallies if t.first_broken), None)
+    progress.first_failure = next((t.first_failure for t in workers if t.first_failure), None)
+    progress.first_broken = next((t.first_broken for t in workers if t.first_broken), None)
 
 
-def statistics_of(tallies: Sequence[Tally]) -> PredictorStatistics:
-    """All workers' together."""
+def statistics_of(workers: Sequence[WorkerCounters]) -> PredictorStatistics:
+    """Return the sum of all workers' statistics."""
     sums: dict[str, Any] = {
-        f.name: sum(getattr(t.statistics, f.name) for t in tallies) for f in fields(PredictorStatistics)
+        f.name: sum(getattr(t.statistics, f.name) for t in workers) for f in fields(PredictorStatistics)
     }
     return PredictorStatistics(**sums)
 
 
-def metadata_json(metadata: ModelMetadata) -> Message:
-    """A model's metadata as plain values."""
+def metadata_to_json(metadata: ModelMetadata) -> Message:
+    """Return a model's metadata as plain values."""
     return asdict(metadata)
 
 
-def metadata_of(data: Mapping[str, Any]) -> ModelMetadata:
-    """What `metadata_json` told."""
-    says: dict[str, Any] = {**data, "inputs": _specs(data["inputs"]), "outputs": _specs(data["outputs"])}
-    return ModelMetadata(**says)
+def metadata_from_json(data: Mapping[str, Any]) -> ModelMetadata:
+    """Return a model's metadata from its plain values."""
+    values: dict[str, Any] = {**data, "inputs": _specs(data["inputs"]), "outputs": _specs(data["outputs"])}
+    return ModelMetadata(**values)
 
 
 def _specs(values: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
@@ -190,13 +196,13 @@ def _specs(values: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
     )
 
 
-def error_json(error: BaseException) -> Message:
-    """An error as its type's name and its words."""
+def error_to_json(error: BaseException) -> Message:
+    """Return an error as the name of its type and its message."""
     return {"type": type(error).__name__, "message": str(error) or type(error).__name__}
 
 
-def error_of(data: Mapping[str, Any]) -> HeadraceError:
-    """An error of the same type, with the same words; what is no error of headrace's own is a HeadraceError."""
+def error_from_json(data: Mapping[str, Any]) -> HeadraceError:
+    """Return an error of the same type and message. A foreign error becomes a HeadraceError."""
     kind = _ERRORS.get(data["type"])
     made = HeadraceError.__new__(HeadraceError if kind is None else kind)
     Exception.__init__(made, f"{data['type']}: {data['message']}" if kind is None else data["message"])

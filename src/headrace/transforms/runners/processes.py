@@ -1,6 +1,6 @@
-"""Tasks in several processes on this machine: each has its own interpreter and its own copy of the model.
+"""Run tasks in several processes of this machine, each with its own interpreter and model.
 
-The run hands out tasks and waits; workers read, predict, write and commit by themselves.
+The run assigns tasks and waits. Workers read, predict, write and commit by themselves.
 """
 
 import logging
@@ -13,29 +13,31 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Final, Self, cast
 
+from typing_extensions import override
+
 from headrace.core.errors import ModelLoadError
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import Task
-from headrace.transforms.records import Checkpoint, Spot
-from headrace.transforms.runners.dispatch import Hand, busy
-from headrace.transforms.runners.dispatched import DispatchedRunner
+from headrace.transforms.records import ShardPosition, TaskCheckpoint
 from headrace.transforms.runners.messages import receive, send
-from headrace.transforms.work import Work
+from headrace.transforms.runners.scheduled import ScheduledRunner
+from headrace.transforms.runners.scheduler import WorkerHandle, any_busy
+from headrace.transforms.task_run import TransformWork
 
 _log = logging.getLogger("headrace.transform")
 
 _WAIT_S: Final = 0.5
 _STOP_S: Final = 30.0
-"""How long a worker may take to end once it is told to."""
+"""The maximal duration of an idle worker's end."""
 
 
 @dataclass(slots=True)
 class _Process:
-    """One worker, and the way to it."""
+    """A worker process and its connection."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
-    hand: Hand
+    handle: WorkerHandle
 
     def kill(self) -> None:
         self.process.kill()
@@ -43,15 +45,16 @@ class _Process:
         self.connection.close()
 
 
-class ProcessRunner(DispatchedRunner):
-    """Workers, each a process of its own; as a context manager it starts them, and ends them whatever happens.
+class ProcessRunner(ScheduledRunner):
+    """A runner of tasks in worker processes. As a context manager it starts and always ends them.
 
     Args:
-        command: What a worker is started with; the number of its connection's file descriptor is added.
-        workers: How many.
+        command: The interpreter arguments of a worker. The connection's file descriptor is appended.
+        workers: The number of workers.
         model: The model's name, for errors.
-        environ: Of the workers, beside what this process has; it may hold credentials, which a command line would show.
-        locality: Where they are.
+        environ: Additional environment variables of the workers. They may contain credentials, unlike a
+            command line.
+        locality: The region of the workers.
     """
 
     def __init__(
@@ -72,107 +75,108 @@ class ProcessRunner(DispatchedRunner):
         self._draining = False
 
     def start(self) -> None:
-        """Start the workers, and wait until one has loaded the model. Raises what loading raises."""
+        """Start the workers and wait until one has loaded the model. Raises the errors of loading."""
         try:
             for _ in range(self._count):
                 self._spawn()
-            while self._dispatcher.metadata is None:
-                for worker in self._heard(None):
-                    self._loaded(worker)
+            while self._scheduler.metadata is None:
+                for worker in self._ready_workers(None):
+                    self._on_loading_message(worker)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """End the workers: those that idle by themselves, any other at once."""
+        """End the workers: idle ones orderly, busy ones at once."""
         for worker in self._workers:
             try:
                 send(worker.connection, {"stop": True})
-                idle = worker.hand.ready and not worker.hand.assigned
+                idle = worker.handle.ready and not worker.handle.assigned
                 worker.process.wait(_STOP_S if idle else 0.0)
             except (OSError, subprocess.TimeoutExpired):
                 pass
             worker.kill()
-            self._dispatcher.released(worker.hand)
+            self._scheduler.release(worker.handle)
         self._workers = []
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start the workers."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
+        """End the workers."""
         self.stop()
 
     @property
     def pids(self) -> list[int]:
-        """The workers' process numbers."""
+        """The process ids of the workers."""
         return [worker.process.pid for worker in self._workers]
 
+    @override
     def run(
         self,
-        work: Work,
+        work: TransformWork,
         tasks: Sequence[Task],
         *,
-        begins: Mapping[tuple[int, int], Spot],
-        checkpoints: Mapping[int, Checkpoint],
+        range_starts: Mapping[tuple[int, int], ShardPosition],
+        checkpoints: Mapping[int, TaskCheckpoint],
     ) -> bool:
-        """See `Runner.run`. Checkpoints are read by the workers themselves, from the ledger.
+        """Run the tasks. The workers read their checkpoints from the ledger.
 
-        A task that kills workers is left out; once all others are done, it raises InstanceLostError.
+        A task that kills workers is excluded; after all others, InstanceLostError is raised.
         """
-        self._dispatcher.begin(work, tasks, begins, checkpoints)
+        self._scheduler.begin(work, tasks, range_starts, checkpoints)
         self._assign()
-        while busy(self._dispatcher.hands) or self._waits():
-            for worker in self._heard(_WAIT_S):
+        while any_busy(self._scheduler.handles) or self._may_get_work():
+            for worker in self._ready_workers(_WAIT_S):
                 try:
-                    self._dispatcher.heard(worker.hand, receive(worker.connection))
+                    self._scheduler.on_message(worker.handle, receive(worker.connection))
                 except (EOFError, OSError):
-                    self._died(worker)
-            self._dispatcher.told()
+                    self._replace_dead(worker)
+            self._scheduler.update_progress()
             self._assign()
-        return self._dispatcher.complete(drained=self._draining)
+        return self._scheduler.complete(drained=self._draining)
 
+    @override
     def drain(self) -> None:
-        """See `Runner.drain`."""
         self._draining = True
         for worker in list(self._workers):
             try:
                 send(worker.connection, {"drain": True})
             except OSError:
-                _log.debug("worker has gone", exc_info=True)
+                _log.debug("worker is gone", exc_info=True)
 
     # Workers
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
+        run_end, worker_end = socket.socketpair()
         try:
-            # Of its own session: a Ctrl-C at the terminal is for the run, which then drains it.
+            # A session of its own, so that Ctrl-C reaches the run only, which drains the worker.
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, *self._command, str(theirs.fileno())],
+                [sys.executable, *self._command, str(worker_end.fileno())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(worker_end.fileno(),),
                 env=self._environ,
                 start_new_session=True,
             )
         except OSError as error:
-            ours.close()
-            raise ModelLoadError(self._model, f"a worker cannot be started: {error}") from error
+            run_end.close()
+            raise ModelLoadError(self._model, f"cannot start a worker: {error}") from error
         finally:
-            theirs.close()
-        hand = Hand(self._locality)
-        self._workers.append(_Process(process, Connection(ours.detach()), hand))
-        self._dispatcher.hands.append(hand)
+            worker_end.close()
+        handle = WorkerHandle(self._locality)
+        self._workers.append(_Process(process, Connection(run_end.detach()), handle))
+        self._scheduler.handles.append(handle)
 
-    def _heard(self, timeout_s: float | None) -> list[_Process]:
-        """The workers that have something to say, or have gone."""
+    def _ready_workers(self, timeout_s: float | None) -> list[_Process]:
+        """Return the workers that have a message or have ended."""
         by_connection = {worker.connection: worker for worker in self._workers}
         ready = wait(list(by_connection), timeout_s)
         return [by_connection[cast("Connection", connection)] for connection in ready]
 
-    def _loaded(self, worker: _Process) -> None:
-        """What a worker says of its loading."""
+    def _on_loading_message(self, worker: _Process) -> None:
+        """Handle a message of a worker that loads the model."""
         try:
             message = receive(worker.connection)
         except EOFError:
@@ -180,28 +184,28 @@ class ProcessRunner(DispatchedRunner):
             raise ModelLoadError(
                 self._model, f"its worker ended with status {code} while it loaded"
             ) from None
-        self._dispatcher.heard(worker.hand, message)
+        self._scheduler.on_message(worker.handle, message)
 
-    def _waits(self) -> bool:
-        """Whether a task waits for a worker that may do it, or may turn out to."""
-        if self._draining or not self._dispatcher.left:
+    def _may_get_work(self) -> bool:
+        """Return True if a task waits for a worker that is still loading."""
+        if self._draining or not self._scheduler.left:
             return False
-        return not all(worker.hand.ready for worker in self._workers)
+        return not all(worker.handle.ready for worker in self._workers)
 
     def _assign(self) -> None:
-        """Give every idle worker something to do."""
+        """Assign tasks to every idle worker."""
         for worker in [] if self._draining else list(self._workers):
-            order = self._dispatcher.assign(worker.hand, of=self._count)
+            order = self._scheduler.assign(worker.handle, workers=self._count)
             if order is None:
                 continue
             try:
                 send(worker.connection, {"do": order.to_json()})
             except OSError:
-                self._died(worker)
+                self._replace_dead(worker)
 
-    def _died(self, worker: _Process) -> None:
-        """A worker has gone: another one takes its place."""
+    def _replace_dead(self, worker: _Process) -> None:
+        """Replace a worker whose process ended."""
         worker.kill()
         self._workers.remove(worker)
-        self._dispatcher.died(worker.hand, f"with status {worker.process.returncode}")
+        self._scheduler.on_worker_died(worker.handle, f"with status {worker.process.returncode}")
         self._spawn()

@@ -1,6 +1,6 @@
-"""A worker's part, wherever it runs: loads nothing itself, does the tasks that it is told, and tells how it fares.
+"""A worker of any runner: it runs the tasks of its assignments and sends messages about them.
 
-The other end is `headrace.transforms.runners.dispatch`; what is between them is the runner's business.
+The other end is `headrace.transforms.runners.scheduler`; the runner connects both.
 """
 
 import threading
@@ -13,41 +13,49 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, LedgerError, StorageError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.items import ScoredBatch
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
-from headrace.transforms.fence import Fence
 from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.observation import Observation
+from headrace.transforms.observation import RunObservation
 from headrace.transforms.plan import TransformPlan, cut_tasks
-from headrace.transforms.records import Checkpoint, TaskRecord
-from headrace.transforms.runners.messages import Assignment, Message, Tally, error_json, metadata_json
+from headrace.transforms.records import TaskCheckpoint, TaskRecord
+from headrace.transforms.run_guard import RunGuard
+from headrace.transforms.runners.messages import (
+    Assignment,
+    Message,
+    WorkerCounters,
+    error_to_json,
+    metadata_to_json,
+)
 from headrace.transforms.settings import TransformSettings
-from headrace.transforms.work import TaskRun, Work
+from headrace.transforms.task_run import TaskRun, TransformWork
 
-Opener = Callable[[Callable[[Message], None], str | None], AbstractContextManager["Worker"]]
-"""Makes a worker, of what it is to tell everything to, and the region that it is in. Is sent to where workers are."""
-TOLD_EVERY_S: Final = 0.2
-OBSERVED_EVERY_S: Final = 2.0
+Opener = Callable[[Callable[[Message], None], str | None], AbstractContextManager["TaskWorker"]]
+"""A function that opens a worker from a function that sends messages, and the worker's region. It
+is sent to where the workers run.
+"""
+COUNTERS_INTERVAL_S: Final = 0.2
+OBSERVATION_INTERVAL_S: Final = 2.0
 
 
-class Worker:
-    """Does assignments, one after the other, with a predictor that is started. `do` from one thread, `drain` from any.
+class TaskWorker:
+    """A worker with a started predictor. One thread calls `do`; any thread may call `drain`.
 
     Args:
-        predictor: Started, and stopped by whoever owns it.
-        tell: Is told everything, from the thread that calls `do`.
-        stores: Where the objects and the destination are.
-        destination: Where the ledger is.
-        settings: The transform's.
-        region: Where this worker is, if it says so.
-        clock: Tells when to tell.
+        predictor: The started predictor; the caller stops it.
+        send: Sends a message to the run. Called by the thread of `do`.
+        stores: The stores of the objects and the destination.
+        destination: The destination with the ledger.
+        settings: The settings of the transform.
+        region: The region of the worker, if set.
+        clock: The clock of the message intervals.
     """
 
     def __init__(
         self,
         predictor: Predictor,
-        tell: Callable[[Message], None],
+        send: Callable[[Message], None],
         *,
         stores: Stores,
         destination: str,
@@ -56,70 +64,73 @@ class Worker:
         clock: Clock | None = None,
     ) -> None:
         self._predictor = predictor
-        self._send = tell
+        self._send = send
         self._clock = clock or SystemClock()
         self._stores = stores
         self._settings = settings
         self._region = region
         self.ledger = TransformLedger(stores.for_uri(destination), destination)
-        self._progress: list[Progress] = []
-        self._told_s = self._observed_s = self._clock.now()
-        self._observation: Observation | None = None
-        self._work: Work | None = None
+        self._progress: list[RunProgress] = []
+        self._counters_sent_s = self._observation_sent_s = self._clock.now()
+        self._observation: RunObservation | None = None
+        self._work: TransformWork | None = None
         self._run: TaskRun | None = None
         self._running = threading.Lock()
         self._done: set[int] = set()
-        """Of the tasks under way, those that are done and told."""
-        self._begun: tuple[Checkpoint, ...] = ()
-        """What the tasks under way went on from."""
+        """The reported tasks of the current assignment."""
+        self._resumed_checkpoints: tuple[TaskCheckpoint, ...] = ()
+        """The checkpoints that the current tasks resumed from."""
         self._draining = False
 
-    def tell_ready(self) -> None:
-        """Tell that the model is loaded, and what it is."""
-        self._send({"ready": metadata_json(self._predictor.metadata)})
+    def send_ready(self) -> None:
+        """Report that the model is loaded, with its metadata."""
+        self._send({"ready": metadata_to_json(self._predictor.metadata)})
 
-    def undone(self, assignment: Assignment) -> list[int]:
-        """Of an assignment that may have been given before, the tasks that are still to be done."""
+    def remaining_tasks(self, assignment: Assignment) -> list[int]:
+        """Return the unfinished tasks of an assignment that may have been run before."""
         if assignment.replaces:
             return list(assignment.tasks)
         return [number for number in assignment.tasks if self.ledger.task(number) is None]
 
     def do(self, assignment: Assignment) -> None:
-        """Do an assignment; tells tasks as they are done, then ``idle``, or ``error`` with what broke it. Raises nothing."""
+        """Run an assignment.
+
+        Send finished tasks, then ``idle``, or ``error`` for an error. Raises nothing.
+        """
         try:
             self._do(assignment)
         except HeadraceError as error:
-            self._send({"error": error_json(error)})
-        except Exception as error:  # noqa: BLE001 - told to the run, which raises it
-            self._send({"error": error_json(error)})
+            self._send({"error": error_to_json(error)})
+        except Exception as error:  # noqa: BLE001 - sent to the run, which raises it
+            self._send({"error": error_to_json(error)})
 
     def drain(self) -> None:
-        """Begin no more tasks; keep what is under way, and end it."""
+        """Start no more tasks; persist and end those in progress."""
         with self._running:
             self._draining = True
             if self._run is not None:
                 self._run.drain()
 
-    def tell(self) -> None:
-        """Tell how it fares."""
-        tally = Tally.of(
+    def send_counters(self) -> None:
+        """Send the worker's counters."""
+        counters = WorkerCounters.from_progress(
             self._progress,
             statistics=self._predictor.statistics(),
             cpu_s=cpu_s(),
             peak_memory_mb=peak_memory_mb(),
             reading=self._run.reading if self._run else "",
         )
-        self._send({"tally": tally.to_json()})
+        self._send({"tally": counters.to_json()})
 
-    def _begin(self) -> Work:
-        # Written before any worker is told to do anything.
+    def _begin(self) -> TransformWork:
+        # The run writes the plan before it assigns any task.
         objects = tuple(self.ledger.objects())
         if not objects:
             raise LedgerError(
-                f"{self.ledger.uri('plan.jsonl')}: a worker does not find there what its run has written. All workers "
-                "must reach the destination by the same name: choose object storage, or a folder that they share"
+                f"{self.ledger.uri('plan.jsonl')}: the worker does not find the plan of its run. All workers "
+                "must reach the destination under the same name: use object storage or a shared folder"
             )
-        return Work(
+        return TransformWork(
             plan=TransformPlan(objects, cut_tasks(objects, self._settings)),
             settings=self._settings,
             stores=self._stores,
@@ -139,42 +150,49 @@ class Worker:
                 complete = self._execute(assignment)
                 break
             except StorageError:
-                if not (self._tell_others(assignment) or self._overtaken()):
+                if not (self._send_finished_by_others(assignment) or self._overtaken()):
                     raise
                 left = tuple(number for number in assignment.tasks if number not in self._done)
                 assignment = replace(assignment, tasks=left)
         self._send({"idle": True, "complete": complete})
 
-    def _tell_others(self, assignment: Assignment) -> bool:
-        """Whether somebody else has finished tasks of an assignment meanwhile, by the ledger; tells of them.
+    def _send_finished_by_others(self, assignment: Assignment) -> bool:
+        """Report the tasks that another worker has finished meanwhile.
 
-        A worker that was given up and lives may have: what it had kept of a task is gone then, from which this one was
-        about to go on.
+        Return True if there are any.
+
+        The other worker may have been declared lost. It removes the drafts that this one resumes
+        from.
         """
-        undone = [number for number in assignment.tasks if number not in self._done]
-        found = [] if assignment.replaces else list(filter(None, map(self.ledger.task, undone)))
+        remaining_tasks = [number for number in assignment.tasks if number not in self._done]
+        found = [] if assignment.replaces else list(filter(None, map(self.ledger.task, remaining_tasks)))
         for record in found:
             self._on_task(record)
         return bool(found)
 
     def _overtaken(self) -> bool:
-        """Whether somebody else is further with a task, and has removed what was kept of it: what this one went on from."""
-        lost = [checkpoint for checkpoint in self._begun if not self.ledger.is_whole(checkpoint)]
+        """Return True if another worker has advanced a task beyond this one's checkpoint.
+
+        The other worker has then removed the drafts of the checkpoint.
+        """
+        lost = [
+            checkpoint for checkpoint in self._resumed_checkpoints if not self.ledger.is_complete(checkpoint)
+        ]
         now = self.ledger.checkpoints(checkpoint.task for checkpoint in lost)
         return any(now.get(checkpoint.task) != checkpoint for checkpoint in lost)
 
     def _execute(self, assignment: Assignment) -> bool:
-        check = self._fence(assignment.run)
+        check = self._run_check(assignment.run_id)
         check()
         self._work = work = self._work or self._begin()
-        progress = Progress()
+        progress = RunProgress()
         self._progress.append(progress)
         tasks = [work.plan.tasks[number] for number in assignment.tasks]
         since_s = assignment.observed_since_s
-        self._observation = None if since_s is None else Observation(since_s)
+        self._observation = None if since_s is None else RunObservation(since_s)
         checkpoints = {} if assignment.replaces else self.ledger.checkpoints(assignment.tasks)
-        self._begun = tuple(checkpoints.values())
-        settings = _keeping_all(work.settings) if assignment.keep_all else work.settings
+        self._resumed_checkpoints = tuple(checkpoints.values())
+        settings = _checkpoint_every_batch(work.settings) if assignment.checkpoint_all else work.settings
         run = TaskRun(
             replace(
                 work,
@@ -186,7 +204,7 @@ class Worker:
             ),
             tasks,
             self._predictor,
-            begins=assignment.begins,
+            range_starts=assignment.range_starts,
             checkpoints=checkpoints,
         )
         with self._running:
@@ -196,11 +214,11 @@ class Worker:
         try:
             return run.execute()
         finally:
-            self.tell()
-            self._tell_observed()
+            self.send_counters()
+            self._send_observed()
 
-    def _fence(self, run: str | None) -> Callable[[], None]:
-        return (lambda: None) if run is None else Fence(self.ledger, run, self._clock).check
+    def _run_check(self, run_id: str | None) -> Callable[[], None]:
+        return (lambda: None) if run_id is None else RunGuard(self.ledger, run_id, self._clock).check
 
     def _on_task(self, record: TaskRecord) -> None:
         self._done.add(record.task)
@@ -208,21 +226,24 @@ class Worker:
 
     def _on_batch(self, _: ScoredBatch | None) -> None:
         now_s = self._clock.now()
-        if now_s - self._told_s >= TOLD_EVERY_S:
-            self._told_s = now_s
-            self.tell()
-        if now_s - self._observed_s >= OBSERVED_EVERY_S:
-            self._observed_s = now_s
-            self._tell_observed()
+        if now_s - self._counters_sent_s >= COUNTERS_INTERVAL_S:
+            self._counters_sent_s = now_s
+            self.send_counters()
+        if now_s - self._observation_sent_s >= OBSERVATION_INTERVAL_S:
+            self._observation_sent_s = now_s
+            self._send_observed()
 
-    def _tell_observed(self) -> None:
-        """What was observed since this was told last: the run adds it up."""
+    def _send_observed(self) -> None:
+        """Send the observation since the last call; the run adds it to its own."""
         if self._observation is not None and self._observation.records:
             self._send({"observed": self._observation.to_json()})
             self._observation.clear()
 
 
-def _keeping_all(settings: TransformSettings) -> TransformSettings:
-    """With a checkpoint after every batch, and but one asked ahead: should it kill the worker, it is known which."""
+def _checkpoint_every_batch(settings: TransformSettings) -> TransformSettings:
+    """Return settings with a checkpoint of every batch and one batch in flight.
+
+    If a batch kills the worker, the checkpoint tells which.
+    """
     tasks = replace(settings.tasks, checkpoint_s=0.0)
     return replace(settings, tasks=tasks, flow=replace(settings.flow, window_bytes_max=1))

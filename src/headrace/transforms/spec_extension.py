@@ -1,6 +1,6 @@
-"""The ``headrace`` table of a spec file: what the vendor has no words for, and plainer words for the rest.
+"""Read the ``headrace`` table of a spec file: options that SageMaker lacks, and plainer words.
 
-Read here is what one field by itself can be, as in `headrace.transforms.vendor`; settings check what they are made of.
+Each field is checked by itself, as in `headrace.transforms.sagemaker`; the settings check the rest.
 """
 
 import re
@@ -12,7 +12,7 @@ from headrace.formats.contract import AudioChannels
 from headrace.formats.json_path_grammar import SliceEnd
 from headrace.formats.pixels import ImageMode
 from headrace.storage.uri import parse
-from headrace.transforms.document import Table, shown
+from headrace.transforms.document import SpecTable, format_value
 from headrace.transforms.media_types import COMPRESSIONS, SPLITS, accept_of, kind_of
 from headrace.transforms.settings import Accept, Assemble, DataType, Join, OnError
 
@@ -24,8 +24,11 @@ _IMAGE_EDGE_PX_MAX: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class OwnWords:
-    """What the table says, each field None (or empty) where it does not; sizes in bytes, `accept` already resolved."""
+class SpecExtension:
+    """The ``headrace`` table.
+
+    An absent field is None or empty. Sizes are in bytes; `accept` is resolved.
+    """
 
     model: str | None
     source: str | None
@@ -72,31 +75,31 @@ class OwnWords:
     task_objects: int | None
     checkpoint_s: float | None
 
-    def said(self, *names: str) -> frozenset[str]:
-        """Which of these fields the table says."""
+    def set_fields(self, *names: str) -> frozenset[str]:
+        """Return those of the fields that the table sets."""
         return frozenset(name for name in names if getattr(self, name) is not None)
 
 
-WORDS: Final = tuple(each.name for each in fields(OwnWords))
-"""Every field that the table may have."""
-_LEAST: Final = 1e-6
-"""The least of what must be more than nothing: a millionth of a millisecond, or of a pixel's value."""
+EXTENSION_FIELDS: Final = tuple(each.name for each in fields(SpecExtension))
+"""The fields of the table."""
+_POSITIVE_MIN: Final = 1e-6
+"""The minimum of numbers that must be positive."""
 
 
-def read_own_words(table: Table) -> OwnWords:
-    """What a ``headrace`` table says. ConfigError for what is of a wrong type or cannot be."""
-    return OwnWords(
+def read_extension(table: SpecTable) -> SpecExtension:
+    """Return the ``headrace`` table. Raises ConfigError for a wrong type or an invalid value."""
+    return SpecExtension(
         model=table.text("model"),
-        source=table.checked("source", parse),
-        output=table.checked("output", parse),
+        source=table.checked_text("source", parse),
+        output=table.checked_text("output", parse),
         job_name=table.text("job_name"),
-        instances=table.whole("instances", 1),
-        max_concurrent=table.whole("max_concurrent", 1),
-        timeout_s=table.number("timeout_s", _LEAST),
-        retries=table.whole("retries", 0),
+        instances=table.integer("instances", 1),
+        max_concurrent=table.integer("max_concurrent", 1),
+        timeout_s=table.number("timeout_s", _POSITIVE_MIN),
+        retries=table.integer("retries", 0),
         strict=table.flag("strict"),
         data_type=_one_of(table, "data_type", get_args(DataType)),
-        content_type=table.checked("content_type", kind_of),
+        content_type=table.checked_text("content_type", kind_of),
         split=_one_of(table, "split", SPLITS),
         compression=_one_of(table, "compression", COMPRESSIONS),
         members=table.texts("members"),
@@ -105,13 +108,13 @@ def read_own_words(table: Table) -> OwnWords:
         record_bytes_max=table.size_bytes("record_bytes_max"),
         image_size=_image_size(table),
         image_mode=_one_of(table, "image_mode", get_args(ImageMode)),
-        image_scale=table.number("image_scale", _LEAST),
-        window_ms=table.number("window_ms", _LEAST),
-        hop_ms=table.number("hop_ms", _LEAST),
-        sample_rate_hz=table.whole("sample_rate_hz", 1),
+        image_scale=table.number("image_scale", _POSITIVE_MIN),
+        window_ms=table.number("window_ms", _POSITIVE_MIN),
+        hop_ms=table.number("hop_ms", _POSITIVE_MIN),
+        sample_rate_hz=table.integer("sample_rate_hz", 1),
         audio_channels=_one_of(table, "audio_channels", get_args(AudioChannels)),
-        every_frames=table.whole("every_frames", 1),
-        every_ms=table.number("every_ms", _LEAST),
+        every_frames=table.integer("every_frames", 1),
+        every_ms=table.number("every_ms", _POSITIVE_MIN),
         columns=_columns(table),
         text_column=_text_column(table),
         whole_records=table.flag("whole_records"),
@@ -119,59 +122,60 @@ def read_own_words(table: Table) -> OwnWords:
         output_filter=table.text("output_filter"),
         slice_end=_one_of(table, "slice_end", get_args(SliceEnd)),
         join=_one_of(table, "join", get_args(Join)),
-        accept=table.parsed("accept", accept_of),
+        accept=table.parsed_text("accept", accept_of),
         assemble=_one_of(table, "assemble", get_args(Assemble)),
         output_header=table.flag("output_header"),
         on_error=_one_of(table, "on_error", get_args(OnError)),
         max_failed=_max_failed(table),
-        batch_rows=table.whole("batch_rows", 1),
+        batch_rows=table.integer("batch_rows", 1),
         batch_bytes=table.size_bytes("batch_bytes"),
         prefetch_bytes=table.size_bytes("prefetch_bytes"),
         task_bytes=table.size_bytes("task_bytes"),
-        task_objects=table.whole("task_objects", 1),
+        task_objects=table.integer("task_objects", 1),
         checkpoint_s=table.number("checkpoint_s", 0),
     )
 
 
 def parse_max_failed(text: str) -> tuple[int | None, float | None]:
-    """``"100"`` is a count and ``"1%"`` a share: (failed_rows_max, failed_share_max), of which one is None.
+    """Return (failed_rows_max, failed_share_max) of a count ``"100"`` or a share ``"1%"``; one is None.
 
-    ConfigError for what is neither.
+    Raises ConfigError for any other text.
     """
     if _COUNT.fullmatch(text.strip()):
         return int(text), None
     share = _SHARE.fullmatch(text.strip())
     if share is None or float(share[1]) > 100:
         raise ConfigError(
-            f"{shown(text)} is neither a count of failed records such as 100, nor a share such as 1%"
+            f"{format_value(text)} is neither a count of failed records such as 100, nor a share such as 1%"
         )
     return None, float(share[1]) / 100
 
 
-def _max_failed(table: Table) -> tuple[int | None, float | None]:
+def _max_failed(table: SpecTable) -> tuple[int | None, float | None]:
     value = table.values.get("max_failed")
     if value is None:
         return None, None
     if not isinstance(value, str):
-        return table.whole("max_failed", 0), None
-    return table.parsed("max_failed", parse_max_failed) or (None, None)
+        return table.integer("max_failed", 0), None
+    return table.parsed_text("max_failed", parse_max_failed) or (None, None)
 
 
-def _one_of(table: Table, key: str, words: tuple[W, ...]) -> W | None:
-    return table.word(key, dict(zip(words, words, strict=True)))
+def _one_of(table: SpecTable, key: str, choices: tuple[W, ...]) -> W | None:
+    return table.choice(key, dict(zip(choices, choices, strict=True)))
 
 
-def _delimiter(table: Table) -> str | None:
+def _delimiter(table: SpecTable) -> str | None:
     delimiter = table.text("delimiter")
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
-        raise table.wrong(
-            "delimiter", f"must be one character that ends no cell or line, not {shown(delimiter)}"
+        raise table.error(
+            "delimiter",
+            f"must be one character other than a quote or a line end, not {format_value(delimiter)}",
         )
     return delimiter
 
 
-def _image_size(table: Table) -> tuple[int, int] | None:
-    size = table.listed("image_size")
+def _image_size(table: SpecTable) -> tuple[int, int] | None:
+    size = table.array("image_size")
     if size is None:
         return None
     match list(size):
@@ -180,19 +184,21 @@ def _image_size(table: Table) -> tuple[int, int] | None:
         ):
             return height, width
         case _:
-            raise table.wrong("image_size", f"must be [height, width] in pixels, not {shown(size)}")
+            raise table.error("image_size", f"must be [height, width] in pixels, not {format_value(size)}")
 
 
-def _columns(table: Table) -> tuple[str, ...] | tuple[int, ...] | None:
-    columns: Any = table.listed("columns")
+def _columns(table: SpecTable) -> tuple[str, ...] | tuple[int, ...] | None:
+    columns: Any = table.array("columns")
     if columns is None:
         return None
     if all(isinstance(c, str) and c for c in columns) or all(type(c) is int and c >= 0 for c in columns):
         return tuple(columns)
-    raise table.wrong("columns", f"must be a list of names, or one of numbers from 0, not {shown(columns)}")
+    raise table.error(
+        "columns", f"must be a list of names, or one of numbers from 0, not {format_value(columns)}"
+    )
 
 
-def _text_column(table: Table) -> str | int | None:
+def _text_column(table: SpecTable) -> str | int | None:
     if type(table.values.get("text_column")) is int:
-        return table.whole("text_column", 0)
+        return table.integer("text_column", 0)
     return table.text("text_column")
