@@ -1,1 +1,1 @@
-"""Sockets to protocols to dataplane to engine: thin doors of a served model."""
+"""The servers of models and jobs: listeners, protocol routes, the dataplane, metrics and traces."""

@@ -1,6 +1,7 @@
-"""One HTTP/1.1 connection: uvicorn's protocol with bounds on heads, errors in our form, and a short way for hot requests.
+"""One HTTP/1.1 connection: uvicorn's protocol with limits on request heads and a fast path.
 
-The door to uvicorn's protocol; `listen` is the one to its server.
+This module adapts uvicorn's protocol class; `headrace.server.listen` adapts its server. Protocol
+errors are responses in the JSON error format of headrace.
 """
 
 import asyncio
@@ -9,10 +10,12 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
+from typing_extensions import override
+
 from headrace.core.errors import MissingExtraError
 from headrace.protocols.oip_json import encode_error
-from headrace.server.direct import Direct, Later, Reply
-from headrace.server.overdue import Overdue
+from headrace.server.direct import DeferredResponse, DirectHandler, DirectResponse
+from headrace.server.overdue_watch import OverdueWatch, Watchable
 
 try:
     import httptools as _httptools
@@ -22,116 +25,124 @@ except ImportError as _error:
     raise MissingExtraError("serve", "headrace serve") from _error
 
 _PARSER: Final = _httptools.__name__
-"""What the protocol below parses with."""
+"""The library that parses requests for uvicorn's protocol class."""
 HEAD_BYTES_MAX: Final = 64 << 10
-"""Of the request line and the headers."""
+"""The maximum size of the request line and headers."""
 HEAD_S_MAX: Final = 30.0
-"""How long they may take to arrive."""
-HELD_S_MAX: Final = 0.5
-"""How long a body that may be answered directly has to come: most clients send it right behind its head."""
-HELD_BYTES_MAX: Final = 1 << 20
-"""And how large it may be: the long way reads no faster than a request is taken."""
+"""The maximum seconds for the head of a request to arrive."""
+DIRECT_WAIT_S_MAX: Final = 0.5
+"""The seconds to wait for the body of a direct request. Most clients send it right after the head."""
+DIRECT_BODY_BYTES_MAX: Final = 1 << 20
+"""The maximum body size of a direct request. Larger bodies need the flow control of ASGI."""
 KEEP_ALIVE_S: Final = 75.0
-"""How long an idle connection is kept, or a little longer: longer than load balancers keep theirs, so that they are the ones to
-close."""
+"""The seconds after which an idle connection is closed, or a little later. Load balancers keep
+theirs for a shorter time, so that they close first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What all connections of a listener have in common."""
+class ConnectionContext:
+    """The state that all connections of one listener share."""
 
-    direct: Direct | None = None
-    idle: Overdue = field(default_factory=lambda: Overdue(KEEP_ALIVE_S))
-    held: Overdue = field(default_factory=lambda: Overdue(HELD_S_MAX))
+    direct: DirectHandler | None = None
+    idle: OverdueWatch = field(default_factory=lambda: OverdueWatch(KEEP_ALIVE_S))
+    incomplete: OverdueWatch = field(default_factory=lambda: OverdueWatch(DIRECT_WAIT_S_MAX))
 
 
-class Connection(_HttpToolsProtocol):
-    """What uvicorn makes for each connection; `shared` is the listener's.
+class HttpConnection(_HttpToolsProtocol, Watchable):
+    """The protocol object of one connection. uvicorn creates one for each accepted socket.
 
-    A ``POST`` that is soon whole, and not large, with nothing before it unanswered, is offered to `Shared.direct` first.
-    Everything else, and what is refused there, is an ASGI exchange: its begin is held back until that is known.
+    A ``POST`` request goes to `ConnectionContext.direct` first if its body arrives soon and is
+    small, and if no earlier request of the connection is unanswered. All other requests, and
+    requests that the direct handler declines, are ASGI exchanges. The start of such an exchange is
+    delayed until the path of the request is decided.
+
+    `shared` is the context of the listener.
     """
 
-    def __init__(self, *, shared: Shared, **uvicorn: Any) -> None:
+    def __init__(self, *, shared: ConnectionContext, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._direct = shared.direct
         self._idle = shared.idle
-        self._waiting = shared.held
+        self._incomplete_watch = shared.incomplete
         self._in_head = True
         self._head_bytes = 0
-        self._late: asyncio.TimerHandle | None = None
-        self._held: list[bytes] | None = None
-        """The body so far of a request that may be answered directly."""
-        self._held_bytes = 0
-        self._held_long: _HeldLong | None = None
-        """There while the rest of it is waited for."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._body_parts: list[bytes] | None = None
+        """The parts of the body so far, of a request that may be answered directly; else None."""
+        self._body_bytes = 0
+        self._incomplete: _IncompleteRequest | None = None
+        """The entry in the watch for incomplete requests, while the body is incomplete."""
         self._route: Any = None
-        self._answering: asyncio.Task[None] | None = None
+        self._response_task: asyncio.Task[None] | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The head of a request must come soon."""
+    @override
+    def connection_made(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, transport: asyncio.Transport
+    ) -> None:
         super().connection_made(transport)
-        self._late = self.loop.call_later(HEAD_S_MAX, transport.close)
+        self._head_timer = self.loop.call_later(HEAD_S_MAX, transport.close)
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """What is being answered is answered no longer."""
-        self._on_time()
-        if self._answering is not None:
-            self._answering.cancel()
+        self._cancel_head_timer()
+        if self._response_task is not None:
+            self._response_task.cancel()
         self._release()
         super().connection_lost(exc)
-        # Of a connection that was reset the timer would keep everything for as long as an idle one is kept.
+        # A timer would keep the objects of a reset connection in memory for the whole idle time.
         self._unset_keepalive_if_required()
 
     # Reading
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """Bytes, whatever they are."""
         began_in_head = self._in_head
         super().data_received(data)
-        if self._held is not None and self._held_long is None:
-            self._held_long = _HeldLong(self)
-            self._waiting.watch(self._held_long, self.loop)
+        if self._body_parts is not None and self._incomplete is None:
+            self._incomplete = _IncompleteRequest(self)
+            self._incomplete_watch.watch(self._incomplete, self.loop)
         if not self._in_head or self.transport.is_closing():
             return
-        # What came with the end of a body before is not counted, so that the bound is this and one read more.
+        # Bytes of the head that arrived with the end of the previous body are not counted, so that
+        # the limit is HEAD_BYTES_MAX plus one read.
         self._head_bytes += len(data) if began_in_head else 0
         if self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(431, f"the head of the request is larger than {HEAD_BYTES_MAX} bytes")
-        elif self._late is None:
-            self._late = self.loop.call_later(HEAD_S_MAX, self.transport.close)
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
 
+    @override
     def on_message_begin(self) -> None:
-        """A request begins."""
         self._in_head = True
         self._head_bytes = 0
         if self._direct is None:
             super().on_message_begin()
             return
-        # What the base class makes here is made when it is needed.
+        # The objects that the base class creates here are created later, if they are needed.
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
 
+    @override
     def on_headers_complete(self) -> None:
-        """The head is there: the way is chosen."""
         self._in_head = False
-        self._on_time()
+        self._cancel_head_timer()
         if self._direct is None:
             super().on_headers_complete()
         elif self._may_be_direct() and (route := self._direct.route(self.url)) is not None:
             self._route = route
-            self._held = []
-            self._held_bytes = 0
+            self._body_parts = []
+            self._body_bytes = 0
         else:
-            self.take_the_long_way()
+            self.begin_asgi_exchange()
 
     def _may_be_direct(self) -> bool:
         parser: Any = self.parser
-        cycle: Any = self.cycle
+        exchange: Any = self.cycle
         return (
             parser.get_method() == b"POST"
-            and (cycle is None or cycle.response_complete)
+            and (exchange is None or exchange.response_complete)
             and not self.expect_100_continue
             and parser.get_http_version() == "1.1"
             and parser.should_keep_alive()
@@ -139,100 +150,101 @@ class Connection(_HttpToolsProtocol):
             and not self.flow.write_paused
         )
 
+    @override
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
-        if self._held is None:
+        if self._body_parts is None:
             super().on_body(body)
             return
-        self._held.append(body)
-        self._held_bytes += len(body)
-        if self._held_bytes > HELD_BYTES_MAX:
-            self.take_the_long_way()
+        self._body_parts.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > DIRECT_BODY_BYTES_MAX:
+            self.begin_asgi_exchange()
 
+    @override
     def on_message_complete(self) -> None:
-        """The request is whole."""
-        held = self._held
-        if held is None:
+        parts = self._body_parts
+        if parts is None:
             super().on_message_complete()
             return
         assert self._direct is not None
-        body = held[0] if len(held) == 1 else b"".join(held)
-        answer = self._direct.answer(self._route, self.headers, body)
-        if answer is None:
-            self.take_the_long_way()
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        response = self._direct.respond(self._route, self.headers, body)
+        if response is None:
+            self.begin_asgi_exchange()
             super().on_message_complete()
             return
         self._release()
-        if isinstance(answer, Reply):
-            self._send(answer, keep=True)
+        if isinstance(response, DirectResponse):
+            self._send(response, keep=True)
         else:
-            self._answer_later(answer)
+            self._respond_later(response)
 
     def _release(self) -> Sequence[bytes]:
-        """What is held, which is held no longer."""
-        held, self._held = self._held or (), None
-        if self._held_long is not None:
-            self._waiting.done(self._held_long)
-            self._held_long = None
-        return held
+        """Stop buffering the body and return the parts that arrived so far."""
+        parts, self._body_parts = self._body_parts or (), None
+        if self._incomplete is not None:
+            self._incomplete_watch.done(self._incomplete)
+            self._incomplete = None
+        return parts
 
-    def take_the_long_way(self) -> None:
-        """Tell the base class what it was not told so far."""
-        held = self._release()
+    def begin_asgi_exchange(self) -> None:
+        """Report the buffered request to the base class, and handle it as an ASGI exchange."""
+        parts = self._release()
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url = url
         self.headers += headers
         self.expect_100_continue = expects
         super().on_headers_complete()
-        for part in held:
+        for part in parts:
             super().on_body(part)
 
-    # Answering directly
+    # Direct responses
 
-    def _answer_later(self, later: Later) -> None:
-        cycle = _Answering()
-        # The base class looks there whether the next request must wait.
-        self.cycle = cycle  # pyright: ignore[reportAttributeAccessIssue]
-        self._answering = task = self.loop.create_task(self._answered(later, cycle))
+    def _respond_later(self, deferred: DeferredResponse) -> None:
+        exchange = _DirectExchange()
+        # The base class reads this attribute to decide whether the next request must wait.
+        self.cycle = exchange  # pyright: ignore[reportAttributeAccessIssue]
+        self._response_task = task = self.loop.create_task(self._respond_deferred(deferred, exchange))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _answered(self, later: Later, cycle: "_Answering") -> None:
+    async def _respond_deferred(self, deferred: DeferredResponse, exchange: "_DirectExchange") -> None:
         try:
-            reply = await later()
+            response = await deferred()
             if self.flow.write_paused:
                 await self.flow.drain()
         except BaseException:
-            # The caller has gone, or the server goes: there is nothing that could be said.
+            # The client disconnected, or the server stops: no response can be sent.
             self.transport.close()
             raise
         finally:
-            self._answering = None
-            cycle.response_complete = True
-        self._send(reply, keep=cycle.keep_alive)
+            self._response_task = None
+            exchange.response_complete = True
+        self._send(response, keep=exchange.keep_alive)
 
-    def _send(self, reply: Reply, *, keep: bool) -> None:
+    def _send(self, response: DirectResponse, *, keep: bool) -> None:
         transport = self.transport
         if transport.is_closing():
             return
-        status, head, body = reply
-        told = [_STATUS_LINES[status]]
+        status, head, body = response
+        lines = [_STATUS_LINES[status]]
         for name, value in self.server_state.default_headers:
-            told += (name, b": ", value, b"\r\n")
+            lines += (name, b": ", value, b"\r\n")
         if not keep:
-            told.append(b"connection: close\r\n")
-        told += (head, b"content-length: %d\r\n\r\n" % len(body), body)
-        transport.write(b"".join(told))
+            lines.append(b"connection: close\r\n")
+        lines += (head, b"content-length: %d\r\n\r\n" % len(body), body)
+        transport.write(b"".join(lines))
         if not keep:
             transport.close()
         self.on_response_complete()
 
     # Idle connections
 
+    @override
     def on_response_complete(self) -> None:
-        """The connection is free for the next request."""
-        # As the base class does, but for the timer: one for all connections, where it makes one for every request.
+        # This does the work of the base class with one timer for all connections instead of one per
+        # request.
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -242,31 +254,31 @@ class Connection(_HttpToolsProtocol):
         else:
             self._idle.watch(self, self.loop)
 
+    @override
     def shutdown(self) -> None:
-        """The server stops: what has begun is finished."""
-        if self._held is not None:
-            # It has begun, so it is finished.
-            self.take_the_long_way()
+        if self._body_parts is not None:
+            # A request that has begun is finished.
+            self.begin_asgi_exchange()
         super().shutdown()
 
     def _unset_keepalive_if_required(self) -> None:
         self._idle.done(self)
 
-    def late(self) -> None:
-        """It has been idle for too long."""
+    @override
+    def on_overdue(self) -> None:
         self.timeout_keep_alive_handler()
 
     # Errors
 
-    def _on_time(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
+    @override
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
         self._release()
-        self._refuse(400, f"this is no HTTP that is understood here: {msg}")
+        self._refuse(400, f"malformed HTTP request: {msg}")
 
     def _refuse(self, status: int, why: str) -> None:
         body = encode_error(why)
@@ -274,29 +286,29 @@ class Connection(_HttpToolsProtocol):
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        self._on_time()
+        self._cancel_head_timer()
         self.transport.write(head.encode() + body)
         self.transport.close()
 
 
-class _HeldLong:
-    """A connection whose request does not become whole."""
+class _IncompleteRequest(Watchable):
+    """A request whose body has not arrived yet. When it is overdue, it becomes an ASGI exchange."""
 
     __slots__ = ("_connection",)
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
 
-    def late(self) -> None:
-        self._connection.take_the_long_way()
+    def on_overdue(self) -> None:
+        self._connection.begin_asgi_exchange()
 
 
-class _Answering:
-    """Stands where uvicorn keeps an exchange, while one request is answered directly."""
+class _DirectExchange:
+    """A stand-in for uvicorn's exchange object while the direct handler answers a request."""
 
     def __init__(self) -> None:
         self.response_complete = False
         self.keep_alive = True
-        """Taken away by uvicorn when the server stops."""
+        """uvicorn sets this to False when the server stops."""
         self.disconnected = False
         self.message_event = asyncio.Event()

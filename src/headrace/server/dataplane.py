@@ -1,7 +1,7 @@
-"""What every door asks: the operations of a served model, whatever the protocol.
+"""The operations of a served model, independent of the protocol.
 
-Arrives: requests by model and version, in the server's event loop. Leaves: responses, streams of them, or an error of the one
-tree.
+REST and gRPC call a `Dataplane` in the event loop of the server: they pass requests by model and
+version and receive responses, streams of responses, or errors of `headrace.core.errors`.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
 from headrace.engine.engine import Engine
+from headrace.engine.pending_request import RequestTimes
 from headrace.engine.repository import ModelRepository
-from headrace.engine.streams import AnswerStream
-from headrace.engine.ticket import RequestTimes
+from headrace.engine.streams import ResponseStream
 
-AHEAD_MAX: Final = 32
-"""Requests of one stream that are asked at once, of a model that does not stream itself."""
-COLLECTED_MAX: Final = 65_536
-"""Items of a stream that are gathered for a caller who wants one response."""
+CONCURRENT_REQUESTS_MAX: Final = 32
+"""The maximum number of requests of one stream in flight, for a model that does not stream itself."""
+COLLECTED_RESPONSES_MAX: Final = 65_536
+"""The maximum number of stream items that are joined to one response."""
 
 EXTENSIONS: Final = (
     "binary_tensor_data",
@@ -49,9 +49,10 @@ EXTENSIONS: Final = (
 
 
 class Dataplane:
-    """Asks the models of a repository. All coroutines run in one event loop, and never block it.
+    """The operations on the models of a repository.
 
-    `load` and `unload` are refused with ForbiddenError unless `changeable`.
+    All coroutines run in one event loop and never block it. `load` and `unload` raise
+    ForbiddenError unless `changeable` is true.
     """
 
     def __init__(self, repository: ModelRepository, *, version: str = "0", changeable: bool = False) -> None:
@@ -61,35 +62,47 @@ class Dataplane:
         self._repository = repository
         self._changeable = changeable
         self._changing = asyncio.Lock()
-        """Held while models are loaded or unloaded: those who wait for it hold no thread."""
+        """Held while models are loaded or unloaded. Waiting for it occupies no thread."""
         self._draining = False
 
     # Health
 
     def live(self) -> bool:
-        """Whether the server runs: it answers, so it does."""
+        """Return True: a server that can respond is live."""
         return True
 
     def ready(self) -> bool:
-        """Whether it should be sent requests: models are loaded, every instance is alive, and it is not draining."""
+        """Return True if the server should receive requests.
+
+        The models are loaded, every instance is alive, and the server is not draining.
+        """
         return not self._draining and self._repository.ready()
 
     def drain(self) -> None:
-        """Say from now on that it is not ready; requests are answered all the same."""
+        """Report "not ready" from now on. Requests are still served."""
         self._draining = True
 
     def model_ready(self, model: str, version: str = "") -> bool:
-        """Whether a model can be asked. ModelNotFoundError for an unknown one."""
+        """Return True if a model can serve requests.
+
+        Raises:
+            ModelNotFoundError: The model or version is unknown.
+        """
         return not self._draining and self._repository.model_ready(model, version)
 
-    # What is there
+    # Metadata
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """What a version says of itself. ModelNotFoundError, ModelNotReadyError."""
+        """Return the metadata of one version.
+
+        Raises:
+            ModelNotFoundError: The model or version is unknown.
+            ModelNotReadyError: The model is not loaded.
+        """
         return self._repository.engine(model, version).metadata
 
-    def described(self) -> list[ModelMetadata]:
-        """What every version that is ready says of itself, by name."""
+    def ready_metadata(self) -> list[ModelMetadata]:
+        """Return the metadata of every ready version, sorted by name."""
         found: list[ModelMetadata] = []
         for entry in self._repository.index(ready=True):
             with suppress(ModelError):  # unloaded a moment ago
@@ -97,33 +110,51 @@ class Dataplane:
         return found
 
     def versions(self, model: str) -> tuple[str, ...]:
-        """The versions that are ready, oldest first. ModelNotFoundError."""
+        """Return the ready versions of a model, oldest first.
+
+        Raises:
+            ModelNotFoundError: The model is unknown.
+        """
         return self._repository.versions(model)
 
     def index(self, *, ready: bool = False) -> tuple[ModelIndexEntry, ...]:
-        """Every version of every model; with `ready` those alone that can be asked."""
+        """Return every version of every model, or only the ready ones."""
         return self._repository.index(ready=ready)
 
     def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
-        """Figures since loading; of one model, or one version, when named. ModelNotFoundError."""
+        """Return figures since loading: of all models, one model, or one version.
+
+        Raises:
+            ModelNotFoundError: The model or version is unknown.
+        """
         return self._repository.statistics(model, version)
 
     async def load(self, model: str, parameters: Mapping[str, Any] | None = None) -> None:
-        """Load a model of the models root, or load it again.
+        """Load a model from the models folder, or reload it.
 
-        ForbiddenError where this server was not started with a models root; UnsupportedError for parameters that would
-        bring a configuration or files along; ModelNotFoundError, ConfigError, ModelLoadError.
+        Raises:
+            ForbiddenError: The server was started without a models folder.
+            UnsupportedError: The parameters contain a configuration or files.
+            ModelNotFoundError: The folder has no such model.
+            ConfigError: The settings of the model are invalid.
+            ModelLoadError: The model failed to load.
         """
         self._check_changeable()
         unknown = set(parameters or ()) - {"unload_dependents"}
         if unknown:
             raise UnsupportedError(
-                f"a model is loaded as it lies in the models root; {', '.join(map(repr, sorted(unknown)))} cannot be given"
+                f"model {model}: unsupported load parameters {', '.join(map(repr, sorted(unknown)))}: "
+                "change the files of the model in the models folder instead"
             )
         await self._change(lambda: self._repository.load(model))
 
     async def unload(self, model: str) -> None:
-        """Unload every version of a model, once it has answered what it had. ForbiddenError, ModelNotFoundError."""
+        """Unload every version of a model after it has answered its pending requests.
+
+        Raises:
+            ForbiddenError: The server was started without a models folder.
+            ModelNotFoundError: The model is unknown.
+        """
         self._check_changeable()
         await self._change(lambda: self._repository.unload(model))
 
@@ -139,16 +170,31 @@ class Dataplane:
 
     # Sequences
 
-    def sequences(self, model: str, version: str = "", *, most: int) -> SequenceListing:
-        """How the sequences of a model stand, at most so many of them. ModelNotFoundError, ModelNotReadyError."""
+    def sequences(self, model: str, version: str = "", *, limit: int) -> SequenceListing:
+        """Return the state of a model's sequences, and a list of at most `limit` of them.
+
+        Raises:
+            ModelNotFoundError: The model or version is unknown.
+            ModelNotReadyError: The model is not loaded.
+        """
         engine = self._repository.engine(model, version)
-        told = engine.model_statistics().sequences or SequenceStatistics()
+        statistics = engine.model_statistics().sequences or SequenceStatistics()
         return SequenceListing(
-            engine.name, engine.version or "", told.live, told.live_max, told.ends, engine.sequences(most)
+            engine.name,
+            engine.version or "",
+            statistics.live,
+            statistics.live_max,
+            statistics.ends,
+            engine.sequences(limit),
         )
 
     def cancel_sequence(self, model: str, version: str, id: str) -> bool:
-        """End a sequence, with all that waits for it; whether it lived. ModelNotFoundError, ModelNotReadyError."""
+        """End a sequence with all its waiting requests. Return True if it was live.
+
+        Raises:
+            ModelNotFoundError: The model or version is unknown.
+            ModelNotReadyError: The model is not loaded.
+        """
         return self._repository.engine(model, version).cancel_sequence(id)
 
     # Inference
@@ -156,98 +202,105 @@ class Dataplane:
     def infer_now(
         self, model: str, version: str, request: InferRequest, times: RequestTimes | None = None
     ) -> InferResponse | None:
-        """What `infer` comes to, of a model that is called inline; None where it takes waiting: then `infer` it."""
+        """Return the response of an inline model, or None if the request has to wait.
+
+        Call `infer` in that case.
+        """
         engine = self._repository.engine(model, version)
         try:
-            return engine.ask_now(request, times)
+            return engine.infer_inline(request, times)
         except StoppedError:
-            # `infer` looks what there is instead.
+            # `infer` looks for a replacement of the engine.
             return None
 
     async def infer(
         self, model: str, version: str, request: InferRequest, times: RequestTimes | None = None
     ) -> InferResponse:
-        """One response for one request; see `Engine.ask` for what it raises, and for `times`.
+        """Return the response to one request. See `Engine.infer` for its errors and for `times`.
 
-        A model that only streams is asked by its stream; what it yields is joined, row after row; nothing, where it yields
-        nothing.
+        The responses of a model that only streams are joined row by row. A stream without responses
+        becomes a response without outputs.
         """
         engine = self._repository.engine(model, version)
         try:
             return await self._infer(engine, request, times)
         except StoppedError:
-            # It was replaced, or unloaded, between the look-up and the question.
-            again = self._repository.engine(model, version)
-            if again is engine:
+            # The model was replaced or unloaded after the lookup.
+            replacement = self._repository.engine(model, version)
+            if replacement is engine:
                 raise
-            return await self._infer(again, request, times)
+            return await self._infer(replacement, request, times)
 
     async def _infer(
         self, engine: Engine, request: InferRequest, times: RequestTimes | None
     ) -> InferResponse:
         metadata = engine.metadata
-        if metadata.predicts or not metadata.streams:
-            return await engine.ask(request, times)
-        return await _collected(engine, request)
+        if metadata.can_predict or not metadata.can_stream:
+            return await engine.infer(request, times)
+        return await _collect_stream(engine, request)
 
-    async def stream_some(
+    async def stream_requests(
         self, model: str, version: str, requests: AsyncIterator[InferRequest]
     ) -> AsyncGenerator[list[InferResponse], None]:
-        """Responses as they come, all that are there at once; none of the lists is empty. `aclose` it whatever happens.
+        """Yield responses as they arrive, each time all that are ready. No list is empty.
 
-        A model without a stream of its own is asked request by request, several at a time, and answers in order. No
-        request at all is an end without a response.
+        The caller must `aclose` the generator. A model that does not stream is called once per
+        request, for several requests at a time; its responses are in the order of the requests.
+        Without any request, the stream ends without a response.
         """
         engine = self._repository.engine(model, version)
         first = await anext(requests, None)
         if first is None:
             return
-        if not engine.metadata.streams:
-            async for response in _in_order(engine, first, requests):
+        if not engine.metadata.can_stream:
+            async for response in _infer_in_order(engine, first, requests):
                 yield [response]
             return
-        wanted = _wanted_outputs(engine.metadata, first)
-        answers = self._opened(model, version, first, requests)
+        select = _output_filter(engine.metadata, first)
+        stream = self._open_stream(model, version, first, requests)
         try:
-            while some := await answers.some():
-                yield wanted(some)
+            while responses := await stream.next_batch():
+                yield select(responses)
         finally:
-            await answers.aclose()
+            await stream.aclose()
 
-    def _opened(
+    def _open_stream(
         self, model: str, version: str, first: InferRequest, more: AsyncIterator[InferRequest] | None = None
-    ) -> AnswerStream:
+    ) -> ResponseStream:
         engine = self._repository.engine(model, version)
         try:
             return engine.stream(first, more)
         except StoppedError:
             # As in `infer`.
-            again = self._repository.engine(model, version)
-            if again is engine:
+            replacement = self._repository.engine(model, version)
+            if replacement is engine:
                 raise
-            return again.stream(first, more)
+            return replacement.stream(first, more)
 
-    async def stream_one(
+    async def stream_request(
         self, model: str, version: str, request: InferRequest
     ) -> AsyncGenerator[list[InferResponse], None]:
-        """What `stream_some` does, for one request."""
+        """Yield the responses to one request, in the same way as `stream_requests`."""
         engine = self._repository.engine(model, version)
-        if not engine.metadata.streams:
+        if not engine.metadata.can_stream:
             yield [await self.infer(model, version, request)]
             return
-        wanted = _wanted_outputs(engine.metadata, request)
-        answers = self._opened(model, version, request)
+        select = _output_filter(engine.metadata, request)
+        stream = self._open_stream(model, version, request)
         try:
-            while some := await answers.some():
-                yield wanted(some)
+            while responses := await stream.next_batch():
+                yield select(responses)
         finally:
-            await answers.aclose()
+            await stream.aclose()
 
 
-def _wanted_outputs(
+def _output_filter(
     metadata: ModelMetadata, request: InferRequest
 ) -> Callable[[list[InferResponse]], list[InferResponse]]:
-    """Leaves of responses the outputs that were asked for. What yields one of them has none of the others, maybe."""
+    """Return a function that keeps only the requested outputs of responses.
+
+    An item of a stream may have only some of the outputs, or none.
+    """
     names = request.outputs
     if not names:
         return lambda responses: responses
@@ -262,53 +315,53 @@ def _wanted_outputs(
     return chosen
 
 
-async def _in_order(
+async def _infer_in_order(
     engine: Engine, first: InferRequest, requests: AsyncIterator[InferRequest]
 ) -> AsyncGenerator[InferResponse, None]:
-    """Answers in the requests' order, with several requests under way."""
-    asked: deque[asyncio.Task[InferResponse]] = deque()
+    """Yield responses in the order of the requests, with several requests in flight."""
+    pending: deque[asyncio.Task[InferResponse]] = deque()
     reading = asyncio.ensure_future(_next(requests))
-    asked.append(asyncio.ensure_future(engine.ask(first)))
+    pending.append(asyncio.ensure_future(engine.infer(first)))
     over = False
     try:
-        while asked or not over:
-            waits: set[asyncio.Future[Any]] = {asked[0]} if asked else set()
-            if not over and len(asked) < AHEAD_MAX:
+        while pending or not over:
+            waits: set[asyncio.Future[Any]] = {pending[0]} if pending else set()
+            if not over and len(pending) < CONCURRENT_REQUESTS_MAX:
                 waits.add(reading)
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if reading in waits and reading.done():
                 request = reading.result()
                 over = request is None
                 if request is not None:
-                    asked.append(asyncio.ensure_future(engine.ask(request)))
+                    pending.append(asyncio.ensure_future(engine.infer(request)))
                     reading = asyncio.ensure_future(_next(requests))
-            while asked and asked[0].done():
-                yield asked.popleft().result()
+            while pending and pending[0].done():
+                yield pending.popleft().result()
     finally:
-        for task in (reading, *asked):
+        for task in (reading, *pending):
             task.cancel()
-        await asyncio.gather(reading, *asked, return_exceptions=True)
+        await asyncio.gather(reading, *pending, return_exceptions=True)
 
 
 async def _next(requests: AsyncIterator[InferRequest]) -> InferRequest | None:
     return await anext(requests, None)
 
 
-async def _collected(engine: Engine, request: InferRequest) -> InferResponse:
-    """All that a stream yields, as one response."""
-    wanted = _wanted_outputs(engine.metadata, request)
-    answers = engine.stream(request)
+async def _collect_stream(engine: Engine, request: InferRequest) -> InferResponse:
+    """Return all items of a stream as one response."""
+    select = _output_filter(engine.metadata, request)
+    stream = engine.stream(request)
     items: list[InferResponse] = []
     try:
-        while some := await answers.some():
-            items += wanted(some)
-            if len(items) > COLLECTED_MAX:
+        while responses := await stream.next_batch():
+            items += select(responses)
+            if len(items) > COLLECTED_RESPONSES_MAX:
                 raise DataError(
-                    f"model {engine.name} yields more than {COLLECTED_MAX} responses, which are too many for one: "
-                    "ask for them as a stream"
+                    f"model {engine.name} yielded more than {COLLECTED_RESPONSES_MAX} responses: "
+                    "request them as a stream"
                 )
     finally:
-        await answers.aclose()
+        await stream.aclose()
     if not items:
         return InferResponse((), engine.name, engine.version, request.id)
     if len(items) == 1:
@@ -317,7 +370,7 @@ async def _collected(engine: Engine, request: InferRequest) -> InferResponse:
     if any([t.name for t in item.outputs] != names for item in items):
         raise ModelContractError(
             engine.name,
-            "its stream yields different outputs, which cannot be joined: ask for them as a stream",
+            "the items of its stream have different outputs and cannot be joined: request them as a stream",
         )
     try:
         outputs = tuple(Tensor(name, np.concatenate([item[name] for item in items])) for name in names)

@@ -1,33 +1,45 @@
-"""The seam between a connection and what answers it without an ASGI exchange.
+"""The contract between a connection and the fast path that answers requests without ASGI.
 
-An exchange costs a task, four messages and a dozen objects: more than a fast model. A request that came whole, in one piece,
-can be answered in one call instead. What is not answered so goes the long way, as if nothing had happened.
+An ASGI exchange costs a task, four messages and a dozen objects, which is more than a fast model
+costs. A request that arrived whole can be answered by one call instead. A request that the fast
+path declines becomes an ASGI exchange.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
-class Reply(NamedTuple):
-    """A whole response."""
+class DirectResponse(NamedTuple):
+    """A complete response."""
 
     status: int
     head: bytes
-    """Header lines, each with its line end, without the one that tells the length."""
+    """Header lines, each with its line end, without content-length."""
     body: bytes
 
 
-Later = Callable[[], Coroutine[Any, Any, Reply]]
-"""A response that takes a while. The coroutine is cancelled when the caller goes."""
+DeferredResponse = Callable[[], Coroutine[Any, Any, DirectResponse]]
+"""A response that takes time. The coroutine is cancelled when the client disconnects."""
 
 
-class Direct(Protocol):
-    """Answers ``POST`` requests that came whole. Called in the event loop; must be quick, and raises nothing."""
+class DirectHandler(Protocol):
+    """A handler of ``POST`` requests that arrived whole.
+
+    The event loop calls it. It must be quick and must not raise.
+    """
 
     def route(self, target: bytes) -> Any:
-        """What `answer` needs to know of a request's target, as it was sent; None: it is not answered here."""
+        """Return a value for `respond`, or None if this handler does not serve the target.
+
+        `target` is the request target as sent.
+        """
         ...
 
-    def answer(self, route: Any, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Reply | Later | None:
-        """The response, now or later; None: this request is not for here. Names of headers are in lower case."""
+    def respond(
+        self, route: Any, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> DirectResponse | DeferredResponse | None:
+        """Return the response, a deferred response, or None to decline the request.
+
+        The names of the headers are in lower case.
+        """
         ...

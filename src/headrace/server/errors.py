@@ -1,4 +1,4 @@
-"""Which status an error becomes, in HTTP and in gRPC. No other module knows status codes.
+"""The HTTP and gRPC status of each error. No other module knows status codes.
 
 ==============================================  ====  =====================
 error                                           HTTP  gRPC
@@ -29,11 +29,12 @@ DeadlineError                                   504   DEADLINE_EXCEEDED
 anything else                                   500   INTERNAL
 ==============================================  ====  =====================
 
-The text of a `HeadraceError` goes out: what a model raised is in it as the model said it (`PredictError`), which is meant,
-since nobody else can tell a caller what is wrong with rows. Why a model did not load is told to those alone who load it.
-Errors of sequences have a `kind` besides, since other errors have the same statuses: over REST in the body, beside the text;
-over gRPC in the trailing metadata, as ``headrace-error-kind``.
-What is no `HeadraceError` is a defect of ours: it is logged, and the caller is told "internal error" and nothing more.
+Clients receive the text of a `HeadraceError`. The text of a `PredictError` contains the message of
+the model on purpose: only the model knows what is wrong with the rows. The reason for a failed load
+goes only to clients that may load models. Errors of sequences also have a `kind`, because other
+errors share their statuses: over REST in the body, over gRPC in the trailing metadata
+``headrace-error-kind``. Any other exception is a defect of headrace. It is logged, and the client
+receives only "internal error".
 """
 
 import logging
@@ -47,23 +48,26 @@ from headrace.core import errors as e
 _log = logging.getLogger("headrace.server")
 
 MESSAGE_CHARS_MAX: Final = 4000
-"""Of what a caller is told: over gRPC it travels in a header, and clients limit those to 8 KiB."""
+"""The maximum length of an error text. gRPC sends it in a header, which clients limit to 8 KiB."""
 INTERNAL: Final = "internal error"
-LEDGER_AWAY: Final = "the job ledger does not answer: ask again; what has an idempotency key is queued once, however often it is sent"
+LEDGER_UNAVAILABLE: Final = (
+    "the job ledger does not respond: retry later; a submission with an idempotency key is queued once, "
+    "however often it is sent"
+)
 ERROR_KIND: Final = "headrace-error-kind"
-"""Trailing metadata that says the kind of an error of a sequence."""
+"""The key of the trailing metadata with the kind of a sequence error."""
 INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
-CLIENT_GONE: Final = 499
-"""What is counted where nobody was left who could be answered."""
+CLIENT_DISCONNECTED: Final = 499
+"""The status that is counted if the client disconnected before the response (nginx's 499)."""
 
-_FAULTS: Final = frozenset(
+_SERVER_FAULTS: Final = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
 
 
 class GrpcCode(IntEnum):
-    """Status codes of gRPC that are used here."""
+    """The gRPC status codes that headrace sends."""
 
     OK = 0
     CANCELLED = 1
@@ -81,7 +85,7 @@ class GrpcCode(IntEnum):
 
 
 _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
-    # The more special first.
+    # Subclasses come before their base classes.
     (e.UnauthenticatedError, 401, GrpcCode.UNAUTHENTICATED),
     (e.ForbiddenError, 403, GrpcCode.PERMISSION_DENIED),
     (e.ModelNotFoundError, 404, GrpcCode.NOT_FOUND),
@@ -114,20 +118,23 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
 )
 
 
-# These say themselves when to ask again.
-_PUSHED_BACK: Final = (e.OverloadedError, e.SequenceFullError, e.TooManySequencesError)
-_ASK_AGAIN_S: Final[tuple[tuple[type[BaseException], int], ...]] = (
+# These errors have a `retry_after_s` of their own.
+_RETRY_LATER: Final = (e.OverloadedError, e.SequenceFullError, e.TooManySequencesError)
+_RETRY_AFTER_S: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (e.StoppedError, 1),
     (e.JobLedgerUnavailableError, 2),
     (e.UnavailableError, 2),
-    # Somebody has to end it by hand.
+    # An operator has to reopen the queue.
     (e.QueueClosedError, 30),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """What a caller is told: HTTP status, gRPC code, text, when to ask again, and a word for the kind of an error of a sequence."""
+class ErrorStatus:
+    """The status of an error in both protocols, and the text for the client.
+
+    `kind` tells errors of sequences apart; it is empty for other errors.
+    """
 
     http: int
     grpc: GrpcCode
@@ -137,56 +144,59 @@ class Status:
 
 
 def is_fault(status: int | str) -> bool:
-    """Whether a status, HTTP's or gRPC's by name, tells of a fault on this side."""
-    return status >= 500 if isinstance(status, int) else status in _FAULTS
+    """Return True if an HTTP status, or a gRPC code by name, reports a fault of the server."""
+    return status >= 500 if isinstance(status, int) else status in _SERVER_FAULTS
 
 
-def status_of(error: BaseException) -> Status:
-    """The status of an error. What nobody expected is logged here."""
+def status_of(error: BaseException) -> ErrorStatus:
+    """Return the status of an error. Log it if it is unexpected."""
     status = quiet_status_of(error)
-    if status.why is LEDGER_AWAY:
+    if status.why is LEDGER_UNAVAILABLE:
         _log.warning("%s", error)
     if status.why is INTERNAL:
-        _log.error("a request failed in an unexpected way", exc_info=error)
+        _log.error("unexpected error in a request", exc_info=error)
     return status
 
 
-def quiet_status_of(error: BaseException) -> Status:
-    """The status of an error that somebody else logs."""
+def quiet_status_of(error: BaseException) -> ErrorStatus:
+    """Return the status of an error without logging it."""
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
-        return Status(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
-    # Where a database is, and what it said, is for the log.
+        return ErrorStatus(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
+    # The log, not the client, gets the address and the message of the database.
     away = isinstance(error, e.JobLedgerUnavailableError)
-    why = LEDGER_AWAY if away else str(error)[:MESSAGE_CHARS_MAX]
-    return Status(*found, why, _retry_after_s(error), kind_of(error))
+    why = LEDGER_UNAVAILABLE if away else str(error)[:MESSAGE_CHARS_MAX]
+    return ErrorStatus(*found, why, _retry_after_s(error), kind_of(error))
 
 
 def _retry_after_s(error: BaseException) -> int | None:
-    if isinstance(error, (*_PUSHED_BACK, e.QueueFullError)):
+    if isinstance(error, (*_RETRY_LATER, e.QueueFullError)):
         return ceil(error.retry_after_s)
-    return next((seconds for kind, seconds in _ASK_AGAIN_S if isinstance(error, kind)), None)
+    return next((seconds for kind, seconds in _RETRY_AFTER_S if isinstance(error, kind)), None)
 
 
 def grpc_status(error: BaseException) -> tuple[GrpcCode, str]:
-    """The code and the message of an error, for a gRPC caller."""
+    """Return the gRPC code and message of an error. Log the error if it is unexpected."""
     status = status_of(error)
     return status.grpc, status.why
 
 
 def kind_of(error: BaseException) -> str:
-    """The word that tells errors of sequences apart; empty for others."""
+    """Return the kind of a sequence error, or an empty string."""
     return error.kind if isinstance(error, e.SequenceError) else ""
 
 
 def trailing_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
-    """What goes beside a gRPC status: when to come back, in seconds and as gRPC's own retry policy reads it; the error's kind."""
+    """Return the trailing gRPC metadata of an error: its kind, and the time to wait before a retry.
+
+    The time is in seconds, and also in the form that gRPC's own retry policy reads.
+    """
     kind = kind_of(error)
-    told = ((ERROR_KIND, kind),) if kind else ()
-    if not isinstance(error, _PUSHED_BACK):
-        return told
+    metadata = ((ERROR_KIND, kind),) if kind else ()
+    if not isinstance(error, _RETRY_LATER):
+        return metadata
     return (
-        *told,
+        *metadata,
         ("retry-after-s", f"{error.retry_after_s:.3f}"),
         ("grpc-retry-pushback-ms", str(ceil(error.retry_after_s * 1000))),
     )

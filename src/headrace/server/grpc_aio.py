@@ -1,4 +1,4 @@
-"""gRPC carried by grpc.aio, the default. The one door to grpcio (extra `grpc`)."""
+"""The default gRPC transport: grpc.aio. In the server, only this module imports grpcio."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from typing_extensions import override
+
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.server.errors import grpc_status, trailing_metadata
-from headrace.server.grpc_contract import Method, Stream, Unary
+from headrace.server.grpc_contract import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.server.grpc_service import GrpcService
+from headrace.server.listener import Listener
 
 try:
     import grpc as _grpc
@@ -18,7 +21,7 @@ try:
 except ImportError as _error:
     raise MissingExtraError("grpc", "serving over gRPC") from _error
 
-grpc: Any = _grpc  # it carries no types
+grpc: Any = _grpc  # grpcio has no type annotations
 aio: Any = _aio
 
 _CODES: Final[dict[int, Any]] = {code.value[0]: code for code in grpc.StatusCode}
@@ -26,7 +29,7 @@ _CODES: Final[dict[int, Any]] = {code.value[0]: code for code in grpc.StatusCode
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files of a server's certificate chain and its key, and of the authority whose clients are let in, if any."""
+    """The PEM files of a server: certificate chain, key, and the authority of client certificates."""
 
     certificate: Path
     key: Path
@@ -35,19 +38,20 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class GrpcAioSettings:
-    """Of the listener.
+    """The settings of a gRPC listener.
 
     Attributes:
-        host: Where to listen; ``0.0.0.0`` or ``::`` is everywhere.
-        port: 0 takes any that is free.
-        tls: None speaks plain HTTP/2.
-        message_bytes_max: Of one message, both ways.
-        calls_max: Calls at once on all connections; more are turned away with RESOURCE_EXHAUSTED.
-        streams_max: Calls at once on one connection; a client keeps more to itself until one ends. Under load grpc's core
-            keeps as many cancelled calls, some 14 KB each.
-        keepalive_s: After how long without a word from a client it is asked whether it is still there.
-        keepalive_timeout_s: How long it has to answer.
-        ping_interval_min_s: A client that pings more often than this is disconnected.
+        host: The address to listen on; ``0.0.0.0`` and ``::`` mean all addresses.
+        port: The port; 0 takes a free one.
+        tls: The TLS files; None means plain HTTP/2.
+        message_bytes_max: The maximum size of a message, in both directions.
+        calls_max: The maximum number of concurrent calls. Further calls fail with RESOURCE_EXHAUSTED.
+        streams_max: The maximum number of concurrent calls of one connection. The client holds further
+            calls back. Under load, grpc's core keeps as many cancelled calls, about 14 KB each.
+        keepalive_s: The seconds of silence after which a client is pinged.
+        keepalive_timeout_s: The seconds that a pinged client has to respond.
+        ping_interval_min_s: The minimum seconds between pings of a client; a faster client is
+            disconnected.
     """
 
     host: str = "127.0.0.1"
@@ -73,12 +77,14 @@ class GrpcAioSettings:
                 raise ConfigError(f"{name} of the gRPC listener must be more than 0")
 
 
-class GrpcAioServer:
-    """A listener of one service. Start and stop it on one event loop; stopping twice, or before it began, is no error.
+class GrpcAioServer(Listener):
+    """A gRPC listener. Start and stop it in one event loop.
+
+    A second `stop`, or a `stop` before `start`, does nothing.
 
     Args:
-        service: What answers.
-        settings: Where to listen, and bounds.
+        service: The methods.
+        settings: The address and the limits.
     """
 
     def __init__(self, service: GrpcService, settings: GrpcAioSettings | None = None) -> None:
@@ -86,17 +92,17 @@ class GrpcAioServer:
         self._settings = settings or GrpcAioSettings()
         self._server: Any = None
         self.port = 0
-        """The port that is listened on; 0 before the start."""
+        """The port of the open listener; 0 before the start."""
 
     @property
+    @override
     def address(self) -> str:
-        """Where it listens; the port is 0 before the start where any was asked for."""
         host = self._settings.host
         scheme = "grpc" if self._settings.tls is None else "grpcs"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port or self._settings.port}"
 
+    @override
     async def start(self) -> None:
-        """Listen; ConfigError when the address is taken, or a TLS file cannot be used."""
         settings = self._settings
         server = aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max)
         server.add_generic_rpc_handlers((_Handlers(self._service.methods()),))
@@ -109,13 +115,13 @@ class GrpcAioServer:
                 port = server.add_secure_port(address, _credentials(settings.tls))
         except RuntimeError as error:
             raise ConfigError(
-                f"gRPC cannot listen on {address}: {error}. Is the port taken? Choose another"
+                f"gRPC cannot listen on {address}: {error}; if the port is in use, choose another"
             ) from error
         await server.start()
         self._server, self.port = server, port
 
+    @override
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more calls, give those that run `grace_s` seconds, then cancel them."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -129,9 +135,9 @@ def _options(settings: GrpcAioSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.message_bytes_max),
         ("grpc.max_send_message_length", settings.message_bytes_max),
         ("grpc.max_concurrent_streams", settings.streams_max),
-        # Its records of every call are read by nobody here, and cost a twentieth of one.
+        # Nothing here reads channelz records, and they cost a twentieth of a call.
         ("grpc.enable_channelz", 0),
-        # Else a second server on the same port would silently get half of the calls.
+        # Without this, a second server on the same port would silently get half of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
@@ -152,16 +158,16 @@ def _credentials(tls: Tls) -> Any:
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Finds a method by its path."""
+    """The lookup of methods by path."""
 
-    def __init__(self, methods: dict[str, Method]) -> None:
+    def __init__(self, methods: dict[str, GrpcMethod]) -> None:
         self._handlers = {path: _handler(method) for path, method in methods.items()}
 
     def service(self, handler_call_details: Any) -> Any:
         return self._handlers.get(handler_call_details.method)
 
 
-class _AioCall:
+class _AioCall(GrpcCall):
     __slots__ = ("_context",)
 
     def __init__(self, context: Any) -> None:
@@ -177,34 +183,35 @@ class _AioCall:
         return self._context.time_remaining()
 
 
-def _handler(method: Method) -> Any:
-    # Without serializers: messages stay bytes until the service reads them.
+def _handler(method: GrpcMethod) -> Any:
+    # There are no serializers: messages stay bytes until the service parses them.
     if method.unary is not None:
         return grpc.unary_unary_rpc_method_handler(_unary(method.unary))
     assert method.stream is not None
     return grpc.stream_stream_rpc_method_handler(_stream(method.stream))
 
 
-def _unary(answer: Unary) -> Callable[[bytes, Any], Any]:
+def _unary(handler: UnaryHandler) -> Callable[[bytes, Any], Any]:
     async def handle(request: bytes, context: Any) -> bytes | None:
         try:
-            reply = answer(_AioCall(context), request)
-            return reply if isinstance(reply, bytes) else await reply
+            response = handler(_AioCall(context), request)
+            return response if isinstance(response, bytes) else await response
         except Exception as error:  # noqa: BLE001 - every error has a status
             await _abort(context, error)
 
     return handle
 
 
-def _stream(answer: Stream) -> Callable[[AsyncIterator[bytes], Any], Any]:
-    # A coroutine that writes, no generator: of those grpcio asks each message one by one.
+def _stream(handler: StreamHandler) -> Callable[[AsyncIterator[bytes], Any], Any]:
+    # A coroutine that writes is faster than a generator, from which grpcio takes messages one by
+    # one.
     async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
         write = context.write
         try:
-            # The next answers are asked for when these are on their way.
-            async with aclosing(answer(_AioCall(context), requests)) as answers:
-                async for messages in answers:
-                    for message in messages:
+            # The next messages are requested after these are written.
+            async with aclosing(handler(_AioCall(context), requests)) as batches:
+                async for batch in batches:
+                    for message in batch:
                         await write(message)
         except asyncio.CancelledError:
             raise

@@ -1,6 +1,7 @@
-"""gRPC carried by an ASGI server that speaks HTTP/2 with trailers, such as uvicorn with zttp: one port beside REST.
+"""gRPC over an ASGI server that supports HTTP/2 trailers, such as uvicorn with zttp.
 
-An alternative to `grpc_aio`, over the same methods. It needs the ASGI extension ``http.response.trailers``.
+gRPC and REST can share a port. It is an alternative to `grpc_aio` over the same methods. It needs
+the ASGI extension ``http.response.trailers``.
 """
 
 import asyncio
@@ -14,20 +15,21 @@ from urllib.parse import quote
 
 from headrace.core.errors import DataError, DeadlineError, LimitError, UnsupportedError
 from headrace.server.errors import GrpcCode, grpc_status, trailing_metadata
-from headrace.server.grpc_contract import Method
+from headrace.server.grpc_contract import GrpcCall, GrpcMethod
 from headrace.server.grpc_service import GrpcService
+from headrace.server.http import AsgiReceive, AsgiSend
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 CONTENT_TYPE: Final = b"application/grpc"
 BUFFER_BYTES_MAX: Final = 64 << 10
-"""Read ahead of whoever takes a stream's messages."""
+"""The maximum size of the read-ahead buffer of a stream."""
 
 _TRAILERS: Final = "http.response.trailers"
 _PREFIX: Final = struct.Struct(">?I")
 _TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
-# What a status message may hold as it is: printable ASCII but for the percent sign.
+# A status message is printable ASCII, except for the percent sign; other bytes are quoted.
 _UNQUOTED: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
 _OK_TRAILERS: Final = ((b"grpc-status", str(GrpcCode.OK.value).encode()),)
 _HEADERS: Final = (
@@ -35,100 +37,101 @@ _HEADERS: Final = (
     (b"grpc-accept-encoding", b"identity,gzip,deflate"),
 )
 
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
-
 
 class GrpcAsgi:
-    """An ASGI application that answers gRPC calls.
+    """An ASGI application for gRPC calls.
 
     Args:
-        service: What answers.
-        fallback: What answers requests that are not gRPC, such as the REST application; None refuses them with 415.
-        message_bytes_max: Of one message that arrives, also after it was uncompressed.
+        service: The methods.
+        fallback: The application for requests that are not gRPC, such as REST; None refuses them (415).
+        message_bytes_max: The maximum size of a received message, compressed and decompressed.
     """
 
     def __init__(
         self,
         service: GrpcService,
         *,
-        fallback: Callable[[Any, Receive, Send], Awaitable[None]] | None = None,
+        fallback: Callable[[Any, AsgiReceive, AsgiSend], Awaitable[None]] | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         self._methods = service.methods()
         self._fallback = fallback
         self._message_bytes_max = message_bytes_max
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+    async def __call__(self, scope: Any, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Handle one ASGI connection."""
         if scope["type"] == "http":
             headers = dict(reversed(scope["headers"]))
             if headers.get(b"content-type", b"").startswith(CONTENT_TYPE):
-                await self._answer(scope, headers, receive, send)
+                await self._respond(scope, headers, receive, send)
                 return
         if self._fallback is not None:
             await self._fallback(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 415, "headers": []})
-            await send({"type": "http.response.body", "body": b"this port speaks gRPC"})
+            await send({"type": "http.response.body", "body": b"this port serves only gRPC"})
 
-    async def _answer(self, scope: Any, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+    async def _respond(
+        self, scope: Any, headers: dict[bytes, bytes], receive: AsgiReceive, send: AsgiSend
+    ) -> None:
         if _TRAILERS not in scope.get("extensions", {}):
             await send({"type": "http.response.start", "status": 505, "headers": []})
-            await send({"type": "http.response.body", "body": b"gRPC needs HTTP/2 and its trailers"})
+            await send({"type": "http.response.body", "body": b"gRPC needs HTTP/2 with trailers"})
             return
         await send(
             {"type": "http.response.start", "status": 200, "headers": _HEADERS, "trailers": True},
         )
         messages = _Messages(receive, headers.get(b"grpc-encoding", b"identity"), self._message_bytes_max)
         error: BaseException | None = None
-        patience = asyncio.timeout(None)
+        deadline = asyncio.timeout(None)
         try:
             call = _AsgiCall(headers)
-            async with patience:
-                patience.reschedule(call.until)
+            async with deadline:
+                deadline.reschedule(call.until)
                 await self._run(self._methods.get(scope["path"]), call, messages, send)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not messages.caller_is_gone or task is None or task.uncancel() > 0:
+            if not messages.client_disconnected or task is None or task.uncancel() > 0:
                 raise
             return
         except Exception as caught:  # noqa: BLE001 - every error has a status
-            error = DeadlineError("the deadline of the call has passed") if patience.expired() else caught
+            error = DeadlineError("the deadline of the call has passed") if deadline.expired() else caught
         finally:
             messages.close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         await send({"type": "http.response.trailers", "headers": _trailers(error)})
 
-    async def _run(self, method: Method | None, call: "_AsgiCall", messages: "_Messages", send: Send) -> None:
+    async def _run(
+        self, method: GrpcMethod | None, call: "_AsgiCall", messages: "_Messages", send: AsgiSend
+    ) -> None:
         if method is None:
-            raise UnsupportedError("there is no such gRPC method here")
+            raise UnsupportedError("unknown gRPC method")
         if method.unary is not None:
             request = await anext(messages, None)
             if request is None:
                 raise DataError("the call has no request message")
             messages.watch()
-            answer = method.unary(call, request)
-            if not isinstance(answer, bytes):
-                answer = await answer
-            await send({"type": "http.response.body", "body": _framed(answer), "more_body": True})
+            response = method.unary(call, request)
+            if not isinstance(response, bytes):
+                response = await response
+            await send({"type": "http.response.body", "body": _framed(response), "more_body": True})
             return
         assert method.stream is not None
         messages.watch()
-        async with aclosing(method.stream(call, messages)) as answers:
-            async for some in answers:
-                body = b"".join(map(_framed, some))
+        async with aclosing(method.stream(call, messages)) as batches:
+            async for batch in batches:
+                body = b"".join(map(_framed, batch))
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-class _AsgiCall:
+class _AsgiCall(GrpcCall):
     __slots__ = ("_headers", "until")
 
     def __init__(self, headers: dict[bytes, bytes]) -> None:
         self._headers = headers
         limit_s = timeout_s(headers.get(b"grpc-timeout"))
         self.until = None if limit_s is None else _now() + limit_s
-        """On the event loop's clock."""
+        """The deadline on the clock of the event loop, or None."""
 
     def metadata(self, key: str) -> str | None:
         value = self._headers.get(key.encode())
@@ -143,24 +146,29 @@ def _now() -> float:
 
 
 def timeout_s(value: bytes | None) -> float | None:
-    """The value of a ``grpc-timeout`` header in seconds; DataError unless it is up to eight digits and a unit."""
+    """Return the seconds of a ``grpc-timeout`` header.
+
+    Raises:
+        DataError: The value is not a number of up to eight digits with a unit.
+    """
     if value is None:
         return None
     found = _TIMEOUT.fullmatch(value.decode("latin-1"))
     if found is None:
-        raise DataError(f"grpc-timeout is a number and a unit, not {value[:40]!r}")
+        raise DataError(f"grpc-timeout must be a number and a unit, not {value[:40]!r}")
     return int(found[1]) * _UNITS_S[found[2]]
 
 
 class _Messages:
-    """The messages of one call, as they arrive; cancels the task that made it when the caller goes.
+    """The received messages of one call.
 
-    A unary call reads its message by itself, then watches for the caller to go. A stream watches from its begin:
-    then at most one message, or BUFFER_BYTES_MAX, is read ahead of whoever iterates. While that much waits, nobody
-    listens, and a caller who goes is noticed late.
+    A disconnect of the client cancels the task that created the object. A unary call reads its
+    message itself and then watches the connection. A stream watches from the start: it reads ahead
+    at most one message, or BUFFER_BYTES_MAX. While the buffer is full, nothing reads the
+    connection, so a disconnect is noticed late.
     """
 
-    def __init__(self, receive: Receive, encoding: bytes, message_bytes_max: int) -> None:
+    def __init__(self, receive: AsgiReceive, encoding: bytes, message_bytes_max: int) -> None:
         self._receive = receive
         self._encoding = encoding
         self._bytes_max = message_bytes_max
@@ -168,32 +176,32 @@ class _Messages:
         self._more = True
         self._owner = asyncio.current_task()
         self._watching: asyncio.Task[None] | None = None
-        self._moved = asyncio.Event()
-        self.caller_is_gone = False
+        self._changed = asyncio.Event()
+        self.client_disconnected = False
 
     def watch(self) -> None:
-        """From now on, read in a task of its own."""
+        """Read in a separate task from now on."""
         self._watching = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop the reading task."""
         if self._watching is not None:
             self._watching.cancel()
 
     async def _watch(self) -> None:
-        while not self.caller_is_gone:
-            while len(self._buffer) > BUFFER_BYTES_MAX and self._is_enough():
-                self._moved.clear()
-                await self._moved.wait()
+        while not self.client_disconnected:
+            while len(self._buffer) > BUFFER_BYTES_MAX and self._has_message_or_error():
+                self._changed.clear()
+                await self._changed.wait()
             await self._read()
-            self._moved.set()
+            self._changed.set()
         if self._owner is not None:
             self._owner.cancel()
 
     async def _read(self) -> None:
         event = await self._receive()
         if event["type"] == "http.disconnect":
-            self._more, self.caller_is_gone = False, True
+            self._more, self.client_disconnected = False, True
             return
         self._buffer += event.get("body", b"")
         self._more = event.get("more_body", False)
@@ -202,7 +210,7 @@ class _Messages:
         return self
 
     async def __anext__(self) -> bytes:
-        while not self._head_is_whole():
+        while not self._has_message():
             if not self._more:
                 if self._buffer:
                     raise DataError("the request ends inside a message")
@@ -210,23 +218,27 @@ class _Messages:
             if self._watching is None:
                 await self._read()
             else:
-                self._moved.clear()
-                await self._moved.wait()
+                self._changed.clear()
+                await self._changed.wait()
         compressed, size = _PREFIX.unpack_from(self._buffer)
         end = _PREFIX.size + size
         message = bytes(memoryview(self._buffer)[_PREFIX.size : end])
         del self._buffer[:end]
-        self._moved.set()
+        self._changed.set()
         return _uncompressed(message, self._encoding, self._bytes_max) if compressed else message
 
-    def _is_enough(self) -> bool:
+    def _has_message_or_error(self) -> bool:
         try:
-            return self._head_is_whole()
-        except LimitError:  # raised where messages are taken
+            return self._has_message()
+        except LimitError:  # `__anext__` raises this error
             return True
 
-    def _head_is_whole(self) -> bool:
-        """Whether the next message is all there; LimitError as soon as it is known to be too large."""
+    def _has_message(self) -> bool:
+        """Return True if the next message is complete.
+
+        Raises:
+            LimitError: The next message is too large, as soon as its size is known.
+        """
         if len(self._buffer) < _PREFIX.size:
             return False
         size: int = _PREFIX.unpack_from(self._buffer)[1]
@@ -252,7 +264,7 @@ def _uncompressed(data: bytes, encoding: bytes, bytes_max: int) -> bytes:
 
 
 def _too_large(size: int, bytes_max: int) -> LimitError:
-    return LimitError(f"a message of {size} bytes or more; at most {bytes_max} are taken")
+    return LimitError(f"a message has {size} bytes or more; the limit is {bytes_max}")
 
 
 def _framed(message: bytes) -> bytes:

@@ -1,34 +1,39 @@
-"""What a carrier of gRPC calls and the methods that answer them know of each other."""
+"""The contract between gRPC transports and the methods that they call."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 
-class Call(Protocol):
-    """One call, as its carrier knows it."""
+class GrpcCall(Protocol):
+    """One call, as its transport sees it."""
+
+    __slots__ = ()
 
     def metadata(self, key: str) -> str | None:
-        """The first value of a lower-case key; None where there is none."""
+        """Return the first value of a lower-case key, or None."""
         ...
 
     def remaining_s(self) -> float | None:
-        """Seconds until the caller stops waiting; None when it waits for ever."""
+        """Return the seconds until the deadline of the call, or None without a deadline."""
         ...
 
 
-Unary = Callable[[Call, bytes], bytes | Awaitable[bytes]]
-"""Gives the answer at once where nothing has to be waited for: a coroutine costs as much as a fast model."""
-Stream = Callable[[Call, AsyncIterator[bytes]], AsyncGenerator[Sequence[bytes], None]]
-"""Gives the messages that are there at once together: what passes them on does so once for many."""
+UnaryHandler = Callable[[GrpcCall, bytes], bytes | Awaitable[bytes]]
+"""A handler that returns a response, or an awaitable only if it has to wait: a coroutine costs as
+much as a fast model.
+"""
+StreamHandler = Callable[[GrpcCall, AsyncIterator[bytes]], AsyncGenerator[Sequence[bytes], None]]
+"""A handler that yields batches of messages. A batch has all messages that are ready."""
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """What answers a path: exactly one of `unary` and `stream`. Both take and give the bytes of messages.
+class GrpcMethod:
+    """The handler of a path: exactly one of `unary` and `stream`.
 
-    Whoever iterates a stream closes it. What is raised becomes a status through `errors`.
+    Both take and return encoded messages. The transport closes the stream that it iterates.
+    Exceptions become statuses; see `errors`.
     """
 
-    unary: Unary | None = None
-    stream: Stream | None = None
+    unary: UnaryHandler | None = None
+    stream: StreamHandler | None = None

@@ -1,7 +1,7 @@
-"""Every gRPC method over a dataplane, in one table, whatever carries the calls.
+"""All gRPC methods over a dataplane in one table, independent of the transport.
 
-A carrier (`grpc_aio`, `grpc_asgi`) looks a `Method` up by its path, runs it, and turns what it raises into a status.
-Cancelling the task that runs a method cancels the model's work.
+A transport (`grpc_aio`, `grpc_asgi`) looks a `GrpcMethod` up by its path, runs it, and maps its
+exceptions to a status. Cancelling the task of a method cancels the work of the model.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 from headrace.core.errors import UnsupportedError
 from headrace.protocols.oip_grpc import repository
-from headrace.protocols.oip_grpc.messages import message_class, parsed
+from headrace.protocols.oip_grpc.messages import message_class, parse_message
 from headrace.protocols.oip_grpc.reflection import Reflection
 from headrace.protocols.oip_grpc.schema import (
     INFERENCE,
@@ -18,21 +18,21 @@ from headrace.protocols.oip_grpc.schema import (
     REFLECTION_V1ALPHA,
     REPOSITORY,
 )
-from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
-from headrace.server.grpc_contract import Call, Method, Stream, Unary
-from headrace.server.grpc_health import Health
-from headrace.server.grpc_inference import Inference
-from headrace.server.grpc_observed import observed
-from headrace.server.grpc_streams import InferenceStreams, StreamSettings
+from headrace.server.grpc_contract import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
+from headrace.server.grpc_health import GrpcHealth
+from headrace.server.grpc_inference import GrpcInference
+from headrace.server.grpc_observation import observe_methods
+from headrace.server.grpc_streams import GrpcStreamSettings, InferenceStreams
 from headrace.server.observation import Observer, Observers
+from headrace.server.response_counters import ResponseCounters
 from headrace.server.security import Access, Role
 
 INFERENCE_SERVICE: Final = "inference.GRPCInferenceService"
 REPOSITORY_SERVICE: Final = "inference.model_repository.ModelRepositoryService"
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 
-_NOT_OFFERED: Final = {
+_UNSUPPORTED: Final = {
     "SystemSharedMemoryStatus": "shared memory is not offered: send tensors in raw_input_contents",
     "SystemSharedMemoryRegister": "shared memory is not offered: send tensors in raw_input_contents",
     "SystemSharedMemoryUnregister": "shared memory is not offered: send tensors in raw_input_contents",
@@ -45,15 +45,16 @@ _NOT_OFFERED: Final = {
 
 
 class GrpcService:
-    """The Open Inference Protocol with MLServer's and Triton's additions, health and reflection.
+    """The Open Inference Protocol with additions of MLServer and Triton, health and reflection.
 
     Args:
-        dataplane: What answers.
-        access: Asked at the begin of every call; None lets everybody do everything.
-        streams: Dialect and bounds of streams.
-        health_poll_s: How soon a health watch notices a change.
-        now: Monotonic seconds, on the dataplane's clock.
-        observers: Told of every call, as those of `RestApp` are; None: nothing is observed. `answers` counts either way.
+        dataplane: The models.
+        access: The access rules, checked at the begin of every call; None allows everything.
+        streams: The response format and the limits of streams.
+        health_poll_s: The interval in seconds at which a health watch looks for a change.
+        now: Monotonic seconds of the dataplane's clock.
+        observers: The observers of every call, as in `RestApp`; None observes nothing. Calls are counted
+            in either case.
     """
 
     def __init__(
@@ -61,28 +62,30 @@ class GrpcService:
         dataplane: Dataplane,
         *,
         access: Access | None = None,
-        streams: StreamSettings | None = None,
+        streams: GrpcStreamSettings | None = None,
         health_poll_s: float = 1.0,
         now: Callable[[], float] = time.monotonic,
         observers: Sequence[Observer] | None = None,
     ) -> None:
-        self.answers = Answers("grpc")
+        self.response_counters = ResponseCounters("grpc")
         self._observers = None if observers is None else Observers(observers)
         self._now = now
-        settings = streams or StreamSettings()
+        settings = streams or GrpcStreamSettings()
         self._dataplane = dataplane
-        self._inference = Inference(dataplane, access, now)
+        self._inference = GrpcInference(dataplane, access, now)
         self._streams = InferenceStreams(self._inference, settings)
-        self._health = Health(self._inference, (INFERENCE_SERVICE, REPOSITORY_SERVICE), poll_s=health_poll_s)
+        self._health = GrpcHealth(
+            self._inference, (INFERENCE_SERVICE, REPOSITORY_SERVICE), poll_s=health_poll_s
+        )
         self._wrapped_streams = settings.dialect == "triton"
 
     def drain(self) -> None:
-        """Tell whoever asks for the health that the server stops; watches end."""
+        """Report in health checks that the server stops. Watches end."""
         self._health.drain()
 
-    def methods(self) -> dict[str, Method]:
-        """Every method by its path, such as ``/inference.GRPCInferenceService/ModelInfer``."""
-        table: dict[str, dict[str, Unary]] = {
+    def methods(self) -> dict[str, GrpcMethod]:
+        """Return every method by its path, such as ``/inference.GRPCInferenceService/ModelInfer``."""
+        table: dict[str, dict[str, UnaryHandler]] = {
             INFERENCE_SERVICE: {
                 "ModelInfer": self._inference.model_infer,
                 "ServerLive": self._server_live,
@@ -93,12 +96,12 @@ class GrpcService:
                 "ModelConfig": self._model_config,
                 "ModelStatistics": self._model_statistics,
                 **_repository_methods(self._dataplane, self._inference, INFERENCE.package),
-                **{name: _refusal(why) for name, why in _NOT_OFFERED.items()},
+                **{name: _unsupported_method(why) for name, why in _UNSUPPORTED.items()},
             },
             REPOSITORY_SERVICE: _repository_methods(self._dataplane, self._inference, REPOSITORY.package),
             HEALTH_SERVICE: {"Check": self._health.check, "List": self._health.list},
         }
-        streams: dict[str, Stream] = {
+        streams: dict[str, StreamHandler] = {
             f"/{INFERENCE_SERVICE}/ModelStreamInfer": self._streams.model_stream_infer,
             f"/{HEALTH_SERVICE}/Watch": self._health.watch,
         }
@@ -106,56 +109,56 @@ class GrpcService:
             path = f"/{file.package}.ServerReflection/ServerReflectionInfo"
             streams[path] = self._reflection(Reflection(file.package, wrapped_streams=self._wrapped_streams))
         methods = {
-            f"/{service}/{name}": Method(unary=unary)
+            f"/{service}/{name}": GrpcMethod(unary=unary)
             for service, unaries in table.items()
             for name, unary in unaries.items()
         }
-        methods |= {path: Method(stream=stream) for path, stream in streams.items()}
-        return observed(methods, self.answers, self._observers, self._now)
+        methods |= {path: GrpcMethod(stream=stream) for path, stream in streams.items()}
+        return observe_methods(methods, self.response_counters, self._observers, self._now)
 
-    # Probes have no key: these three need none.
+    # Probes have no key, so these three methods need none.
 
-    async def _server_live(self, _call: Call, _: bytes) -> bytes:
+    async def _server_live(self, _call: GrpcCall, _: bytes) -> bytes:
         return _LIVE(live=self._dataplane.live()).SerializeToString()
 
-    async def _server_ready(self, _call: Call, _: bytes) -> bytes:
+    async def _server_ready(self, _call: GrpcCall, _: bytes) -> bytes:
         return _READY(ready=self._dataplane.ready()).SerializeToString()
 
-    async def _model_ready(self, _: Call, data: bytes) -> bytes:
-        asked = parsed(_MODEL_READY_REQUEST, data)
-        ready = self._dataplane.model_ready(asked.name, asked.version)
+    async def _model_ready(self, _: GrpcCall, data: bytes) -> bytes:
+        request = parse_message(_MODEL_READY_REQUEST, data)
+        ready = self._dataplane.model_ready(request.name, request.version)
         return _MODEL_READY(ready=ready).SerializeToString()
 
-    async def _server_metadata(self, call: Call, _: bytes) -> bytes:
+    async def _server_metadata(self, call: GrpcCall, _: bytes) -> bytes:
         self._inference.check(call)
         plane = self._dataplane
         return repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
 
-    async def _model_metadata(self, call: Call, data: bytes) -> bytes:
+    async def _model_metadata(self, call: GrpcCall, data: bytes) -> bytes:
         self._inference.check(call)
-        asked = parsed(_METADATA_REQUEST, data)
-        metadata = self._dataplane.metadata(asked.name, asked.version)
-        return repository.encode_metadata(metadata, self._dataplane.versions(asked.name))
+        request = parse_message(_METADATA_REQUEST, data)
+        metadata = self._dataplane.metadata(request.name, request.version)
+        return repository.encode_metadata(metadata, self._dataplane.versions(request.name))
 
-    async def _model_config(self, call: Call, data: bytes) -> bytes:
+    async def _model_config(self, call: GrpcCall, data: bytes) -> bytes:
         self._inference.check(call)
-        asked = parsed(_CONFIG_REQUEST, data)
-        return repository.encode_config(self._dataplane.metadata(asked.name, asked.version))
+        request = parse_message(_CONFIG_REQUEST, data)
+        return repository.encode_config(self._dataplane.metadata(request.name, request.version))
 
-    async def _model_statistics(self, call: Call, data: bytes) -> bytes:
+    async def _model_statistics(self, call: GrpcCall, data: bytes) -> bytes:
         self._inference.check(call)
-        asked = parsed(_STATISTICS_REQUEST, data)
-        return repository.encode_statistics(self._dataplane.statistics(asked.name, asked.version))
+        request = parse_message(_STATISTICS_REQUEST, data)
+        return repository.encode_statistics(self._dataplane.statistics(request.name, request.version))
 
-    def _reflection(self, reflection: Reflection) -> Stream:
-        async def answers(
-            call: Call, messages: AsyncIterator[bytes]
+    def _reflection(self, reflection: Reflection) -> StreamHandler:
+        async def responses(
+            call: GrpcCall, messages: AsyncIterator[bytes]
         ) -> AsyncGenerator[Sequence[bytes], None]:
             self._inference.check(call)
             async for message in messages:
-                yield (reflection.answer(message),)
+                yield (reflection.respond(message),)
 
-        return answers
+        return responses
 
 
 _LIVE: Any = message_class("ServerLiveResponse")
@@ -167,8 +170,10 @@ _CONFIG_REQUEST: Any = message_class("ModelConfigRequest")
 _STATISTICS_REQUEST: Any = message_class("ModelStatisticsRequest")
 
 
-def _repository_methods(dataplane: Dataplane, inference: Inference, package: str) -> dict[str, Unary]:
-    """The three methods that two services have, each with messages of its own package."""
+def _repository_methods(
+    dataplane: Dataplane, inference: GrpcInference, package: str
+) -> dict[str, UnaryHandler]:
+    """Return the three methods that two services share, with the messages of one package."""
     index_request, load_request, unload_request, load_response, unload_response = (
         message_class(f"Repository{name}", package=package)
         for name in (
@@ -180,28 +185,30 @@ def _repository_methods(dataplane: Dataplane, inference: Inference, package: str
         )
     )
 
-    async def index(call: Call, data: bytes) -> bytes:
+    async def index(call: GrpcCall, data: bytes) -> bytes:
         inference.check(call, Role.ADMIN)
-        return repository.encode_index(dataplane.index(ready=parsed(index_request, data).ready), package)
+        return repository.encode_index(
+            dataplane.index(ready=parse_message(index_request, data).ready), package
+        )
 
-    async def load(call: Call, data: bytes) -> bytes:
+    async def load(call: GrpcCall, data: bytes) -> bytes:
         inference.check(call, Role.ADMIN)
-        asked = parsed(load_request, data)
-        name = repository.named_model(asked)
-        await dataplane.load(name, repository.load_parameters(asked))
+        request = parse_message(load_request, data)
+        name = repository.requested_model(request)
+        await dataplane.load(name, repository.load_parameters(request))
         return load_response(model_name=name, isLoaded=True).SerializeToString()
 
-    async def unload(call: Call, data: bytes) -> bytes:
+    async def unload(call: GrpcCall, data: bytes) -> bytes:
         inference.check(call, Role.ADMIN)
-        name = repository.named_model(parsed(unload_request, data))
+        name = repository.requested_model(parse_message(unload_request, data))
         await dataplane.unload(name)
         return unload_response(model_name=name, isUnloaded=True).SerializeToString()
 
     return {"RepositoryIndex": index, "RepositoryModelLoad": load, "RepositoryModelUnload": unload}
 
 
-def _refusal(why: str) -> Unary:
-    async def refuse(_: Call, __: bytes) -> NoReturn:
+def _unsupported_method(why: str) -> UnaryHandler:
+    async def refuse(_: GrpcCall, __: bytes) -> NoReturn:
         raise UnsupportedError(why)
 
     return refuse

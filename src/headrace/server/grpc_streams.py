@@ -1,8 +1,9 @@
-"""ModelStreamInfer: one path, two dialects.
+"""The method ModelStreamInfer in two response formats ("dialects").
 
-MLServer's: the first message says which model, errors end the call. Triton's: every message is a request of its own,
-for any model, answered when it is done, and its error is one more answer. The two answer with messages that no client
-could tell apart by looking, so the caller (call metadata) or the listener (a setting) chooses.
+MLServer: the first message names the model, and an error ends the call. Triton: every message is a
+separate request to any model. Its responses are sent when they are ready, and an error is one more
+response. A client cannot tell the two message types apart, so call metadata or a setting of the
+listener selects the format.
 """
 
 import asyncio
@@ -13,201 +14,216 @@ from typing import Final, Literal
 
 from headrace.core.errors import ConfigError, DataError, SequenceError
 from headrace.core.tensor import InferRequest, InferResponse
-from headrace.protocols.oip_grpc.requests import WireRequest
-from headrace.protocols.oip_grpc.responses import encode_stream_error, wrapped
+from headrace.protocols.oip_grpc.requests import GrpcWireRequest
+from headrace.protocols.oip_grpc.responses import encode_stream_error, wrap_stream_response
 from headrace.server.errors import ERROR_KIND, status_of
-from headrace.server.grpc_contract import Call
-from headrace.server.grpc_inference import Inference
+from headrace.server.grpc_contract import GrpcCall
+from headrace.server.grpc_inference import GrpcInference
 
 StreamDialect = Literal["mlserver", "triton"]
 
 DIALECT_KEY: Final = "headrace-stream-dialect"
-"""Call metadata that chooses the dialect of one stream."""
+"""The key of the call metadata that selects the format of one stream."""
 CANCEL_NOTICE_S: Final = 0.005
-"""Carriers say that messages have ended when their call is cancelled, and of the cancellation a moment later. To a
-sequence that ends with its stream it makes a difference."""
+"""The seconds between the end of the messages of a cancelled call and the cancellation. gRPC
+transports report the end first, and a sequence that ends with its stream must know the difference.
+"""
 GRPC_ERROR_KEY: Final = "triton_grpc_error"
-"""Call metadata by which a Triton client asks that an error ends the stream with a status."""
+"""The key of the call metadata by which a Triton client requests that an error ends the stream."""
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """Of streams.
+class GrpcStreamSettings:
+    """The settings of gRPC streams.
 
-    `requests_max` bounds the requests of one Triton stream that are worked on at once, `answers_max` those of its
-    answers that wait to be sent.
+    In a Triton stream, `requests_max` limits the concurrent requests and `responses_max` the
+    responses that wait to be sent.
     """
 
     dialect: StreamDialect = "mlserver"
     requests_max: int = 64
-    answers_max: int = 16
+    responses_max: int = 16
 
     def __post_init__(self) -> None:
         if self.dialect not in ("mlserver", "triton"):
-            raise ConfigError(f"a stream dialect is mlserver or triton, not {self.dialect!r}")
-        if min(self.requests_max, self.answers_max) < 1:
+            raise ConfigError(f"the stream dialect must be mlserver or triton, not {self.dialect!r}")
+        if min(self.requests_max, self.responses_max) < 1:
             raise ConfigError("requests_max and answers_max of streams must be at least 1")
 
 
 class InferenceStreams:
-    """ModelStreamInfer in both dialects."""
+    """The method ModelStreamInfer in both formats."""
 
-    def __init__(self, inference: Inference, settings: StreamSettings) -> None:
+    def __init__(self, inference: GrpcInference, settings: GrpcStreamSettings) -> None:
         self._inference = inference
         self._settings = settings
 
     def model_stream_infer(
-        self, call: Call, messages: AsyncIterator[bytes]
+        self, call: GrpcCall, messages: AsyncIterator[bytes]
     ) -> AsyncGenerator[Sequence[bytes], None]:
-        """Answer one stream, in the dialect that it asks for, or else in the listener's."""
+        """Handle one stream in the format that its metadata or the listener selects."""
         self._inference.check(call)
         if self._dialect(call) == "triton":
-            return _TritonStream(self._inference, self._settings, call).answers(messages)
-        return _mlserver_answers(self._inference, self._settings, call, messages)
+            return _TritonStream(self._inference, self._settings, call).response_batches(messages)
+        return _mlserver_responses(self._inference, self._settings, call, messages)
 
-    def _dialect(self, call: Call) -> str:
+    def _dialect(self, call: GrpcCall) -> str:
         chosen = call.metadata(DIALECT_KEY)
         if chosen is None:
             return "triton" if call.metadata(GRPC_ERROR_KEY) else self._settings.dialect
         if chosen not in ("mlserver", "triton"):
-            raise DataError(f"{DIALECT_KEY} is mlserver or triton, not {chosen[:40]!r}")
+            raise DataError(f"{DIALECT_KEY} must be mlserver or triton, not {chosen[:40]!r}")
         return chosen
 
 
-async def _mlserver_answers(
-    inference: Inference, settings: StreamSettings, call: Call, messages: AsyncIterator[bytes]
+async def _mlserver_responses(
+    inference: GrpcInference, settings: GrpcStreamSettings, call: GrpcCall, messages: AsyncIterator[bytes]
 ) -> AsyncGenerator[Sequence[bytes], None]:
     first = await anext(messages, None)
     if first is None:
         return
-    wire = inference.decoded(call, first)
+    wire = inference.decode(call, first)
     if wire.empty_final:
-        # Nobody but a Triton client says this.
-        async with aclosing(_TritonStream(inference, settings, call).answers(messages, wire)) as answers:
-            async for answer in answers:
-                yield answer
+        # Only Triton clients set this parameter.
+        async with aclosing(
+            _TritonStream(inference, settings, call).response_batches(messages, wire)
+        ) as response_batches:
+            async for response in response_batches:
+                yield response
         return
     dataplane = inference.dataplane
     metadata = dataplane.metadata(wire.model, wire.version)
-    requests = _SameModel(inference, call, wire, messages, doubt_s=CANCEL_NOTICE_S if metadata.steps else 0.0)
-    if not metadata.streams:
+    requests = _SingleModelRequests(
+        inference, call, wire, messages, end_delay_s=CANCEL_NOTICE_S if metadata.is_stateful else 0.0
+    )
+    if not metadata.can_stream:
         async for request in requests:
-            yield (inference.encoded(wire, await dataplane.infer(wire.model, wire.version, request)),)
+            yield (inference.encode(wire, await dataplane.infer(wire.model, wire.version, request)),)
         return
     ready: list[bytes] = []
     try:
-        async with aclosing(dataplane.stream_some(wire.model, wire.version, requests)) as answers:
-            async for responses in answers:
+        async with aclosing(
+            dataplane.stream_requests(wire.model, wire.version, requests)
+        ) as response_batches:
+            async for responses in response_batches:
                 ready = []
                 for response in responses:
-                    ready.append(inference.encoded(wire, response))
+                    ready.append(inference.encode(wire, response))
                 yield ready
                 ready = []
     except Exception:
         if ready:
             yield ready
-        # What the model made of a caller's mistake says less than the mistake.
-        requests.raise_mistake()
+        # The malformed message explains the failure better than the error that the model made of
+        # it.
+        requests.raise_message_error()
         raise
-    requests.raise_mistake()
+    requests.raise_message_error()
 
 
-class _SameModel:
-    """The requests of a stream, all for the model of the first.
+class _SingleModelRequests:
+    """The requests of a stream, all for the model of the first one.
 
-    What looks like their end is believed after `doubt_s`: until then it may be that the caller has cancelled.
+    The apparent end of the messages is trusted only after `end_delay_s` seconds, because a
+    cancelled call looks the same until then.
     """
 
     def __init__(
         self,
-        inference: Inference,
-        call: Call,
-        first: WireRequest,
+        inference: GrpcInference,
+        call: GrpcCall,
+        first: GrpcWireRequest,
         messages: AsyncIterator[bytes],
         *,
-        doubt_s: float,
+        end_delay_s: float,
     ) -> None:
-        self._doubt_s = doubt_s
+        self._end_delay_s = end_delay_s
         self._inference = inference
         self._call = call
         self._first = first
         self._messages = messages
-        self._begun = False
-        self._mistake: DataError | None = None
+        self._first_taken = False
+        self._message_error: DataError | None = None
 
-    def raise_mistake(self) -> None:
-        """Raise what was wrong with a message, if any was."""
-        if self._mistake is not None:
-            raise self._mistake
+    def raise_message_error(self) -> None:
+        """Raise the error of a malformed message, if there was one."""
+        if self._message_error is not None:
+            raise self._message_error
 
-    def __aiter__(self) -> "_SameModel":
+    def __aiter__(self) -> "_SingleModelRequests":
         return self
 
     async def __anext__(self) -> InferRequest:
-        if not self._begun:
-            self._begun = True
+        if not self._first_taken:
+            self._first_taken = True
             return self._first.request
-        self.raise_mistake()
+        self.raise_message_error()
         data = await anext(self._messages, None)
         if data is None:
-            if self._doubt_s:
-                await asyncio.sleep(self._doubt_s)
+            if self._end_delay_s:
+                await asyncio.sleep(self._end_delay_s)
             raise StopAsyncIteration
         try:
-            wire = self._inference.decoded(self._call, data)
+            wire = self._inference.decode(self._call, data)
             self._check(wire)
         except DataError as error:
-            self._mistake = error
+            self._message_error = error
             raise
         return wire.request
 
-    def _check(self, wire: WireRequest) -> None:
+    def _check(self, wire: GrpcWireRequest) -> None:
         first = self._first
         if wire.model not in ("", first.model) or wire.version not in ("", first.version):
             raise DataError(
-                f"a stream keeps to the model of its first message, {first.model!r} version {first.version!r}; "
+                f"all messages of a stream must name the model of the first one, {first.model!r} version "
+                f"{first.version!r}; "
                 f"this message names {wire.model!r} version {wire.version!r}"
             )
 
 
-_LATER: Final = object()
+_QUEUE_EMPTY: Final = object()
 
 
 class _TritonStream:
-    """One stream whose messages are requests of their own."""
+    """One stream in Triton's format: every message is a separate request."""
 
-    def __init__(self, inference: Inference, settings: StreamSettings, call: Call) -> None:
+    def __init__(self, inference: GrpcInference, settings: GrpcStreamSettings, call: GrpcCall) -> None:
         self._inference = inference
         self._call = call
         self._errors_end = call.metadata(GRPC_ERROR_KEY) == "true"
-        self._free = asyncio.Semaphore(settings.requests_max)
-        self._answers: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(settings.answers_max)
+        self._request_slots = asyncio.Semaphore(settings.requests_max)
+        self._responses: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(settings.responses_max)
         self._sending = asyncio.Lock()
-        """Held while an answer waits for room: a full queue lets those go first who come while there is some."""
+        """Held while a response waits for the queue. A full queue alone would let newer responses
+        overtake.
+        """
 
-    async def answers(
-        self, messages: AsyncIterator[bytes], first: WireRequest | None = None
+    async def response_batches(
+        self, messages: AsyncIterator[bytes], first: GrpcWireRequest | None = None
     ) -> AsyncGenerator[Sequence[bytes], None]:
-        """Answers as they come, until all messages are answered; `first` was read already."""
+        """Yield encoded responses as they are ready, until all messages are answered.
+
+        `first` is a message that was already decoded.
+        """
         reading = asyncio.create_task(self._read(messages, first))
         try:
             while True:
                 ready: list[bytes] = []
-                answer: object = await self._answers.get()
-                while isinstance(answer, bytes):
-                    ready.append(answer)
-                    answer = _LATER if self._answers.empty() else self._answers.get_nowait()
+                response: object = await self._responses.get()
+                while isinstance(response, bytes):
+                    ready.append(response)
+                    response = _QUEUE_EMPTY if self._responses.empty() else self._responses.get_nowait()
                 if ready:
                     yield ready
-                if isinstance(answer, BaseException):
-                    raise answer
-                if answer is None:
+                if isinstance(response, BaseException):
+                    raise response
+                if response is None:
                     return
         finally:
             reading.cancel()
             await asyncio.wait([reading])
 
-    async def _read(self, messages: AsyncIterator[bytes], first: WireRequest | None) -> None:
+    async def _read(self, messages: AsyncIterator[bytes], first: GrpcWireRequest | None) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 if first is not None:
@@ -215,46 +231,48 @@ class _TritonStream:
                 async for data in messages:
                     await self._begin(group, data)
         except ExceptionGroup as failed:
-            await self._answers.put(failed.exceptions[0])
+            await self._responses.put(failed.exceptions[0])
         else:
-            await self._answers.put(None)
+            await self._responses.put(None)
 
-    async def _begin(self, group: asyncio.TaskGroup, message: bytes | WireRequest) -> None:
-        await self._free.acquire()
-        group.create_task(self._answer(message)).add_done_callback(lambda _: self._free.release())
+    async def _begin(self, group: asyncio.TaskGroup, message: bytes | GrpcWireRequest) -> None:
+        await self._request_slots.acquire()
+        group.create_task(self._respond(message)).add_done_callback(lambda _: self._request_slots.release())
 
-    async def _answer(self, message: bytes | WireRequest) -> None:
+    async def _respond(self, message: bytes | GrpcWireRequest) -> None:
         model = id = ""
         try:
-            wire = self._inference.decoded(self._call, message) if isinstance(message, bytes) else message
+            wire = self._inference.decode(self._call, message) if isinstance(message, bytes) else message
             model, id = wire.model, wire.request.id
-            if self._inference.dataplane.metadata(wire.model, wire.version).streams:
+            if self._inference.dataplane.metadata(wire.model, wire.version).can_stream:
                 await self._stream(wire)
             else:
                 response = await self._inference.dataplane.infer(wire.model, wire.version, wire.request)
-                await self._send(wrapped(self._inference.encoded(wire, response, final=True)))
-        except Exception as error:  # noqa: BLE001 - whatever it is ends this request, not the stream
-            await self._send(error if self._errors_end else _told(error, model, id))
+                await self._send(wrap_stream_response(self._inference.encode(wire, response, final=True)))
+        except Exception as error:  # noqa: BLE001 - any error ends this request, not the stream
+            await self._send(error if self._errors_end else _encode_error(error, model, id))
 
-    async def _send(self, answer: bytes | BaseException) -> None:
-        """In the order in which it is called, so that what one sequence answers stays in its order."""
+    async def _send(self, response: bytes | BaseException) -> None:
+        """Send responses in the order of the calls, so that each sequence keeps its order."""
         async with self._sending:
-            await self._answers.put(answer)
+            await self._responses.put(response)
 
-    async def _stream(self, wire: WireRequest) -> None:
-        dataplane, encoded = self._inference.dataplane, self._inference.encoded
-        async with aclosing(dataplane.stream_one(wire.model, wire.version, wire.request)) as answers:
-            async for responses in answers:
+    async def _stream(self, wire: GrpcWireRequest) -> None:
+        dataplane, encode = self._inference.dataplane, self._inference.encode
+        async with aclosing(
+            dataplane.stream_request(wire.model, wire.version, wire.request)
+        ) as response_batches:
+            async for responses in response_batches:
                 for response in responses:
-                    await self._send(wrapped(encoded(wire, response, final=False)))
+                    await self._send(wrap_stream_response(encode(wire, response, final=False)))
         if wire.empty_final:
             metadata = dataplane.metadata(wire.model, wire.version)
             last = InferResponse((), metadata.name, metadata.version or wire.version)
-            await self._send(wrapped(encoded(wire, last, final=True)))
+            await self._send(wrap_stream_response(encode(wire, last, final=True)))
 
 
-def _told(error: Exception, model: str, id: str) -> bytes:
-    """An error as one more answer; of a sequence's, which sequence and which error."""
+def _encode_error(error: Exception, model: str, id: str) -> bytes:
+    """Return an error as one more response. The error of a sequence has its id and kind."""
     status = status_of(error)
     parameters: dict[str, str] = {}
     if isinstance(error, SequenceError):

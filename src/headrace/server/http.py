@@ -1,4 +1,4 @@
-"""One HTTP exchange of an ASGI server: bounded bodies in, whole or streamed bodies out."""
+"""One HTTP exchange of an ASGI server: bounded request bodies, whole or streamed response bodies."""
 
 import asyncio
 import gzip
@@ -7,58 +7,63 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
-from headrace.core.errors import DataError, LimitError
-from headrace.server.answers import UNKNOWN
-from headrace.server.errors import CLIENT_GONE
-from headrace.server.observation import Observation, safe_id
-from headrace.server.overdue import Overdue
+from typing_extensions import override
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from headrace.core.errors import DataError, LimitError
+from headrace.server.errors import CLIENT_DISCONNECTED
+from headrace.server.observation import RequestObservation, safe_id
+from headrace.server.overdue_watch import OverdueWatch, Watchable
+from headrace.server.response_counters import UNKNOWN
+
+AsgiScope = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
+AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
+AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 JSON: Final = b"application/json"
 X_REQUEST_ID: Final = b"x-request-id"
-WATCH_AFTER_S: Final = 0.02
-"""How long an answer may take before it is watched whether its caller is still there: watching costs a task."""
+DISCONNECT_WATCH_AFTER_S: Final = 0.02
+"""The seconds after which the connection of a running request is watched. Watching costs a task."""
 BODY_S_MAX: Final = 300.0
-"""How long a body may take to arrive: whoever sends slower holds a connection for nothing."""
+"""The default maximum seconds for a request body to arrive."""
 INLINE_BYTES_MAX: Final = 64 << 10
-"""Compressed bodies beyond this are decompressed in a thread: others wait for the event loop meanwhile."""
+"""The maximum size of a compressed body that is decompressed in the event loop; larger ones go to a
+thread.
+"""
 
 _REFUSES_GZIP = re.compile(rb"(?:gzip|\*)\s*;\s*q=0(?:\.0*)?\s*(?:,|$)")
 
 
 class DisconnectedError(Exception):
-    """The caller has gone; there is nobody to answer."""
+    """The client disconnected; no response can be sent."""
 
 
 class SlowBodyError(Exception):
-    """The body did not arrive in time."""
+    """The request body did not arrive in time."""
 
 
-class Patience:
-    """How long exchanges of one application wait: for a body, and before their callers are watched."""
+class HttpTimeouts:
+    """The timers of one application: for request bodies, and before clients are watched."""
 
     def __init__(self, body_s_max: float = BODY_S_MAX) -> None:
-        self.bodies = Overdue(body_s_max)
-        self.answers = Overdue(WATCH_AFTER_S)
+        self.bodies = OverdueWatch(body_s_max)
+        self.responses = OverdueWatch(DISCONNECT_WATCH_AFTER_S)
 
 
-def echoed_id(sent: bytes) -> bytes | None:
-    """What is echoed of the caller's ``X-Request-Id``; None for what may not stand in a header."""
+def echoed_request_id(sent: bytes) -> bytes | None:
+    """Return the client's ``X-Request-Id`` if it is a safe header value, else None."""
     return safe_id(sent.decode("latin-1")).encode() or None
 
 
 class Exchange:
-    """A request and its response. Made for each request, so it is kept small."""
+    """One request and its response. Each request creates one, so the object is small."""
 
     __slots__ = (
-        "_patience",
         "_read",
         "_receive",
         "_send",
+        "_timeouts",
         "action",
         "headers",
         "method",
@@ -70,65 +75,71 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, patience: Patience) -> None:
+    def __init__(
+        self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend, timeouts: HttpTimeouts
+    ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
-        self._patience = patience
+        self._timeouts = timeouts
         self.started = False
-        """Whether the response was begun."""
-        self.status = CLIENT_GONE
-        """What was sent."""
+        """True once the start of the response was sent."""
+        self.status = CLIENT_DISCONNECTED
+        """The status of the response."""
         self.action = UNKNOWN
-        self.observation: Observation | None = None
-        """What is gathered for traces and logs; None: nobody asks."""
+        self.observation: RequestObservation | None = None
+        """The data for traces and logs, or None without observers."""
         self.request_id = self.headers.get(X_REQUEST_ID)
-        """What responses carry as their ``X-Request-Id``."""
+        """The ``X-Request-Id`` of the response."""
         if self.request_id is not None:
-            self.request_id = echoed_id(self.request_id)
+            self.request_id = echoed_request_id(self.request_id)
         self._read: bytes | None = None
 
     def header(self, name: bytes) -> str | None:
-        """A header by its name in lower case."""
+        """Return a header by its lower-case name, or None."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
-    # In
+    # Request
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body, decompressed where it is compressed.
+        """Return the whole request body, decompressed if it was compressed.
 
-        Raises LimitError beyond `bytes_max`, DataError for a broken one, SlowBodyError, DisconnectedError.
+        Raises:
+            LimitError: The body is larger than `bytes_max`.
+            DataError: The body is malformed.
+            SlowBodyError: The body did not arrive in time.
+            DisconnectedError: The client disconnected.
         """
         if self._read is not None:
             return self._read
         declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > bytes_max:
             raise _too_large(bytes_max)
-        body = await self._in_time(bytes_max)
+        body = await self._read_body_in_time(bytes_max)
         if self.observation is not None:
             self.observation.bytes_in = len(body)
         encoding = self.headers.get(b"content-encoding")
         if encoding is None:
             return body
         if len(body) <= INLINE_BYTES_MAX:
-            return decompressed(body, encoding, bytes_max)
-        return await asyncio.to_thread(decompressed, body, encoding, bytes_max)
+            return decompress_body(body, encoding, bytes_max)
+        return await asyncio.to_thread(decompress_body, body, encoding, bytes_max)
 
-    def unread(self, body: bytes) -> None:
-        """Let `body` give this, once more."""
+    def put_back(self, body: bytes) -> None:
+        """Make the next call of `body` return these bytes."""
         self._read = body
 
-    async def _in_time(self, bytes_max: int) -> bytes:
+    async def _read_body_in_time(self, bytes_max: int) -> bytes:
         loop = asyncio.get_running_loop()
-        limit = _Limit(asyncio.current_task(loop))
-        bodies = self._patience.bodies
+        limit = _BodyTimeout(asyncio.current_task(loop))
+        bodies = self._timeouts.bodies
         bodies.watch(limit, loop)
         try:
-            return await self._arriving(bytes_max)
+            return await self._read_body(bytes_max)
         except asyncio.CancelledError:
             if limit.passed and limit.task.uncancel() == 0:
                 raise SlowBodyError from None
@@ -136,11 +147,11 @@ class Exchange:
         finally:
             bodies.done(limit)
 
-    async def _arriving(self, bytes_max: int) -> bytes:
+    async def _read_body(self, bytes_max: int) -> bytes:
         message = await self._receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
-            # Not a list of parts: of tiny chunks there may be millions.
+            # A body may consist of millions of tiny chunks, so the parts are not kept in a list.
             whole = bytearray(body)
             while message.get("more_body") and len(whole) <= bytes_max:
                 message = await self._receive()
@@ -152,32 +163,35 @@ class Exchange:
             raise _too_large(bytes_max)
         return body
 
-    async def while_connected(self, answering: Awaitable[Any]) -> Any:
-        """What `answering` comes to; when the caller goes before, it is cancelled and DisconnectedError raised.
+    async def while_connected(self, awaitable: Awaitable[Any]) -> Any:
+        """Await and return the result. Cancel the awaitable if the client disconnects first.
 
-        Only what takes longer than `WATCH_AFTER_S` is watched.
+        The connection is watched only after `DISCONNECT_WATCH_AFTER_S` seconds.
+
+        Raises:
+            DisconnectedError: The client disconnected.
         """
         task = asyncio.current_task()
         assert task is not None
-        watch = _Watch(self._receive, task)
-        answers = self._patience.answers
-        answers.watch(watch, asyncio.get_running_loop())
+        watch = _DisconnectWatch(self._receive, task)
+        responses = self._timeouts.responses
+        responses.watch(watch, asyncio.get_running_loop())
         try:
-            return await answering
+            return await awaitable
         except asyncio.CancelledError:
-            if watch.gone and task.uncancel() == 0:
+            if watch.disconnected and task.uncancel() == 0:
                 raise DisconnectedError from None
             raise
         finally:
-            answers.done(watch)
+            responses.done(watch)
             watch.end()
 
-    # Out
+    # Response
 
     async def respond(
         self, status: int, body: bytes, content_type: bytes = JSON, extra: Headers = ()
     ) -> None:
-        """A whole response."""
+        """Send a whole response."""
         self.started = True
         self.status = status
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra]
@@ -188,8 +202,8 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def respond_nothing(self) -> None:
-        """A response without a body: it is done (204)."""
+    async def respond_no_content(self) -> None:
+        """Send a response without a body (204)."""
         self.started = True
         self.status = 204
         headers = [] if self.request_id is None else [(X_REQUEST_ID, self.request_id)]
@@ -199,16 +213,20 @@ class Exchange:
     async def respond_compressed(
         self, status: int, body: bytes, content_type: bytes, bytes_min: int | None, extra: Headers = ()
     ) -> None:
-        """A whole response, gzipped where it is long and the caller takes that."""
+        """Send a whole response, gzipped if it is long and the client accepts gzip."""
         if bytes_min is not None and len(body) >= bytes_min:
-            body, encoding = await packed(body, self.headers.get(b"accept-encoding", b""))
+            body, encoding = await compress_body(body, self.headers.get(b"accept-encoding", b""))
             extra = [*extra, *encoding]
         await self.respond(status, body, content_type, extra)
 
     async def respond_streaming(
         self, content_type: bytes, parts: AsyncIterator[bytes], extra: Headers = ()
     ) -> None:
-        """A body in parts, each sent when it comes. DisconnectedError when the caller goes, `parts` is closed then."""
+        """Send a body in parts, each as soon as it is available.
+
+        Raises:
+            DisconnectedError: The client disconnected. `parts` is closed.
+        """
         self.started = True
         self.status = 200
         headers = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *extra]
@@ -217,15 +235,15 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         task = asyncio.current_task()
         assert task is not None
-        watch = _Watch(self._receive, task)
-        watch.late()
+        watch = _DisconnectWatch(self._receive, task)
+        watch.on_overdue()
         try:
             async for part in parts:
                 if self.observation is not None:
                     self.observation.bytes_out += len(part)
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
         except asyncio.CancelledError:
-            if watch.gone and task.uncancel() == 0:
+            if watch.disconnected and task.uncancel() == 0:
                 raise DisconnectedError from None
             raise
         finally:
@@ -233,8 +251,8 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": b""})
 
 
-class _Limit:
-    """Cancels a task that waits too long."""
+class _BodyTimeout(Watchable):
+    """Cancels a task that waits too long for a body."""
 
     __slots__ = ("passed", "task")
 
@@ -243,30 +261,30 @@ class _Limit:
         self.task = task
         self.passed = False
 
-    def late(self) -> None:
+    def on_overdue(self) -> None:
         self.passed = True
         self.task.cancel()
 
 
-class _Watch:
-    """Cancels a task when the caller goes."""
+class _DisconnectWatch(Watchable):
+    """Cancels a task when the client disconnects."""
 
-    __slots__ = ("_receive", "_task", "_watching", "gone")
+    __slots__ = ("_receive", "_task", "_watching", "disconnected")
 
-    def __init__(self, receive: Receive, task: "asyncio.Task[Any]") -> None:
+    def __init__(self, receive: AsgiReceive, task: "asyncio.Task[Any]") -> None:
         self._receive = receive
         self._task = task
         self._watching: asyncio.Task[None] | None = None
-        self.gone = False
+        self.disconnected = False
 
-    def late(self) -> None:
-        """The answer takes long enough to be worth it."""
+    @override
+    def on_overdue(self) -> None:
         self._watching = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.gone = True
+        self.disconnected = True
         self._task.cancel()
 
     def end(self) -> None:
@@ -275,40 +293,43 @@ class _Watch:
 
 
 def _too_large(bytes_max: int) -> LimitError:
-    return LimitError(f"the body is larger than {bytes_max} bytes, which is the most that is taken here")
+    return LimitError(f"the body is larger than the limit of {bytes_max} bytes")
 
 
-async def packed(body: bytes, accept_encoding: bytes) -> tuple[bytes, Headers]:
-    """A body gzipped where the caller takes that, and the headers that say so."""
+async def compress_body(body: bytes, accept_encoding: bytes) -> tuple[bytes, Headers]:
+    """Return a body, gzipped if the client accepts gzip, and the headers that describe it."""
     vary = (b"vary", b"accept-encoding")
-    if not takes_gzip(accept_encoding):
+    if not accepts_gzip(accept_encoding):
         return body, (vary,)
     return await asyncio.to_thread(gzip.compress, body, 1), ((b"content-encoding", b"gzip"), vary)
 
 
-def takes_gzip(accept_encoding: bytes) -> bool:
-    """Whether an ``Accept-Encoding`` header names gzip, and does not name it to refuse it."""
+def accepts_gzip(accept_encoding: bytes) -> bool:
+    """Return True if an ``Accept-Encoding`` header names gzip with a quality above 0."""
     accepted = accept_encoding.lower()
     return b"gzip" in accepted and _REFUSES_GZIP.search(accepted) is None
 
 
-def decompressed(body: bytes, encoding: bytes, bytes_max: int) -> bytes:
-    """A body without its content encoding, gzip (of one member), deflate or identity.
+def decompress_body(body: bytes, encoding: bytes, bytes_max: int) -> bytes:
+    """Return a body without its content encoding: gzip (one member), deflate or identity.
 
-    Nothing beyond `bytes_max` is ever decompressed. Raises LimitError for more than that, and DataError for another encoding,
-    for what is no whole stream, and for bytes that follow it.
+    Never decompress more than `bytes_max` bytes.
+
+    Raises:
+        LimitError: The body is larger than `bytes_max`.
+        DataError: The encoding is unknown, or the stream is incomplete or followed by other bytes.
     """
     name = encoding.decode("latin-1").strip().lower()
     if name in ("identity", ""):
         return body
     if name not in ("gzip", "x-gzip", "deflate"):
-        raise DataError(f"content encoding {name[:40]!r} is not taken here: use gzip or deflate")
-    # 32: gzip or zlib, by what stands in the header.
+        raise DataError(f"unsupported content encoding {name[:40]!r}: use gzip or deflate")
+    # 47 accepts both gzip and zlib headers.
     inflate = zlib.decompressobj(wbits=47)
     try:
         plain = inflate.decompress(body, bytes_max + 1)
     except zlib.error as error:
-        raise DataError(f"the body is no whole {name} stream: {error}") from None
+        raise DataError(f"the body is not a complete {name} stream: {error}") from None
     if len(plain) > bytes_max:
         raise _too_large(bytes_max)
     if not inflate.eof:

@@ -1,4 +1,7 @@
-"""An ASGI application on a socket. The door to uvicorn and uvloop; `connection` is the one to uvicorn's protocol."""
+"""An ASGI application on a socket, served by uvicorn and uvloop.
+
+This module adapts uvicorn's server; `headrace.server.connection` adapts its protocol class.
+"""
 
 import asyncio
 import logging
@@ -10,12 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.server.connection import KEEP_ALIVE_S, Connection, Shared
-from headrace.server.direct import Direct
-from headrace.server.http import Receive, Scope, Send
+from headrace.server.connection import KEEP_ALIVE_S, ConnectionContext, HttpConnection
+from headrace.server.direct import DirectHandler
+from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend
+from headrace.server.listener import Listener
 
 try:
     import uvicorn as _uvicorn
@@ -24,48 +30,31 @@ except ImportError as _error:
     raise MissingExtraError("serve", "headrace serve") from _error
 
 new_event_loop = _uvloop.new_event_loop
-"""What a server's event loop is made by."""
+"""The factory of a server's event loop."""
 
 _log = logging.getLogger("headrace.server")
 BACKLOG: Final = 2048
 _STARTED_POLL_S: Final = 0.005
 
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class Listener(Protocol):
-    """A door of a server, open from `start` to `stop`, both in the server's event loop."""
-
-    @property
-    def address(self) -> str:
-        """Where it listens, as people write it; known before `start`."""
-        ...
-
-    async def start(self) -> None:
-        """Take requests from now on. Raises ConfigError when it cannot."""
-        ...
-
-    async def stop(self, grace_s: float) -> None:
-        """Take none any more, and finish those that are under way; after `grace_s` cancel them.
-
-        Called a second time meanwhile it cancels them at once.
-        """
-        ...
+AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. With `client_ca` callers need a certificate that it has signed."""
+    """The PEM files of a server. With `client_ca`, clients need a certificate signed by it."""
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
 
 
-class HttpListener:
-    """Implements `Listener` over HTTP/1.1, and HTTP/2 where asked for. The socket is bound at once; ConfigError when it cannot be.
+class HttpListener(Listener):
+    """A listener for HTTP/1.1, and for HTTP/2 with `http2`. The constructor binds the socket.
 
-    What `direct` answers, over HTTP/1.1 alone, does not come to `app`.
+    `direct` sees HTTP/1.1 requests first; `app` receives the requests that it declines.
+
+    Raises:
+        ConfigError: The address is in use, or a TLS file is unusable.
     """
 
     def __init__(
@@ -75,14 +64,14 @@ class HttpListener:
         port: int,
         tls: TlsFiles | None = None,
         *,
-        direct: Direct | None = None,
+        direct: DirectHandler | None = None,
         http2: bool = False,
     ) -> None:
         if http2 and find_spec("zttp") is None:
-            raise MissingExtraError("http2", "gRPC carried by an ASGI server")
-        self._socket = bound_socket(host, port)
+            raise MissingExtraError("http2", "gRPC over an ASGI server")
+        self._socket = bind_socket(host, port)
         self._scheme = "http" if tls is None else "https"
-        connection: Any = partial(Connection, shared=Shared(direct))
+        connection: Any = partial(HttpConnection, shared=ConnectionContext(direct))
         config: Any = _uvicorn.Config(
             _without_lifespan(app),
             http="zttp" if http2 else connection,
@@ -110,40 +99,40 @@ class HttpListener:
         self._serving: asyncio.Task[None] | None = None
 
     @property
+    @override
     def address(self) -> str:
-        """See `Listener`."""
         host, port = self._socket.getsockname()[:2]
         return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def port(self) -> int:
-        """The port that it is bound to, also where it was asked for port 0."""
+        """The port of the bound socket, also for a requested port of 0."""
         return self._socket.getsockname()[1]
 
+    @override
     async def start(self) -> None:
-        """See `Listener`."""
-        # Not `serve`, which would take the signals too.
+        # `serve` would also install signal handlers.
         self._serving = serving = asyncio.ensure_future(self._server._serve([self._socket]))  # noqa: SLF001
         while not self._server.started:
             if serving.done():
                 serving.result()
-                raise ConfigError(f"{self.address} could not be served")
+                raise ConfigError(f"the server on {self.address} did not start")
             await asyncio.sleep(_STARTED_POLL_S)
 
-    def hurry_when_idle(self) -> None:
-        """Once it is stopping: leave connections on which nothing is under way."""
+    def exit_when_idle(self) -> None:
+        """If the listener is stopping and no request is running, close the idle connections."""
         if self._server.should_exit and not self._server.server_state.tasks:
             self._server.force_exit = True
 
+    @override
     async def stop(self, grace_s: float) -> None:
-        """See `Listener`."""
         serving = self._serving
         if serving is None:
             self._socket.close()
             return
         self._config.timeout_graceful_shutdown = max(grace_s, 0.01)
         if self._server.should_exit:
-            # The second time: what is under way is not waited for any more.
+            # On the second call, running requests are not waited for.
             self._server.force_exit = True
             for task in self._server.server_state.tasks:
                 task.cancel()
@@ -152,31 +141,35 @@ class HttpListener:
             await asyncio.shield(serving)
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket bound to an address. ConfigError says why it cannot be."""
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Return a TCP socket that is bound to the address.
+
+    Raises:
+        ConfigError: The address is invalid or in use.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
+        bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError(f"{host} is no address of this machine: {error.strerror or error}") from error
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        raise ConfigError(f"{host} is not an address of this machine: {error.strerror or error}") from error
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind(address)
+        bound.bind(address)
     except OSError as error:
-        made.close()
+        bound.close()
         raise ConfigError(
-            f"port {port} of {host} cannot be had: {error.strerror or error}; give another port"
+            f"cannot bind port {port} of {host}: {error.strerror or error}; choose another port"
         ) from error
-    made.set_inheritable(False)
-    return made
+    bound.set_inheritable(False)
+    return bound
 
 
 def _without_lifespan(app: AsgiApp) -> AsgiApp:
-    """A coroutine function, which uvicorn tells from a class by its kind."""
+    """Return the application as a coroutine function, so that uvicorn does not take it for a class."""
 
-    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await app(scope, receive, send)
 
-    return served
+    return serve

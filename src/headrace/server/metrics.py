@@ -1,7 +1,8 @@
-"""Metrics for Prometheus, made of snapshots when they are asked for. The one door to prometheus_client.
+"""Prometheus metrics, created from snapshots at each scrape.
 
-Nothing is counted here: engines and doors keep plain numbers, in this process whatever the isolation of their instances, and a scrape
-reads them. A model that is loaded again counts from zero, as its statistics do, which Prometheus takes for a reset.
+Only this module imports prometheus_client. It counts nothing: engines and listeners keep plain
+numbers in this process, for every isolation of their instances, and a scrape reads them. A reloaded
+model counts from zero, as its statistics do; Prometheus sees a counter reset.
 """
 
 import asyncio
@@ -23,10 +24,10 @@ from headrace.core.errors import (
 )
 from headrace.core.sequence import SequenceEnd
 from headrace.core.statistics import Histogram, ModelStatistics, SequenceStatistics
-from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND
-from headrace.server.http import Headers, Receive, Scope, Send
+from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend, Headers
+from headrace.server.response_counters import ResponseCounters
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Metric, ProcessCollector
@@ -48,26 +49,26 @@ GZIP_BYTES_MIN: Final = 4096
 REFUSALS: Final = tuple(
     error.kind for error in (SequenceFullError, SequenceGoneError, SequenceLostError, TooManySequencesError)
 )
-Kind = Literal["counter", "gauge", "histogram", "info"]
+MetricKind = Literal["counter", "gauge", "histogram", "info"]
 _MODEL: Final = ("model", "version")
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric: its name as it is exposed, what it is, its labels, and what it says."""
+    """One metric: its exposed name, its type, its labels and its description."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
-    says: str
+    description: str
 
 
 _Value = float | Histogram
 _Read = Callable[[ModelStatistics], Iterable[tuple[tuple[str, ...], _Value]]]
-"""Values of a model version, each with the labels that come after its name and version."""
+"""Returns the values of a model version, each with the labels after name and version."""
 
 
-def _one(read: Callable[[ModelStatistics], _Value]) -> _Read:
+def _single_value(read: Callable[[ModelStatistics], _Value]) -> _Read:
     return lambda s: [((), read(s))]
 
 
@@ -85,8 +86,8 @@ def _rows(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
     return [(("success",), s.rows), (("failed",), s.failed_rows + s.error_rows)]
 
 
-def _closed(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
-    return [((why,), count) for why, count in sorted(s.closed.items())]
+def _close_reasons(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+    return [((why,), count) for why, count in sorted(s.close_reasons.items())]
 
 
 def _compute(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
@@ -98,7 +99,7 @@ def _compute(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
 
 
 def _of_steps(read: Callable[[SequenceStatistics], Iterable[tuple[tuple[str, ...], _Value]]]) -> _Read:
-    """Of models with a `step` alone."""
+    """Return a reader that yields values only for models with a `step`."""
     return lambda s: [] if s.sequences is None else read(s.sequences)
 
 
@@ -110,163 +111,178 @@ def _refused(s: SequenceStatistics) -> list[tuple[tuple[str, ...], _Value]]:
     return [((kind,), s.refused.get(kind, 0)) for kind in REFUSALS]
 
 
-def _of_model(name: str, kind: Kind, says: str, read: _Read, *labels: str) -> tuple[Family, _Read]:
-    return Family(name, kind, (*_MODEL, *labels), says), read
+def _of_model(
+    name: str, kind: MetricKind, description: str, read: _Read, *labels: str
+) -> tuple[Family, _Read]:
+    return Family(name, kind, (*_MODEL, *labels), description), read
 
 
 _OF_MODELS: Final = (
     _of_model(
         "headrace_requests_total",
         "counter",
-        "Requests that ended, streams apart, by how: success, failed, cancelled, expired (their deadline passed) or "
-        "refused (the queue was full).",
+        "Finished requests without streams, by outcome: success, failed, cancelled, expired (deadline) or "
+        "refused (full queue).",
         _requests,
         "outcome",
     ),
     _of_model(
         "headrace_rows_total",
         "counter",
-        "Rows of requests that ended with success, and rows that failed, alone or with their request.",
+        "Rows of successful requests, and failed rows, alone or with their request.",
         _rows,
         "outcome",
     ),
-    _of_model("headrace_calls_total", "counter", "Calls of the model.", _one(lambda s: s.calls)),
+    _of_model(
+        "headrace_calls_total",
+        "counter",
+        "Calls of the model's predict or step.",
+        _single_value(lambda s: s.calls),
+    ),
     _of_model(
         "headrace_retries_total",
         "counter",
-        "Calls that looked for the guilty rows of a failed batch.",
-        _one(lambda s: s.retries),
+        "Additional calls to find the failing rows of a failed batch.",
+        _single_value(lambda s: s.retries),
     ),
     _of_model(
         "headrace_batch_rows",
         "histogram",
-        "Rows in one call of the model.",
-        _one(lambda s: s.batch_rows),
+        "Rows of one call of the model.",
+        _single_value(lambda s: s.batch_rows),
     ),
     _of_model(
         "headrace_batches_closed_total",
         "counter",
-        "Batches by the reason for which they closed; calls of inline instances are no batches.",
-        _closed,
+        "Closed batches by reason; calls of inline instances are not batches.",
+        _close_reasons,
         "reason",
     ),
     _of_model(
         "headrace_queue_seconds",
         "histogram",
-        "From a request's arrival to the begin of its call.",
-        _one(lambda s: s.queue_s),
+        "Seconds from the arrival of a request to the start of its call.",
+        _single_value(lambda s: s.queue_s),
     ),
     _of_model(
         "headrace_request_seconds",
         "histogram",
-        "From a request's arrival in the engine to its answer, success or failure.",
-        _one(lambda s: s.request_s),
+        "Seconds from the arrival of a request in the engine to its response, success or failure.",
+        _single_value(lambda s: s.request_s),
     ),
     _of_model(
         "headrace_compute_seconds_total",
         "counter",
-        "Time in calls: input makes the batch, infer is the model itself, output checks and splits what it returned.",
+        "Seconds in calls: input builds the batch, infer is the model, output checks and splits its result.",
         _compute,
         "step",
     ),
     _of_model(
         "headrace_busy_seconds_total",
         "counter",
-        "Time in which instances were calling the model, summed over them.",
-        _one(lambda s: s.busy_s),
+        "Seconds in which instances called the model, summed over the instances.",
+        _single_value(lambda s: s.busy_s),
     ),
-    _of_model("headrace_instances", "gauge", "Copies of the model.", _one(lambda s: s.instances)),
+    _of_model(
+        "headrace_instances",
+        "gauge",
+        "Instances (copies) of the model.",
+        _single_value(lambda s: s.instances),
+    ),
     _of_model(
         "headrace_instance_restarts_total",
         "counter",
-        "Instances that died and were started again.",
-        _one(lambda s: s.restarts),
+        "Restarts of instances that died.",
+        _single_value(lambda s: s.restarts),
     ),
-    _of_model("headrace_queue_requests", "gauge", "Requests that wait.", _one(lambda s: s.waiting_requests)),
-    _of_model("headrace_queue_rows", "gauge", "Rows that wait.", _one(lambda s: s.waiting_rows)),
+    _of_model(
+        "headrace_queue_requests", "gauge", "Waiting requests.", _single_value(lambda s: s.waiting_requests)
+    ),
+    _of_model("headrace_queue_rows", "gauge", "Waiting rows.", _single_value(lambda s: s.waiting_rows)),
     _of_model(
         "headrace_queue_oldest_seconds",
         "gauge",
-        "How long the oldest request that waits has waited; 0 when none does.",
-        _one(lambda s: s.oldest_waiting_s),
+        "Age in seconds of the oldest waiting request; 0 without one.",
+        _single_value(lambda s: s.oldest_waiting_s),
     ),
     _of_model(
         "headrace_in_flight_requests",
         "gauge",
-        "Requests that wait or are in a call.",
-        _one(lambda s: s.in_flight),
+        "Requests that wait or run.",
+        _single_value(lambda s: s.in_flight),
     ),
-    _of_model("headrace_streams_total", "counter", "Streams that were begun.", _one(lambda s: s.streams)),
-    _of_model("headrace_open_streams", "gauge", "Streams that are open.", _one(lambda s: s.open_streams)),
+    _of_model("headrace_streams_total", "counter", "Started streams.", _single_value(lambda s: s.streams)),
+    _of_model("headrace_open_streams", "gauge", "Open streams.", _single_value(lambda s: s.open_streams)),
     _of_model(
         "headrace_stream_items_total",
         "counter",
-        "Responses of streams, counted when their stream ends.",
-        _one(lambda s: s.stream_items),
+        "Responses of streams, counted at the end of their stream.",
+        _single_value(lambda s: s.stream_items),
     ),
     _of_model(
         "headrace_live_sequences",
         "gauge",
-        "Sequences that live, requests that are one by themselves among them; of models with a step, as all that follows on sequences.",
+        "Live sequences of a model with a step, including requests that are sequences by themselves.",
         _of_steps(lambda s: [((), s.live)]),
     ),
     _of_model(
         "headrace_sequences_ended_total",
         "counter",
-        "Sequences that ended, by why: ended (by their client or model), restarted, cancelled, idle, timed_out, evicted, "
-        "instance_lost or stopped.",
+        "Ended sequences by reason: ended (by client or model), restarted, cancelled, idle, timed_out, "
+        "evicted, instance_lost or stopped.",
         _of_steps(_ends),
         "reason",
     ),
     _of_model(
         "headrace_sequences_refused_total",
         "counter",
-        "Requests that no sequence took, by the error: sequence_gone, sequence_full, sequence_lost or too_many_sequences; "
-        "they are in no other figure of the model.",
+        "Requests that no sequence accepted, by error: sequence_gone, sequence_full, sequence_lost or "
+        "too_many_sequences; no other metric of the model counts them.",
         _of_steps(_refused),
         "reason",
     ),
     _of_model(
         "headrace_steps_total",
         "counter",
-        "Steps that were done; how many share a call is in headrace_batch_rows.",
+        "Completed steps; headrace_batch_rows has the number of steps in one call.",
         _of_steps(lambda s: [((), s.steps)]),
     ),
     _of_model(
         "headrace_step_interval_seconds",
         "histogram",
-        "Of a request that goes on: from the end of one of its steps to the end of the next.",
+        "Seconds between the ends of two successive steps of one request.",
         _of_steps(lambda s: [((), s.interval_s)]),
     ),
     _of_model(
         "headrace_uptime_seconds",
         "gauge",
-        "Since the model was ready; the other figures count from then.",
-        _one(lambda s: s.uptime_s),
+        "Seconds since the model was ready; the other metrics of the model count from then.",
+        _single_value(lambda s: s.uptime_s),
     ),
 )
 _READY: Final = Family(
     "headrace_model_ready",
     "gauge",
     _MODEL,
-    "1 when a version can be asked, 0 when it cannot: not loaded, an instance is gone, or the server is draining.",
+    "1 if a version serves requests; 0 if it is not loaded, an instance is missing, or the server drains.",
 )
-_ANSWERS: Final = Family(
+_RESPONSES: Final = Family(
     "headrace_answers_total",
     "counter",
     ("door", "action", "status"),
-    "Answers of the server by the status that was sent: HTTP's number (499: the caller had gone), or gRPC's code.",
+    "Responses by status: an HTTP status (499: the client had disconnected), or a gRPC code.",
 )
 _BROKEN: Final = Family(
     "headrace_broken_streams_total",
     "counter",
     ("door", "action", "status"),
-    "Answers that failed after their begin, by the status that would have said so; they are in the answers as well.",
+    "Responses that failed after their start, by the status of the error; headrace_answers_total counts "
+    "them, too.",
 )
 _BUILD: Final = Family("headrace_build_info", "info", ("version", "python"), "Always 1.")
 
-FAMILIES: Final = (*(family for family, _ in _OF_MODELS), _READY, _ANSWERS, _BROKEN, _BUILD)
-"""All metrics of headrace's own."""
+FAMILIES: Final = (*(family for family, _ in _OF_MODELS), _READY, _RESPONSES, _BROKEN, _BUILD)
+"""All metrics of headrace."""
 
 
 def _metric(family: Family) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
@@ -275,7 +291,7 @@ def _metric(family: Family) -> CounterMetricFamily | GaugeMetricFamily | Histogr
         "gauge": GaugeMetricFamily,
         "histogram": HistogramMetricFamily,
     }
-    return kinds[family.kind](family.name, family.says, labels=family.labels)
+    return kinds[family.kind](family.name, family.description, labels=family.labels)
 
 
 def _add(metric: Metric, labels: Sequence[str], value: _Value) -> None:
@@ -290,23 +306,26 @@ def _add(metric: Metric, labels: Sequence[str], value: _Value) -> None:
 
 
 def _bound(bound: float) -> str:
-    """As the formats want it: a float, also for whole numbers."""
+    """Return a bucket bound in the text format: a float, also for whole numbers."""
     return str(float(bound))
 
 
 class HeadraceCollector(Collector):
-    """Makes metrics of what a dataplane and its doors have counted; safe from any thread, never asks a model."""
+    """A collector of the numbers of a dataplane and its listeners. Any thread may call it.
 
-    def __init__(self, dataplane: Dataplane, answers: Sequence[Answers] = ()) -> None:
+    It never calls a model.
+    """
+
+    def __init__(self, dataplane: Dataplane, counters: Sequence[ResponseCounters] = ()) -> None:
         self._dataplane = dataplane
-        self._answers = answers
+        self._counters = counters
 
     def describe(self) -> Iterable[Metric]:
-        """Names alone, so that a registry need not collect to know them."""
+        """Return the metrics without values, so that a registry need not collect them."""
         return [_metric(family) for family in FAMILIES if family.kind != "info"]
 
     def collect(self) -> Iterator[Metric]:
-        """One metric for each of `FAMILIES`."""
+        """Yield one metric for each of `FAMILIES`."""
         statistics = self._dataplane.statistics()
         for family, read in _OF_MODELS:
             metric = _metric(family)
@@ -315,10 +334,10 @@ class HeadraceCollector(Collector):
                     _add(metric, (s.name, s.version, *labels), value)
             yield metric
         yield self._ready()
-        yield _counted(_ANSWERS, [(a.door, a.sent()) for a in self._answers])
-        yield _counted(_BROKEN, [(a.door, a.broken()) for a in self._answers])
+        yield _counted(_RESPONSES, [(c.protocol, c.responses()) for c in self._counters])
+        yield _counted(_BROKEN, [(c.protocol, c.broken_streams()) for c in self._counters])
         build = {"version": self._dataplane.version, "python": platform.python_version()}
-        yield InfoMetricFamily(_BUILD.name.removesuffix("_info"), _BUILD.says, value=build)
+        yield InfoMetricFamily(_BUILD.name.removesuffix("_info"), _BUILD.description, value=build)
 
     def _ready(self) -> Metric:
         metric = _metric(_READY)
@@ -326,36 +345,37 @@ class HeadraceCollector(Collector):
             try:
                 ready = self._dataplane.model_ready(entry.name, entry.version)
             except ModelNotFoundError:
-                continue  # its version was taken away since
+                continue  # the version was unloaded meanwhile
             _add(metric, (entry.name, entry.version), float(ready))
         return metric
 
 
-def _counted(family: Family, doors: Iterable[tuple[str, Mapping[tuple[str, int | str], int]]]) -> Metric:
+def _counted(family: Family, protocols: Iterable[tuple[str, Mapping[tuple[str, int | str], int]]]) -> Metric:
     metric = _metric(family)
-    for door, counts in doors:
+    for protocol, counts in protocols:
         for (action, status), count in sorted(counts.items(), key=str):
-            _add(metric, (door, action, str(status)), count)
+            _add(metric, (protocol, action, str(status)), count)
     return metric
 
 
 class Metrics(Collector):
-    """Everything that is exposed: headrace's own metrics, the process's, and what models put into the default registry.
+    """All exposed metrics: headrace's own, those of the process, and those in the default registry.
 
-    A name that is there twice is told once, ours first. A collector of the default registry that fails costs what comes
-    after it in that registry, and a line in the log, never the scrape.
+    Models may add metrics to the default registry. A name that occurs twice is exposed once, with
+    headrace's values first. If a collector of the default registry fails, the rest of that registry
+    is missing from the scrape, and the error is logged.
     """
 
     def __init__(
-        self, dataplane: Dataplane, answers: Sequence[Answers] = (), *, others: Collector = REGISTRY
+        self, dataplane: Dataplane, counters: Sequence[ResponseCounters] = (), *, others: Collector = REGISTRY
     ) -> None:
         self._own = CollectorRegistry(auto_describe=False)
-        self._own.register(HeadraceCollector(dataplane, answers))
+        self._own.register(HeadraceCollector(dataplane, counters))
         ProcessCollector(registry=self._own)
         self._others = others
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric once."""
+        """Yield every metric once."""
         seen: set[str] = set()
         for metric in self._own.collect():
             seen.add(metric.name)
@@ -365,22 +385,23 @@ class Metrics(Collector):
                 if metric.name not in seen:
                     seen.add(metric.name)
                     yield metric
-        except Exception as error:  # noqa: BLE001 - a model's own collector: anything may be in it
+        except Exception as error:  # noqa: BLE001 - a model's collector may raise anything
             _log.error("metrics of the default registry could not be collected", exc_info=error)
 
 
 class MetricsApp:
-    """An ASGI application: ``GET /metrics``, in the text format or OpenMetrics by ``Accept``, gzipped by ``Accept-Encoding``.
+    """An ASGI application for ``GET /metrics``.
 
-    Scrapes are made one at a time, off the event loop, so that requests go on meanwhile.
+    The text format or OpenMetrics is selected by ``Accept``, gzip by ``Accept-Encoding``. Scrapes
+    run one at a time in a thread, so that requests proceed meanwhile.
     """
 
     def __init__(self, metrics: Collector) -> None:
         self._metrics = metrics
         self._scraping = asyncio.Lock()
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Serve one exchange; see the ASGI specification."""
+    async def __call__(self, scope: AsgiScope, _receive: AsgiReceive, send: AsgiSend) -> None:
+        """Handle one ASGI connection."""
         if scope["type"] != "http":
             return
         if scope["path"] != "/metrics" or scope["method"] not in ("GET", "HEAD"):
@@ -388,21 +409,23 @@ class MetricsApp:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         accept = headers.get(b"accept", b"").decode("latin-1")
-        packed = b"gzip" in headers.get(b"accept-encoding", b"")
+        compressed = b"gzip" in headers.get(b"accept-encoding", b"")
         try:
             async with self._scraping:
-                body, extra = await asyncio.to_thread(self._scrape, accept, packed=packed)
-        except Exception as error:  # noqa: BLE001 - values that no format has room for, say
-            _log.error("metrics could not be made", exc_info=error)
-            await _respond(send, INTERNAL_ERROR, b"metrics could not be made: see the server's log\n", _PLAIN)
+                body, extra = await asyncio.to_thread(self._scrape, accept, compressed=compressed)
+        except Exception as error:  # noqa: BLE001 - some values fit no text format
+            _log.error("metrics could not be created", exc_info=error)
+            await _respond(
+                send, INTERNAL_ERROR, b"metrics could not be created: see the server's log\n", _PLAIN
+            )
             return
         await _respond(send, 200, body, extra)
 
-    def _scrape(self, accept: str, *, packed: bool) -> tuple[bytes, Headers]:
+    def _scrape(self, accept: str, *, compressed: bool) -> tuple[bytes, Headers]:
         encode, content_type = choose_encoder(accept)
         body = encode(self._metrics)
         headers = [(b"content-type", content_type.encode())]
-        if packed and len(body) >= GZIP_BYTES_MIN:
+        if compressed and len(body) >= GZIP_BYTES_MIN:
             return gzip.compress(body, 1), [*headers, (b"content-encoding", b"gzip")]
         return body, headers
 
@@ -410,7 +433,7 @@ class MetricsApp:
 _PLAIN: Final = [(b"content-type", b"text/plain; charset=utf-8")]
 
 
-async def _respond(send: Send, status: int, body: bytes, headers: Headers) -> None:
+async def _respond(send: AsgiSend, status: int, body: bytes, headers: Headers) -> None:
     all_headers = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,7 +1,7 @@
-"""What is known of one request while it is answered: gathered for traces and the access log, when either is on.
+"""The data about one running request, collected for traces and the access log.
 
-A door makes one Observation for each request, fills it in, and hands it to its observers at the begin and at the end. A door that
-has no observers makes none.
+A listener with observers creates a `RequestObservation` for each request, fills it in, and passes
+it to its observers at the begin and at the end. A listener without observers creates none.
 """
 
 import logging
@@ -12,10 +12,12 @@ from contextvars import ContextVar
 from secrets import token_hex
 from typing import Any, Final, Protocol
 
+from typing_extensions import override
+
 from headrace.core.tensor import InferRequest
-from headrace.engine.ticket import RequestTimes
-from headrace.server.answers import UNKNOWN
-from headrace.server.errors import Status, is_fault
+from headrace.engine.pending_request import RequestTimes
+from headrace.server.errors import ErrorStatus, is_fault
+from headrace.server.response_counters import UNKNOWN
 
 _log = logging.getLogger("headrace.server")
 
@@ -24,14 +26,17 @@ _SAFE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def safe_id(text: str | None) -> str:
-    """An id as it may be sent in a header: printable ASCII of at most 128 characters, without spaces; else nothing."""
+    """Return the id if it is safe in a header, else an empty string.
+
+    A safe id has 1 to 128 printable ASCII characters without spaces.
+    """
     return text if text is not None and _SAFE_ID.fullmatch(text) else ""
 
 
-class Observation:
-    """One request, as far as it has come. Times are seconds of the door's clock, which is also the engines'.
+class RequestObservation:
+    """The data about one request so far. Times are seconds of the clock that engines use.
 
-    `header` looks a header, or an item of gRPC metadata, up by its name in lower case.
+    `header` returns a header, or an item of gRPC metadata, by its lower-case name.
     """
 
     __slots__ = (
@@ -42,7 +47,6 @@ class Observation:
         "bytes_in",
         "bytes_out",
         "client",
-        "door",
         "ended_s",
         "failure",
         "first_item_s",
@@ -51,6 +55,7 @@ class Observation:
         "method",
         "model",
         "path",
+        "protocol",
         "request_id",
         "rows",
         "span",
@@ -62,25 +67,25 @@ class Observation:
     )
 
     def __init__(
-        self, door: str, method: str, path: str, *, began_s: float, header: Callable[[str], str | None]
+        self, protocol: str, method: str, path: str, *, began_s: float, header: Callable[[str], str | None]
     ) -> None:
-        self.door = door
+        self.protocol = protocol
         self.method = method
         self.path = path
         self.header = header
         self.began_s = began_s
         self.began_ns = time.time_ns()
-        """Nanoseconds since the epoch, at `began_s`."""
+        """Nanoseconds since the epoch at `began_s`."""
         self.ended_s = began_s
         self.action = UNKNOWN
         self.model = ""
         self.version = ""
         self.status: int | str = 0
-        """What was sent: an HTTP status, or a gRPC code by name."""
-        self.failure: tuple[str, Status] | None = None
-        """The error, by the name of its class, and what it became; in a stream also one after the begin."""
+        """The status that was sent: an HTTP status, or a gRPC code by name."""
+        self.failure: tuple[str, ErrorStatus] | None = None
+        """The class name of the error, and its status; also of an error after the start of a stream."""
         self.request_id = safe_id(header(REQUEST_ID)) or token_hex(16)
-        """What is echoed: the caller's, or one of ours."""
+        """The id of the response: the client's, or a generated one."""
         self.body_id = ""
         self.client = ""
         """The name of the API key, never the key."""
@@ -89,82 +94,89 @@ class Observation:
         self.bytes_out = 0
         self.streamed = False
         self.items = 0
-        """Items of a stream that were sent."""
+        """The number of stream items that were sent."""
         self.first_item_s: float | None = None
         self.times = RequestTimes()
         self.trace_id = ""
         self.span: Any = None
-        """The tracer's own."""
+        """The span of the tracer."""
 
-    def asked(self, request: InferRequest) -> None:
-        """The body was read."""
+    def on_request(self, request: InferRequest) -> None:
+        """Record the request after its body was read."""
         self.body_id = request.id
         self.rows = request.rows if request.inputs else 0
 
-    def sent(self, items: int, now_s: float) -> None:
-        """Items of a stream are on their way."""
+    def on_items_sent(self, items: int, now_s: float) -> None:
+        """Record items of a stream that are about to be sent."""
         if self.first_item_s is None:
             self.first_item_s = now_s
         self.streamed = True
         self.items += items
 
-    def failed(self, error: BaseException, status: Status) -> None:
-        """It ends with an error."""
+    def on_error(self, error: BaseException, status: ErrorStatus) -> None:
+        """Record the error that ends the request."""
         self.failure = (type(error).__name__, status)
 
     @property
     def fault(self) -> bool:
-        """Whether it failed by a fault of the server or its models, not of the caller."""
+        """True if the server or a model failed, not the client."""
         if is_fault(self.status):
             return True
         return self.failure is not None and is_fault(self.failure[1].http)
 
     def epoch_ns(self, time_s: float) -> int:
-        """A time of the door's clock as nanoseconds since the epoch."""
+        """Return a time of the clock as nanoseconds since the epoch."""
         return self.began_ns + round((time_s - self.began_s) * 1e9)
 
 
 class Observer(Protocol):
-    """Told of every request of a door, in the door's event loop: must be quick, and never block."""
+    """An observer of every request of a listener.
 
-    def begin(self, seen: Observation) -> None:
-        """A request came; of what it asks nothing is known but its head."""
+    The event loop of the listener calls it. It must be quick and must not block.
+    """
+
+    def begin(self, observation: RequestObservation) -> None:
+        """Handle the start of a request. Only its head is known."""
         ...
 
-    def end(self, seen: Observation) -> None:
-        """It is over, answered or not; called once, after `begin`."""
+    def end(self, observation: RequestObservation) -> None:
+        """Handle the end of a request, once, after `begin`. The request may have no response."""
         ...
 
 
-CURRENT: ContextVar[Observation | None] = ContextVar("headrace_request", default=None)
-"""The request that this task is about, where requests are observed."""
+CURRENT: ContextVar[RequestObservation | None] = ContextVar("headrace_request", default=None)
+"""The request that this task handles, if requests are observed."""
 
 
-class Observers:
-    """Several as one. What one of them raises is logged, and never harms the request."""
+class Observers(Observer):
+    """Several observers as one. An exception of an observer is logged and never harms the request."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
-    def begin(self, seen: Observation) -> None:
-        """See `Observer`."""
+    @override
+    def begin(self, observation: RequestObservation) -> None:
         for observer in self._observers:
             try:
-                observer.begin(seen)
+                observer.begin(observation)
             except Exception as error:  # noqa: BLE001 - see the class
-                _log.error("a request could not be observed", exc_info=error)
+                _log.error("an observer failed at the start of a request", exc_info=error)
 
-    def end(self, seen: Observation) -> None:
-        """See `Observer`; in reverse, so that what began first ends last."""
+    @override
+    def end(self, observation: RequestObservation) -> None:
+        # In reverse order: the observer that began first ends last.
         for observer in reversed(self._observers):
             try:
-                observer.end(seen)
+                observer.end(observation)
             except Exception as error:  # noqa: BLE001 - see the class
-                _log.error("a request could not be observed to its end", exc_info=error)
+                _log.error("an observer failed at the end of a request", exc_info=error)
 
 
 def tracing_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether the usual ``OTEL_*`` variables ask for traces: an exporter is named, or an endpoint, and nothing says no."""
+    """Return True if the standard ``OTEL_*`` variables request traces.
+
+    They do so with an exporter or an endpoint, unless tracing is disabled.
+    """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()

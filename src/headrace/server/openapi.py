@@ -1,4 +1,4 @@
-"""What the REST surface is, for machines (an OpenAPI 3.1 document) and for people (a page without scripts)."""
+"""The documentation of the REST API: an OpenAPI 3.1 document, and an HTML page without scripts."""
 
 import json
 import shlex
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols.oip_json import HEADER_LENGTH
-from headrace.protocols.oip_sequences import LISTED, LISTED_MAX
+from headrace.protocols.oip_sequences import LIMIT_DEFAULT, LIMIT_MAX
 
 _Json = dict[str, Any]
 
@@ -21,32 +21,34 @@ _DATATYPES: Final = (
 )  # fmt: skip
 
 _PARAMETERS: Final[_Json] = {"type": "object", "description": "Names with values of any JSON type."}
-_GIVEN_PARAMETERS: Final[_Json] = {**_PARAMETERS, "type": ["object", "null"]}
-_GIVEN_ID: Final[_Json] = {"type": ["string", "null"]}
+_NULLABLE_PARAMETERS: Final[_Json] = {**_PARAMETERS, "type": ["object", "null"]}
+_NULLABLE_ID: Final[_Json] = {"type": ["string", "null"]}
 _JSON_BYTES: Final[_Json] = {
     "name": HEADER_LENGTH,
     "in": "header",
-    "description": "How many bytes of the body are JSON, where binary tensors follow; 0 for one tensor without any JSON.",
+    "description": (
+        "Length of the JSON part in bytes, if binary tensors follow it; 0 for one raw tensor without JSON."
+    ),
     "schema": {"type": "integer", "minimum": 0},
 }
 _SEQUENCE_ID: Final[_Json] = {
     "name": "sequence_id",
     "in": "path",
     "required": True,
-    "description": "May have slashes.",
+    "description": "The id of the sequence. It may contain slashes.",
     "schema": {"type": "string", "minLength": 1},
 }
 _LIMIT: Final[_Json] = {
     "name": "limit",
     "in": "query",
-    "description": "How many are listed at most.",
-    "schema": {"type": "integer", "minimum": 0, "maximum": LISTED_MAX, "default": LISTED},
+    "description": "Maximum number of listed sequences.",
+    "schema": {"type": "integer", "minimum": 0, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
 }
 _BINARY: Final[_Json] = {
     "schema": {
         "type": "string",
         "format": "binary",
-        "description": "JSON, then the values of each tensor that has a binary_data_size.",
+        "description": "JSON, followed by the values of each tensor with binary_data_size.",
     }
 }
 _EVENT: Final[_Json] = {
@@ -55,38 +57,41 @@ _EVENT: Final[_Json] = {
     "required": ["data"],
 }
 _ERRORS: Final = {
-    "400": "The request is malformed, or does not fit the model.",
-    "401": "No API key came with the request, or one that is not known.",
-    "403": "The API key lacks the role that this needs, or this server does not offer it.",
-    "404": "There is no such model or version.",
-    "409": "The state of the sequence is lost, mostly with the process that held it.",
-    "410": "There is no such sequence, or none any more.",
+    "400": "The request is malformed or does not fit the model.",
+    "401": "The API key is missing or unknown.",
+    "403": "The API key lacks the role, or this server does not offer the operation.",
+    "404": "The model or version is unknown.",
+    "409": "The state of the sequence is lost, usually with its process.",
+    "410": "No sequence has this id any more.",
     "408": "The body did not arrive in time.",
-    "413": "The body is too large, or has more rows than may ever wait.",
+    "413": "The body exceeds the size limit, or has more rows than the queue holds.",
     "422": "The model refused rows of the request.",
-    "429": "The model's queue is full, or that of the sequence; Retry-After says when to ask again.",
+    "429": "The queue of the model or of the sequence is full; retry after Retry-After seconds.",
     "500": "The model failed on the request.",
-    "501": "This part of the protocol is not offered here; the text says what is.",
-    "503": "The model is not ready, as many sequences live as may, or the server is going down.",
-    "504": "The request's timeout has passed.",
+    "501": "This part of the protocol is not supported; the text names an alternative.",
+    "503": "The model is not ready, too many sequences are live, or the server is stopping.",
+    "504": "The timeout of the request has passed.",
 }
 
 
 def openapi_document(version: str, models: Sequence[ModelMetadata] = ()) -> _Json:
-    """The OpenAPI 3.1 document of the REST surface; `models` are those that it names, with an example for each."""
+    """Return the OpenAPI 3.1 document of the REST API, with an example for each of `models`."""
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "headrace",
             "version": version,
-            "description": "The Open Inference Protocol (V2), with streaming, generation, statistics and the model repository.",
+            "description": (
+                "The Open Inference Protocol (V2), with streaming, generation, statistics and the model "
+                "repository."
+            ),
         },
         "paths": _paths(models),
         "components": {
             "schemas": _schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        # A key is needed only where keys are configured.
+        # A key is needed only if the server has keys.
         "security": [{}, {"key": []}],
     }
 
@@ -96,15 +101,16 @@ def _paths(models: Sequence[ModelMetadata] = ()) -> _Json:
     model_version = _path_parameter("model_version", sorted({m.version for m in models if m.version}))
     paths: _Json = {
         "/v2": {"get": _operation("Server metadata", "ServerMetadata", errors=("401",))},
-        "/v2/health/live": {"get": _operation("Whether the server runs", "Live")},
-        "/v2/health/ready": {"get": _ready("Whether it should be sent requests", "Ready")},
-        "/v2/models": {
-            "get": _operation("Names of the models that are ready", "ModelNames", errors=("401",))
-        },
+        "/v2/health/live": {"get": _operation("Liveness of the server", "Live")},
+        "/v2/health/ready": {"get": _ready("Readiness of the server", "Ready")},
+        "/v2/models": {"get": _operation("Names of the ready models", "ModelNames", errors=("401",))},
         "/v2/models/stats": {"get": _operation("Statistics of every model", "Statistics", errors=("401",))},
         "/v2/repository/index": {
             "post": _operation(
-                "Every model and version", "Index", "IndexRequest", errors=("400", "401", "403", "408", "413")
+                "Index of models and versions",
+                "Index",
+                "IndexRequest",
+                errors=("400", "401", "403", "408", "413"),
             )
         },
     }
@@ -127,7 +133,7 @@ def _cancelling() -> _Json:
     return {
         "summary": "Cancel a sequence",
         "responses": {
-            "204": {"description": "It is over, with all that waited for it."},
+            "204": {"description": "The sequence and its waiting requests ended."},
             **_failures(("401", "403", "404", "503")),
         },
     }
@@ -141,21 +147,21 @@ def _path_parameter(name: str, known: Sequence[str]) -> _Json:
 
 
 def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
-    told = ("401", "404", "503")
-    asked = tuple(_ERRORS)
-    infer = _operation("Inference", "InferenceResponse", "InferenceRequest", errors=asked)
-    infer_stream = _streaming("Inference, answered by a stream of events", "InferenceRequest", asked)
-    generated = _operation("Text in, text out", "Generated", "GenerateRequest", errors=asked)
-    generated_stream = _streaming("Text in, text out as a stream of events", "GenerateRequest", asked)
+    metadata_errors = ("401", "404", "503")
+    request_schema = tuple(_ERRORS)
+    infer = _operation("Inference", "InferenceResponse", "InferenceRequest", errors=request_schema)
+    infer_stream = _streaming("Inference with a stream of events", "InferenceRequest", request_schema)
+    generated = _operation("Text generation", "Generated", "GenerateRequest", errors=request_schema)
+    generated_stream = _streaming(
+        "Text generation with a stream of events", "GenerateRequest", request_schema
+    )
     generated["responses"]["200"]["content"] = _either("Generated", "InferenceResponse")
     for operation in (infer, generated):
         operation["responses"]["200"]["content"]["application/octet-stream"] = _BINARY
     for operation in (infer, infer_stream, generated, generated_stream):
         operation["parameters"] = [_JSON_BYTES]
         operation["requestBody"]["content"]["application/octet-stream"] = _BINARY
-    listing = _operation(
-        "Living sequences of a model", "Sequences", errors=("400", "401", "403", "404", "503")
-    )
+    listing = _operation("Live sequences of a model", "Sequences", errors=("400", "401", "403", "404", "503"))
     listing["parameters"] = [_LIMIT]
     examples = {
         m.name: {"value": {"inputs": [_example(s) for s in m.inputs]}}
@@ -165,10 +171,12 @@ def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
     for operation in (infer, infer_stream) if examples else ():
         operation["requestBody"]["content"]["application/json"]["examples"] = examples
     return {
-        "": {"get": _operation("Model metadata", "ModelMetadata", errors=told)},
-        "/ready": {"get": _ready("Whether a model can be asked", "ModelReady", errors=("404",))},
-        "/stats": {"get": _operation("Statistics of a model", "Statistics", errors=told)},
-        "/config": {"get": _operation("Triton's configuration of a model", "ModelConfig", errors=told)},
+        "": {"get": _operation("Model metadata", "ModelMetadata", errors=metadata_errors)},
+        "/ready": {"get": _ready("Readiness of a model", "ModelReady", errors=("404",))},
+        "/stats": {"get": _operation("Statistics of a model", "Statistics", errors=metadata_errors)},
+        "/config": {
+            "get": _operation("Model configuration in Triton's format", "ModelConfig", errors=metadata_errors)
+        },
         "/sequences": {"get": listing},
         "/infer": {"post": infer},
         "/infer_stream": {"post": infer_stream},
@@ -177,29 +185,40 @@ def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
     }
 
 
-def _operation(summary: str, answer: str, asked: str | None = None, *, errors: Sequence[str] = ()) -> _Json:
+def _operation(
+    summary: str, response_schema: str, request_schema: str | None = None, *, errors: Sequence[str] = ()
+) -> _Json:
     operation: _Json = {
         "summary": summary,
-        "responses": {"200": {"description": "It is so.", "content": _content(answer)}, **_failures(errors)},
+        "responses": {
+            "200": {"description": "Success.", "content": _content(response_schema)},
+            **_failures(errors),
+        },
     }
-    if asked is not None:
+    if request_schema is not None:
         operation["requestBody"] = {
-            "required": asked not in ("IndexRequest", "ChangeRequest"),
-            "content": _content(asked),
+            "required": request_schema not in ("IndexRequest", "ChangeRequest"),
+            "content": _content(request_schema),
         }
     return operation
 
 
-def _ready(summary: str, answer: str, *, errors: Sequence[str] = ()) -> _Json:
-    operation = _operation(summary, answer, errors=errors)
-    operation["responses"]["503"] = {"description": "It is not.", "content": _either(answer, "Error")}
+def _ready(summary: str, response_schema: str, *, errors: Sequence[str] = ()) -> _Json:
+    operation = _operation(summary, response_schema, errors=errors)
+    operation["responses"]["503"] = {
+        "description": "Not ready.",
+        "content": _either(response_schema, "Error"),
+    }
     return operation
 
 
-def _streaming(summary: str, asked: str, errors: Sequence[str]) -> _Json:
-    operation = _operation(summary, "Error", asked, errors=errors)
+def _streaming(summary: str, request_schema: str, errors: Sequence[str]) -> _Json:
+    operation = _operation(summary, "Error", request_schema, errors=errors)
     operation["responses"]["200"] = {
-        "description": "One event for each response: `data:` and a JSON document. An error after the first is the last event.",
+        "description": (
+            "One event for each response: `data:` and a JSON document. An error after the first event is the "
+            "last event."
+        ),
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
     return operation
@@ -228,12 +247,16 @@ def _schemas() -> _Json:
     spec = _object({"name": name, "datatype": datatype, "shape": sizes}, ("name", "datatype", "shape"))
     data = {
         "type": "array",
-        "description": "Values, row-major: flat, or nested as the shape says. Left out where binary_data_size is given.",
+        "description": "Values in row-major order, flat or nested; omitted with binary_data_size.",
     }
     tensor = {"name": name, "shape": shape, "datatype": datatype, "parameters": _PARAMETERS, "data": data}
-    given = {**tensor, "parameters": _GIVEN_PARAMETERS, "data": {**data, "type": ["array", "null"]}}
-    wish = _object({"binary_data": {"type": "boolean"}}, ())
-    asked = {"name": name, "parameters": {**wish, "type": ["object", "null"]}}
+    request_tensor = {
+        **tensor,
+        "parameters": _NULLABLE_PARAMETERS,
+        "data": {**data, "type": ["array", "null"]},
+    }
+    output_parameters = _object({"binary_data": {"type": "boolean"}}, ())
+    request_schema = {"name": name, "parameters": {**output_parameters, "type": ["object", "null"]}}
     duration = _object({"count": {"type": "integer"}, "ns": {"type": "integer"}}, ("count", "ns"))
     return {
         "Error": _object(
@@ -241,7 +264,7 @@ def _schemas() -> _Json:
                 "error": {"type": "string"},
                 "kind": {
                     "enum": ["sequence_gone", "sequence_lost", "sequence_full", "too_many_sequences"],
-                    "description": "Of errors of sequences alone.",
+                    "description": "Only for errors of sequences.",
                 },
             },
             ("error",),
@@ -265,14 +288,14 @@ def _schemas() -> _Json:
         ),
         "InferenceRequest": _object(
             {
-                "id": _GIVEN_ID,
+                "id": _NULLABLE_ID,
                 "parameters": _request_parameters({"binary_data_output": {"type": "boolean"}}),
                 "inputs": {
                     "type": "array",
                     "minItems": 1,
-                    "items": _object(given, ("name", "shape", "datatype")),
+                    "items": _object(request_tensor, ("name", "shape", "datatype")),
                 },
-                "outputs": {"type": ["array", "null"], "items": _object(asked, ("name",))},
+                "outputs": {"type": ["array", "null"], "items": _object(request_schema, ("name",))},
             },
             ("inputs",),
         ),
@@ -287,11 +310,11 @@ def _schemas() -> _Json:
             ("model_name", "outputs"),
         ),
         "GenerateRequest": {
-            "description": "Text for the model, with parameters beside it; or an inference request.",
+            "description": "Text and parameters for the model, or an inference request.",
             "anyOf": [
                 {
                     **_object(
-                        {"id": _GIVEN_ID, "text_input": text, "parameters": _request_parameters({})}, ()
+                        {"id": _NULLABLE_ID, "text_input": text, "parameters": _request_parameters({})}, ()
                     ),
                     "required": ["text_input"],
                 },
@@ -307,7 +330,7 @@ def _schemas() -> _Json:
                 ("name", "version", "state", "reason"),
             ),
         },
-        "ChangeRequest": _object({"parameters": _GIVEN_PARAMETERS}, ()),
+        "ChangeRequest": _object({"parameters": _NULLABLE_PARAMETERS}, ()),
         "Changed": _object({"name": name}, ("name",)),
         "ModelConfig": _object(
             {
@@ -358,18 +381,16 @@ def _request_parameters(more: _Json) -> _Json:
         "priority": {
             "type": "integer",
             "minimum": 0,
-            "description": "1 is the most urgent, 0 the default.",
+            "description": "1 is the highest priority; 0 is the default.",
         },
-        "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 is none."},
-        # Without types, since a model without a step takes them for what they are not.
-        "sequence_id": {
-            "description": "Of a model with a step: text or a whole number; 0 and empty are none."
-        },
-        "sequence_start": {"description": 'Of a model with a step: true, false or "auto".'},
-        "sequence_end": {"description": "Of a model with a step: true or false."},
-        "sequence_cancel": {"description": "Of a model with a step: true or false."},
+        "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 means no timeout."},
+        # These have no types, because a model without a step receives them as ordinary parameters.
+        "sequence_id": {"description": "For models with a step: text or an integer; 0 and empty mean none."},
+        "sequence_start": {"description": 'For models with a step: true, false or "auto".'},
+        "sequence_end": {"description": "For models with a step: true or false."},
+        "sequence_cancel": {"description": "For models with a step: true or false."},
     }
-    return {**_GIVEN_PARAMETERS, "properties": {**scheduling, **more}}
+    return {**_NULLABLE_PARAMETERS, "properties": {**scheduling, **more}}
 
 
 def _object(properties: Mapping[str, Any], required: Sequence[str]) -> _Json:
@@ -384,47 +405,55 @@ h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
 table { border-collapse: collapse; width: 100%; background: #fff; border: 1px solid #d5dde5; }
 th, td { text-align: left; padding: .4rem .8rem; border-top: 1px solid #e6ebf0; vertical-align: top; }
 th { background: #eef2f6; font-weight: 600; } td:first-child { white-space: nowrap; }
-code, pre { font: 13px/1.45 ui-monospace, monospace; } pre { background: #1c2733; color: #e8eef4; padding: .8rem 1rem; overflow-x: auto; }
+code, pre { font: 13px/1.45 ui-monospace, monospace; }
+pre { background: #1c2733; color: #e8eef4; padding: .8rem 1rem; overflow-x: auto; }
 .verb { display: inline-block; width: 3.2rem; font-weight: 600; color: #0b6b57; }
 """
 
 
 def docs_page(version: str, models: Sequence[ModelMetadata]) -> str:
-    """A page for people: the models that are ready with an example of asking each, and every route."""
+    """Return the HTML page: the ready models with an example request each, and every route."""
     described = "".join(map(_model_section, models)) or "<p>No model is ready.</p>"
     rows = "".join(
-        f"<tr><td><span class=verb>{verb.upper()}</span> <code>{escape(path)}</code></td><td>{escape(operation['summary'])}</td></tr>"
+        f"<tr><td><span class=verb>{verb.upper()}</span> <code>{escape(path)}</code></td>"
+        f"<td>{escape(operation['summary'])}</td></tr>"
         for path, item in _paths().items()
         for verb, operation in item.items()
         if verb != "parameters"
     )
     errors = "".join(f"<tr><td>{code}</td><td>{escape(why)}</td></tr>" for code, why in _ERRORS.items())
     return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>headrace</title><style>{_STYLE}</style><main>"
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>headrace</title>"
+        f"<style>{_STYLE}</style><main>"
         f"<h1>headrace <small>{escape(version)}</small></h1>"
-        "<p>The Open Inference Protocol (V2). For machines: <a href='/v2/docs/dataplane.json'>OpenAPI document</a>.</p>"
+        "<p>The Open Inference Protocol (V2). "
+        "See also the <a href='/v2/docs/dataplane.json'>OpenAPI document</a>.</p>"
         f"<h2>Models</h2>{described}<h2>Routes</h2><table>{rows}</table>"
-        f'<h2>Errors</h2><p>Every error is <code>{{"error": "…"}}</code>.</p><table>{errors}</table></main></html>'
+        f'<h2>Errors</h2><p>Every error response is <code>{{"error": "…"}}</code>.</p>'
+        f"<table>{errors}</table></main></html>"
     )
 
 
 def _model_section(model: ModelMetadata) -> str:
     version = f" <small>version {escape(model.version)}</small>" if model.version else ""
     rows = "".join(
-        f"<tr><td>{kind}</td><td><code>{escape(s.name)}</code></td><td>{escape(s.datatype)}</td><td>{_shape(s)}</td></tr>"
+        f"<tr><td>{kind}</td><td><code>{escape(s.name)}</code></td><td>{escape(s.datatype)}</td>"
+        f"<td>{_shape(s)}</td></tr>"
         for kind, specs in (("input", model.inputs), ("output", model.outputs))
         for s in specs
     )
     table = (
         f"<table><tr><th></th><th>name</th><th>datatype</th><th>shape</th></tr>{rows}</table>" if rows else ""
     )
-    verb = "infer" if model.predicts else "infer_stream"
+    verb = "infer" if model.can_predict else "infer_stream"
     return f"<h3>{escape(model.name)}{version}</h3>{table}<pre>{escape(_curl(model, verb))}</pre>"
 
 
 def _shape(spec: TensorSpec) -> str:
     return (
-        "not told" if spec.shape is None else escape(" x ".join("n" if d < 0 else str(d) for d in spec.shape))
+        "unspecified"
+        if spec.shape is None
+        else escape(" x ".join("n" if d < 0 else str(d) for d in spec.shape))
     )
 
 
@@ -446,6 +475,6 @@ def _example(spec: TensorSpec) -> _Json:
 
 
 def _is_short(spec: TensorSpec) -> bool:
-    """Whether an example of a row can be written out, in JSON."""
+    """Return True if an example of one row is short enough to be written as JSON."""
     sizes = (spec.shape or ())[1:]
     return prod(max(size, 1) for size in sizes) <= _EXAMPLE_VALUES_MAX and spec.datatype != "BF16"

@@ -1,9 +1,11 @@
-"""The access log: one record for each request, when it is over."""
+"""The access log: one log record for each request, when it ends."""
 
 import logging
 from typing import Any, Final
 
-from headrace.server.observation import Observation
+from typing_extensions import override
+
+from headrace.server.observation import Observer, RequestObservation
 
 ACCESS_LOGGER: Final = "headrace.access"
 PATH_CHARS_MAX: Final = 512
@@ -11,47 +13,55 @@ PATH_CHARS_MAX: Final = 512
 _log = logging.getLogger(ACCESS_LOGGER)
 
 
-class RequestLog:
-    """An `Observer` that logs every request: at level info, or warning where the server is at fault.
+class RequestLog(Observer):
+    """An observer that logs every request: as a warning if the server is at fault, else as info.
 
-    The record's extras are those of `fields`; queries, bodies, headers and keys are never among them.
+    The record has the extra fields of `fields`. It never contains queries, bodies, headers or keys.
     """
 
-    def begin(self, seen: Observation) -> None:
+    def begin(self, observation: RequestObservation) -> None:
         """Nothing is logged before the end."""
 
-    def end(self, seen: Observation) -> None:
-        """Log it."""
-        level = logging.WARNING if seen.fault else logging.INFO
+    @override
+    def end(self, observation: RequestObservation) -> None:
+        level = logging.WARNING if observation.fault else logging.INFO
         if _log.isEnabledFor(level):
-            _log.log(level, "request", extra=fields(seen))
+            _log.log(level, "request", extra=fields(observation))
 
 
-def fields(seen: Observation) -> dict[str, Any]:
-    """What is logged of a request; what it has not is left out. `duration_ms` is up to the last byte handed over."""
-    found: dict[str, Any] = {
-        "request_id": seen.body_id or seen.request_id,
-        "door": seen.door,
-        "method": seen.method,
-        "path": seen.path[:PATH_CHARS_MAX],
-        "action": seen.action,
-        "status": seen.status,
-        "duration_ms": round((seen.ended_s - seen.began_s) * 1000, 3),
-        "bytes_in": seen.bytes_in,
-        "bytes_out": seen.bytes_out,
+def fields(observation: RequestObservation) -> dict[str, Any]:
+    """Return the log fields of a request, without those that do not apply.
+
+    `duration_ms` ends when the last byte is passed to the transport.
+    """
+    record: dict[str, Any] = {
+        "request_id": observation.body_id or observation.request_id,
+        "door": observation.protocol,
+        "method": observation.method,
+        "path": observation.path[:PATH_CHARS_MAX],
+        "action": observation.action,
+        "status": observation.status,
+        "duration_ms": round((observation.ended_s - observation.began_s) * 1000, 3),
+        "bytes_in": observation.bytes_in,
+        "bytes_out": observation.bytes_out,
     }
-    if seen.model:
-        found |= {"model": seen.model, "version": seen.version, "rows": seen.rows}
-    if seen.streamed:
-        found["items"] = seen.items
-    if seen.client:
-        found["client"] = seen.client
-    if seen.trace_id:
-        found["trace_id"] = seen.trace_id
-    if seen.failure is not None:
-        name, status = seen.failure
-        found |= {"error": name, "why": status.why}
-    if seen.body_id and seen.header("x-request-id") and seen.body_id != seen.request_id:
-        # Both are the caller's: the one of the body is in errors and in the answer, the header's in other servers' logs.
-        found["header_request_id"] = seen.request_id
-    return found
+    if observation.model:
+        record |= {"model": observation.model, "version": observation.version, "rows": observation.rows}
+    if observation.streamed:
+        record["items"] = observation.items
+    if observation.client:
+        record["client"] = observation.client
+    if observation.trace_id:
+        record["trace_id"] = observation.trace_id
+    if observation.failure is not None:
+        name, status = observation.failure
+        record |= {"error": name, "why": status.why}
+    if (
+        observation.body_id
+        and observation.header("x-request-id")
+        and observation.body_id != observation.request_id
+    ):
+        # Both ids are the client's: errors and responses have the one of the body, the logs of
+        # other servers the one of the header.
+        record["header_request_id"] = observation.request_id
+    return record

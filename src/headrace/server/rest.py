@@ -1,7 +1,8 @@
 """The Open Inference Protocol over HTTP, as an ASGI application.
 
-Arrives: HTTP requests. Leaves: JSON, binary tensors, or server-sent events; every error is ``{"error": ...}`` with the status
-of `server.errors`. Routes are looked up by hand: a framework would cost more than the protocol does.
+Responses are JSON, binary tensors or server-sent events. Every error is ``{"error": ...}`` with the
+status of `headrace.server.errors`. The routes are looked up by hand, because a web framework would
+cost more than the protocol.
 """
 
 import logging
@@ -16,64 +17,64 @@ import orjson
 from headrace.core.errors import AccessError, UnsupportedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols import generate, oip_json, oip_repository, oip_sequences, sse
-from headrace.protocols.schedule import scheduled
-from headrace.server.answers import Answers
+from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
 from headrace.server.dataplane import Dataplane
-from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, GrpcCode, Status, status_of
+from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, ErrorStatus, GrpcCode, status_of
 from headrace.server.http import (
     BODY_S_MAX,
     JSON,
+    AsgiReceive,
+    AsgiScope,
+    AsgiSend,
     DisconnectedError,
     Exchange,
     Headers,
-    Patience,
-    Receive,
-    Scope,
-    Send,
+    HttpTimeouts,
     SlowBodyError,
 )
-from headrace.server.not_offered import not_offered
-from headrace.server.observation import CURRENT, Observation, Observer, Observers
+from headrace.server.observation import CURRENT, Observer, Observers, RequestObservation
 from headrace.server.openapi import docs_page, openapi_document
+from headrace.server.response_counters import ResponseCounters
 from headrace.server.rest_direct import ACTION, DirectInference
 from headrace.server.rest_inference import (
     HEADER_LENGTH,
+    bf16_outputs,
     content_headers,
-    declared_bf16,
+    encode_response_body,
     error_headers,
+    observed_error_status,
     read_request,
-    told_status,
-    written_response,
 )
 from headrace.server.security import Access, Role
+from headrace.server.unsupported_routes import unsupported_reason
 
 _log = logging.getLogger("headrace.server")
 
 EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
 _SEQUENCES: Final = "/sequences/"
-"""Where it stands first in a path the id of a sequence follows: names of models have no slash."""
+"""The path segment before a sequence id. Its first occurrence counts, because model names have no slash."""
 _HTML: Final = b"text/html; charset=utf-8"
-_SLOW_BODY: Final = Status(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
+_SLOW_BODY: Final = ErrorStatus(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
 
 
 @dataclass(frozen=True, slots=True)
 class RestLimits:
-    """Bounds on what is taken and how it is sent."""
+    """The limits of requests, and the compression of responses."""
 
     body_bytes_max: int = 64 << 20
-    """One request's body, after decompression."""
+    """The maximum size of a request body, after decompression."""
     body_s_max: float = BODY_S_MAX
-    """How long a body may take to arrive."""
+    """The maximum seconds for a request body to arrive."""
     gzip_bytes_min: int | None = 64 << 10
-    """Responses from this size on are gzipped for callers who take that; None: never."""
+    """The size from which responses are gzipped for clients that accept gzip; None never compresses."""
 
 
 Handler = Callable[[Exchange, str, str], Awaitable[None]]
-"""Handles an exchange for a model and a version, both empty where the path has none."""
+"""A handler of an exchange for a model and a version; both are empty if the path has none."""
 
 
 class _Action(NamedTuple):
-    """What is done for one method of one path: its name in metrics and traces, who may, and by what."""
+    """The handler of one method of one path, its name in metrics and traces, and the required role."""
 
     name: str
     role: Role | None
@@ -84,10 +85,11 @@ _Methods = dict[str, _Action]
 
 
 class RestApp:
-    """The ASGI application. `clock` tells monotonic seconds, as the engines' clocks do.
+    """The ASGI application of the inference protocol.
 
-    `answers` counts what is answered. Of each request `observers` are told, traces and the access log; then every request has
-    an id, which is in its response and in log records. None: nothing is observed, which costs nothing, and only errors have ids.
+    `clock` returns monotonic seconds, as in engines. `response_counters` count the responses.
+    `observers` see every request: traces and the access log. Every request then has an id, in its
+    response and in log records. With None, nothing is observed and only errors have ids.
     """
 
     def __init__(
@@ -99,12 +101,12 @@ class RestApp:
         clock: Callable[[], float] = time.monotonic,
         observers: Sequence[Observer] | None = None,
     ) -> None:
-        self.answers = Answers("rest")
+        self.response_counters = ResponseCounters("rest")
         self._observers = None if observers is None else Observers(observers)
         self._dataplane = dataplane
         self._access = access or Access()
         self._limits = limits or RestLimits()
-        self._patience = Patience(self._limits.body_s_max)
+        self._timeouts = HttpTimeouts(self._limits.body_s_max)
         self._clock = clock
         self._fixed: dict[str, _Methods] = {
             "/": {"GET": _Action("server_metadata", None, self._server_metadata)},
@@ -137,11 +139,11 @@ class RestApp:
             "load": {"POST": _Action("load", Role.ADMIN, self._load)},
             "unload": {"POST": _Action("unload", Role.ADMIN, self._unload)},
         }
-        # Where requests are observed every one of them is an exchange.
+        # With observers, every request is an ASGI exchange.
         self.direct = None if self._observers is not None else self._make_direct()
-        """What answers hot requests without an exchange; to be handed to the listener."""
-        refuse = _Action("not_offered", None, self._refuse)
-        self._refused: _Methods = {"GET": refuse, "POST": refuse}
+        """The handler of requests without an ASGI exchange, for the listener; None with observers."""
+        unsupported = _Action("not_offered", None, self._respond_unsupported)
+        self._unsupported: _Methods = {"GET": unsupported, "POST": unsupported}
 
     def _make_direct(self) -> DirectInference:
         def find(path: str) -> tuple[str, str] | None:
@@ -150,7 +152,7 @@ class RestApp:
 
         return DirectInference(
             self._dataplane,
-            self.answers,
+            self.response_counters,
             self._access,
             body_bytes_max=self._limits.body_bytes_max,
             gzip_bytes_min=self._limits.gzip_bytes_min,
@@ -158,33 +160,33 @@ class RestApp:
             clock=self._clock,
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one exchange; see the ASGI specification."""
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Handle one ASGI connection."""
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, self._patience)
+        exchange = Exchange(scope, receive, send, self._timeouts)
         try:
             if self._observers is None:
                 await self._serve(exchange)
             else:
                 await self._serve_observed(exchange, self._observers)
         finally:
-            self.answers.add(exchange.action, exchange.status)
+            self.response_counters.add(exchange.action, exchange.status)
 
     async def _serve_observed(self, exchange: Exchange, observers: Observers) -> None:
-        exchange.observation = seen = self._observation(exchange)
-        exchange.request_id = seen.request_id.encode()
-        token = CURRENT.set(seen)
-        observers.begin(seen)
+        exchange.observation = observation = self._observation(exchange)
+        exchange.request_id = observation.request_id.encode()
+        token = CURRENT.set(observation)
+        observers.begin(observation)
         try:
             await self._serve(exchange)
         finally:
-            seen.status, seen.ended_s = exchange.status, self._clock()
-            observers.end(seen)
+            observation.status, observation.ended_s = exchange.status, self._clock()
+            observers.end(observation)
             CURRENT.reset(token)
 
-    def _observation(self, exchange: Exchange) -> Observation:
-        return Observation(
+    def _observation(self, exchange: Exchange) -> RequestObservation:
+        return RequestObservation(
             "rest",
             exchange.method,
             exchange.path,
@@ -195,31 +197,31 @@ class RestApp:
     async def _serve(self, exchange: Exchange) -> None:
         try:
             methods, model, version = self._route(exchange.path)
-            # The server sends no body after HEAD.
+            # The server sends no body in response to HEAD.
             action = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
             if action is None:
-                await self._other_method(exchange, methods)
+                await self._reject_method(exchange, methods)
                 return
             exchange.action = action.name
-            seen = exchange.observation
-            if seen is not None:
-                seen.action, seen.model, seen.version = action.name, model, version
+            observation = exchange.observation
+            if observation is not None:
+                observation.action, observation.model, observation.version = action.name, model, version
             if action.role is not None and not self._access.open:
                 client = self._access.check(exchange.header(b"authorization"), action.role)
-                if seen is not None:
-                    seen.client = client
+                if observation is not None:
+                    observation.client = client
             await action.handler(exchange, model, version)
         except DisconnectedError:
             return
         except SlowBodyError:
-            await self._tell(exchange, _SLOW_BODY, ((b"connection", b"close"),))
-        except Exception as error:  # noqa: BLE001 - every error becomes an answer
-            await self._fail(exchange, error)
+            await self._respond_error(exchange, _SLOW_BODY, ((b"connection", b"close"),))
+        except Exception as error:  # noqa: BLE001 - every error becomes a response
+            await self._handle_error(exchange, error)
 
     # Routes
 
     def _route(self, path: str) -> tuple[_Methods, str, str]:
-        """What can be done at a path: by method, with the model and the version that it names."""
+        """Return the handlers of a path by method, with the model and version that the path names."""
         if path[-1:] == "/" and len(path) > 1:
             path = path[:-1]
         fixed = self._fixed.get(path)
@@ -227,7 +229,7 @@ class RestApp:
             return fixed, "", ""
         version, action = "", ""
         match path.split("/"):
-            # An id may have slashes.
+            # A sequence id may contain slashes.
             case ["", "v2", "models", name, "sequences", _, *_] if name:
                 return self._of_sequence, name, ""
             case ["", "v2", "models", name, "versions", version, "sequences", _, *_] if name and version:
@@ -243,19 +245,20 @@ class RestApp:
             case ["", "v2", "repository", "models", name, action]:
                 routes = self._of_repository
             case _:
-                return (self._refused if not_offered(path) else {}), "", ""
+                return (self._unsupported if unsupported_reason(path) else {}), "", ""
         return (routes.get(action, {}) if name else {}), name, version
 
-    async def _other_method(self, exchange: Exchange, methods: _Methods) -> None:
+    async def _reject_method(self, exchange: Exchange, methods: _Methods) -> None:
         if not methods:
-            await self._tell(
-                exchange, Status(NOT_FOUND, GrpcCode.NOT_FOUND, f"there is nothing at {exchange.path[:200]}")
+            await self._respond_error(
+                exchange,
+                ErrorStatus(NOT_FOUND, GrpcCode.NOT_FOUND, f"no resource at {exchange.path[:200]}"),
             )
             return
         allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
-        why = f"{exchange.method[:20]} is not for {exchange.path[:200]}: use {allowed}"
-        status = Status(405, GrpcCode.UNIMPLEMENTED, why)
-        await self._tell(exchange, status, ((b"allow", allowed.encode()),))
+        why = f"{exchange.method[:20]} is not supported for {exchange.path[:200]}: use {allowed}"
+        status = ErrorStatus(405, GrpcCode.UNIMPLEMENTED, why)
+        await self._respond_error(exchange, status, ((b"allow", allowed.encode()),))
 
     # Health and metadata
 
@@ -288,30 +291,33 @@ class RestApp:
         body = oip_repository.encode_model_config(self._dataplane.metadata(model, version))
         await exchange.respond(200, body)
 
-    async def _refuse(self, exchange: Exchange, _model: str, _version: str) -> None:
-        raise UnsupportedError(not_offered(exchange.path))
+    async def _respond_unsupported(self, exchange: Exchange, _model: str, _version: str) -> None:
+        raise UnsupportedError(unsupported_reason(exchange.path))
 
     async def _statistics(self, exchange: Exchange, model: str, version: str) -> None:
         body = oip_repository.encode_statistics(self._dataplane.statistics(model, version))
         await exchange.respond(200, body)
 
     async def _openapi(self, exchange: Exchange, _model: str, _version: str) -> None:
-        document = openapi_document(self._dataplane.version, self._shown(exchange))
+        document = openapi_document(self._dataplane.version, self._visible_models(exchange))
         await exchange.respond(200, orjson.dumps(document))
 
     async def _docs(self, exchange: Exchange, _model: str, _version: str) -> None:
-        page = docs_page(self._dataplane.version, self._shown(exchange))
+        page = docs_page(self._dataplane.version, self._visible_models(exchange))
         policy = b"default-src 'none'; style-src 'unsafe-inline'"
         await exchange.respond(200, page.encode(), _HTML, ((b"content-security-policy", policy),))
 
-    def _shown(self, exchange: Exchange) -> list[ModelMetadata]:
-        """The models that whoever asks may know of: documents are there for all, models for those who may ask them."""
+    def _visible_models(self, exchange: Exchange) -> list[ModelMetadata]:
+        """Return the models that the client may know, for the API documentation.
+
+        Every client may read the documentation. Only clients that may call models see them in it.
+        """
         if not self._access.open:
             try:
                 self._access.check(exchange.header(b"authorization"), Role.INFER)
             except AccessError:
                 return []
-        return self._dataplane.described()
+        return self._dataplane.ready_metadata()
 
     # The model repository
 
@@ -332,48 +338,48 @@ class RestApp:
     # Sequences
 
     async def _sequences(self, exchange: Exchange, model: str, version: str) -> None:
-        most = oip_sequences.decode_limit(exchange.query)
-        listing = self._dataplane.sequences(model, version, most=most)
+        limit = oip_sequences.decode_limit(exchange.query)
+        listing = self._dataplane.sequences(model, version, limit=limit)
         await exchange.respond(200, oip_sequences.encode_listing(listing))
 
     async def _cancel_sequence(self, exchange: Exchange, model: str, version: str) -> None:
         id = exchange.path.partition(_SEQUENCES)[2]
         if self._dataplane.cancel_sequence(model, version, id):
-            await exchange.respond_nothing()
+            await exchange.respond_no_content()
             return
-        why = f"model {model}: there is no sequence {id[:200]!r}"
-        await self._tell(exchange, Status(NOT_FOUND, GrpcCode.NOT_FOUND, why))
+        why = f"model {model}: no sequence has the id {id[:200]!r}"
+        await self._respond_error(exchange, ErrorStatus(NOT_FOUND, GrpcCode.NOT_FOUND, why))
 
     # Inference
 
     async def _body(self, exchange: Exchange) -> bytes:
         return await exchange.body(self._limits.body_bytes_max)
 
-    async def _request(self, exchange: Exchange, metadata: ModelMetadata) -> oip_json.WireRequest:
-        """An inference request as it came, with its deadline and priority."""
+    async def _request(self, exchange: Exchange, metadata: ModelMetadata) -> oip_json.JsonWireRequest:
+        """Return the decoded inference request, with its deadline and priority."""
         if HEADER_LENGTH in exchange.headers:
-            # Before the body, which may be large: a header that is wrong is told at once.
-            oip_json.header_length(exchange.header(HEADER_LENGTH))
+            # The header is checked before the body is read, because the body may be large.
+            oip_json.parse_header_length(exchange.header(HEADER_LENGTH))
         return read_request(exchange.headers, await self._body(exchange), metadata, self._clock)
 
     async def _infer(self, exchange: Exchange, model: str, version: str) -> None:
-        # First, so that an unknown model is told as such whatever the body.
+        # The lookup comes first, so that an unknown model is reported whatever the body is.
         metadata = self._dataplane.metadata(model, version)
         wire = await self._request(exchange, metadata)
-        response = await self._answer(exchange, model, version, wire.request)
-        await self._respond(exchange, written_response(response, wire, metadata))
+        response = await self._infer_observed(exchange, model, version, wire.request)
+        await self._respond(exchange, encode_response_body(response, wire, metadata))
 
-    async def _answer(
+    async def _infer_observed(
         self, exchange: Exchange, model: str, version: str, request: InferRequest
     ) -> InferResponse:
-        seen = exchange.observation
-        if seen is None:
+        observation = exchange.observation
+        if observation is None:
             return await exchange.while_connected(self._dataplane.infer(model, version, request))
-        seen.asked(request)
+        observation.on_request(request)
         response: InferResponse = await exchange.while_connected(
-            self._dataplane.infer(model, version, request, seen.times)
+            self._dataplane.infer(model, version, request, observation.times)
         )
-        seen.version = response.model_version or version
+        observation.version = response.model_version or version
         return response
 
     async def _respond(self, exchange: Exchange, body: oip_json.WireBody) -> None:
@@ -383,37 +389,40 @@ class RestApp:
     async def _infer_stream(self, exchange: Exchange, model: str, version: str) -> None:
         metadata = self._dataplane.metadata(model, version)
         wire = await self._request(exchange, metadata)
-        datatypes = declared_bf16(metadata)
+        datatypes = bf16_outputs(metadata)
 
-        def encoded(response: InferResponse) -> bytes:
+        def encode(response: InferResponse) -> bytes:
             return oip_json.encode_response(response, datatypes=datatypes).body
 
-        await self._respond_streaming(exchange, model, version, wire.request, encoded)
+        await self._respond_streaming(exchange, model, version, wire.request, encode)
 
     async def _generate(self, exchange: Exchange, model: str, version: str) -> None:
         request = await self._generate_request(exchange, model, version)
         if request is None:
             await self._infer(exchange, model, version)
             return
-        response = await self._answer(exchange, model, version, request)
-        await self._respond(exchange, oip_json.WireBody(generate.encode_generated(response)))
+        response = await self._infer_observed(exchange, model, version, request)
+        await self._respond(exchange, oip_json.WireBody(generate.encode_generate_response(response)))
 
     async def _generate_stream(self, exchange: Exchange, model: str, version: str) -> None:
         request = await self._generate_request(exchange, model, version)
         if request is None:
             await self._infer_stream(exchange, model, version)
             return
-        await self._respond_streaming(exchange, model, version, request, generate.encode_generated)
+        await self._respond_streaming(exchange, model, version, request, generate.encode_generate_response)
 
     async def _generate_request(self, exchange: Exchange, model: str, version: str) -> InferRequest | None:
-        """The request of ``generate``; None for an inference request, whose body is there to be read once more."""
+        """Return the request of ``generate``, or None for an inference request.
+
+        The body of an inference request can be read once more.
+        """
         metadata = self._dataplane.metadata(model, version)
         body = await self._body(exchange)
-        if HEADER_LENGTH in exchange.headers or generate.is_inference(body):
-            exchange.unread(body)
+        if HEADER_LENGTH in exchange.headers or generate.is_infer_request(body):
+            exchange.put_back(body)
             return None
-        request = generate.decode_generate(body, metadata)
-        return scheduled(request, self._clock())
+        request = generate.decode_generate_request(body, metadata)
+        return apply_scheduling_parameters(request, self._clock())
 
     async def _respond_streaming(
         self,
@@ -421,18 +430,21 @@ class RestApp:
         model: str,
         version: str,
         request: InferRequest,
-        encoded: Callable[[InferResponse], bytes],
+        encode: Callable[[InferResponse], bytes],
     ) -> None:
-        """Events as they come. What fails before the first is a plain error; later, an error event is the last."""
+        """Send events as they are ready.
+
+        An error before the first event is a plain error response. A later error is the last event.
+        """
         if exchange.observation is not None:
-            exchange.observation.asked(request)
-        some = self._dataplane.stream_one(model, version, request)
-        async with aclosing(some):
+            exchange.observation.on_request(request)
+        batches = self._dataplane.stream_request(model, version, request)
+        async with aclosing(batches):
             none: list[InferResponse] = []
-            responses: list[InferResponse] = await exchange.while_connected(anext(some, none))
-            self._see_items(exchange, responses)
-            first = sse.encode_event(encoded(responses[0])) if responses else b""
-            events = self._events(exchange, first, responses[1:], some, encoded)
+            responses: list[InferResponse] = await exchange.while_connected(anext(batches, none))
+            self._observe_items(exchange, responses)
+            first = sse.encode_event(encode(responses[0])) if responses else b""
+            events = self._events(exchange, first, responses[1:], batches, encode)
             async with aclosing(events):
                 await exchange.respond_streaming(EVENT_STREAM, events)
 
@@ -441,50 +453,50 @@ class RestApp:
         exchange: Exchange,
         first: bytes,
         responses: list[InferResponse],
-        some: AsyncGenerator[list[InferResponse], None],
-        encoded: Callable[[InferResponse], bytes],
+        batches: AsyncGenerator[list[InferResponse], None],
+        encode: Callable[[InferResponse], bytes],
     ) -> AsyncGenerator[bytes, None]:
         ready: list[bytes] = [first]
         try:
-            # What was encoded before one that cannot be goes out before the error.
-            ready.extend(sse.encode_event(encoded(response)) for response in responses)
+            # Events that were encoded before a failing one are sent before the error.
+            ready.extend(sse.encode_event(encode(response)) for response in responses)
             yield b"".join(ready)
             ready = []
-            async for later in some:
-                self._see_items(exchange, later)
-                ready.extend(sse.encode_event(encoded(response)) for response in later)
+            async for batch in batches:
+                self._observe_items(exchange, batch)
+                ready.extend(sse.encode_event(encode(response)) for response in batch)
                 yield b"".join(ready)
                 ready = []
-        except Exception as error:  # noqa: BLE001 - the status is sent: an event must say it
+        except Exception as error:  # noqa: BLE001 - the status is sent already, so an event reports the error
             status = status_of(error)
-            self.answers.broke(exchange.action, status.http)
+            self.response_counters.add_broken(exchange.action, status.http)
             if exchange.observation is not None:
-                exchange.observation.failed(error, status)
+                exchange.observation.on_error(error, status)
             ready.append(sse.encode_event(oip_json.encode_error(status.why, status.kind)))
             yield b"".join(ready)
 
-    def _see_items(self, exchange: Exchange, responses: Sequence[InferResponse] | None) -> None:
-        seen = exchange.observation
-        if seen is not None and responses:
-            seen.sent(len(responses), self._clock())
-            seen.version = responses[0].model_version or seen.version
+    def _observe_items(self, exchange: Exchange, responses: Sequence[InferResponse] | None) -> None:
+        observation = exchange.observation
+        if observation is not None and responses:
+            observation.on_items_sent(len(responses), self._clock())
+            observation.version = responses[0].model_version or observation.version
 
     # Errors
 
-    async def _fail(self, exchange: Exchange, error: Exception) -> None:
+    async def _handle_error(self, exchange: Exchange, error: Exception) -> None:
         if exchange.started:
-            # Nothing can be said any more; a cut connection is the one sign that is left.
-            _log.error("a response failed after it was begun", exc_info=error)
-            self.answers.broke(exchange.action, INTERNAL_ERROR)
+            # The status is sent already. Only a closed connection can signal the failure.
+            _log.error("a response failed after its start", exc_info=error)
+            self.response_counters.add_broken(exchange.action, INTERNAL_ERROR)
             raise error
         status = self._status_of(exchange, error)
-        await self._tell(exchange, status, error_headers(status))
+        await self._respond_error(exchange, status, error_headers(status))
 
-    def _status_of(self, exchange: Exchange, error: Exception) -> Status:
-        seen = exchange.observation or self._observation(exchange)
-        # Also where nothing is observed: what is logged of it has the id that the answer has.
-        exchange.request_id = seen.request_id.encode()
-        return told_status(error, seen)
+    def _status_of(self, exchange: Exchange, error: Exception) -> ErrorStatus:
+        observation = exchange.observation or self._observation(exchange)
+        # The id in the log record is also the id in the response, even if nothing is observed.
+        exchange.request_id = observation.request_id.encode()
+        return observed_error_status(error, observation)
 
-    async def _tell(self, exchange: Exchange, status: Status, extra: Headers = ()) -> None:
+    async def _respond_error(self, exchange: Exchange, status: ErrorStatus, extra: Headers = ()) -> None:
         await exchange.respond(status.http, oip_json.encode_error(status.why, status.kind), JSON, extra)

@@ -1,61 +1,63 @@
-"""``infer`` without an ASGI exchange: what `RestApp` does for requests that came whole, in as few steps as can be.
+"""The fast path of ``infer``, for requests that arrived whole.
 
-Whatever is answered here is answered there with the same bytes; what is not, goes there.
+Its responses are byte-identical to those of `RestApp`, which handles the requests it declines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from typing_extensions import override
+
 from headrace.core.errors import ModelError
 from headrace.protocols import oip_json
-from headrace.server.answers import Answers
 from headrace.server.dataplane import Dataplane
-from headrace.server.direct import Later, Reply
-from headrace.server.errors import CLIENT_GONE
-from headrace.server.http import JSON, X_REQUEST_ID, Headers, echoed_id, packed
-from headrace.server.observation import Observation
+from headrace.server.direct import DeferredResponse, DirectHandler, DirectResponse
+from headrace.server.errors import CLIENT_DISCONNECTED
+from headrace.server.http import JSON, X_REQUEST_ID, Headers, compress_body, echoed_request_id
+from headrace.server.observation import RequestObservation
+from headrace.server.response_counters import ResponseCounters
 from headrace.server.rest_inference import (
     content_headers,
+    encode_response_body,
     error_headers,
+    observed_error_status,
     read_request,
-    told_status,
-    written_response,
 )
 from headrace.server.security import Access, Role
 
 ACTION: Final = "infer"
 ROUTES_MAX: Final = 4096
-"""Targets that are remembered. There are two for each version, and callers cannot make up others; this is a safeguard."""
+"""The maximum number of cached targets. Each version has two; the limit is a safeguard."""
 
 _JSON_HEAD: Final = b"content-type: %b\r\n" % JSON
 _HeaderMap = Mapping[bytes, bytes]
 
 
 class Route(NamedTuple):
-    """What a target names: a model and a version, which may be empty."""
+    """The model and the version that a target names. The version may be empty."""
 
     model: str
     version: str
 
 
-class DirectInference:
-    """Implements `Direct` for ``infer``.
+class DirectInference(DirectHandler):
+    """The direct handler of ``infer``.
 
     Args:
-        dataplane: What is asked.
-        answers: What is answered is counted there.
-        access: Who may ask.
-        body_bytes_max: What is larger is refused by the long way.
+        dataplane: The models.
+        counters: The counters of the responses.
+        access: The access rules.
+        body_bytes_max: The maximum size of a body; larger requests are declined.
         gzip_bytes_min: As in `RestLimits`.
-        find: The model and version whose ``infer`` a path names; None for other paths.
+        find: Returns the model and version whose ``infer`` a path names, or None for other paths.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         dataplane: Dataplane,
-        answers: Answers,
+        counters: ResponseCounters,
         access: Access,
         *,
         body_bytes_max: int,
@@ -64,7 +66,7 @@ class DirectInference:
         clock: Callable[[], float],
     ) -> None:
         self._dataplane = dataplane
-        self._answers = answers
+        self._counters = counters
         self._access = access
         self._bytes_max = body_bytes_max
         self._gzip_bytes_min = gzip_bytes_min
@@ -73,7 +75,7 @@ class DirectInference:
         self._routes: dict[bytes, Route] = {}
 
     def route(self, target: bytes) -> Route | None:
-        """See `Direct`; only models that are there are answered here."""
+        """Return the route of a known model, or None."""
         known = self._routes.get(target)
         if known is not None:
             return known
@@ -91,86 +93,90 @@ class DirectInference:
         self._routes[target] = route = Route(*found)
         return route
 
-    def answer(
+    @override
+    def respond(
         self, route: Route, headers: Sequence[tuple[bytes, bytes]], body: bytes
-    ) -> Reply | Later | None:
-        """See `Direct`."""
-        given = dict(headers)
-        if b"content-encoding" in given or len(body) > self._bytes_max:
+    ) -> DirectResponse | DeferredResponse | None:
+        header_map = dict(headers)
+        if b"content-encoding" in header_map or len(body) > self._bytes_max:
             return None
-        answer = self._answered(route, given, body)
-        if isinstance(answer, Reply):
-            self._answers.add(ACTION, answer.status)
-        return answer
+        response = self._infer(route, header_map, body)
+        if isinstance(response, DirectResponse):
+            self._counters.add(ACTION, response.status)
+        return response
 
-    def _answered(self, route: Route, given: _HeaderMap, body: bytes) -> Reply | Later:
+    def _infer(self, route: Route, headers: _HeaderMap, body: bytes) -> DirectResponse | DeferredResponse:
         model, version = route
         plane = self._dataplane
         try:
             if not self._access.open:
-                key = given.get(b"authorization")
+                key = headers.get(b"authorization")
                 self._access.check(None if key is None else key.decode("latin-1"), Role.INFER)
             metadata = plane.metadata(model, version)
-            wire = read_request(given, body, metadata, self._clock)
+            wire = read_request(headers, body, metadata, self._clock)
             response = plane.infer_now(model, version, wire.request)
             if response is None:
-                return partial(self._counted, partial(self._asked, route, given, wire))
-            written = written_response(response, wire, metadata)
-        except Exception as error:  # noqa: BLE001 - every error becomes an answer
-            return self._failed(route, given, error)
-        if self._is_long(written):
-            return partial(self._counted, partial(self._whole, given, written))
-        return _reply(given, written.body, *content_headers(written))
+                return partial(self._count_deferred, partial(self._infer_deferred, route, headers, wire))
+            wire_body = encode_response_body(response, wire, metadata)
+        except Exception as error:  # noqa: BLE001 - every error becomes a response
+            return self._error_response(route, headers, error)
+        if self._is_long(wire_body):
+            return partial(self._count_deferred, partial(self._encode_large, headers, wire_body))
+        return _ok_response(headers, wire_body.body, *content_headers(wire_body))
 
-    async def _counted(self, answering: Later) -> Reply:
-        status = CLIENT_GONE
+    async def _count_deferred(self, deferred: DeferredResponse) -> DirectResponse:
+        status = CLIENT_DISCONNECTED
         try:
-            reply = await answering()
-            status = reply.status
+            response = await deferred()
+            status = response.status
         finally:
-            self._answers.add(ACTION, status)
-        return reply
+            self._counters.add(ACTION, status)
+        return response
 
-    async def _asked(self, route: Route, given: _HeaderMap, wire: oip_json.WireRequest) -> Reply:
+    async def _infer_deferred(
+        self, route: Route, headers: _HeaderMap, wire: oip_json.JsonWireRequest
+    ) -> DirectResponse:
         model, version = route
         try:
             metadata = self._dataplane.metadata(model, version)
             response = await self._dataplane.infer(model, version, wire.request)
-            written = written_response(response, wire, metadata)
-        except Exception as error:  # noqa: BLE001 - every error becomes an answer
-            return self._failed(route, given, error)
-        return await self._whole(given, written)
+            wire_body = encode_response_body(response, wire, metadata)
+        except Exception as error:  # noqa: BLE001 - every error becomes a response
+            return self._error_response(route, headers, error)
+        return await self._encode_large(headers, wire_body)
 
-    async def _whole(self, given: _HeaderMap, written: oip_json.WireBody) -> Reply:
-        content_type, extra = content_headers(written)
-        body = written.body
-        if self._is_long(written):
-            body, encoding = await packed(body, given.get(b"accept-encoding", b""))
+    async def _encode_large(self, headers: _HeaderMap, wire_body: oip_json.WireBody) -> DirectResponse:
+        content_type, extra = content_headers(wire_body)
+        body = wire_body.body
+        if self._is_long(wire_body):
+            body, encoding = await compress_body(body, headers.get(b"accept-encoding", b""))
             extra = (*extra, *encoding)
-        return _reply(given, body, content_type, extra)
+        return _ok_response(headers, body, content_type, extra)
 
-    def _is_long(self, written: oip_json.WireBody) -> bool:
-        return self._gzip_bytes_min is not None and len(written.body) >= self._gzip_bytes_min
+    def _is_long(self, wire_body: oip_json.WireBody) -> bool:
+        return self._gzip_bytes_min is not None and len(wire_body.body) >= self._gzip_bytes_min
 
-    def _failed(self, route: Route, given: _HeaderMap, error: Exception) -> Reply:
+    def _error_response(self, route: Route, headers: _HeaderMap, error: Exception) -> DirectResponse:
         def header(name: str) -> str | None:
-            value = given.get(name.encode("latin-1"))
+            value = headers.get(name.encode("latin-1"))
             return None if value is None else value.decode("latin-1")
 
         path = f"/v2/models/{route.model}/infer"
-        seen = Observation("rest", "POST", path, began_s=self._clock(), header=header)
-        status = told_status(error, seen)
-        extra = [*error_headers(status), (X_REQUEST_ID, seen.request_id.encode())]
-        return Reply(status.http, _head(JSON, extra), oip_json.encode_error(status.why, status.kind))
+        observation = RequestObservation("rest", "POST", path, began_s=self._clock(), header=header)
+        status = observed_error_status(error, observation)
+        extra = [*error_headers(status), (X_REQUEST_ID, observation.request_id.encode())]
+        return DirectResponse(
+            status.http, _encode_head(JSON, extra), oip_json.encode_error(status.why, status.kind)
+        )
 
 
-def _reply(given: _HeaderMap, body: bytes, content_type: bytes, extra: Headers) -> Reply:
-    sent = given.get(X_REQUEST_ID)
-    if sent is not None and (echoed := echoed_id(sent)) is not None:
+def _ok_response(headers: _HeaderMap, body: bytes, content_type: bytes, extra: Headers) -> DirectResponse:
+    request_id = headers.get(X_REQUEST_ID)
+    if request_id is not None and (echoed := echoed_request_id(request_id)) is not None:
         extra = (*extra, (X_REQUEST_ID, echoed))
-    head = _JSON_HEAD if content_type is JSON and not extra else _head(content_type, extra)
-    return Reply(200, head, body)
+    head = _JSON_HEAD if content_type is JSON and not extra else _encode_head(content_type, extra)
+    return DirectResponse(200, head, body)
 
 
-def _head(content_type: bytes, extra: Headers) -> bytes:
+def _encode_head(content_type: bytes, extra: Headers) -> bytes:
     return b"".join([b"%b: %b\r\n" % line for line in ((b"content-type", content_type), *extra)])

@@ -1,14 +1,14 @@
-"""What ``infer`` over HTTP does between a body and a body, whichever way the request came."""
+"""The steps of ``infer`` over HTTP that ASGI exchanges and the fast path share."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from headrace.core.tensor import InferResponse, ModelMetadata
 from headrace.protocols import oip_json
-from headrace.protocols.schedule import scheduled
-from headrace.server.errors import Status, status_of
+from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
+from headrace.server.errors import ErrorStatus, status_of
 from headrace.server.http import JSON, Headers
-from headrace.server.observation import CURRENT, Observation
+from headrace.server.observation import CURRENT, RequestObservation
 
 HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
 _NONE: Final[Mapping[str, str]] = {}
@@ -17,28 +17,36 @@ _OCTETS: Final = b"application/octet-stream"
 
 def read_request(
     headers: Mapping[bytes, bytes], body: bytes, metadata: ModelMetadata, clock: Callable[[], float]
-) -> oip_json.WireRequest:
-    """An inference request as it came, with its deadline and priority. Raises what `oip_json.decode_request` does."""
+) -> oip_json.JsonWireRequest:
+    """Return the decoded inference request with its deadline and priority.
+
+    Raise the errors of `oip_json.decode_request`.
+    """
     length = headers.get(HEADER_LENGTH)
-    json_bytes = None if length is None else oip_json.header_length(length.decode("latin-1"))
+    json_bytes = None if length is None else oip_json.parse_header_length(length.decode("latin-1"))
     if json_bytes == 0:
         return oip_json.decode_raw_request(body, metadata, bf16="float32")
     wire = oip_json.decode_request(body, json_bytes, bf16="float32")
     if not wire.request.parameters:
         return wire
-    return oip_json.WireRequest(scheduled(wire.request, clock()), wire.binary_default, wire.binary_by_name)
+    return oip_json.JsonWireRequest(
+        apply_scheduling_parameters(wire.request, clock()), wire.binary_default, wire.binary_by_name
+    )
 
 
-def written_response(
-    response: InferResponse, wire: oip_json.WireRequest, metadata: ModelMetadata
+def encode_response_body(
+    response: InferResponse, wire: oip_json.JsonWireRequest, metadata: ModelMetadata
 ) -> oip_json.WireBody:
-    """The answer to a request, in the form that it asks for. Raises what `oip_json.encode_response` does."""
+    """Return the encoded response in the form that the request selects.
+
+    Raise the errors of `oip_json.encode_response`.
+    """
     binary = wire.binary if wire.binary_default or wire.binary_by_name else False
-    return oip_json.encode_response(response, binary=binary, datatypes=declared_bf16(metadata))
+    return oip_json.encode_response(response, binary=binary, datatypes=bf16_outputs(metadata))
 
 
-def declared_bf16(metadata: ModelMetadata) -> Mapping[str, str]:
-    """Outputs that the model declares as BF16, which numpy cannot tell."""
+def bf16_outputs(metadata: ModelMetadata) -> Mapping[str, str]:
+    """Return the outputs that the model declares as BF16. NumPy has no such dtype."""
     for spec in metadata.outputs:
         if spec.datatype == "BF16":
             return {s.name: s.datatype for s in metadata.outputs if s.datatype == "BF16"}
@@ -46,25 +54,25 @@ def declared_bf16(metadata: ModelMetadata) -> Mapping[str, str]:
 
 
 def content_headers(body: oip_json.WireBody) -> tuple[bytes, Headers]:
-    """The content type of a response, and the headers that binary tensors need besides."""
+    """Return the content type of a response, and the extra headers of binary tensors."""
     if body.json_bytes is None:
         return JSON, ()
     return _OCTETS, ((HEADER_LENGTH, b"%d" % body.json_bytes),)
 
 
-def told_status(error: Exception, seen: Observation) -> Status:
-    """The status of an error; what is logged of it has the id that the answer has."""
-    token = CURRENT.set(seen)
+def observed_error_status(error: Exception, observation: RequestObservation) -> ErrorStatus:
+    """Return the status of an error. Log records about it have the id of the response."""
+    token = CURRENT.set(observation)
     try:
         status = status_of(error)
     finally:
         CURRENT.reset(token)
-    seen.failed(error, status)
+    observation.on_error(error, status)
     return status
 
 
-def error_headers(status: Status) -> Headers:
-    """What the head of an error says besides."""
+def error_headers(status: ErrorStatus) -> Headers:
+    """Return the additional headers of an error response."""
     headers: list[tuple[bytes, bytes]] = []
     if status.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % status.retry_after_s))

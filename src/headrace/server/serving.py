@@ -1,4 +1,4 @@
-"""A server's life: open the doors, load the models, answer, drain, leave."""
+"""The lifecycle of a server: open the listeners, load the models, serve, drain, stop."""
 
 import asyncio
 import gc
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from headrace.core.errors import StoppedError
 from headrace.core.service import Service
 from headrace.server.dataplane import Dataplane
-from headrace.server.listen import Listener
+from headrace.server.listener import Listener
 
 _log = logging.getLogger("headrace.server")
 
 
 @dataclass(frozen=True, slots=True)
 class DrainSettings:
-    """How a server leaves.
+    """The steps and times of a graceful stop.
 
-    On the first SIGTERM or SIGINT it says that it is not ready, goes on answering for `notice_s` so that whoever sends it
-    requests can look elsewhere, takes no new connections then, and finishes what is under way for at most `grace_s`. The
-    second signal ends it at once.
+    On the first SIGTERM or SIGINT the server reports that it is not ready. It serves for `notice_s`
+    more seconds, so that load balancers can stop sending requests. Then it closes its listeners and
+    finishes running requests within `grace_s` seconds. A second signal stops it at once.
     """
 
     notice_s: float = 0.0
@@ -29,10 +29,11 @@ class DrainSettings:
 
 
 class Serving:
-    """Runs listeners over the models of one repository; use it once.
+    """The run of one server: listeners over the models of one repository. Use it once.
 
-    `listeners` are opened in order, before the models are loaded, so that liveness can be asked while they load; `last`
-    are closed after everything else has ended: metrics. `repository` is what answers: models, perhaps with what works by them.
+    The `listeners` open in order, before the models load, so that liveness probes succeed
+    meanwhile. The `stopped_last` listeners (metrics) close after everything else. `repository` is
+    the service behind the listeners: models, and possibly other services.
     """
 
     def __init__(
@@ -41,39 +42,43 @@ class Serving:
         dataplane: Dataplane,
         listeners: Sequence[Listener],
         *,
-        last: Sequence[Listener] = (),
+        stopped_last: Sequence[Listener] = (),
         drain: DrainSettings | None = None,
     ) -> None:
         self._repository = repository
         self._dataplane = dataplane
         self._listeners = listeners
-        self._last = last
+        self._stopped_last = stopped_last
         self._drain = drain or DrainSettings()
         self._stop = asyncio.Event()
-        self._at_once = asyncio.Event()
+        self._force_stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def stop(self) -> None:
-        """Leave gracefully; the second time, at once. In the event loop."""
+        """Stop gracefully. A second call stops at once. Call it in the event loop."""
         if self._stop.is_set():
-            self._at_once.set()
+            self._force_stop.set()
         self._stop.set()
 
-    def stop_soon(self) -> None:
-        """What `stop` does, from any thread."""
+    def stop_threadsafe(self) -> None:
+        """Call `stop` from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.stop)
 
     async def run(self, on_ready: Callable[[], None] | None = None, *, signals: bool = True) -> None:
-        """Serve until stopped. Raises what kept it from being ready; `on_ready` is called when it is."""
+        """Serve until `stop`. Call `on_ready` when the models are loaded.
+
+        Raise the error that prevented the start.
+        """
         self._loop = loop = asyncio.get_running_loop()
-        taken = (signal.SIGTERM, signal.SIGINT) if signals else ()
-        for number in taken:
+        handled_signals = (signal.SIGTERM, signal.SIGINT) if signals else ()
+        for number in handled_signals:
             loop.add_signal_handler(number, self.stop)
         try:
             await self._open()
-            if await self._loaded():
-                # What is there now stays: the collector need not look at it again and again.
+            if await self._load():
+                # The objects of the start live as long as the server, so later collections can skip
+                # them.
                 gc.collect()
                 gc.freeze()
                 if on_ready is not None:
@@ -86,15 +91,15 @@ class Serving:
                 await self._wait(self._drain.notice_s)
         finally:
             await self._close()
-            for number in taken:
+            for number in handled_signals:
                 loop.remove_signal_handler(number)
 
     async def _open(self) -> None:
-        for listener in (*self._last, *self._listeners):
+        for listener in (*self._stopped_last, *self._listeners):
             await listener.start()
 
-    async def _loaded(self) -> bool:
-        """Load the models; False when it is stopped meanwhile."""
+    async def _load(self) -> bool:
+        """Load the models. Return False if the server was stopped meanwhile."""
         loading = asyncio.ensure_future(asyncio.to_thread(self._repository.start))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
@@ -112,31 +117,31 @@ class Serving:
     async def _wait(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._at_once.wait()
+                await self._force_stop.wait()
         except TimeoutError:
             return
 
     async def _close(self) -> None:
         closing = asyncio.ensure_future(self._finish())
-        hurrying = asyncio.ensure_future(self._at_once.wait())
-        await asyncio.wait({closing, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
+        forced = asyncio.ensure_future(self._force_stop.wait())
+        await asyncio.wait({closing, forced}, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
         if not closing.done():
             await asyncio.to_thread(self._repository.stop, drain=False)
             await asyncio.gather(*(listener.stop(0) for listener in self._listeners))
             closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
-        await asyncio.gather(*(listener.stop(1) for listener in self._last))
+        await asyncio.gather(*(listener.stop(1) for listener in self._stopped_last))
 
     async def _finish(self) -> None:
-        """Doors first, so that nothing new comes; then the models, which finish what they have."""
+        """Close the listeners, so that no new requests arrive; then let the models finish theirs."""
         grace_s = self._drain.grace_s
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + grace_s
+        deadline_s = loop.time() + grace_s
         await asyncio.gather(*(listener.stop(grace_s) for listener in self._listeners))
         stopping = asyncio.ensure_future(asyncio.to_thread(self._repository.stop, drain=True))
-        _, late = await asyncio.wait({stopping}, timeout=max(ends_s - loop.time(), 0.1))
+        _, late = await asyncio.wait({stopping}, timeout=max(deadline_s - loop.time(), 0.1))
         if late:
-            _log.warning("requests were cut off after the grace", extra={"grace_s": grace_s})
+            _log.warning("running requests were cancelled after the grace period", extra={"grace_s": grace_s})
             await asyncio.to_thread(self._repository.stop, drain=False)
             await asyncio.wait({stopping})

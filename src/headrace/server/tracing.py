@@ -1,15 +1,18 @@
-"""Spans of requests for OpenTelemetry. The one door to opentelemetry.
+"""OpenTelemetry spans of requests. Only this module imports opentelemetry.
 
-One server span a request, child of the caller's where it sent a W3C ``traceparent``; below it ``queue`` and ``predict``, made of the
-times that the engine measured. Configured by the usual ``OTEL_*`` environment.
+Each request has one server span, a child of the client's span if the request has a W3C
+``traceparent``. Its children ``queue`` and ``predict`` are the times that the engine measured. The
+standard ``OTEL_*`` environment variables configure it.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from typing_extensions import override
+
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.server.observation import Observation
+from headrace.server.observation import Observer, RequestObservation
 
 try:
     from opentelemetry import propagate, trace
@@ -23,7 +26,7 @@ except ImportError as _error:
 
 _EXPORTERS: Final[Mapping[str, Callable[[], SpanExporter]]] = {
     "otlp": OTLPSpanExporter,
-    # Not the default, which is what standard output was when it was imported.
+    # The default would be the standard output at the time of the import.
     "console": lambda: ConsoleSpanExporter(out=sys.stdout),
 }
 
@@ -31,7 +34,7 @@ Lookup = Callable[[str], str | None]
 
 
 class _Headers(Getter[Lookup]):
-    """Reads a caller's context from HTTP headers, or gRPC metadata, by name."""
+    """A getter of trace context from HTTP headers or gRPC metadata, by name."""
 
     def get(self, carrier: Lookup, key: str) -> list[str] | None:
         value = carrier(key.lower())
@@ -45,69 +48,69 @@ class _Headers(Getter[Lookup]):
 _HEADERS: Final = _Headers()
 
 
-class Tracer:
-    """An `Observer` that makes spans. `close` it once no request is left: what was not yet exported is, then."""
+class Tracer(Observer):
+    """An observer that creates spans. `close` exports the remaining spans after the last request."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("headrace.server")
 
-    def begin(self, seen: Observation) -> None:
-        """Open the span; from then on `trace_id` is known."""
-        parent = propagate.extract(seen.header, getter=_HEADERS)
-        # What a sampler may look at must be there from the start.
-        seen.span = span = self._tracer.start_span(
-            seen.method,
+    def begin(self, observation: RequestObservation) -> None:
+        """Open the span. The observation has its `trace_id` from then on."""
+        parent = propagate.extract(observation.header, getter=_HEADERS)
+        # Samplers need the attributes at the start of the span.
+        observation.span = span = self._tracer.start_span(
+            observation.method,
             context=parent,
             kind=trace.SpanKind.SERVER,
-            attributes=_head(seen),
-            start_time=seen.began_ns,
+            attributes=_start_attributes(observation),
+            start_time=observation.began_ns,
         )
         context = span.get_span_context()
         if context.is_valid:
-            seen.trace_id = trace.format_trace_id(context.trace_id)
+            observation.trace_id = trace.format_trace_id(context.trace_id)
 
-    def end(self, seen: Observation) -> None:
-        """Fill the span in, make its children, and close it."""
-        span: trace.Span | None = seen.span
+    @override
+    def end(self, observation: RequestObservation) -> None:
+        span: trace.Span | None = observation.span
         if span is None:
             return
         if span.is_recording():
-            span.update_name(_name(seen))
-            span.set_attributes(_attributes(seen))
-            self._children(seen, span)
-            if seen.first_item_s is not None:
-                span.add_event("first item", timestamp=seen.epoch_ns(seen.first_item_s))
-            if seen.fault:
-                why = "" if seen.failure is None else seen.failure[1].why
+            span.update_name(_name(observation))
+            span.set_attributes(_attributes(observation))
+            self._children(observation, span)
+            if observation.first_item_s is not None:
+                span.add_event("first item", timestamp=observation.epoch_ns(observation.first_item_s))
+            if observation.fault:
+                why = "" if observation.failure is None else observation.failure[1].why
                 span.set_status(trace.Status(trace.StatusCode.ERROR, why))
-        span.end(seen.epoch_ns(seen.ended_s))
+        span.end(observation.epoch_ns(observation.ended_s))
 
-    def _children(self, seen: Observation, span: trace.Span) -> None:
-        times = seen.times
-        if times.asked_s is None or times.began_s is None or times.ended_s is None:
-            return  # it never came to its call, or nobody knows when
+    def _children(self, observation: RequestObservation, span: trace.Span) -> None:
+        times = observation.times
+        if times.arrived_s is None or times.began_s is None or times.ended_s is None:
+            return  # the request was never called, or the times are unknown
         context = trace.set_span_in_context(span)
         for name, began_s, ended_s in (
-            ("queue", times.asked_s, times.began_s),
+            ("queue", times.arrived_s, times.began_s),
             ("predict", times.began_s, times.ended_s),
         ):
-            child = self._tracer.start_span(name, context=context, start_time=seen.epoch_ns(began_s))
-            child.end(seen.epoch_ns(ended_s))
+            child = self._tracer.start_span(name, context=context, start_time=observation.epoch_ns(began_s))
+            child.end(observation.epoch_ns(ended_s))
 
     def close(self) -> None:
-        """Export what is left, for as long as ``OTEL_BSP_EXPORT_TIMEOUT`` allows, and stop."""
+        """Export the remaining spans, within ``OTEL_BSP_EXPORT_TIMEOUT``, and stop."""
         self._provider.shutdown()
 
 
-def _head(seen: Observation) -> dict[str, str]:
-    if seen.door == "grpc":
-        return {"rpc.system.name": "grpc", "rpc.method": seen.path.lstrip("/")}
-    return {"http.request.method": seen.method, "url.path": seen.path}
+def _start_attributes(observation: RequestObservation) -> dict[str, str]:
+    if observation.protocol == "grpc":
+        return {"rpc.system.name": "grpc", "rpc.method": observation.path.lstrip("/")}
+    return {"http.request.method": observation.method, "url.path": observation.path}
 
 
 def route(path: str, model: str, version: str) -> str:
-    """An HTTP path with places for the model and the version in it: ``/v2/models/{model}/infer``."""
+    """Return an HTTP path with placeholders for model and version: ``/v2/models/{model}/infer``."""
     parts = path.rstrip("/").split("/") if len(path) > 1 else [path]
     at = 4 if path.startswith("/v2/repository/") else 3
     if model and len(parts) > at:
@@ -117,40 +120,45 @@ def route(path: str, model: str, version: str) -> str:
     return "/".join(parts)
 
 
-def _name(seen: Observation) -> str:
-    if seen.door == "grpc":
-        return seen.path.lstrip("/")
-    known = seen.action != "unknown"
-    return f"{seen.method} {route(seen.path, seen.model, seen.version)}" if known else seen.method
+def _name(observation: RequestObservation) -> str:
+    if observation.protocol == "grpc":
+        return observation.path.lstrip("/")
+    known = observation.action != "unknown"
+    return (
+        f"{observation.method} {route(observation.path, observation.model, observation.version)}"
+        if known
+        else observation.method
+    )
 
 
-def _attributes(seen: Observation) -> dict[str, Any]:
+def _attributes(observation: RequestObservation) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "headrace.request.id": seen.body_id or seen.request_id,
-        "headrace.model.name": seen.model,
-        "headrace.model.version": seen.version,
-        "headrace.client": seen.client,
+        "headrace.request.id": observation.body_id or observation.request_id,
+        "headrace.model.name": observation.model,
+        "headrace.model.version": observation.version,
+        "headrace.client": observation.client,
     }
     found = {name: value for name, value in found.items() if value}
-    if seen.model:
-        found["headrace.rows"] = seen.rows
-    if seen.streamed:
-        found["headrace.stream.items"] = seen.items
-    if seen.door == "grpc":
-        found["rpc.response.status_code"] = str(seen.status)
+    if observation.model:
+        found["headrace.rows"] = observation.rows
+    if observation.streamed:
+        found["headrace.stream.items"] = observation.items
+    if observation.protocol == "grpc":
+        found["rpc.response.status_code"] = str(observation.status)
     else:
-        found["http.response.status_code"] = seen.status
-        if seen.action != "unknown":
-            found["http.route"] = route(seen.path, seen.model, seen.version)
-    if seen.failure is not None:
-        found["error.type"] = seen.failure[0]
+        found["http.response.status_code"] = observation.status
+        if observation.action != "unknown":
+            found["http.route"] = route(observation.path, observation.model, observation.version)
+    if observation.failure is not None:
+        found["error.type"] = observation.failure[0]
     return found
 
 
 def exporters(environment: Mapping[str, str]) -> Iterable[SpanExporter]:
-    """What ``OTEL_TRACES_EXPORTER`` names, a list with commas; OTLP over HTTP by default.
+    """Yield the exporters of ``OTEL_TRACES_EXPORTER``, a comma-separated list; the default is otlp.
 
-    ConfigError for exporters, and protocols of OTLP, that are not here.
+    Raises:
+        ConfigError: An exporter, or an OTLP protocol, is not available.
     """
     names = [
         n.strip() for n in environment.get("OTEL_TRACES_EXPORTER", "otlp").lower().split(",") if n.strip()
@@ -158,24 +166,27 @@ def exporters(environment: Mapping[str, str]) -> Iterable[SpanExporter]:
     unknown = [n for n in names if n not in _EXPORTERS]
     if unknown:
         raise ConfigError(
-            f"OTEL_TRACES_EXPORTER: {', '.join(unknown)} cannot be had here: use otlp, console or none"
+            f"OTEL_TRACES_EXPORTER: unsupported exporter {', '.join(unknown)}: use otlp, console or none"
         )
     protocol = environment.get(
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", environment.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
     )
     if "otlp" in names and protocol not in ("", "http/protobuf"):
         raise ConfigError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL: traces leave as http/protobuf, not {protocol}: unset it, and give the "
-            "collector's HTTP endpoint, such as http://localhost:4318"
+            f"OTEL_EXPORTER_OTLP_PROTOCOL: unsupported protocol {protocol}: unset it, since traces are "
+            "exported as http/protobuf, and set the collector's HTTP endpoint, such as http://localhost:4318"
         )
     return [_EXPORTERS[name]() for name in names]
 
 
 def tracer_from(environment: Mapping[str, str], version: str) -> Tracer:
-    """The tracer that the environment asks for; see `headrace.server.observation.tracing_wanted` for whether it does.
+    """Return the tracer that the environment configures; see `tracing_wanted`.
 
-    Sampler, batches, resource, headers and time-outs are the SDK's own, which reads the process's ``OTEL_*`` variables. The
-    service is called headrace unless they name it. ConfigError.
+    The SDK reads sampler, batches, resource, headers and timeouts from the ``OTEL_*`` variables of
+    the process. The service name is headrace unless these variables set another one.
+
+    Raises:
+        ConfigError: An exporter, or an OTLP protocol, is not available.
     """
     resource = Resource.create({SERVICE_VERSION: version})
     if not environment.get("OTEL_SERVICE_NAME") and "service.name=" not in environment.get(

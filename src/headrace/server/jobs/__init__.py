@@ -1,4 +1,7 @@
-"""The HTTP API of jobs: thin routes over `headrace.jobs.desk`. FastAPI and pydantic are imported in this room alone."""
+"""The HTTP API of jobs: routes over `headrace.jobs.service`.
+
+Only this package imports FastAPI and pydantic.
+"""
 
 from importlib.util import find_spec
 

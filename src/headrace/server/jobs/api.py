@@ -1,4 +1,4 @@
-"""What every route is handed: the desk, who may stand before it, and the little that routes have in common."""
+"""The state and helpers that all routes of the job API share: service, access check, responses."""
 
 import asyncio
 import re
@@ -11,110 +11,124 @@ from fastapi import Request, Response
 
 from headrace.core.errors import JobNotFoundError
 from headrace.jobs.access import JobAccess, JobKey, Scope
-from headrace.jobs.desk import JobDesk
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import Job
-from headrace.server.http import Exchange, Patience
+from headrace.jobs.service import JobService
+from headrace.server.http import Exchange, HttpTimeouts
 from headrace.server.jobs.models import ProblemModel
-from headrace.server.jobs.workroom import Workroom
+from headrace.server.jobs.thread_pool import BoundedThreadPool
 
 WAIT_S_MAX: Final = 60.0
-DOCUMENT_BYTES: Final = 1 << 20
-"""What a submission may be larger than its payload."""
+DOCUMENT_BYTES_MAX: Final = 1 << 20
+"""The maximum size of a submission in addition to its payload."""
 _JOB_ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_WHY: Final = {
-    400: "What was sent is wrong; `error` names the field.",
-    401: "No key, or an unknown one.",
-    403: "The key may not do this.",
-    404: "No such job, or none of yours.",
+_ERROR_DESCRIPTIONS: Final = {
+    400: "The request is malformed; `error` names the field.",
+    401: "The key is missing or unknown.",
+    403: "The key lacks the permission.",
+    404: "No job has this id, or it belongs to another tenant.",
     408: "The body did not arrive in time.",
-    409: "The job's state does not allow this.",
-    410: "The result is no longer there.",
-    413: "Larger than is taken here.",
-    422: "The idempotency key stands for another submission.",
-    429: "Too many wait: again after `Retry-After` seconds.",
-    503: "The database or the store does not answer, or the queue takes nothing now: again after `Retry-After` seconds.",
+    409: "The state of the job does not allow the operation.",
+    410: "The result was moved or deleted.",
+    413: "The body exceeds the size limit.",
+    422: "The idempotency key belongs to another submission.",
+    429: "Too many jobs or requests wait: retry after `Retry-After` seconds.",
+    503: (
+        "The database or the object store does not respond, or the queue is draining: retry after "
+        "`Retry-After` seconds."
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Of the HTTP API."""
+    """The settings of the HTTP API of jobs."""
 
     body_s_max: float = 300.0
-    """How long a submission may take to arrive."""
+    """The maximum seconds for a submission to arrive."""
     upload_idle_s: float = 60.0
-    """How long an upload may be silent."""
+    """The maximum seconds between two parts of an upload."""
     upload_s_max: float = 6 * 3600.0
     uploads_max: int = 64
-    """Uploads through the API at one time."""
+    """The maximum number of concurrent uploads through the API."""
     heartbeat_s: float = 15.0
-    """How often an event stream without events says that it is there."""
+    """The interval in seconds of the heartbeats of an event stream without events."""
     stream_s_max: float = 3600.0
-    """How long an event stream lasts; its reader comes again, and goes on where it was."""
+    """The maximum seconds of an event stream. Its client reconnects and continues."""
 
 
 class Api:
-    """The desk behind HTTP. One for each application."""
+    """The job service behind HTTP. Each application has one."""
 
-    def __init__(self, desk: JobDesk, access: JobAccess, settings: ApiSettings, workroom: Workroom) -> None:
-        self.desk = desk
+    def __init__(
+        self, service: JobService, access: JobAccess, settings: ApiSettings, thread_pool: BoundedThreadPool
+    ) -> None:
+        self.service = service
         self.settings = settings
-        self.workroom = workroom
+        self.thread_pool = thread_pool
         self.uploads = asyncio.Semaphore(settings.uploads_max)
         self._access = access
-        self._patience = Patience(settings.body_s_max)
+        self._timeouts = HttpTimeouts(settings.body_s_max)
 
-    def caller(self, request: Request, *scopes: Scope) -> JobKey:
-        """Who asks, with one of these scopes at least. UnauthenticatedError, ForbiddenError."""
+    def authorize(self, request: Request, *scopes: Scope) -> JobKey:
+        """Return the key of the client, which needs one of the scopes.
+
+        Raises:
+            UnauthenticatedError: The key is missing or unknown.
+            ForbiddenError: The key has none of the scopes.
+        """
         return self._access.check(request.headers.get("authorization"), *scopes)
 
     async def body(self, request: Request, bytes_max: int) -> bytes:
-        """The whole body, decompressed, bounded in bytes and time."""
-        exchange = Exchange(request.scope, request.receive, _nothing, self._patience)
+        """Return the whole body, decompressed, within limits of size and time."""
+        exchange = Exchange(request.scope, request.receive, _discard, self._timeouts)
         return await exchange.body(bytes_max)
 
-    async def waited(self, caller: JobKey, job_id: str, wait_s: float) -> Job:
-        """The job once it has ended, or as it is after `wait_s`. No thread waits."""
+    async def wait_for_job(self, key: JobKey, job_id: str, wait_s: float) -> Job:
+        """Return the job once it has ended, or its state after `wait_s` seconds. No thread waits."""
         if wait_s <= 0:
-            return await self.workroom.run(self.desk.get, caller, job_id)
-        waiting = await self.workroom.run(self.desk.follow, caller, job_id, _ended)
+            return await self.thread_pool.run(self.service.get, key, job_id)
+        waiter = await self.thread_pool.run(self.service.follow, key, job_id, _has_ended)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(waiting.job), wait_s)
+            return await asyncio.wait_for(asyncio.wrap_future(waiter.job), wait_s)
         except TimeoutError:
-            return await self.workroom.run(self.desk.get, caller, job_id)
+            return await self.thread_pool.run(self.service.get, key, job_id)
         finally:
-            self.desk.leave(waiting)
+            self.service.leave(waiter)
 
 
-def job_id_of(text: str) -> str:
-    """A job's id from a path. JobNotFoundError for what none can have, so that no database is asked for it."""
+def parse_job_id(text: str) -> str:
+    """Return the job id of a path.
+
+    Raises:
+        JobNotFoundError: No job can have this id. The database is not asked.
+    """
     if not _JOB_ID.fullmatch(text):
         raise JobNotFoundError(ascii(text[:80])[1:-1])
     return text.lower()
 
 
-def answer(
+def json_response(
     document: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """A JSON response."""
+    """Return a JSON response."""
     return Response(orjson.dumps(document), status, headers, media_type="application/json")
 
 
-def job_answer(job: Job, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A job as a response."""
-    return answer(job_document(job), status, headers)
+def job_response(job: Job, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a job as a response."""
+    return json_response(job_document(job), status, headers)
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What OpenAPI says of a route's errors, beside those that all have."""
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI entries of a route's errors: the given statuses and those of every route."""
     every = sorted({400, 401, 403, 429, 503, *statuses})
-    return {status: {"model": ProblemModel, "description": _WHY[status]} for status in every}
+    return {status: {"model": ProblemModel, "description": _ERROR_DESCRIPTIONS[status]} for status in every}
 
 
-def _ended(job: Job) -> bool:
+def _has_ended(job: Job) -> bool:
     return job.state.ended
 
 
-async def _nothing(message: Any) -> None:
-    """An exchange that only reads has nothing to send."""
+async def _discard(message: Any) -> None:
+    """Do nothing: an exchange that only reads has nothing to send."""

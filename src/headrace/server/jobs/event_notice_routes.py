@@ -1,4 +1,4 @@
-"""The route that stores, and what carries their notices, post object events to."""
+"""The route that receives event notifications of object stores."""
 
 import logging
 from typing import Any, Final, cast
@@ -7,9 +7,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from headrace.jobs.access import Scope
-from headrace.jobs.triggering import Triggering
+from headrace.jobs.event_submitter import EventSubmitter
 from headrace.protocols.object_events import NOTICE_BYTES_MAX, object_events
-from headrace.server.jobs.api import Api, answer, problems
+from headrace.server.jobs.api import Api, error_responses, json_response
 from headrace.server.jobs.models import EventOutcomesModel
 
 _CONFIRMATION: Final = "SubscriptionConfirmation"
@@ -17,24 +17,32 @@ _CONFIRMATION: Final = "SubscriptionConfirmation"
 _log = logging.getLogger("headrace.jobs.events")
 
 
-def event_notice_routes(api: Api, triggering: Triggering) -> APIRouter:
-    """The route, for one API."""
+def event_notice_routes(api: Api, event_submitter: EventSubmitter) -> APIRouter:
+    """Return the route for one API."""
     router = APIRouter(prefix="/v1/events", tags=["events"])
 
-    @router.post("/s3", response_model=EventOutcomesModel, responses=problems(400, 413, 429))
+    @router.post(
+        "/s3",
+        summary="Receive an event notification",
+        response_model=EventOutcomesModel,
+        responses=error_responses(400, 413, 429),
+    )
     async def s3(request: Request) -> Response:
-        """Take a notice of objects that were created, and submit the jobs that its triggers ask for.
+        """Accept an event notification, and submit the jobs of matching triggers.
 
-        AWS, MinIO and Ceph, bare or wrapped by SNS, SQS or EventBridge. Told twice, or in disorder, it makes no job twice.
+        The formats of AWS, MinIO and Ceph are accepted, bare or wrapped by SNS, SQS or EventBridge.
+        Repeated or reordered notifications about created objects make no job twice.
         """
-        api.caller(request, Scope.EVENTS)
+        api.authorize(request, Scope.EVENTS)
         body = await api.body(request, NOTICE_BYTES_MAX)
         if _wants_confirmation(body):
-            # Its address is not asked: anybody could have named it.
-            _log.warning("SNS asks to confirm a subscription: confirm it in its console, or by its API")
-            return answer({"outcomes": []})
-        outcomes = await api.workroom.run(triggering.take, object_events(body))
-        return answer(
+            # The address in the notification is not called: any sender could have chosen it.
+            _log.warning(
+                "SNS requests the confirmation of a subscription: confirm it in the console or API of SNS"
+            )
+            return json_response({"outcomes": []})
+        outcomes = await api.thread_pool.run(event_submitter.submit, object_events(body))
+        return json_response(
             {
                 "outcomes": [
                     {"uri": o.uri, "job_id": o.job_id, "created": o.created, "reason": o.reason}

@@ -1,4 +1,7 @@
-"""The API's JSON as pydantic models: what OpenAPI tells of it. What is sent is read by `headrace.jobs.intake`, which is exact."""
+"""The JSON documents of the API as pydantic models, for OpenAPI.
+
+`headrace.jobs.submission` parses submissions, with stricter checks.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -8,38 +11,42 @@ from headrace.jobs.cause import Cause
 from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT, HistoryEvent
 from headrace.jobs.state import JobState
 
-Kind = Literal["infer", "transform", "stream"]
-Milliseconds = Annotated[int, Field(description="Milliseconds since the epoch, by the database's clock.")]
+KindName = Literal["infer", "transform", "stream"]
+Milliseconds = Annotated[
+    int, Field(description="Milliseconds since the epoch, on the clock of the database.")
+]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Text = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
 Media = Annotated[str, Field(min_length=3, max_length=255, pattern=r"^[\x20-\x7e]+$")]
 
 
 class SubmissionModel(BaseModel):
-    """A job as it is submitted. Exactly one of `input`, `upload` and `input_uri` says what it works on."""
+    """A job as it is submitted. Exactly one of `input`, `upload` and `input_uri` names its input."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?$")] = ""
-    """With @ and a version where one is meant. Needed for `infer`."""
-    kind: Kind = "infer"
+    """The name of the model, optionally with @ and a version. Required for `infer`."""
+    kind: KindName = "infer"
     queue: Name = "default"
     input: Any = None
-    """The payload itself: any JSON; with another `content_type` a string. It is stored for the job."""
+    """The payload: any JSON, or a string with another `content_type`. headrace stores it for the job."""
     upload: str | None = None
-    """The id of an upload (`POST /v1/uploads`) that has come. It makes one job."""
+    """The id of a finished upload (`POST /v1/uploads`). One upload makes one job."""
     input_uri: str | None = None
-    """The payload (`infer`) or the source (`transform`, `stream`), where the caller's key may read it."""
+    """The payload (`infer`) or the source (`transform`, `stream`), at an address that the client's
+    key may read.
+    """
     content_type: Media | None = None
     accept: Media | None = None
     output_uri: str | None = None
-    """Where the result is published: a prefix; `KEY.out` is put below it."""
+    """The prefix under which the result is published as `KEY.out`."""
     key: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     region: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
-    """Where its data lives: workers of that region take it first. Else told by the server's rules, where it has some."""
+    """The region of the data: its workers claim the job first. By default the server's rules decide."""
     options: dict[str, Any] = {}
     priority: Annotated[int, Field(ge=0, le=9)] = PRIORITY_DEFAULT
-    """0 is taken first."""
+    """0 is claimed first."""
     delay_s: Annotated[float, Field(ge=0)] = 0
     attempts_max: Annotated[int, Field(ge=1)] = ATTEMPTS_MAX_DEFAULT
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
@@ -51,18 +58,18 @@ class SubmissionModel(BaseModel):
 
 
 class ProgressModel(BaseModel):
-    """How far a running attempt is."""
+    """The progress of a running attempt."""
 
     done: int
     total: int | None
     unit: str
     note: str
     bytes_across_regions: int
-    """Bytes of the input that this attempt read although they live in another region."""
+    """Bytes of input that this attempt read from other regions."""
 
 
 class ResultModel(BaseModel):
-    """Where the result is."""
+    """The location of a result."""
 
     uri: str
     size_bytes: int | None
@@ -71,7 +78,7 @@ class ResultModel(BaseModel):
 
 
 class FailureModel(BaseModel):
-    """Why a job, or its last attempt, failed."""
+    """The reason why a job, or its last attempt, failed."""
 
     cause: Cause
     message: str
@@ -80,12 +87,12 @@ class FailureModel(BaseModel):
 
 
 class JobModel(BaseModel):
-    """A job as it is."""
+    """A job in its current state."""
 
     id: str
     state: JobState
     model: str
-    kind: Kind
+    kind: KindName
     queue: str
     input_uri: str
     content_type: str
@@ -100,7 +107,7 @@ class JobModel(BaseModel):
     correlation_id: str
     tenant: str
     region: str
-    """Where its data lives; empty where that is not known."""
+    """The region of the data; empty if unknown."""
     options: dict[str, Any]
     tags: dict[str, str]
     attempt: int
@@ -108,7 +115,7 @@ class JobModel(BaseModel):
     crashes: int
     worker: str
     worker_region: str
-    """Where that worker is; empty where it did not say."""
+    """The region of the worker; empty if unknown."""
     created_at_ms: Milliseconds
     due_at_ms: Milliseconds
     started_at_ms: Milliseconds | None
@@ -122,14 +129,14 @@ class JobModel(BaseModel):
 
 
 class PageModel(BaseModel):
-    """Jobs, newest first; `next_after` is "" on the last page."""
+    """A page of jobs, newest first. `next_after` is "" on the last page."""
 
     jobs: list[JobModel]
     next_after: str
 
 
 class HistoryEntryModel(BaseModel):
-    """One thing that went wrong with a job, or was done to it by hand."""
+    """One failure or manual change of a job."""
 
     at_ms: Milliseconds
     event: HistoryEvent
@@ -142,13 +149,13 @@ class HistoryEntryModel(BaseModel):
 
 
 class HistoryModel(BaseModel):
-    """A job's history, oldest first."""
+    """The history of a job, oldest first."""
 
     history: list[HistoryEntryModel]
 
 
 class QueueModel(BaseModel):
-    """A queue, and how many jobs are in it: due (`queued`), due later, running."""
+    """A queue and its numbers of jobs: due (`queued`), due later, running."""
 
     queue: str
     paused: bool
@@ -156,29 +163,32 @@ class QueueModel(BaseModel):
     pending_max: int | None
     queued: int
     queued_by_region: dict[str, int]
-    """Of these, how many each region has; those without one are left out."""
+    """The queued jobs of each region, without jobs that have no region."""
     later: int
     running: int
     oldest_seconds: float
 
 
 class QueuesModel(BaseModel):
-    """All queues, by name."""
+    """All queues, sorted by name."""
 
     queues: list[QueueModel]
 
 
 class QueueChangeModel(BaseModel):
-    """What to change of a queue."""
+    """A change of a queue."""
 
     model_config = ConfigDict(extra="forbid")
 
     pending_max: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None
-    """How many jobs may wait in it; null for no bound."""
+    """The maximum number of waiting jobs; null removes the limit."""
 
 
 class ScaleModel(BaseModel):
-    """How many workers a queue wants: `desired` is `backlog` (due and running) over the jobs that a worker runs at once."""
+    """The number of workers that a queue needs.
+
+    `desired` is `backlog` (due and running jobs) divided by the jobs that a worker runs at once.
+    """
 
     queue: str
     queued: int
@@ -190,7 +200,11 @@ class ScaleModel(BaseModel):
 
 
 class UploadModel(BaseModel):
-    """A place for a large payload: PUT it to `url` (relative to this API where it has no host) before `expires_in_s`."""
+    """A URL for a large payload.
+
+    PUT the payload to `url` within `expires_in_s` seconds. A `url` without a host is relative to
+    this API.
+    """
 
     id: str
     method: Literal["PUT"]
@@ -199,35 +213,35 @@ class UploadModel(BaseModel):
 
 
 class UploadedModel(BaseModel):
-    """An upload that has come."""
+    """A finished upload."""
 
     id: str
     size_bytes: int
 
 
 class EventOutcomeModel(BaseModel):
-    """What became of one object event."""
+    """The outcome of one object event."""
 
     uri: str
-    job_id: str = Field(description="The job that it made, or had made before; empty where it makes none.")
+    job_id: str = Field(description="The new or earlier job of the event; empty if it makes none.")
     created: bool
-    reason: str = Field(description="Why it makes none.")
+    reason: str = Field(description="The reason why the event makes no job.")
 
 
 class EventOutcomesModel(BaseModel):
-    """What became of a notice, event by event."""
+    """The outcome of each event of a notification."""
 
     outcomes: list[EventOutcomeModel]
 
 
 class HealthModel(BaseModel):
-    """A probe's answer."""
+    """The response of a probe."""
 
     status: Literal["ok"]
 
 
 class ProblemModel(BaseModel):
-    """An error. `type` is the kind of error, as headrace's own client raises it."""
+    """An error. `type` is the class of the error that headrace's client raises."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,7 +1,8 @@
-"""The vendor's asynchronous door: what an unmodified SDK sends to invoke an endpoint asynchronously, answered as it expects.
+"""The route for unmodified SageMaker clients that invoke an asynchronous endpoint.
 
-An endpoint is a model of its name. Results go where this door is told to put them; the SDK is told where before they are there.
-Signatures are not looked at: where keys are asked for, callers send theirs as ``Authorization: Bearer KEY``.
+An endpoint is a model of the same name. The settings of this route say where results are written;
+the client receives that location before the result exists. Signatures are not checked: if keys are
+required, clients send theirs as ``Authorization: Bearer KEY``.
 """
 
 import re
@@ -14,13 +15,13 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from headrace.core.errors import AccessError, ConfigError, DataError, HeadraceError, LimitError
-from headrace.jobs import places
+from headrace.jobs import paths
 from headrace.jobs.access import Scope
-from headrace.jobs.intake import Submission, digest_of
 from headrace.jobs.job import QUEUE_DEFAULT, NewJob
+from headrace.jobs.submission import Submission, digest_of
 from headrace.server.errors import status_of
 from headrace.server.jobs.api import Api
-from headrace.server.jobs.submitted import submitted
+from headrace.server.jobs.submission import submit_job
 from headrace.storage import join
 
 BODY_BYTES_MAX: Final = 128_000
@@ -35,72 +36,84 @@ _INVOCATION_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
-class VendorSettings:
-    """Where the vendor's door puts results: the prefix that endpoints there are configured with."""
+class SageMakerSettings:
+    """The settings of the SageMaker route. `output_uri` is the prefix of all results."""
 
     output_uri: str
     queue: str = QUEUE_DEFAULT
 
 
-def vendor_routes(api: Api, settings: VendorSettings) -> APIRouter:
-    """The one route, for one API."""
-    router = APIRouter(tags=["vendor"])
+def sagemaker_routes(api: Api, settings: SageMakerSettings) -> APIRouter:
+    """Return the route for one API."""
+    router = APIRouter(tags=["sagemaker"])
 
-    @router.post("/endpoints/{name}/async-invocations", status_code=202, response_class=Response)
+    @router.post(
+        "/endpoints/{name}/async-invocations",
+        summary="Invoke an asynchronous endpoint",
+        status_code=202,
+        response_class=Response,
+    )
     async def invoke(request: Request, name: str) -> Response:
-        """InvokeEndpointAsync: submit a job, and be told where its result, or its failure, will be."""
+        """Submit a job (InvokeEndpointAsync).
+
+        The response names the future locations of the result and of the failure.
+        """
         try:
             return await _invoke(api, settings, request, name)
         except (HeadraceError, UnicodeDecodeError) as error:
-            return _refusal(error)
+            return _error_response(error)
 
     return router
 
 
-async def _invoke(api: Api, settings: VendorSettings, request: Request, name: str) -> Response:
-    caller = api.caller(request, Scope.SUBMIT)
+async def _invoke(api: Api, settings: SageMakerSettings, request: Request, name: str) -> Response:
+    job_key = api.authorize(request, Scope.SUBMIT)
     body = await api.body(request, BODY_BYTES_MAX)
     submission = read_invocation(name, request.headers, body, settings)
-    made = (await submitted(api, caller, submission, output_is_ours=True)).job.spec
+    spec = (await submit_job(api, job_key, submission, trusted_output=True)).job.spec
     headers = {
-        f"{_HEADER}outputlocation": places.result_uri(made.output_uri, made.key),
-        f"{_HEADER}failurelocation": places.error_uri(made.output_uri, made.key),
+        f"{_HEADER}outputlocation": paths.result_uri(spec.output_uri, spec.key),
+        f"{_HEADER}failurelocation": paths.error_uri(spec.output_uri, spec.key),
     }
-    document = {"InferenceId": made.correlation_id}
+    document = {"InferenceId": spec.correlation_id}
     return Response(orjson.dumps(document), 202, headers, media_type="application/json")
 
 
 def read_invocation(
-    name: str, headers: Mapping[str, str], body: bytes, settings: VendorSettings
+    name: str, headers: Mapping[str, str], body: bytes, settings: SageMakerSettings
 ) -> Submission:
-    """An invocation as a submission. DataError for what the vendor's own service refuses."""
+    """Return an invocation as a submission.
+
+    Raises:
+        DataError: SageMaker would refuse the invocation.
+    """
     if not _ENDPOINT.fullmatch(name) or len(name) > 63:
         raise DataError("EndpointName: at most 63 letters, digits and dashes, no dash at either end")
-    given = _Headers(headers)
-    location = given.text("inputlocation", _LOCATION, 1024)
+    fields = _Headers(headers)
+    location = fields.text("inputlocation", _LOCATION, 1024)
     if bool(location) == bool(body):
         raise DataError("exactly one of Body and InputLocation is needed")
-    inference_id = given.text("inference-id", _PRINTABLE, 64)
-    filename = given.text("filename", _FILENAME, 32)
-    extension = given.text("s3outputpathextension", _EXTENSION, 512)
-    attributes = given.text("custom-attributes", _PRINTABLE, 1024)
-    # A repetition by the SDK itself has the same id here, and another body or endpoint never has.
+    inference_id = fields.text("inference-id", _PRINTABLE, 64)
+    filename = fields.text("filename", _FILENAME, 32)
+    extension = fields.text("s3outputpathextension", _EXTENSION, 512)
+    attributes = fields.text("custom-attributes", _PRINTABLE, 1024)
+    # A retry by the SDK has the same id. Another body or endpoint has another id.
     invocation = headers.get(_INVOCATION, "")
     key = f"{_INVOCATION}:{invocation}" if _INVOCATION_ID.fullmatch(invocation) else ""
-    made_id = inference_id or (str(uuid.uuid5(uuid.NAMESPACE_URL, key)) if key else str(uuid.uuid4()))
+    correlation_id = inference_id or (str(uuid.uuid5(uuid.NAMESPACE_URL, key)) if key else str(uuid.uuid4()))
     job = NewJob(
         model=name,
         queue=settings.queue,
         input_uri=location,
-        content_type=given.text("content-type", _PRINTABLE, 1024),
-        accept=given.text("accept", _PRINTABLE, 1024),
+        content_type=fields.text("content-type", _PRINTABLE, 1024),
+        accept=fields.text("accept", _PRINTABLE, 1024),
         output_uri=_output(settings.output_uri, extension),
-        key=filename or made_id,
-        # No model is given them: they are told with the job, and to whoever is told of it.
+        key=filename or correlation_id,
+        # The model does not receive these attributes. The job and its notifications have them.
         tags={"custom_attributes": attributes} if attributes else {},
-        time_to_live_s=given.number("requestttlseconds", 60, 21_600, 21_600),
-        time_limit_s=given.number("invocationtimeoutseconds", 1, 3_600, 900),
-        correlation_id=made_id,
+        time_to_live_s=fields.number("requestttlseconds", 60, 21_600, 21_600),
+        time_limit_s=fields.number("invocationtimeoutseconds", 1, 3_600, 900),
+        correlation_id=correlation_id,
         idempotency_key=key,
         owned_input=bool(body),
     )
@@ -116,7 +129,7 @@ def _output(output_uri: str, extension: str) -> str:
 
 
 class _Headers:
-    """The vendor's headers, each within the bounds that its model of the service gives."""
+    """SageMaker's request headers, checked against the limits of its service model."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = headers
@@ -136,8 +149,8 @@ class _Headers:
         return int(value)
 
 
-def _refusal(error: Exception) -> Response:
-    """In the vendor's form: its three kinds of errors."""
+def _error_response(error: Exception) -> Response:
+    """Return an error in SageMaker's format, which has four kinds."""
     status = status_of(error)
     if isinstance(error, AccessError):
         kind, code = "AccessDeniedException", status.http

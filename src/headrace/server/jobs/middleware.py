@@ -1,7 +1,10 @@
-"""What is around every request: its id, and every error as the same JSON, with the status that `server.errors` has for it."""
+"""The middleware around every request of the job API: request ids, and errors as JSON.
+
+Each error has the status that `headrace.server.errors` defines.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
 from typing import Any, Final
 
@@ -11,30 +14,38 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from headrace.core.errors import DataError, ForbiddenError, HeadraceError
-from headrace.server.errors import Status, status_of
-from headrace.server.http import DisconnectedError, SlowBodyError
+from headrace.server.errors import ErrorStatus, status_of
+from headrace.server.http import (
+    AsgiMessage,
+    AsgiReceive,
+    AsgiScope,
+    AsgiSend,
+    DisconnectedError,
+    SlowBodyError,
+)
 from headrace.server.observation import REQUEST_ID, safe_id
 
 _log = logging.getLogger("headrace.server")
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+_App = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
 REQUEST_TIMEOUT: Final = 408
 _FACTS: Final = ("job_id", "state", "retry_after_s", "key")
-"""Attributes of errors that a client puts back where they were."""
+"""Attributes of errors that headrace's client restores."""
 
 
-class Frame:
-    """ASGI middleware. Every response carries ``X-Request-Id``, the caller's or one of ours; every error is `problem`."""
+class RequestMiddleware:
+    """ASGI middleware that adds request ids and converts errors.
 
-    def __init__(self, app: App) -> None:
+    Every response has an ``X-Request-Id``: the client's, or a generated one. Every error becomes a
+    `problem_response`.
+    """
+
+    def __init__(self, app: _App) -> None:
         self._app = app
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Handle one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -43,7 +54,7 @@ class Frame:
         scope["state"] = {**scope.get("state", {}), "request_id": request_id}
         started = False
 
-        async def framed(message: Message) -> None:
+        async def send_with_id(message: AsgiMessage) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
@@ -51,19 +62,19 @@ class Frame:
             await send(message)
 
         try:
-            _refuse_tricks(scope, headers)
-            await self._app(scope, receive, framed)
+            _reject_unsafe(scope, headers)
+            await self._app(scope, receive, send_with_id)
         except DisconnectedError:
             return
         except Exception as error:
             if started:
-                _log.exception("a response failed after it was begun", extra={"request_id": request_id})
+                _log.exception("a response failed after its start", extra={"request_id": request_id})
                 raise
-            await problem(error, request_id)(scope, receive, framed)
+            await problem_response(error, request_id)(scope, receive, send_with_id)
 
 
-def problem(error: Exception, request_id: str) -> Response:
-    """An error as a response: what went wrong, its kind and facts, and the id by which the log knows of it."""
+def problem_response(error: Exception, request_id: str) -> Response:
+    """Return an error as a response: message, kind, facts and request id."""
     if isinstance(error, SlowBodyError):
         return _response(REQUEST_TIMEOUT, {"error": "the body did not arrive in time"}, request_id)
     status = status_of(error)
@@ -73,35 +84,35 @@ def problem(error: Exception, request_id: str) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework itself answers: no such path, or no such method."""
+    """Return the response to an unknown path or an unsupported method."""
     assert isinstance(error, HTTPException)
     document = {"error": str(error.detail), "type": "HTTPException"}
     return _response(error.status_code, document, request.state.request_id, dict(error.headers or {}))
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
-    """Parameters that do not fit the schema: which, and why, in one line."""
+    """Return the response to invalid parameters, with each parameter and reason."""
     assert isinstance(error, RequestValidationError)
-    told = "; ".join(
+    message = "; ".join(
         f"{'.'.join(map(str, found['loc'][1:])) or found['loc'][0]}: {found['msg']}"
         for found in error.errors()[:5]
     )
-    return problem(DataError(told), request.state.request_id)
+    return problem_response(DataError(message), request.state.request_id)
 
 
-def _refuse_tricks(scope: Message, headers: dict[bytes, bytes]) -> None:
+def _reject_unsafe(scope: AsgiScope, headers: dict[bytes, bytes]) -> None:
     if b"%00" in scope.get("raw_path", b"") or b"%00" in scope["query_string"]:
-        raise DataError("the address holds a NUL character")
+        raise DataError("the URL contains a NUL character")
     if headers.get(b"sec-fetch-site") == b"cross-site":
-        # A page of somebody else's, in the browser of somebody who can reach us.
-        raise ForbiddenError("this API is not for pages of other sites")
+        # A page of another site, in a browser that can reach this server, sent the request.
+        raise ForbiddenError("cross-site browser requests are refused")
 
 
 def _kind(error: Exception) -> str:
     return type(error).__name__ if isinstance(error, HeadraceError) else "InternalError"
 
 
-def _headers(status: Status) -> dict[str, str]:
+def _headers(status: ErrorStatus) -> dict[str, str]:
     headers: dict[str, str] = {}
     if status.retry_after_s is not None:
         headers["retry-after"] = str(status.retry_after_s)
@@ -117,4 +128,4 @@ def _response(
     return Response(body, status, headers, media_type="application/json")
 
 
-__all__ = ["REQUEST_ID", "Frame", "on_http_exception", "on_validation_error", "problem"]
+__all__ = ["REQUEST_ID", "RequestMiddleware", "on_http_exception", "on_validation_error", "problem_response"]

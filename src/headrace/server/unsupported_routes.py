@@ -1,4 +1,4 @@
-"""Routes of Triton's REST extensions that are not offered: whoever asks for them is told why, not that nothing is there."""
+"""Routes of Triton's REST extensions that headrace lacks. They respond with a reason, not 404."""
 
 import re
 from typing import Final
@@ -17,6 +17,6 @@ _REASONS: Final = (
 )
 
 
-def not_offered(path: str) -> str:
-    """Why there is nothing at one of these paths; empty for every other path."""
+def unsupported_reason(path: str) -> str:
+    """Return the reason for an unsupported path, or an empty string for all other paths."""
     return next((why for pattern, why in _REASONS if pattern.fullmatch(path)), "")
