@@ -1,5 +1,11 @@
-"""Predictors over the network: bounded, retried, with a circuit, and exact about which rows were refused.
+"""Clients of remote model servers.
 
-`endpoint.endpoint_predictor` makes one of a URL. Two dialects stand behind it (`oip_rest`, `torchserve_rest`); both
-send what `headrace.protocols` encodes through one `asking.Asker`, which alone knows about retries.
+`endpoint.endpoint_predictor` returns a `Predictor` for the model at a URL. It limits requests in
+flight, retries transient failures, stops calling an endpoint that is down, and finds the rows that
+the endpoint refuses. Two protocols implement it, `oip_rest` and `torchserve_rest`. Both send what
+`headrace.protocols` encodes through one `retrying_client.RetryingClient`, the only place that
+retries.
+
+`model_server.ModelServerClient` gives access to a whole server: inference, streams, the repository,
+statistics. It never retries.
 """

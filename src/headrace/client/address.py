@@ -1,6 +1,7 @@
-"""Where an endpoint's model is, from the URL that a user gives; pure.
+"""Derive the address of a model from a URL that the user gives. Pure.
 
-Arrives: a URL, perhaps a protocol and a model's name. Leaves: an `Address`, or a ConfigError that shows how to write it.
+The input is a URL, and optionally a protocol and the name of a model. The result is an
+`EndpointAddress`, or a ConfigError that shows a correct URL.
 """
 
 import re
@@ -10,12 +11,12 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from headrace.core.errors import ConfigError
 
-Protocol = Literal["oip", "torchserve"]
+ProtocolName = Literal["oip", "torchserve"]
 
-TOKEN_VARIABLE = "HEADRACE_ENDPOINT_TOKEN"  # noqa: S105 - where the token of any endpoint is, not what it is
+TOKEN_VARIABLE = "HEADRACE_ENDPOINT_TOKEN"  # noqa: S105 - a name, not a token
 
 _SAFE = "/%:@!$&'()*+,;=~-._"
-"""What a path may hold as it is; everything else is quoted."""
+"""The characters of a path that stay; all others are percent-encoded."""
 _OIP = re.compile(r"(?P<root>.*)/v2/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?(/infer)?")
 _OIP_ROOT = re.compile(r"(?P<root>.*?)(/v2(/models)?)?")
 _TORCHSERVE = re.compile(r"(?P<root>.*)/predictions/(?P<model>[^/]+)(/(?P<version>[^/]+))?")
@@ -27,17 +28,20 @@ _FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """A model behind HTTP. `root` has no slash at its end; `model` and `version` are not quoted."""
+class EndpointAddress:
+    """The address of a model behind HTTP.
 
-    protocol: Protocol
+    `root` has no trailing slash. `model` and `version` are not percent-encoded.
+    """
+
+    protocol: ProtocolName
     root: str
     model: str
     version: str | None = None
 
     @property
     def model_url(self) -> str:
-        """What identifies the model, and answers with its metadata where there is such a thing."""
+        """The URL that identifies the model. Where the protocol has metadata, GET returns them."""
         name = quote(self.model, safe="")
         version = "" if self.version is None else quote(self.version, safe="")
         if self.protocol == "torchserve":
@@ -46,20 +50,21 @@ class Address:
 
     @property
     def predict_url(self) -> str:
-        """Where requests are posted."""
+        """The URL that requests are posted to."""
         return self.model_url if self.protocol == "torchserve" else f"{self.model_url}/infer"
 
 
-def resolve_address(url: str, *, protocol: str = "auto", model: str | None = None) -> Address:
-    """The address that `url` means; `model` is needed where the URL names none.
+def resolve_address(url: str, *, protocol: str = "auto", model: str | None = None) -> EndpointAddress:
+    """Return the address for `url`. `model` is required if the URL names none.
 
-    With ``auto`` a path with ``/predictions`` is TorchServe's, everything else is the Open Inference Protocol's.
+    With ``auto`` a path with ``/predictions`` means TorchServe; any other path means the Open
+    Inference Protocol.
 
-    Raises ConfigError for what is no such URL, names no model or two, or holds credentials or a query: the URL goes
-    into the ledger, logs and errors, where secrets do not belong.
+    Raises ConfigError if the URL is invalid, names no model or two, or contains credentials or a
+    query. The URL appears in the ledger, logs and errors, where secrets must not be.
     """
-    parts = _checked(url)
-    chosen = _protocol(protocol, parts.path)
+    parts = _split_url(url)
+    chosen = _choose_protocol(protocol, parts.path)
     of_model, of_root, example = _FORMS[chosen]
     path = quote(parts.path.rstrip("/"), safe=_SAFE)
     host = f"{parts.scheme}://{parts.netloc}"
@@ -68,41 +73,43 @@ def resolve_address(url: str, *, protocol: str = "auto", model: str | None = Non
         name, version = unquote(found["model"]), found["version"]
         if model not in (None, name):
             raise ConfigError(
-                f"{url} names the model {name!r}, but --endpoint-model says {model!r}: leave out one"
+                f"{url} names the model {name!r}, but --endpoint-model names {model!r}: omit one of them"
             )
-        return Address(chosen, host + found["root"], name, version and unquote(version))
+        return EndpointAddress(chosen, host + found["root"], name, version and unquote(version))
     root = of_root.fullmatch(path)
     if root is None or any(part in root["root"] + "/" for part in ("/v2/", "/predictions/")):
-        raise ConfigError(f"{url} is no model's URL: write it as {example}")
+        raise ConfigError(f"{url} is not the URL of a model: write {example}")
     if not model:
-        raise ConfigError(f"{url} names no model: write {example}, or give its name with --endpoint-model")
-    return Address(chosen, host + root["root"], model)
+        raise ConfigError(f"{url} names no model: write {example}, or name the model with --endpoint-model")
+    return EndpointAddress(chosen, host + root["root"], model)
 
 
-def _checked(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url.strip())
         _ = parts.port
     except ValueError as error:
-        raise ConfigError(f"{url!r} is no URL: {error}") from None
+        raise ConfigError(f"{url!r} is not a URL: {error}") from None
     if parts.username is not None or parts.password is not None:
         raise ConfigError(
-            f"the endpoint's URL (host {parts.hostname}) holds credentials, which would end up in ledger and logs: "
-            "set HEADRACE_ENDPOINT_TOKEN instead"
+            f"the endpoint's URL (host {parts.hostname}) contains credentials, which would appear in the "
+            "ledger and logs: set HEADRACE_ENDPOINT_TOKEN instead"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no endpoint: write http://host:port/v2/models/NAME, or https://")
+        raise ConfigError(
+            f"{url!r} is not the URL of an endpoint: write http://host:port/v2/models/NAME, or https://"
+        )
     if parts.query or parts.fragment:
         raise ConfigError(
-            f"the endpoint's URL (host {parts.hostname}) has a query or a fragment, which cannot be kept: "
-            "write it without, and set HEADRACE_ENDPOINT_TOKEN for credentials"
+            f"the endpoint's URL (host {parts.hostname}) has a query or a fragment, which is not supported: "
+            "remove it, and set HEADRACE_ENDPOINT_TOKEN for credentials"
         )
     return parts
 
 
-def _protocol(protocol: str, path: str) -> Protocol:
+def _choose_protocol(protocol: str, path: str) -> ProtocolName:
     if protocol == "auto":
         return "torchserve" if "/predictions" in path and "/v2/" not in path else "oip"
-    if protocol == "oip" or protocol == "torchserve":  # noqa: PLR1714 - so that it narrows the type
+    if protocol == "oip" or protocol == "torchserve":  # noqa: PLR1714 - narrows the type
         return protocol
-    raise ConfigError(f"an endpoint cannot be asked by {protocol!r}: choose auto, oip or torchserve")
+    raise ConfigError(f"unknown endpoint protocol {protocol!r}: choose auto, oip or torchserve")

@@ -1,13 +1,13 @@
-"""From a URL to a predictor of what is behind it."""
+"""Create the predictor of the model at a URL."""
 
 import os
 from collections.abc import Mapping
 
 from headrace.client.address import TOKEN_VARIABLE, resolve_address
-from headrace.client.oip_rest import OipRest
+from headrace.client.oip_rest import OipRestProtocol
 from headrace.client.predictor import EndpointPredictor
 from headrace.client.refusals import RefusalGuard
-from headrace.client.torchserve_rest import TorchServeRest
+from headrace.client.torchserve_rest import TorchServeProtocol
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 
@@ -23,35 +23,38 @@ def endpoint_predictor(
     environ: Mapping[str, str] | None = None,
     clock: Clock | None = None,
 ) -> EndpointPredictor:
-    """A predictor that asks the model at `url`; not started.
+    """Return a predictor that calls the model at `url`. It is not started.
 
-    What may pass (429, 502, 503, 504, a lost connection, no answer in time) is asked again, with growing delays or
-    when Retry-After says; rows that are refused (400, 413, 422, 500) become failures of those rows, found by bisection;
-    everything else fails the request. While the endpoint does not answer at all one request at a time finds out
-    whether it is back. The token in the environment's HEADRACE_ENDPOINT_TOKEN is sent as a bearer token.
+    Transient failures (429, 502, 503, 504, a lost connection, a timeout) are retried, with growing
+    delays or as Retry-After says. Refused rows (400, 413, 422, 500) become failures of those rows,
+    found by bisection. Every other refusal fails the request. While the endpoint does not respond
+    at all, one request at a time probes it. The token in the environment variable
+    HEADRACE_ENDPOINT_TOKEN is sent as a bearer token.
 
     Args:
-        url: ``.../v2/models/NAME[/versions/V][/infer]``, ``.../predictions/NAME[/V]``, or a server's root with `model`.
-        protocol: ``oip``, ``torchserve``, or ``auto``: by the URL's path.
-        model: The model's name, where the URL has none.
-        in_flight_max: The most requests unanswered, and HTTP requests under way, at once.
-        timeout_s: For one HTTP request, from sending it to the last byte of its answer.
-        retry_s: How long a request is asked again since its first trouble; its last attempt may take `timeout_s` more.
-        environ: Instead of the process's environment.
-        clock: Tells retries' time, deadlines and busy time.
+        url: ``.../v2/models/NAME[/versions/V][/infer]``, ``.../predictions/NAME[/V]``, or the root
+            of a server with `model`.
+        protocol: ``oip``, ``torchserve``, or ``auto`` for a choice by the path of the URL.
+        model: The name of the model, if the URL has none.
+        in_flight_max: The limit of unfinished requests, and of concurrent HTTP requests.
+        timeout_s: Seconds for one HTTP request, from sending it to the last byte of the response.
+        retry_s: Seconds for which a request is retried after its first failure. The last attempt
+            may take `timeout_s` more.
+        environ: The environment; None: that of the process.
+        clock: The clock of retries, deadlines and busy time.
 
     Raises:
-        ConfigError: The URL or a setting cannot be.
+        ConfigError: The URL or a setting is invalid.
     """
     if in_flight_max < 1 or timeout_s <= 0 or retry_s < 0:
         raise ConfigError(
-            f"an endpoint needs at least 1 request in flight, a timeout above 0 s and a retry time of 0 s or more, "
-            f"not {in_flight_max}, {timeout_s:g} s and {retry_s:g} s"
+            "an endpoint needs at least 1 request in flight, a timeout above 0 s and a retry time of 0 s or "
+            f"more, not {in_flight_max}, {timeout_s:g} s and {retry_s:g} s"
         )
     address = resolve_address(url, protocol=protocol, model=model)
-    dialect = TorchServeRest if address.protocol == "torchserve" else OipRest
+    protocol_type = TorchServeProtocol if address.protocol == "torchserve" else OipRestProtocol
     return EndpointPredictor(
-        lambda: dialect(address, RefusalGuard(address.model_url)),
+        lambda: protocol_type(address, RefusalGuard(address.model_url)),
         url=address.model_url,
         model=address.model,
         in_flight_max=in_flight_max,
@@ -67,5 +70,7 @@ def _credentials(environ: Mapping[str, str]) -> dict[str, str]:
     if not token:
         return {}
     if not (token.isascii() and token.isprintable()):
-        raise ConfigError(f"{TOKEN_VARIABLE} holds characters that no HTTP header can carry")
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} contains characters that an HTTP header cannot carry: correct the token"
+        )
     return {"Authorization": f"Bearer {token}"}

@@ -1,6 +1,7 @@
-"""Asks a model by the Open Inference Protocol over REST: a batch a request, binary tensors where they are taken.
+"""The Open Inference Protocol over REST, for predictors: one batch a request.
 
-Arrives: requests. Leaves: responses whose failures are the rows that the endpoint refused. Runs in one event loop.
+Tensors are binary where the endpoint accepts that. Refused rows become failures of the response.
+Runs in one event loop.
 """
 
 import asyncio
@@ -12,12 +13,13 @@ from typing import Any, cast
 import orjson
 
 from headrace.batching.bisect import Bisection
-from headrace.client.address import Address
-from headrace.client.asking import Asker, RowsRefusedError
-from headrace.client.connection import HttpCall
-from headrace.client.outputs import joined, part_of, require_rows
+from headrace.client.address import EndpointAddress
+from headrace.client.connection_pool import HttpRequest
+from headrace.client.outputs import join_outputs, require_rows, select_rows
+from headrace.client.predictor import EndpointProtocol
 from headrace.client.refusals import RefusalGuard
-from headrace.client.retry import HttpAnswer, Verdict, judge
+from headrace.client.retry import HttpResponse, ResponseKind, classify_response
+from headrace.client.retrying_client import RetryingClient, RowsRefusedError
 from headrace.core.errors import (
     DataError,
     EndpointError,
@@ -37,170 +39,191 @@ from headrace.protocols.oip_json import (
     decode_metadata,
     decode_response,
     encode_request,
-    header_length,
+    parse_header_length,
 )
 
 _log = logging.getLogger("headrace.client")
 
-_NO_BINARY = frozenset({406, 415, 501})
-"""Refusals that mean the form of a request, as long as nothing is known of what the endpoint takes."""
+_ENCODING_REFUSED_STATUSES = frozenset({406, 415, 501})
+"""Statuses that refuse the encoding of a request, while the encoding is unknown."""
 
 
 @dataclass(slots=True)
-class _Form:
-    """Whether requests travel as binary data; None until the first is answered."""
+class _Encoding:
+    """The encoding of requests: binary or JSON; None until the first response."""
 
     binary: bool | None = None
 
 
-class OipRest:
-    """One endpoint's model, from one start to the next. Implements `predictor.Dialect`.
+class OipRestProtocol(EndpointProtocol):
+    """The protocol for one model of an endpoint, from one start to the next.
 
-    The first request is sent with binary tensors; if it is refused so, but taken as JSON, all others are JSON.
+    The first request has binary tensors. If the endpoint refuses it but accepts JSON, all others
+    are JSON.
     """
 
-    def __init__(self, address: Address, guard: RefusalGuard) -> None:
+    def __init__(self, address: EndpointAddress, guard: RefusalGuard) -> None:
         self._address = address
         self._guard = guard
-        self._form = _Form()
-        self._deciding = asyncio.Lock()
+        self._encoding = _Encoding()
+        self._probe_lock = asyncio.Lock()
         self._metadata = ModelMetadata(address.model, address.version)
         self._datatypes: dict[str, str] = {}
 
-    async def describe(self, asker: Asker) -> ModelMetadata:
-        """The model's metadata; what the endpoint does not tell is empty.
+    async def fetch_metadata(self, client: RetryingClient) -> ModelMetadata:
+        """Return the metadata of the model. Fields that the endpoint does not report are empty.
 
-        BF16 tensors are told as FP32, which they are taken and given as. Raises EndpointError.
+        BF16 tensors are reported as FP32, since clients send and receive FP32. Raises
+        EndpointError.
         """
         url = self._address.model_url
         try:
-            answer = await asker.ask(HttpCall("GET", url))
+            response = await client.request(HttpRequest("GET", url))
         except EndpointRefusedError as error:
             if error.status not in (405, 501):
                 raise
-            # It knows the model, but nothing about metadata (of a version, often).
+            # The endpoint has the model but no metadata, often none of a version.
             return self._metadata
         try:
-            told = decode_metadata(answer.body)
+            metadata = decode_metadata(response.body)
         except DataError as error:
             raise EndpointError(
-                url, f"it answers, but not with a model's metadata: {error}", status=answer.status
+                url, f"its response is not the metadata of a model: {error}", status=response.status
             ) from error
-        self._datatypes = {s.name: s.datatype for s in told.inputs}
-        rows_max = await self._rows_max(asker, told)
+        self._datatypes = {s.name: s.datatype for s in metadata.inputs}
+        rows_max = await self._rows_max(client, metadata)
         self._metadata = replace(
-            told,
-            name=told.name or self._address.model,
-            version=self._address.version or told.version,
-            inputs=tuple(map(_widened, told.inputs)),
-            outputs=tuple(map(_widened, told.outputs)),
+            metadata,
+            name=metadata.name or self._address.model,
+            version=self._address.version or metadata.version,
+            inputs=tuple(map(_widen_bf16, metadata.inputs)),
+            outputs=tuple(map(_widen_bf16, metadata.outputs)),
             max_batch_rows=rows_max,
         )
         return self._metadata
 
-    async def _rows_max(self, asker: Asker, told: ModelMetadata) -> int:
-        """The most rows for one request: a fixed first axis, else Triton's configuration, else our own default."""
-        fixed = [s.shape[0] for s in told.inputs if s.shape and s.shape[0] > 0]
+    async def _rows_max(self, client: RetryingClient, metadata: ModelMetadata) -> int:
+        """Return the row limit of one request.
+
+        It is a fixed first axis, else the limit in Triton's configuration, else headrace's default.
+        """
+        fixed = [s.shape[0] for s in metadata.inputs if s.shape and s.shape[0] > 0]
         if fixed:
             return min(fixed)
         default = self._metadata.max_batch_rows
         try:
-            answer = await asker.ask(HttpCall("GET", f"{self._address.model_url}/config"), retry_s=0.0)
-            found: Any = orjson.loads(answer.body)
+            response = await client.request(
+                HttpRequest("GET", f"{self._address.model_url}/config"), retry_s=0.0
+            )
+            found: Any = orjson.loads(response.body)
         except (EndpointRefusedError, EndpointUnavailableError, orjson.JSONDecodeError):
-            # Only Triton has it.
+            # Only Triton has this URL.
             return default
         rows = cast("dict[str, Any]", found).get("max_batch_size") if isinstance(found, dict) else None
         return min(rows, default) if isinstance(rows, int) and rows > 0 else default
 
-    async def answer(self, asker: Asker, request: InferRequest, rows: int) -> InferResponse:
-        """Ask about all rows, in requests of at most `max_batch_rows`; refused batches are bisected.
+    async def infer(self, client: RetryingClient, request: InferRequest, rows: int) -> InferResponse:
+        """Send all rows, in requests of up to `max_batch_rows` rows. Refused batches are bisected.
 
-        Raises EndpointError when it is not about some rows, and ModelContractError when rows are missing.
+        Raises EndpointError for failures that concern no single row, ModelContractError if output
+        rows are missing.
         """
-        kept: list[Sequence[Tensor]] = []
+        parts: list[Sequence[Tensor]] = []
         failures: list[RowFailure] = []
         rows_max = self._metadata.max_batch_rows
         for start in range(0, rows, rows_max):
             stop = min(start + rows_max, rows)
-            part = request if stop - start == rows else part_of(request, slice(start, stop))
+            part = request if stop - start == rows else select_rows(request, slice(start, stop))
             failures.extend(
                 RowFailure(f.row + start, f.why, f.attempts)
-                for f in await self._answer_batch(asker, part, stop - start, kept)
+                for f in await self._infer_batch(client, part, stop - start, parts)
             )
         return InferResponse(
-            joined(self._metadata.name, request.id, kept),
+            join_outputs(self._metadata.name, request.id, parts),
             self._metadata.name,
             self._metadata.version,
             id=request.id,
             failures=tuple(failures),
         )
 
-    async def _answer_batch(
-        self, asker: Asker, request: InferRequest, rows: int, kept: list[Sequence[Tensor]]
+    async def _infer_batch(
+        self, client: RetryingClient, request: InferRequest, rows: int, parts: list[Sequence[Tensor]]
     ) -> tuple[RowFailure, ...]:
-        """Ask once; if the batch is refused, bisect it. Adds to `kept` the outputs of its good rows, in order."""
+        """Send one batch; bisect it if refused.
+
+        Append the outputs of good rows to `parts`, in order.
+        """
         search = Bisection(rows)
         while (indices := search.next()) is not None:
-            part = request if len(indices) == rows else part_of(request, indices)
+            part = request if len(indices) == rows else select_rows(request, indices)
             try:
-                outputs = await self._ask(asker, part)
+                outputs = await self._infer_once(client, part)
             except (RowsRefusedError, DataError) as error:
                 why = error.why if isinstance(error, EndpointError) else str(error)
                 if len(indices) == 1:
-                    self._guard.refused(why, getattr(error, "status", None))
-                search.failed(why)
+                    self._guard.record_refusal(why, getattr(error, "status", None))
+                search.mark_failed(why)
                 continue
             require_rows(request, outputs, len(indices), self._metadata.name)
-            self._guard.answered(len(indices))
-            kept.append(outputs)
-            search.succeeded()
+            self._guard.record_success(len(indices))
+            parts.append(outputs)
+            search.mark_succeeded()
         return search.failures
 
-    async def _ask(self, asker: Asker, request: InferRequest) -> tuple[Tensor, ...]:
-        """One request in the form that the endpoint takes. DataError: these values cannot travel so."""
-        if self._form.binary is None:
-            # One at a time, until one is answered.
-            async with self._deciding:
-                if self._form.binary is None:
-                    return await self._ask_and_decide(asker, request)
-        return await self._post(asker, request, binary=self._form.binary)
+    async def _infer_once(self, client: RetryingClient, request: InferRequest) -> tuple[Tensor, ...]:
+        """Send one request in the encoding that the endpoint accepts.
 
-    async def _ask_and_decide(self, asker: Asker, request: InferRequest) -> tuple[Tensor, ...]:
+        Raises DataError if the encoding cannot represent the values.
+        """
+        if self._encoding.binary is None:
+            # One request at a time, until the encoding is known.
+            async with self._probe_lock:
+                if self._encoding.binary is None:
+                    return await self._probe_encoding(client, request)
+        return await self._post(client, request, binary=self._encoding.binary)
+
+    async def _probe_encoding(self, client: RetryingClient, request: InferRequest) -> tuple[Tensor, ...]:
         try:
-            outputs = await self._post(asker, request, binary=True)
+            outputs = await self._post(client, request, binary=True)
         except RowsRefusedError as refusal:
-            # Wrong rows are refused in either form, and then nothing is decided.
+            # Both encodings fail for bad rows; then the encoding stays unknown.
             try:
-                outputs = await self._post(asker, request, binary=False)
+                outputs = await self._post(client, request, binary=False)
             except DataError:
                 raise refusal from None
-            self._form.binary = False
-            _log.info(
-                "%s takes no binary tensors (%s): asking with JSON", self._address.model_url, refusal.why
-            )
+            self._encoding.binary = False
+            _log.info("%s accepts no binary tensors (%s): using JSON", self._address.model_url, refusal.why)
             return outputs
-        self._form.binary = True
+        self._encoding.binary = True
         return outputs
 
-    async def _post(self, asker: Asker, request: InferRequest, *, binary: bool) -> tuple[Tensor, ...]:
+    async def _post(
+        self, client: RetryingClient, request: InferRequest, *, binary: bool
+    ) -> tuple[Tensor, ...]:
         wire = encode_request(request, binary=binary, datatypes=self._datatypes)
-        call = HttpCall("POST", self._address.predict_url, wire.body, wire.headers)
-        answer = await asker.ask(call, _judge_undecided if self._form.binary is None and binary else judge)
+        http_request = HttpRequest("POST", self._address.predict_url, wire.body, wire.headers)
+        response = await client.request(
+            http_request,
+            _classify_probe_response if self._encoding.binary is None and binary else classify_response,
+        )
         try:
-            json_bytes = header_length(answer.headers.get(HEADER_LENGTH.lower()))
-            return decode_response(answer.body, json_bytes, bf16="float32").outputs
+            json_bytes = parse_header_length(response.headers.get(HEADER_LENGTH.lower()))
+            return decode_response(response.body, json_bytes, bf16="float32").outputs
         except DataError as error:
             raise EndpointError(
-                call.url,
-                f"its answer is not one of the Open Inference Protocol: {error}",
-                status=answer.status,
+                http_request.url,
+                f"its response violates the Open Inference Protocol: {error}",
+                status=response.status,
             ) from error
 
 
-def _judge_undecided(answer: HttpAnswer) -> Verdict:
-    return Verdict.REFUSED if answer.status in _NO_BINARY else judge(answer)
+def _classify_probe_response(response: HttpResponse) -> ResponseKind:
+    return (
+        ResponseKind.ROWS_REFUSED
+        if response.status in _ENCODING_REFUSED_STATUSES
+        else classify_response(response)
+    )
 
 
-def _widened(spec: TensorSpec) -> TensorSpec:
+def _widen_bf16(spec: TensorSpec) -> TensorSpec:
     return replace(spec, datatype="FP32") if spec.datatype == "BF16" else spec

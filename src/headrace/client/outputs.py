@@ -1,4 +1,4 @@
-"""What an endpoint's answer must hold, and how a request is parted, whatever it is asked by."""
+"""Check the outputs of an endpoint, and split and join requests, for every protocol."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -11,45 +11,49 @@ from headrace.core.tensor import InferRequest, Tensor
 
 
 def require_outputs(request: InferRequest, found: Collection[str], model: str) -> None:
-    """Raise ModelContractError, naming what there is, unless all outputs that the request asks for are among `found`."""
+    """Raise ModelContractError unless `found` has all outputs that the request names.
+
+    The message lists the outputs found.
+    """
     missing = [name for name in request.outputs if name not in found]
     if missing:
         raise ModelContractError(
             model,
-            f"{called(request)}the endpoint answered without output {', '.join(map(repr, missing))} "
+            f"{message_prefix(request)}the endpoint returned no output {', '.join(map(repr, missing))} "
             f"(it has {', '.join(found)})",
         )
 
 
-def called(request: InferRequest) -> str:
-    """How a message about a request begins; empty where it has no id."""
+def message_prefix(request: InferRequest) -> str:
+    """Return the start of a message about a request; "" if the request has no id."""
     return f"request {request.id}: " if request.id else ""
 
 
 def require_rows(request: InferRequest, outputs: Sequence[Tensor], rows: int, model: str) -> None:
-    """Hold the endpoint to a row for each row, and to the outputs that the request asks for. Raises ModelContractError."""
+    """Raise ModelContractError unless each output has `rows` rows and none is missing."""
     found = {t.name: t.rows for t in outputs}
-    name = called(request)
+    prefix = message_prefix(request)
     if not found:
-        raise ModelContractError(model, f"{name}the endpoint answered {rows} rows without any output")
+        raise ModelContractError(model, f"{prefix}the endpoint returned no output for {rows} rows")
     for output, got in found.items():
         if got != rows:
             why = (
-                f"{name}output {output!r} has {got} rows for {rows} rows: the endpoint must answer every row"
+                f"{prefix}output {output!r} has {got} rows for {rows} rows: "
+                "the endpoint must return one row for each row"
             )
             raise ModelContractError(model, why)
     require_outputs(request, found, model)
 
 
-def part_of(request: InferRequest, rows: NDArray[np.int64] | slice) -> InferRequest:
-    """The same request for some of its rows."""
+def select_rows(request: InferRequest, rows: NDArray[np.int64] | slice) -> InferRequest:
+    """Return the request with some of its rows."""
     return replace(request, inputs=tuple(Tensor(t.name, t.data[rows]) for t in request.inputs))
 
 
-def joined(model: str, request: str, parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-    """The outputs of one request's parts, one after another.
+def join_outputs(model: str, request: str, parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    """Concatenate the outputs of the parts of one request.
 
-    Raises ModelContractError unless parts agree on names, types and the shape of a row.
+    Raises ModelContractError unless the parts agree on names, datatypes and the shape of a row.
     """
     if len(parts) <= 1:
         return tuple(parts[0]) if parts else ()
@@ -57,6 +61,6 @@ def joined(model: str, request: str, parts: Sequence[Sequence[Tensor]]) -> tuple
     forms = [{n: (t.datatype, t.data.shape[1:]) for n, t in part.items()} for part in named]
     other = next((f for f in forms if f != forms[0]), None)
     if other is not None:
-        why = f"request {request}: its outputs differ from call to call: {forms[0]}, then {other}"
+        why = f"request {request}: its outputs differ between calls: {forms[0]}, then {other}"
         raise ModelContractError(model, why)
     return tuple(Tensor(name, np.concatenate([part[name].data for part in named])) for name in named[0])

@@ -1,7 +1,7 @@
-"""A Predictor around an endpoint elsewhere: many requests under way, in one event loop of one thread.
+"""A Predictor of a remote endpoint: many requests in flight, in one event loop on one thread.
 
-Arrives: requests, from any thread. Leaves: futures. What goes over the wire is the dialect's (`oip_rest`,
-`torchserve_rest`), what is asked again is `asking`'s.
+Any thread submits requests and receives futures. An `EndpointProtocol` (`oip_rest`,
+`torchserve_rest`) defines the messages, and `retrying_client` the retries.
 """
 
 import asyncio
@@ -13,9 +13,11 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Protocol
 
-from headrace.client.asking import Asker
-from headrace.client.circuit import Circuit
-from headrace.client.connection import Connection
+from typing_extensions import override
+
+from headrace.client.circuit_breaker import CircuitBreaker
+from headrace.client.connection_pool import HttpConnectionPool
+from headrace.client.retrying_client import RetryingClient
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     DeadlineError,
@@ -24,25 +26,28 @@ from headrace.core.errors import (
     ModelInputError,
     StoppedError,
 )
-from headrace.core.predictor import PredictorStatistics, settle
+from headrace.core.predictor import Predictor, PredictorStatistics, complete_future
 from headrace.core.retry import RetryPolicy
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 
 _log = logging.getLogger("headrace.client")
 
 FAILURES_MIN = 8
-"""Failures in a row that open the circuit, or two for each request in flight where that is more."""
+"""Failures in a row that open the circuit, or twice the requests in flight if that is more."""
 
 
-class Dialect(Protocol):
-    """What is said to an endpoint, from one start to the next. Everything runs in one loop."""
+class EndpointProtocol(Protocol):
+    """A protocol for one endpoint, from one start to the next. Methods run in one event loop."""
 
-    async def describe(self, asker: Asker) -> ModelMetadata:
-        """The model's metadata; called once, first."""
+    async def fetch_metadata(self, client: RetryingClient) -> ModelMetadata:
+        """Return the metadata of the model. Called once, before `infer`."""
         ...
 
-    async def answer(self, asker: Asker, request: InferRequest, rows: int) -> InferResponse:
-        """The answer to a request; refused rows are its failures. Many at once."""
+    async def infer(self, client: RetryingClient, request: InferRequest, rows: int) -> InferResponse:
+        """Return the response to a request; refused rows are its failures.
+
+        Many calls run concurrently.
+        """
         ...
 
 
@@ -53,39 +58,42 @@ class _State(Enum):
     STOPPING = auto()
 
 
-class _Life:
-    """What one start makes and its stop ends. Its thread alone writes, but for what is under the predictor's lock."""
+class _Session:
+    """The state between one start and its stop.
 
-    def __init__(self, dialect: Dialect) -> None:
-        self.dialect = dialect
+    Only the thread of the session writes it, except for the fields under the predictor's lock.
+    """
+
+    def __init__(self, protocol: EndpointProtocol) -> None:
+        self.protocol = protocol
         self.thread: threading.Thread | None = None
-        self.asker: Asker | None = None
+        self.client: RetryingClient | None = None
         self.rows = 0
         self.failed_rows = 0
         self.metadata: ModelMetadata | None = None
-        self.woken = asyncio.Event()
+        self.wake_up = asyncio.Event()
         self.tasks: set[asyncio.Task[InferResponse]] = set()
         self.statistics: PredictorStatistics | None = None
-        """Once it is over."""
-        # Under the lock:
+        """The final statistics, after the session has ended."""
+        # These fields are under the predictor's lock.
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.unanswered = 0
+        self.in_flight = 0
         self.closing = False
-        self.dropped = False
-        self.over = False
+        self.cancelling = False
+        self.ended = False
         self.error: BaseException | None = None
 
 
-class EndpointPredictor:
-    """Implements `headrace.core.Predictor`; see there for what is guaranteed. Make it with `endpoint_predictor`.
+class EndpointPredictor(Predictor):
+    """A predictor of a remote endpoint. Create it with `endpoint_predictor`.
 
-    May be started again after `stop`. Futures are set, and their callbacks run, in the predictor's thread: a callback
-    must be short, and must not `submit`.
+    It may be started again after `stop`. Futures complete, and their callbacks run, in the
+    predictor's thread. A callback must be short and must not call `submit`.
     """
 
     def __init__(
         self,
-        make_dialect: Callable[[], Dialect],
+        make_protocol: Callable[[], EndpointProtocol],
         *,
         url: str,
         model: str,
@@ -96,9 +104,9 @@ class EndpointPredictor:
         clock: Clock | None = None,
     ) -> None:
         self.url = url
-        """The model's address, in one spelling whatever the given URL's form."""
+        """The address of the model, in one spelling for every form of the given URL."""
         self._model = model
-        self._make_dialect = make_dialect
+        self._make_protocol = make_protocol
         self._in_flight_max = in_flight_max
         self._timeout_s = timeout_s
         self._retry_s = retry_s
@@ -106,136 +114,150 @@ class EndpointPredictor:
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._state = _State.STOPPED
-        self._life = _Life(self._make_dialect())
+        self._session = _Session(self._make_protocol())
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Return the URL, without the token."""
         return f"EndpointPredictor({self.url!r})"
 
     @property
+    @override
     def metadata(self) -> ModelMetadata:
-        """The model's, as the endpoint tells it; StoppedError before the first `start`."""
-        metadata = self._life.metadata
+        """The metadata that the endpoint reports. Raises StoppedError before the first `start`."""
+        metadata = self._session.metadata
         if metadata is None:
-            raise StoppedError(f"{self.url} was not asked for its metadata yet: start the predictor first")
+            raise StoppedError(f"the metadata of {self.url} is not known yet: start the predictor first")
         return metadata
 
     @property
+    @override
     def in_flight_max(self) -> int:
-        """The most requests unanswered at once (`submit` blocks beyond), and the most HTTP requests under way."""
+        """The limit of unfinished requests, and of concurrent HTTP requests."""
         return self._in_flight_max
 
+    @override
     def start(self) -> None:
-        """Ask the endpoint about its model; returns when it answered.
+        """Fetch the metadata of the model and become ready.
 
-        Raises EndpointUnavailableError when it does not within `retry_s`, EndpointRefusedError when it does not know
-        the model or the credentials, and StoppedError when `stop` was called meanwhile.
+        Raises EndpointUnavailableError if the endpoint does not respond within `retry_s` seconds,
+        EndpointRefusedError if it rejects the model or the credentials, and StoppedError if `stop`
+        is called meanwhile.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._state in (_State.STOPPED, _State.RUNNING))
             if self._state is _State.RUNNING:
                 return
-            life = _Life(self._make_dialect())
-            thread = life.thread = threading.Thread(
-                target=self._run, args=(life,), name=f"headrace-endpoint-{self._model}", daemon=True
+            session = _Session(self._make_protocol())
+            thread = session.thread = threading.Thread(
+                target=self._run, args=(session,), name=f"headrace-endpoint-{self._model}", daemon=True
             )
             thread.start()
-            self._state, self._life = _State.STARTING, life
+            self._state, self._session = _State.STARTING, session
         try:
             with self._changed:
-                self._changed.wait_for(lambda: life.over or life.metadata is not None)
-                if not life.over:
+                self._changed.wait_for(lambda: session.ended or session.metadata is not None)
+                if not session.ended:
                     return
         except BaseException:
-            self._end(life, drain=False)
+            self._close(session, drain=False)
             raise
         thread.join()
-        if life.metadata is None:
-            raise life.error or StoppedError(f"{self.url}: stopped while it was started")
+        if session.metadata is None:
+            raise session.error or StoppedError(f"{self.url}: the predictor was stopped while it started")
 
+    @override
     def stop(self, *, drain: bool = True) -> None:
-        """Finish what was accepted, or fail it with StoppedError; then close the connections.
+        """Finish the accepted requests, or fail them with StoppedError; then close the connections.
 
-        Draining takes as long as the endpoint takes, retries included; stopping without `drain` cuts it short.
+        Draining takes as long as the endpoint takes, with retries. A second call without `drain`
+        ends it early.
         """
-        self._end(self._life, drain=drain)
+        self._close(self._session, drain=drain)
 
-    def _end(self, life: _Life, *, drain: bool) -> None:
+    def _close(self, session: _Session, *, drain: bool) -> None:
         with self._changed:
-            if not life.over and life.thread is not None:
-                life.closing = True
-                life.dropped = life.dropped or not drain
-                if self._life is life:
+            if not session.ended and session.thread is not None:
+                session.closing = True
+                session.cancelling = session.cancelling or not drain
+                if self._session is session:
                     self._state = _State.STOPPING
-                if life.loop is not None:
-                    life.loop.call_soon_threadsafe(life.woken.set)
+                if session.loop is not None:
+                    session.loop.call_soon_threadsafe(session.wake_up.set)
                 self._changed.notify_all()
-            thread = life.thread
+            thread = session.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    @override
     def submit(self, request: InferRequest) -> "Future[InferResponse]":
-        """Ask; blocks while `in_flight_max` requests are unanswered. Raises StoppedError when not running."""
+        """Submit a request. Blocks while `in_flight_max` requests are unfinished.
+
+        Raises StoppedError if the predictor is not running.
+        """
         future: Future[InferResponse] = Future()
         with self._changed:
-            life = self._life
+            session = self._session
             if self._state is not _State.RUNNING:
-                raise self._stopped("it must be started before it is asked")
+                raise self._stopped("start it before submitting requests")
             try:
                 rows = request.rows
             except ModelInputError as error:
                 future.set_exception(ModelInputError(self._model, error.why))
                 return future
-            self._changed.wait_for(lambda: life.closing or life.unanswered < self._in_flight_max)
-            if life.closing or life.loop is None:
+            self._changed.wait_for(lambda: session.closing or session.in_flight < self._in_flight_max)
+            if session.closing or session.loop is None:
                 raise self._stopped("it was stopped")
-            life.unanswered += 1
-            life.loop.call_soon_threadsafe(self._begin, life, request, rows, future)
+            session.in_flight += 1
+            session.loop.call_soon_threadsafe(self._start_request, session, request, rows, future)
         return future
 
+    @override
     def statistics(self) -> PredictorStatistics:
-        """Since `start`. Calls are HTTP attempts; the endpoint is busy while at least one is under way."""
-        life = self._life
-        return life.statistics or self._statistics(life)
+        """Return the statistics since `start`.
 
-    def _statistics(self, life: _Life) -> PredictorStatistics:
-        asker = life.asker
-        if asker is None:
+        Calls are HTTP attempts. The endpoint is busy while at least one attempt is in flight.
+        """
+        session = self._session
+        return session.statistics or self._statistics(session)
+
+    def _statistics(self, session: _Session) -> PredictorStatistics:
+        client = session.client
+        if client is None:
             return PredictorStatistics()
-        busy_s, starved_s = asker.busy_s()
+        busy_s, starved_s = client.busy_s()
         return PredictorStatistics(
             instances=1,
-            calls=asker.calls,
-            rows=life.rows,
-            failed_rows=life.failed_rows,
-            retries=asker.retries,
+            calls=client.calls,
+            rows=session.rows,
+            failed_rows=session.failed_rows,
+            retries=client.retries,
             busy_s=busy_s,
             starved_s=starved_s,
         )
 
-    # The loop's thread
+    # The methods below run in the thread of the session.
 
-    def _run(self, life: _Life) -> None:
+    def _run(self, session: _Session) -> None:
         error: BaseException | None = None
         try:
             with asyncio.Runner() as runner:
-                runner.run(self._live(life))
-        except BaseException as raised:  # noqa: BLE001 - handed to the thread that starts
+                runner.run(self._serve(session))
+        except BaseException as raised:  # noqa: BLE001 - raised by the thread that calls `start`
             error = raised
-        life.statistics = self._statistics(life)
+        session.statistics = self._statistics(session)
         with self._changed:
-            life.error = error
-            life.over = life.closing = True
-            if self._life is life:
+            session.error = error
+            session.ended = session.closing = True
+            if self._session is session:
                 self._state = _State.STOPPED
             self._changed.notify_all()
 
-    async def _live(self, life: _Life) -> None:
-        """From start to stop; ends when no request is unanswered."""
-        async with Connection(self._headers, connections_max=self._in_flight_max) as connection:
-            circuit = Circuit(failures_max=max(FAILURES_MIN, 2 * self._in_flight_max))
-            asker = life.asker = Asker(
-                connection,
+    async def _serve(self, session: _Session) -> None:
+        """Run from start to stop, until no request is unfinished."""
+        async with HttpConnectionPool(self._headers, connections_max=self._in_flight_max) as pool:
+            circuit = CircuitBreaker(failures_max=max(FAILURES_MIN, 2 * self._in_flight_max))
+            client = session.client = RetryingClient(
+                pool,
                 circuit,
                 policy=RetryPolicy(self._retry_s),
                 timeout_s=self._timeout_s,
@@ -243,121 +265,125 @@ class EndpointPredictor:
                 clock=self._clock,
             )
             with self._changed:
-                life.loop = asyncio.get_running_loop()
+                session.loop = asyncio.get_running_loop()
             try:
-                await self._describe(life, asker)
-                await self._until_closing(life)
+                await self._fetch_metadata(session, client)
+                await self._wait_until_closing(session)
             finally:
-                await self._wind_up(life)
+                await self._drain(session)
 
-    async def _describe(self, life: _Life, asker: Asker) -> None:
-        """Ask for the metadata and be ready, unless stopped before that."""
-        describing = asyncio.ensure_future(life.dialect.describe(asker))
-        closing = asyncio.ensure_future(self._until_closing(life))
+    async def _fetch_metadata(self, session: _Session, client: RetryingClient) -> None:
+        """Fetch the metadata and become ready, unless stopped before."""
+        fetching = asyncio.ensure_future(session.protocol.fetch_metadata(client))
+        closing = asyncio.ensure_future(self._wait_until_closing(session))
         try:
-            await asyncio.wait((describing, closing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((fetching, closing), return_when=asyncio.FIRST_COMPLETED)
         finally:
             closing.cancel()
-            if not describing.done():
-                describing.cancel()
+            if not fetching.done():
+                fetching.cancel()
                 with suppress(asyncio.CancelledError):
-                    await describing
-        if describing.cancelled():
+                    await fetching
+        if fetching.cancelled():
             return
-        metadata = describing.result()
+        metadata = fetching.result()
         with self._changed:
-            life.metadata = metadata
-            if not life.closing and self._life is life:
+            session.metadata = metadata
+            if not session.closing and self._session is session:
                 self._state = _State.RUNNING
             self._changed.notify_all()
 
-    async def _until_closing(self, life: _Life) -> None:
-        while not life.closing:
-            life.woken.clear()
-            await life.woken.wait()
+    async def _wait_until_closing(self, session: _Session) -> None:
+        while not session.closing:
+            session.wake_up.clear()
+            await session.wake_up.wait()
 
-    async def _wind_up(self, life: _Life) -> None:
-        """Until all that was accepted has an answer, or an error."""
+    async def _drain(self, session: _Session) -> None:
+        """Wait until each accepted request has a response or an error."""
         with self._changed:
-            life.closing = True
+            session.closing = True
             self._changed.notify_all()
         cancelled = False
         while True:
-            life.woken.clear()
+            session.wake_up.clear()
             with self._changed:
-                if not life.unanswered:
-                    life.loop = None
+                if not session.in_flight:
+                    session.loop = None
                     return
-                dropped = life.dropped
-            if dropped and not cancelled:
+                cancelling = session.cancelling
+            if cancelling and not cancelled:
                 cancelled = True
-                for task in life.tasks:
+                for task in session.tasks:
                     task.cancel()
-            await life.woken.wait()
+            await session.wake_up.wait()
 
-    def _begin(self, life: _Life, request: InferRequest, rows: int, future: "Future[InferResponse]") -> None:
+    def _start_request(
+        self, session: _Session, request: InferRequest, rows: int, future: "Future[InferResponse]"
+    ) -> None:
         if not future.set_running_or_notify_cancel():
-            self._release(life)
+            self._release(session)
             return
-        if life.dropped:
-            self._settle(life, future, self._stopped("before this request began"))
+        if session.cancelling:
+            self._complete(session, future, self._stopped("it was stopped before this request began"))
             return
-        task = asyncio.ensure_future(self._answer(life, request, rows))
-        life.tasks.add(task)
-        task.add_done_callback(lambda done: self._answered(life, rows, done, future))
+        task = asyncio.ensure_future(self._infer(session, request, rows))
+        session.tasks.add(task)
+        task.add_done_callback(lambda done: self._on_done(session, rows, done, future))
 
-    async def _answer(self, life: _Life, request: InferRequest, rows: int) -> InferResponse:
-        """The dialect's answer, within the request's deadline."""
-        assert life.asker is not None
+    async def _infer(self, session: _Session, request: InferRequest, rows: int) -> InferResponse:
+        """Return the response, within the deadline of the request."""
+        assert session.client is not None
         if request.deadline is None:
-            return await life.dialect.answer(life.asker, request, rows)
+            return await session.protocol.infer(session.client, request, rows)
         name = f"request {request.id}" if request.id else "a request"
-        late = DeadlineError(f"{self.url} did not answer {name} before its deadline")
-        left_s = request.deadline - self._clock.now()
-        if left_s <= 0:
-            raise late
+        deadline_error = DeadlineError(f"{self.url} did not respond to {name} before its deadline")
+        remaining_s = request.deadline - self._clock.now()
+        if remaining_s <= 0:
+            raise deadline_error
         try:
-            async with asyncio.timeout(left_s):
-                return await life.dialect.answer(life.asker, request, rows)
+            async with asyncio.timeout(remaining_s):
+                return await session.protocol.infer(session.client, request, rows)
         except TimeoutError as error:
-            raise late from error
+            raise deadline_error from error
 
-    def _answered(
+    def _on_done(
         self,
-        life: _Life,
+        session: _Session,
         rows: int,
         task: "asyncio.Task[InferResponse]",
         future: "Future[InferResponse]",
     ) -> None:
-        """Whatever became of a request, its future gets it; also when its task never ran."""
-        life.tasks.discard(task)
+        """Complete the future of a request, also if its task never ran."""
+        session.tasks.discard(task)
         if task.cancelled():
-            self._settle(life, future, self._stopped("while this request ran"))
+            self._complete(session, future, self._stopped("it was stopped while this request ran"))
         elif (error := task.exception()) is not None:
-            self._settle(life, future, error if isinstance(error, HeadraceError) else self._unexpected(error))
+            self._complete(
+                session, future, error if isinstance(error, HeadraceError) else self._unexpected(error)
+            )
         else:
             response = task.result()
-            life.rows += rows - len(response.failures)
-            life.failed_rows += len(response.failures)
-            self._settle(life, future, response)
+            session.rows += rows - len(response.failures)
+            session.failed_rows += len(response.failures)
+            self._complete(session, future, response)
 
-    def _settle(
-        self, life: _Life, future: "Future[InferResponse]", answer: InferResponse | BaseException
+    def _complete(
+        self, session: _Session, future: "Future[InferResponse]", outcome: InferResponse | BaseException
     ) -> None:
-        if (raised := settle(future, answer)) is not None:
+        if (raised := complete_future(future, outcome)) is not None:
             _log.error("%s: a callback raised", self.url, exc_info=raised)
-        self._release(life)
+        self._release(session)
 
-    def _release(self, life: _Life) -> None:
+    def _release(self, session: _Session) -> None:
         with self._changed:
-            life.unanswered -= 1
+            session.in_flight -= 1
             self._changed.notify_all()
-        life.woken.set()
+        session.wake_up.set()
 
     def _unexpected(self, error: BaseException) -> EndpointError:
-        raised = EndpointError(self.url, f"asking it raised {type(error).__name__}: {error}")
+        raised = EndpointError(self.url, f"the call raised {type(error).__name__}: {error}")
         raised.__cause__ = error
         return raised
 
-    def _stopped(self, when: str) -> StoppedError:
-        return StoppedError(f"{self.url} is not being asked: {when}")
+    def _stopped(self, reason: str) -> StoppedError:
+        return StoppedError(f"the predictor of {self.url} is not running: {reason}")

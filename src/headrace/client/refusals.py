@@ -1,34 +1,34 @@
-"""Tells rows that are refused from a request that is wrong as such, by whether any row was ever answered."""
+"""Distinguish refused rows from a request that the endpoint always refuses."""
 
 from headrace.core.errors import EndpointRefusedError
 
 REFUSED_ROWS_MAX = 100
-"""How many rows may be refused one by one before the first is answered; the next would only be refused too."""
+"""The limit of rows refused one by one before the first prediction."""
 
 
 class RefusalGuard:
-    """Counts rows; ends the run that asks for something the endpoint never gives.
+    """A counter of predicted and refused rows. It ends a run whose every row is refused.
 
-    A wrong input name or type is refused like a bad row. Without this every row of the source would be asked about
-    twice, and fail.
+    An endpoint refuses a wrong input name or type like a bad row. Without this limit, each row of
+    the source would be sent twice and fail.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.answered_rows = 0
+        self.predicted_rows = 0
         self.refused_rows = 0
 
-    def answered(self, rows: int) -> None:
-        """These rows have predictions."""
-        self.answered_rows += rows
+    def record_success(self, rows: int) -> None:
+        """Count rows with predictions."""
+        self.predicted_rows += rows
 
-    def refused(self, why: str, status: int | None) -> None:
-        """One row was refused on its own. Raises EndpointRefusedError when it is one of too many."""
+    def record_refusal(self, why: str, status: int | None) -> None:
+        """Count one row that was refused alone. Raises EndpointRefusedError at the limit."""
         self.refused_rows += 1
-        if self.answered_rows == 0 and self.refused_rows >= REFUSED_ROWS_MAX:
+        if self.predicted_rows == 0 and self.refused_rows >= REFUSED_ROWS_MAX:
             raise EndpointRefusedError(
                 self._url,
-                f"it refused each of the first {self.refused_rows} rows, so it is not about the rows: do the "
-                f"inputs fit the model? Last refusal: {why}",
+                f"it refused each of the first {self.refused_rows} rows, so the rows are not the cause: "
+                f"do the inputs fit the model? Last refusal: {why}",
                 status=status,
             )

@@ -1,6 +1,7 @@
-"""What an answer means for its request. Pure: the caller waits.
+"""Classify the responses of an endpoint. Pure: the caller waits and retries.
 
-A `TransientFault` is an attempt that may do better later; everything else is decided by the status (`judge`).
+`TransientFault` stands for an attempt that may succeed when repeated. Responses are classified by
+their status.
 """
 
 from collections.abc import Mapping
@@ -10,82 +11,81 @@ from enum import Enum, auto
 from headrace.protocols.oip_json import decode_error_kind
 
 BRIEF_ATTEMPTS_MAX = 3
-"""How often something is tried that probably fails again, such as a row that broke the server's memory."""
+"""The limit of attempts for a request whose rows may exhaust the memory."""
 
 
-class TransientFault(Exception):  # noqa: N818 - it never leaves the room; what leaves is an error
-    """An attempt failed in a way that may pass. `retry_after_s` is when the server asked to be asked again."""
+class ResponseKind(Enum):
+    """The consequence of a response for its request."""
 
-    def __init__(self, why: str, *, retry_after_s: float | None = None, alive: bool = False) -> None:
-        super().__init__(why)
-        self.retry_after_s = retry_after_s
-        self.alive = alive
-        """Whether the endpoint answered sensibly, so that its circuit stays closed."""
-
-
-class Verdict(Enum):
-    """What an answer means for its request."""
-
-    ANSWERED = auto()
-    """It is the answer."""
-    REFUSED = auto()
-    """The request is wrong, perhaps only some of its rows."""
-    REFUSED_WHOLE = auto()
-    """No request like this can succeed: a wrong URL, model name or credentials."""
+    SUCCESS = auto()
+    """The response answers the request."""
+    ROWS_REFUSED = auto()
+    """The endpoint refuses the request, perhaps only because of some rows."""
+    REQUEST_REFUSED = auto()
+    """The endpoint refuses every such request: a wrong URL, model name or credentials."""
     RETRY = auto()
-    """It may pass: ask again for as long as the budget lasts."""
+    """A transient failure: retry within the budget."""
     RETRY_BRIEFLY = auto()
-    """It may pass, or these rows may be what breaks it: ask again a few times, then call it refused."""
+    """A transient failure, or one caused by the rows: retry a few times, then refuse the rows."""
 
 
-_RETRIED = frozenset({408, 425, 429, 502, 503, 504})
-_OF_A_SEQUENCE = frozenset({"sequence_gone", "sequence_lost"})
-"""Errors, by their kind, that are about the sequences which rows belong to: headrace tells them so."""
-_WHOLE = frozenset({401, 402, 403, 404, 405, 406, 407, 410, 411, 415, 426, 431, 501, 505, 511})
+_RETRIED_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
+_SEQUENCE_ERROR_KINDS = frozenset({"sequence_gone", "sequence_lost"})
+"""Kinds of errors about sequences, as headrace servers send them."""
+_REQUEST_REFUSED_STATUSES = frozenset(
+    {401, 402, 403, 404, 405, 406, 407, 410, 411, 415, 426, 431, 501, 505, 511}
+)
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """A complete answer; header names are in lower case."""
+class HttpResponse:
+    """A complete response. Header names are in lower case."""
 
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def judge(answer: HttpAnswer) -> Verdict:
-    """By status alone, but for sequences. 500 is a model that raised, so perhaps some of the rows; 507 is one out of memory."""
-    status = answer.status
+def classify_response(response: HttpResponse) -> ResponseKind:
+    """Return the kind of a response, by its status and by sequence errors in its body.
+
+    500 may concern only some of the rows, because the model raised. 507 means that the model is out
+    of memory.
+    """
+    status = response.status
     if 200 <= status < 300:
-        return Verdict.ANSWERED
-    if status in _RETRIED:
-        return Verdict.RETRY
+        return ResponseKind.SUCCESS
+    if status in _RETRIED_STATUSES:
+        return ResponseKind.RETRY
     if status == 507:
-        return Verdict.RETRY_BRIEFLY
-    if is_of_a_sequence(answer):
-        return Verdict.REFUSED
-    if status in _WHOLE or not 400 <= status <= 500:
-        return Verdict.REFUSED_WHOLE
-    return Verdict.REFUSED
+        return ResponseKind.RETRY_BRIEFLY
+    if is_sequence_error(response):
+        return ResponseKind.ROWS_REFUSED
+    if status in _REQUEST_REFUSED_STATUSES or not 400 <= status <= 500:
+        return ResponseKind.REQUEST_REFUSED
+    return ResponseKind.ROWS_REFUSED
 
 
-def is_of_a_sequence(answer: HttpAnswer) -> bool:
-    """Whether a refusal says that a sequence has ended, or has lost its state: it has to be begun anew, whoever asks."""
-    return answer.status in (409, 410) and decode_error_kind(answer.body) in _OF_A_SEQUENCE
+def is_sequence_error(response: HttpResponse) -> bool:
+    """Return True if a refusal says that a sequence has ended or has lost its state.
+
+    The client must start such a sequence again.
+    """
+    return response.status in (409, 410) and decode_error_kind(response.body) in _SEQUENCE_ERROR_KINDS
 
 
-def explain(answer: HttpAnswer, text: str) -> str:
-    """What a refusal says, in words that tell what to do. `text` is the server's own."""
-    said = f": {text}" if text else ""
-    status = answer.status
+def describe_refusal(response: HttpResponse, text: str) -> str:
+    """Return the message of a refusal, with advice. `text` is the server's own message."""
+    detail = f": {text}" if text else ""
+    status = response.status
     if status == 401:
-        advice = " (it wants credentials: set HEADRACE_ENDPOINT_TOKEN, or correct it)"
+        advice = " (it requires credentials: set or correct HEADRACE_ENDPOINT_TOKEN)"
     elif status == 403:
         advice = " (the credentials do not allow this)"
-    elif status in (404, 410) and not is_of_a_sequence(answer):
-        advice = " (is the model's name right, and its version, and the URL?)"
+    elif status in (404, 410) and not is_sequence_error(response):
+        advice = " (are the model's name, its version and the URL right?)"
     elif 300 <= status < 400:
-        advice = f" (it redirects to {answer.headers.get('location', '?')}: give that URL)"
+        advice = f" (it redirects to {response.headers.get('location', '?')}: use that URL)"
     else:
         advice = ""
-    return f"HTTP {status}{said}{advice}"
+    return f"HTTP {status}{detail}{advice}"

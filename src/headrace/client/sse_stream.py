@@ -1,4 +1,4 @@
-"""Server-sent events of the Open Inference Protocol as responses, while they come."""
+"""Decode server-sent events of the Open Inference Protocol into responses as they arrive."""
 
 from collections.abc import AsyncGenerator, AsyncIterable
 
@@ -10,15 +10,15 @@ from headrace.protocols.oip_json import decode_error, decode_response
 from headrace.protocols.sse import EventDecoder
 
 
-async def read_responses(pieces: AsyncIterable[bytes], url: str) -> AsyncGenerator[InferResponse, None]:
-    """Each event's response, as soon as it is whole.
+async def read_responses(chunks: AsyncIterable[bytes], url: str) -> AsyncGenerator[InferResponse, None]:
+    """Yield the response of each event, as soon as it is complete.
 
-    Raises EndpointRefusedError for an event that is an error, which is how a stream says that it failed on the way; DataError
-    for one that is no response.
+    Raises EndpointRefusedError for an error event: the stream failed on the server. Raises
+    DataError for an event that is no response.
     """
     decoder = EventDecoder()
-    async for piece in pieces:
-        for event in decoder.feed(piece):
+    async for chunk in chunks:
+        for event in decoder.feed(chunk):
             if _is_error(event):
                 raise EndpointRefusedError(url, f"the stream failed: {decode_error(event)}")
             yield decode_response(event, bf16="float32")

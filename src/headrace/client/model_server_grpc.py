@@ -1,10 +1,16 @@
-"""A model server asked over gRPC. The clients' door to grpcio (extra `grpc`); the servers' is `server.grpc_aio`."""
+"""A client of a model server over gRPC.
+
+This is the adapter module of grpcio (extra `grpc`) for clients; the one for servers is
+`server.grpc_aio`.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Self, TypeVar
 
-from headrace.client.server import ModelAddress
+from typing_extensions import override
+
+from headrace.client.model_server import ModelAddress, ModelServerClient
 from headrace.core.errors import (
     DataError,
     EndpointError,
@@ -22,31 +28,43 @@ try:
     import grpc as _grpc
     from grpc import aio as _aio
 except ImportError as error:
-    raise MissingExtraError("grpc", "asking a server over gRPC") from error
+    raise MissingExtraError("grpc", "calling a server over gRPC") from error
 
-grpc: Any = _grpc  # it carries no types
+grpc: Any = _grpc  # grpcio ships no types
 aio: Any = _aio
 
 MESSAGE_BYTES_MAX: Final = 1 << 30
-"""An answer longer than this is refused."""
+"""The limit of a response in bytes."""
 _SERVICE: Final = "/inference.GRPCInferenceService/"
-# The server may answer when asked again, or was not reached at all.
-_UNAVAILABLE: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
-# No request like this can succeed, with whatever rows.
-_WHOLE: Final = ("CANCELLED", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
+# The server was not reached, or may respond to a retry.
+_UNAVAILABLE_CODES: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
+# No request like this one can succeed, with any rows.
+_REQUEST_REFUSED_CODES: Final = (
+    "CANCELLED",
+    "NOT_FOUND",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "UNIMPLEMENTED",
+)
 _T = TypeVar("_T")
 
 
 def may_be_about_rows(code: str) -> bool:
-    """Whether a request that was refused with this status may be answered when it has fewer rows."""
-    return code not in _WHOLE
+    """Return True if a request with fewer rows may succeed after a refusal with this status."""
+    return code not in _REQUEST_REFUSED_CODES
 
 
-class GrpcServer:
-    """Implements `ModelServer`.
+class GrpcServerClient(ModelServerClient):
+    """A client of a model server over gRPC.
 
-    `target` is host:port; `timeout_s` is for each question, and for each wait for the next item of a stream. Streams are asked
-    for in the dialect of MLServer, which headrace answers in; Triton's own answers are not read.
+    Streams use the MLServer variant of the protocol, which headrace serves. Triton's stream
+    responses are not supported.
+
+    Args:
+        target: The address as host:port.
+        tls: True for TLS.
+        api_key: A bearer token.
+        timeout_s: Seconds for each call, and for each wait for the next item of a stream.
     """
 
     def __init__(
@@ -62,8 +80,8 @@ class GrpcServer:
         self._channel: Any = None
         self._datatypes: dict[str, str] = {}
 
+    @override
     async def __aenter__(self) -> Self:
-        """See `ModelServer`."""
         options = [
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.max_send_message_length", -1),
@@ -76,26 +94,27 @@ class GrpcServer:
             self._channel = aio.insecure_channel(self._target, options=options)
         return self
 
+    @override
     async def __aexit__(self, *_: object) -> None:
-        """See `ModelServer`."""
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
 
+    @override
     async def metadata(self, model: ModelAddress) -> ModelMetadata:
-        """See `ModelServer`."""
-        question = wire.encode_metadata_request(model.name, model.version)
-        metadata = await self._asked("ModelMetadata", question, wire.decode_metadata)
+        message = wire.encode_metadata_request(model.name, model.version)
+        metadata = await self._call("ModelMetadata", message, wire.decode_metadata)
         self._datatypes = {s.name: s.datatype for s in metadata.inputs}
         return metadata
 
+    @override
     async def infer(self, model: ModelAddress, request: InferRequest, *, binary: bool) -> InferResponse:
-        """See `ModelServer`; tensors always go as raw bytes."""
+        """Return the response to a request. Tensors always travel as raw bytes."""
         del binary
-        return await self._asked("ModelInfer", self._request(model, request), wire.decode_response)
+        return await self._call("ModelInfer", self._request(model, request), wire.decode_response)
 
+    @override
     async def stream(self, model: ModelAddress, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """See `ModelServer`."""
         method = f"{_SERVICE}ModelStreamInfer"
         call = self._channel.stream_stream(method)(
             iter((self._request(model, request),)), metadata=(*self._metadata, wire.STREAM_DIALECT)
@@ -103,83 +122,83 @@ class GrpcServer:
         try:
             while True:
                 async with asyncio.timeout(self._timeout_s):
-                    answer = await call.read()
-                if answer is aio.EOF:
+                    response = await call.read()
+                if response is aio.EOF:
                     return
-                yield self._decoded(answer, wire.decode_response)
+                yield self._decode(response, wire.decode_response)
         except TimeoutError as error:
-            raise self._late() from error
+            raise self._timeout_error() from error
         except aio.AioRpcError as error:
-            raise self._refusal(error) from error
+            raise self._translate_error(error) from error
         finally:
             call.cancel()
 
+    @override
     async def index(self) -> tuple[ModelIndexEntry, ...]:
-        """See `ModelServer`."""
-        return await self._asked("RepositoryIndex", wire.encode_index_request(), wire.decode_index)
+        return await self._call("RepositoryIndex", wire.encode_index_request(), wire.decode_index)
 
+    @override
     async def load(self, model: str) -> None:
-        """See `ModelServer`."""
-        await self._asked("RepositoryModelLoad", wire.encode_load_request(model), bytes)
+        await self._call("RepositoryModelLoad", wire.encode_load_request(model), bytes)
 
+    @override
     async def unload(self, model: str) -> None:
-        """See `ModelServer`."""
-        await self._asked("RepositoryModelUnload", wire.encode_unload_request(model), bytes)
+        await self._call("RepositoryModelUnload", wire.encode_unload_request(model), bytes)
 
+    @override
     async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
-        """See `ModelServer`."""
-        question = wire.encode_statistics_request(model)
-        return await self._asked("ModelStatistics", question, wire.decode_statistics)
+        message = wire.encode_statistics_request(model)
+        return await self._call("ModelStatistics", message, wire.decode_statistics)
 
-    async def sequences(self, model: ModelAddress, *, most: int) -> SequenceListing:
-        """See `ModelServer`."""
-        raise _rest_only(model, most)
+    @override
+    async def sequences(self, model: ModelAddress, *, limit: int) -> SequenceListing:
+        raise _rest_only_error(model, limit)
 
+    @override
     async def cancel_sequence(self, model: ModelAddress, id: str) -> None:
-        """See `ModelServer`."""
-        raise _rest_only(model, id)
+        raise _rest_only_error(model, id)
 
     def _request(self, model: ModelAddress, request: InferRequest) -> bytes:
         return wire.encode_request(model.name, model.version, request, datatypes=self._datatypes)
 
-    async def _asked(self, method: str, question: bytes, decode: Callable[[bytes], _T]) -> _T:
+    async def _call(self, method: str, message: bytes, decode: Callable[[bytes], _T]) -> _T:
         assert self._channel is not None, "the connection is not open"
-        ask = self._channel.unary_unary(f"{_SERVICE}{method}")
+        call = self._channel.unary_unary(f"{_SERVICE}{method}")
         try:
-            answer = await ask(question, timeout=self._timeout_s, metadata=self._metadata)
+            response = await call(message, timeout=self._timeout_s, metadata=self._metadata)
         except aio.AioRpcError as error:
-            raise self._refusal(error) from error
-        return self._decoded(answer, decode)
+            raise self._translate_error(error) from error
+        return self._decode(response, decode)
 
-    def _decoded(self, answer: bytes, decode: Callable[[bytes], _T]) -> _T:
+    def _decode(self, response: bytes, decode: Callable[[bytes], _T]) -> _T:
         try:
-            return decode(answer)
+            return decode(response)
         except DataError as error:
-            why = f"its answer is not one of the Open Inference Protocol: {error}"
+            why = f"its response violates the Open Inference Protocol: {error}"
             raise EndpointError(self.url, why) from error
 
-    def _refusal(self, error: Any) -> EndpointError:
-        code, details = error.code().name, error.details() or "it gives no reason"
+    def _translate_error(self, error: Any) -> EndpointError:
+        code, details = error.code().name, error.details() or "no reason given"
         if code == "DEADLINE_EXCEEDED":
-            return self._late(details)
+            return self._timeout_error(details)
         if code == "UNAVAILABLE" and "connect" in details:
             why = f"not reached: {details}. Is the server up and the URL right?"
             return EndpointUnavailableError(self.url, why)
-        if code not in _UNAVAILABLE or (code == "ABORTED" and _is_of_a_sequence(error)):
+        if code not in _UNAVAILABLE_CODES or (code == "ABORTED" and _is_sequence_error(error)):
             refused = EndpointRefusedError(self.url, f"{code}: {details}")
             refused.may_be_about_rows = may_be_about_rows(code)
             return refused
         return EndpointUnavailableError(self.url, f"{code}: {details}")
 
-    def _late(self, details: str = "") -> EndpointUnavailableError:
-        said = f" ({details})" if details and details != "Deadline Exceeded" else ""
-        return EndpointUnavailableError(self.url, f"no answer within {self._timeout_s:g} s{said}")
+    def _timeout_error(self, details: str = "") -> EndpointUnavailableError:
+        reason = f" ({details})" if details and details != "Deadline Exceeded" else ""
+        return EndpointUnavailableError(self.url, f"no response within {self._timeout_s:g} s{reason}")
 
 
-def _rest_only(*_: object) -> UnsupportedError:
-    return UnsupportedError("sequences are looked after over REST alone: give the server's http:// URL")
+def _rest_only_error(*_: object) -> UnsupportedError:
+    return UnsupportedError("sequences are available only over REST: use the server's http:// URL")
 
 
-def _is_of_a_sequence(error: Any) -> bool:
-    """Whether a sequence has lost its state: asking again would not bring it back."""
+def _is_sequence_error(error: Any) -> bool:
+    """Return True if a sequence has lost its state: a retry would not restore it."""
     return any(key == wire.ERROR_KIND for key, _ in error.trailing_metadata() or ())
