@@ -1,4 +1,7 @@
-"""Jobs that outlive a request: submitted now, queued durably, worked on under a lease, fetched later."""
+"""Durable inference jobs: submitted over HTTP, queued in a ledger, run by workers under a lease.
+
+The clients are imported on first use, so that a worker does not need their dependencies.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,7 @@ __all__ = ["AsyncClient", "Client", "ClientSettings"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a client at its first use: whoever only works on jobs needs none."""
+    """Import the job API clients on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'headrace.jobs' has no attribute {name!r}")
     return getattr(import_module("headrace.jobs.client"), name)

@@ -1,4 +1,4 @@
-"""One attempt at one job, as its kind sees it while it runs; and why it is told to stop."""
+"""One attempt at a job, from the point of view of its kind, and the reasons to stop it."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from headrace.jobs.job import Job, Progress
+from headrace.jobs.job import Job, JobProgress
 
 T = TypeVar("T")
 
@@ -15,20 +15,20 @@ _log = logging.getLogger("headrace.jobs")
 
 
 class StopReason(StrEnum):
-    """Why an attempt is told to stop."""
+    """The reason why an attempt is stopped."""
 
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     """The job's deadline has passed."""
     TIME_LIMIT = "time_limit"
     LOST = "lost"
-    """The lease is somebody else's now: nothing of this attempt counts any more."""
+    """The lease is no longer valid: the attempt does not count any more."""
     DRAIN = "drain"
-    """The worker is leaving: the job goes back, and goes on elsewhere."""
+    """The worker is stopping: the job is released and continues elsewhere."""
 
 
 class AttemptStoppedError(Exception):
-    """The attempt was told to stop, and has. Never leaves the worker, so it is none of the tree of errors."""
+    """The attempt was stopped. Workers never let this error escape, so it is not a HeadraceError."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(f"the attempt was stopped: {reason.value}")
@@ -36,10 +36,13 @@ class AttemptStoppedError(Exception):
 
 
 class Attempt:
-    """One attempt. Its kind works in one thread; `stop` and what is read of it are for any.
+    """One attempt at a job.
 
-    Whoever waits for anything long looks at it (`check`, `answer`) or is told (`on_stop`): an attempt that was stopped
-    raises AttemptStoppedError soon, and what it has written by then counts for nothing.
+    Its kind works in one thread; other threads call `stop` and read its state.
+
+    Code with long waits calls `raise_if_stopped` or `wait_for`, or registers with
+    `add_stop_callback`. A stopped attempt soon raises AttemptStoppedError; its output no longer
+    counts.
     """
 
     def __init__(self, job: Job) -> None:
@@ -47,59 +50,68 @@ class Attempt:
         self.cursor: Mapping[str, Any] | None = job.cursor
         self._lock = threading.Lock()
         self._stopped: StopReason | None = None
-        self._on_stop: list[Callable[[], None]] = []
+        self._stop_callbacks: list[Callable[[], None]] = []
         self._changed = threading.Event()
-        self._look: Callable[[], Progress | None] = lambda: None
+        self._read_progress: Callable[[], JobProgress | None] = lambda: None
 
-    def report(self, look: Callable[[], Progress | None]) -> None:
-        """How far it is, whenever somebody looks; from any thread, so it must be quick and must not raise."""
-        self._look = look
+    def set_progress_source(self, read: Callable[[], JobProgress | None]) -> None:
+        """Set the function that returns the current progress.
+
+        Any thread may call it; it must be fast.
+        """
+        self._read_progress = read
 
     @property
-    def progress(self) -> Progress | None:
-        """How far it is; goes to the ledger with the next beat, and with its settlement. None where looking failed."""
+    def progress(self) -> JobProgress | None:
+        """The current progress for heartbeats and the settlement; None if reading it failed."""
         try:
-            return self._look()
-        except Exception:  # noqa: BLE001 - one that cannot tell must not cost the others their sign of life
-            _log.exception("an attempt could not tell how far it is", extra={"job": self.job.id})
+            return self._read_progress()
+        except Exception:  # noqa: BLE001 - one failure must not stop the heartbeats of others
+            _log.exception("the progress of an attempt could not be read", extra={"job": self.job.id})
             return None
 
     @property
     def stopped(self) -> StopReason | None:
-        """Why it was told to stop; None while it may go on."""
+        """The reason why the attempt was stopped; None while it may continue."""
         return self._stopped
 
     def stop(self, reason: StopReason) -> None:
-        """Tell it to stop. The first reason stands, but for LOST, which nothing excuses."""
+        """Stop the attempt. The first reason stays, except that LOST replaces every other."""
         with self._lock:
             if self._stopped is not None:
                 if reason is StopReason.LOST:
                     self._stopped = reason
                 return
             self._stopped = reason
-            told, self._on_stop = self._on_stop, []
+            callbacks, self._stop_callbacks = self._stop_callbacks, []
         self._changed.set()
-        for tell in told:
+        for callback in callbacks:
             try:
-                tell()
-            except Exception:  # noqa: BLE001 - the others must be told all the same
-                _log.exception("an attempt could not be told to stop", extra={"job": self.job.id})
+                callback()
+            except Exception:  # noqa: BLE001 - the other callbacks must run
+                _log.exception("a stop callback of an attempt failed", extra={"job": self.job.id})
 
-    def check(self) -> None:
-        """Raise AttemptStoppedError when it was told to stop."""
+    def raise_if_stopped(self) -> None:
+        """Raise AttemptStoppedError if the attempt was stopped."""
         if self._stopped is not None:
             raise AttemptStoppedError(self._stopped)
 
-    def on_stop(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when it is told to stop, in whichever thread says so; at once when it was."""
+    def add_stop_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the attempt is stopped, or at once if it is stopped already.
+
+        The stopping thread makes the call.
+        """
         with self._lock:
             if self._stopped is None:
-                self._on_stop.append(tell)
+                self._stop_callbacks.append(callback)
                 return
-        tell()
+        callback()
 
-    def answer(self, future: "Future[T]", abandon: Callable[["Future[T]"], None]) -> T:
-        """What a future comes to. When told to stop meanwhile: abandon it, and raise AttemptStoppedError."""
+    def wait_for(self, future: "Future[T]", abandon: Callable[["Future[T]"], None]) -> T:
+        """Return the future's result.
+
+        If the attempt stops first, abandon the future and raise AttemptStoppedError.
+        """
         self._changed.clear()
         future.add_done_callback(lambda _: self._changed.set())
         while not future.done():
@@ -108,5 +120,5 @@ class Attempt:
                 raise AttemptStoppedError(self._stopped)
             self._changed.wait()
             self._changed.clear()
-        self.check()
+        self.raise_if_stopped()
         return future.result()

@@ -1,4 +1,4 @@
-"""The door to boto3, for jobs: clients of SNS and SQS, and what they raise in our words."""
+"""Adapter module of boto3 for jobs: clients of SNS and SQS, and their errors as AwsFault."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -22,24 +22,28 @@ _PASSING_STATUSES: Final = frozenset({408, 425, 429})
 _SERVER_ERROR: Final = 500
 
 
-class AwsFault(Exception):  # noqa: N818 - a value's worth of facts; each caller makes its own of it
-    """A call that failed. `code` is the service's, or the SDK's; `passes` is whether trying again may help."""
+class AwsFault(Exception):  # noqa: N818 - internal: callers convert it
+    """A failed AWS call.
 
-    def __init__(self, code: str, why: str, *, passes: bool, throttled: bool = False) -> None:
+    `code` is the service's or the SDK's; `transient` is True if a retry may succeed.
+    """
+
+    def __init__(self, code: str, why: str, *, transient: bool, throttled: bool = False) -> None:
         super().__init__(f"{code}: {why}")
         self.code = code
-        self.passes = passes
+        self.transient = transient
         self.throttled = throttled
 
 
 def aws_client(
     service: str, environ: Mapping[str, str], *, endpoint_url: str = "", read_s: float = READ_S
 ) -> Any:
-    """A client of one service ("sns", "sqs"); safe from any thread, closed by its own `close`.
+    """Return a client of one service ("sns", "sqs"). It is thread-safe; close it with `close`.
 
-    Region, keys and profile are those of `environ` (``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, …), and else what the SDK
-    finds by itself, such as an instance's role. The endpoint is `endpoint_url`, ``AWS_ENDPOINT_URL_<SERVICE>``,
-    ``AWS_ENDPOINT_URL`` or the vendor's. A call is one attempt: whoever calls decides on the next. Raises AwsFault.
+    Region, keys and profile come from `environ` (``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, …), else
+    from the SDK's own search, such as an instance's role. The endpoint is `endpoint_url`,
+    ``AWS_ENDPOINT_URL_<SERVICE>``, ``AWS_ENDPOINT_URL`` or Amazon's. A call is one attempt; the
+    caller decides about retries. Raises AwsFault.
     """
     with aws_faults():
         session = boto3.session.Session(
@@ -57,15 +61,17 @@ def aws_client(
 
 @contextmanager
 def aws_faults() -> Generator[None]:
-    """Around calls of a client: what the SDK raises leaves as AwsFault."""
+    """Convert the SDK's errors to AwsFault, as a context manager around calls of a client."""
     try:
         yield
     except ClientError as error:
-        told: Any = error.response
-        status = int(told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        code, why = str(told["Error"].get("Code", "")), str(told["Error"].get("Message", ""))
+        response: Any = error.response
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        code, why = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
         throttled = status in _PASSING_STATUSES or code.startswith(("Throttl", "TooMany", "RequestLimit"))
-        raise AwsFault(code, why, passes=throttled or status >= _SERVER_ERROR, throttled=throttled) from error
+        raise AwsFault(
+            code, why, transient=throttled or status >= _SERVER_ERROR, throttled=throttled
+        ) from error
     except BotoCoreError as error:
-        # No connection, no credentials, no region: none says that the request was wrong.
-        raise AwsFault(type(error).__name__, str(error), passes=True) from error
+        # None of these (no connection, credentials or region) means that the request was wrong.
+        raise AwsFault(type(error).__name__, str(error), transient=True) from error

@@ -1,4 +1,4 @@
-"""Why an attempt failed, in one word."""
+"""The causes of failed attempts."""
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -8,34 +8,37 @@ from headrace.core import errors as e
 
 
 class Cause(StrEnum):
-    """Why an attempt failed. Told to whoever submitted the job, counted, and what retrying is decided by."""
+    """The cause of a failed attempt.
+
+    It is reported to the client and counted, and it selects the retry rule.
+    """
 
     INPUT = "input"
-    """What was submitted cannot be done: its payload, its settings, or a place that it names."""
+    """The submission is invalid: its payload, its settings, or a URI that it names."""
     MODEL = "model"
-    """The model raised, did not load, or gave what fits nothing."""
+    """The model raised, did not load, or returned an invalid output."""
     WORKER_LOST = "worker_lost"
-    """The lease ran out: the worker died, or could not be heard."""
+    """The lease expired: the worker died or was unreachable."""
     CRASH = "crash"
     """The model's process died."""
     OOM = "oom"
-    """Memory ran out."""
+    """The memory was exhausted."""
     TIMEOUT = "timeout"
-    """The attempt, or the model's call, took longer than it may."""
+    """The attempt, or a call of the model, exceeded its time limit."""
     UNAVAILABLE = "unavailable"
-    """Something that it needs does not answer now: a store, an endpoint, a model that is being loaded."""
+    """A required store, endpoint or loading model is unavailable."""
     OVERLOADED = "overloaded"
-    """Something that it needs has too much to do."""
+    """A required service is overloaded."""
     STORAGE = "storage"
-    """A store failed in another way, or the object changed while it was read."""
+    """A store failed otherwise, or an object changed while it was read."""
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     POISON = "poison"
-    """It has cost too many processes, also by itself."""
+    """The job crashed too many processes, also while it ran alone."""
     DRAINED = "drained"
-    """The worker leaves."""
+    """The worker is stopping."""
     DEFECT = "defect"
-    """Something in headrace itself raised, or is missing where it runs: never the data's fault."""
+    """headrace itself failed, or lacks a dependency; the data is not the reason."""
 
 
 _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
@@ -99,13 +102,13 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
 
 
 _DEATHS: Final[Mapping[str, Cause]] = {"oom": Cause.OOM, "timeout": Cause.TIMEOUT}
-"""What the death of a model's process stands for, where it is not a crash."""
+"""The causes of a model process's death other than a crash."""
 
 
 def cause_of(error: BaseException) -> Cause:
-    """The cause that an error stands for; of one that is not headrace's own, `Cause.DEFECT`.
+    """Return the cause for an error; `Cause.DEFECT` for errors outside headrace's hierarchy.
 
-    A model that raised for want of memory (MemoryError chained to a ModelError) ran out of memory.
+    A ModelError chained to a MemoryError has the cause `Cause.OOM`.
     """
     if isinstance(error, e.InstanceLostError):
         return _DEATHS.get(getattr(error, "cause", None) or "", Cause.CRASH)
@@ -116,7 +119,7 @@ def cause_of(error: BaseException) -> Cause:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """What it was raised from, and so on; each once, since chains can be made to bite their tails."""
+    """Yield the chain of `__cause__`s, each error once, because a chain may be circular."""
     seen: set[int] = set()
     link = error.__cause__
     while link is not None and id(link) not in seen:

@@ -1,4 +1,4 @@
-"""The service that delivers: takes what is due from the outbox, sends it, and records what became of it."""
+"""The service that delivers notifications: claims, sends and records due deliveries."""
 
 import logging
 import random
@@ -7,11 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.retry import RetryPolicy
+from headrace.core.service import Service
 from headrace.jobs.delivery import DeliveryPolicy, decide
-from headrace.jobs.notifier import Answer, Notifier, Retry
+from headrace.jobs.notifier import DeliveryResult, Notifier, RetryLater
 from headrace.jobs.outbox import Claim, Outbox
 
 _log = logging.getLogger("headrace.jobs.deliverer")
@@ -19,12 +22,14 @@ _log = logging.getLogger("headrace.jobs.deliverer")
 
 @dataclass(frozen=True, slots=True)
 class DelivererSettings:
-    """How much at a time.
+    """The settings of a deliverer.
 
     Args:
-        threads: Attempts under way at most, each to another endpoint.
-        lease_s: How long an attempt may take before somebody else may make it again; more than any notifier's timeout.
-        poll_s: How often the outbox is asked when nothing wakes the service: others may have put something in.
+        threads: The largest number of concurrent attempts, each to another endpoint.
+        lease_s: Seconds after which another deliverer may repeat an attempt; more than any
+            notifier's timeout.
+        poll_s: Seconds between reads of the outbox without a wakeup; other processes may add
+            deliveries.
     """
 
     threads: int = 8
@@ -33,21 +38,24 @@ class DelivererSettings:
 
     def __post_init__(self) -> None:
         if self.threads < 1 or min(self.lease_s, self.poll_s) <= 0:
-            raise ConfigError("a deliverer has 1 thread or more, a lease and a poll of more than 0 s")
+            raise ConfigError("threads must be at least 1, lease_s and poll_s above 0")
 
 
-class Deliverer:
-    """Delivers what is in an outbox: a `Service`. Any number may share an outbox, in as many processes.
+class Deliverer(Service):
+    """A service that delivers the notifications of an outbox.
 
-    An attempt takes one of `threads`, and an endpoint has at most one attempt under way, so one that hangs holds up nobody
-    but itself, for as long as its notifier waits. When the outbox cannot be reached the service goes on asking; an attempt
-    whose end could not be recorded is made again when its lease has passed, under the same event id.
+    Any number, in any processes, may share it.
+
+    An attempt occupies one of `threads`, and an endpoint has at most one running attempt. A
+    receiver that does not respond therefore delays only itself, for its notifier's timeout. If the
+    outbox is unavailable, the service keeps retrying. An attempt that could not be recorded is
+    repeated after its lease, with the same event id.
 
     Args:
-        outbox: What is due; stays the caller's.
-        notifier: Who sends; stays the caller's.
-        clock: For the waits between two looks.
-        seed: Of the jitter.
+        outbox: The due deliveries; owned by the caller.
+        notifier: The sender; owned by the caller.
+        clock: The clock of waits between reads.
+        seed: The seed of the jitter.
     """
 
     def __init__(
@@ -69,18 +77,19 @@ class Deliverer:
         self._life = threading.Lock()
         self._running: _Run | None = None
 
+    @override
     def start(self) -> None:
-        """See `Service.start`."""
         with self._life:
             if self._running is None:
                 self._running = _Run(self._settings.threads)
                 self._running.begin(self._work)
 
+    @override
     def stop(self, *, drain: bool = True) -> None:
-        """See `Service.stop`. Attempts under way end either way, each within its notifier's timeout, and are recorded.
+        """Stop. Running attempts finish within their notifier's timeout and are recorded.
 
-        Nothing new is claimed. Without `drain`, claims whose attempt has not begun are given back. What waits in the
-        outbox stays there.
+        No further deliveries are claimed. Without `drain`, claims whose attempt has not begun are
+        released. Waiting deliveries stay in the outbox.
         """
         with self._life:
             if self._running is not None:
@@ -88,13 +97,13 @@ class Deliverer:
                 self._running = None
 
     def wake(self) -> None:
-        """Look into the outbox now: something new is in it. From any thread, also when not running."""
+        """Read the outbox now. Any thread may call this, also while the service is not running."""
         run = self._running
         if run is not None:
             run.woken.set()
 
     def _work(self, run: "_Run") -> None:
-        """Claim and hand out, until told to stop."""
+        """Claim and send until stopped."""
         failures = 0
         while not run.stopping:
             run.woken.clear()
@@ -102,13 +111,13 @@ class Deliverer:
                 claims = self._claimed(run)
                 failures = 0
                 wait_s = 0.0 if claims else self._wait_s(run)
-            except Exception:  # noqa: BLE001 - whatever broke below, notifications must not end with it
+            except Exception:  # noqa: BLE001 - the service must continue
                 failures += 1
                 wait_s = self._backoff_s(failures)
-                _log.warning("the outbox cannot be asked, trying again in %.1f s", wait_s, exc_info=True)
+                _log.warning("the outbox is unavailable, retrying in %.1f s", wait_s, exc_info=True)
                 claims = []
             for claim in claims:
-                run.hand_out(self._deliver, claim)
+                run.start_attempt(self._deliver, claim)
             if wait_s > 0 and not run.stopping:
                 self._clock.sleep(wait_s, run.woken)
 
@@ -117,13 +126,13 @@ class Deliverer:
         return list(self._outbox.claim(free, round(self._settings.lease_s * 1000))) if free else []
 
     def _wait_s(self, run: "_Run") -> float:
-        """Until the next look: an attempt that ends wakes the loop, and so does `wake`."""
+        """Return the seconds until the next read. The end of an attempt and `wake` end the wait."""
         if not run.free():
             return self._settings.poll_s
         due_at_ms = self._outbox.next_due_at_ms()
         if due_at_ms is None:
             return self._settings.poll_s
-        # Never nothing: what is due may be held by somebody else.
+        # Never 0: another deliverer may hold the due delivery.
         left_s = (due_at_ms - self._outbox.now_ms()) / 1000
         return min(max(left_s, 0.01), self._settings.poll_s)
 
@@ -137,41 +146,42 @@ class Deliverer:
             if run.abandoned:
                 self._outbox.release(claim)
                 return
-            answer = self._send(claim)
+            result = self._send(claim)
             now_ms = self._outbox.now_ms()
             decision = decide(
                 claim.attempt,
-                answer,
+                result,
                 claim.health,
                 now_ms,
                 share=self._random.random(),
                 policy=self._policy,
             )
             if not self._outbox.record(claim, decision):
-                _log.warning("%s took longer than its lease, and is somebody else's now", claim.delivery_id)
+                _log.warning("%s exceeded its lease and was claimed by another deliverer", claim.delivery_id)
                 return
-            level = logging.INFO if isinstance(answer, Retry) else logging.DEBUG
+            level = logging.INFO if isinstance(result, RetryLater) else logging.DEBUG
             _log.log(level, "%s, attempt %d: %s", claim.delivery_id, claim.attempt, decision.outcome)
             if decision.disable_why:
                 _log.warning("endpoint %s is disabled: %s", claim.target.endpoint_id, decision.disable_why)
         except HeadraceError as error:
             _log.warning("%s, attempt %d, could not be recorded: %s", claim.delivery_id, claim.attempt, error)
-        except Exception:  # noqa: BLE001 - logged; the attempt is made again when its lease has passed
+        except Exception:  # noqa: BLE001 - logged; the attempt is repeated after its lease
             _log.exception("%s, attempt %d, could not be recorded", claim.delivery_id, claim.attempt)
 
-    def _send(self, claim: Claim) -> Answer:
+    def _send(self, claim: Claim) -> DeliveryResult:
         if claim.attempt > len(self._policy.schedule_s):
-            # None of those before was recorded: it may be this notification that ends whoever sends it.
-            return Retry("no attempt before this one came to its end")
+            # No earlier attempt was recorded: this notification may be the one that kills its
+            # sender.
+            return RetryLater("no earlier attempt was recorded")
         try:
             return self._notifier.send(claim.notification, claim.target)
-        except Exception:  # noqa: BLE001 - a defect of a notifier costs an attempt, and no thread
-            _log.exception("%s: the notifier failed in an unexpected way", claim.delivery_id)
-            return Retry("internal error")
+        except Exception:  # noqa: BLE001 - a defect of a notifier must not end the thread
+            _log.exception("%s: the notifier failed unexpectedly", claim.delivery_id)
+            return RetryLater("internal error")
 
 
 class _Run:
-    """One life of a deliverer, from start to stop."""
+    """One run of a deliverer, from start to stop."""
 
     def __init__(self, threads: int) -> None:
         self.woken = threading.Event()
@@ -195,12 +205,12 @@ class _Run:
         self._pool.shutdown()
 
     def free(self) -> int:
-        """How many attempts more can begin."""
+        """Return the number of further attempts that can begin."""
         with self._lock:
             return self._free
 
-    def hand_out(self, deliver: Callable[["_Run", Claim], None], claim: Claim) -> None:
-        """Make an attempt in a thread of the pool; its end wakes the loop."""
+    def start_attempt(self, deliver: Callable[["_Run", Claim], None], claim: Claim) -> None:
+        """Start an attempt in a thread of the pool; its end wakes the loop."""
         with self._lock:
             self._free -= 1
         self._pool.submit(self._one, deliver, claim)

@@ -1,32 +1,33 @@
-"""What becomes of a delivery after an attempt: next attempt, done, given up, or the endpoint's end. Pure.
+"""The decision after a delivery attempt: retry, done, given up, or endpoint disabled. Pure.
 
-Two clocks run. A delivery has its schedule of attempts; an endpoint has its health, which every delivery to it adds to: after
-failures in a row it rests a while, so that a receiver that is down costs little, and after days of nothing but failures it
-is disabled until somebody enables it.
+A delivery has its schedule of attempts. An endpoint has a health that all its deliveries affect.
+After several failures in a row it rests for a while, so that an unavailable receiver costs little.
+After days of nothing but failures it is disabled until it is enabled manually.
 """
 
 from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.notifier import Answer, Delivered, Disabled, Refused
+from headrace.jobs.notifier import Delivered, DeliveryResult, Disabled, Refused
 
 SCHEDULE_S: Final = (0, 5, 5 * 60, 30 * 60, 2 * 3600, 5 * 3600, 10 * 3600, 14 * 3600, 20 * 3600, 24 * 3600)
-"""How long each attempt waits after the one before."""
+"""Seconds between attempts."""
 _DAY_S: Final = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPolicy:
-    """How often, how long.
+    """The schedule and limits of deliveries.
 
     Args:
-        schedule_s: One entry an attempt: seconds after the one before; the first is for the notification itself.
-        jitter: Of each wait, this share at most is added.
-        retry_after_s_max: The longest wait that a receiver may ask for.
-        disable_after_s: An endpoint that has failed for so long, without one delivery in between, is disabled.
-        rest_after: So many failures of an endpoint in a row, and it rests.
-        rest_s: The first rest; it doubles with each failure more, up to `rest_s_max`.
+        schedule_s: Seconds from one attempt to the next; the first entry is for the event itself.
+        jitter: The largest share of a delay that is added to it at random.
+        retry_after_s_max: The longest delay that a receiver may request.
+        disable_after_s: Seconds of failures without one delivery after which an endpoint is
+            disabled.
+        rest_after: Failures in a row after which an endpoint rests.
+        rest_s: The first rest. It doubles with each further failure, up to `rest_s_max`.
     """
 
     schedule_s: tuple[float, ...] = SCHEDULE_S
@@ -40,34 +41,36 @@ class DeliveryPolicy:
     def __post_init__(self) -> None:
         if not self.schedule_s or min(self.schedule_s) < 0 or not 0 <= self.jitter <= 1:
             raise ConfigError(
-                "a schedule has an attempt at least, waits of 0 s or more, and a jitter of 0 to 1"
+                "schedule_s needs at least one entry, no negative ones, and jitter must be from 0 to 1"
             )
         if self.rest_after < 1 or min(self.rest_s, self.disable_after_s, self.retry_after_s_max) <= 0:
-            raise ConfigError("an endpoint rests after 1 failure or more, for more than 0 s")
+            raise ConfigError(
+                "rest_after must be at least 1, and rest_s, disable_after_s and retry_after_s_max above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """What an endpoint has been like: failures in a row, since when, and until when it rests (0: it does not)."""
+class EndpointHealth:
+    """An endpoint's failures in a row, the time of the first, and the end of its rest (0: none)."""
 
     failures: int = 0
     failing_since_at_ms: int = 0
     rests_until_at_ms: int = 0
 
 
-HEALTHY: Final = Health()
+HEALTHY: Final = EndpointHealth()
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Delivered."""
+    """The delivery succeeded."""
 
     how: str
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """To be tried at `at_ms`."""
+class RetryDelivery:
+    """The delivery is retried at `at_ms`."""
 
     at_ms: int
     why: str
@@ -75,70 +78,76 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """Given up: a dead letter, until somebody delivers it again by hand."""
+    """The delivery was given up. It stays as a dead letter until it is redelivered manually."""
 
     why: str
 
 
-Outcome = Done | Again | Dead
+Outcome = Done | RetryDelivery | Dead
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What becomes of the delivery, what the endpoint's health is now, and why it is disabled ("": it is not)."""
+class DeliveryDecision:
+    """The delivery's outcome, the endpoint's new health, and the reason to disable it ("": none)."""
 
     outcome: Outcome
-    health: Health
+    health: EndpointHealth
     disable_why: str = ""
 
 
 def decide(
-    attempt: int, answer: Answer, health: Health, now_ms: int, *, share: float, policy: DeliveryPolicy
-) -> Decision:
-    """What follows from an attempt's answer.
+    attempt: int,
+    result: DeliveryResult,
+    health: EndpointHealth,
+    now_ms: int,
+    *,
+    share: float,
+    policy: DeliveryPolicy,
+) -> DeliveryDecision:
+    """Return the decision that follows from the result of an attempt.
 
     Args:
-        attempt: Which one it was, from 1; those that a crash has ended count.
-        answer: What the notifier said.
-        health: The endpoint's, before.
+        attempt: The attempt's number, from 1, including attempts ended by a crash.
+        result: The notifier's result.
+        health: The endpoint's health before the attempt.
         now_ms: The outbox's time, since the epoch.
-        share: A draw from 0 to 1 for the jitter.
-        policy: How often, how long.
+        share: A random number from 0 to 1 for the jitter.
+        policy: The schedule and limits.
     """
-    if isinstance(answer, Delivered):
-        return Decision(Done(answer.how), HEALTHY)
-    if isinstance(answer, Refused):
-        # It says nothing about the endpoint: the next notification may be fine.
-        return Decision(Dead(answer.why), health)
+    if isinstance(result, Delivered):
+        return DeliveryDecision(Done(result.how), HEALTHY)
+    if isinstance(result, Refused):
+        # A refusal says nothing about the endpoint: the next notification may succeed.
+        return DeliveryDecision(Dead(result.why), health)
     failed = _failed(health, now_ms, policy)
-    if isinstance(answer, Disabled):
-        return Decision(Dead(answer.why), failed, answer.why)
-    after_ms = round(min(max(answer.after_s or 0.0, 0.0), policy.retry_after_s_max) * 1000)
-    if after_ms or answer.throttled:
-        # It has said when, or that it has too much to do: that holds for all that goes there.
-        rest_ms = max(after_ms, round(policy.rest_s * 1000) if answer.throttled else 0)
+    if isinstance(result, Disabled):
+        return DeliveryDecision(Dead(result.why), failed, result.why)
+    after_ms = round(min(max(result.after_s or 0.0, 0.0), policy.retry_after_s_max) * 1000)
+    if after_ms or result.throttled:
+        # The receiver named a delay or is overloaded: that holds for all its deliveries.
+        rest_ms = max(after_ms, round(policy.rest_s * 1000) if result.throttled else 0)
         failed = replace(failed, rests_until_at_ms=max(failed.rests_until_at_ms, now_ms + rest_ms))
     disable_why = _hopeless(failed, now_ms, policy)
     if attempt >= len(policy.schedule_s):
-        why = f"given up after {attempt} attempts; the last: {answer.why}"
-        return Decision(Dead(why), failed, disable_why)
+        why = f"given up after {attempt} attempts; the last: {result.why}"
+        return DeliveryDecision(Dead(why), failed, disable_why)
     wait_ms = max(_wait_ms(policy, attempt, share), after_ms)
-    return Decision(Again(now_ms + wait_ms, answer.why), failed, disable_why)
+    return DeliveryDecision(RetryDelivery(now_ms + wait_ms, result.why), failed, disable_why)
 
 
-def _failed(health: Health, now_ms: int, policy: DeliveryPolicy) -> Health:
-    """The health after one failure more."""
+def _failed(health: EndpointHealth, now_ms: int, policy: DeliveryPolicy) -> EndpointHealth:
+    """Return the health after one more failure."""
     failures = health.failures + 1
     since_at_ms = health.failing_since_at_ms if health.failures else now_ms
     more = failures - policy.rest_after
     if more < 0:
-        return Health(failures, since_at_ms)
+        return EndpointHealth(failures, since_at_ms)
     # The exponent is bounded, so that a long outage does not compute 2 ** 1000.
     rest_s = min(policy.rest_s * 2 ** min(more, 30), policy.rest_s_max)
-    return Health(failures, since_at_ms, now_ms + round(rest_s * 1000))
+    return EndpointHealth(failures, since_at_ms, now_ms + round(rest_s * 1000))
 
 
-def _hopeless(health: Health, now_ms: int, policy: DeliveryPolicy) -> str:
+def _hopeless(health: EndpointHealth, now_ms: int, policy: DeliveryPolicy) -> str:
     failing_s = (now_ms - health.failing_since_at_ms) / 1000
     if failing_s < policy.disable_after_s:
         return ""

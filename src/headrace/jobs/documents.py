@@ -1,6 +1,7 @@
-"""Jobs and queues as JSON, as the HTTP API says them and its clients read them. Pure; both directions are here, so that they agree.
+"""Jobs and queues as JSON documents, as the HTTP API writes and its clients read them. Pure.
 
-What an older API does not tell yet is as by default. Times are integers, milliseconds since the epoch. What is not known yet, or was not asked for, is null or left out.
+Both directions are in this module, so that they agree. Fields that an older API does not send have
+their defaults. Times are integers, milliseconds since the epoch. Unknown values are null or absent.
 """
 
 import zlib
@@ -10,13 +11,13 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, NewJob, Progress, ResultRef
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledger import QueueCounts, QueueSettings
 from headrace.jobs.state import JobState
 
 _SPEC: Final = (
-    "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority", "attempts_max",
-    "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "tenant",
+    "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority",
+    "attempts_max", "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "tenant",
 )  # fmt: skip
 _TIMES: Final = (
     "created_at_ms", "due_at_ms", "started_at_ms", "ended_at_ms", "expires_at_ms", "deadline_at_ms",
@@ -26,7 +27,7 @@ Document = dict[str, Any]
 
 
 def job_document(job: Job) -> Document:
-    """A job for whoever may see it. Whom it notifies is left out: there are secrets in it."""
+    """Return a job as JSON. Its notification targets are left out because they contain secrets."""
     spec = job.spec
     return {
         "id": job.id,
@@ -49,7 +50,7 @@ def job_document(job: Job) -> Document:
 
 
 def read_job(document: Mapping[str, Any]) -> Job:
-    """The job that a document tells of. KeyError, TypeError or ValueError for what is none."""
+    """Return the job of a document. Raise KeyError, TypeError or ValueError for an invalid one."""
     spec = NewJob(
         **{name: document[name] for name in _SPEC},
         id=document["id"],
@@ -74,8 +75,8 @@ def read_job(document: Mapping[str, Any]) -> Job:
     )
 
 
-def progress_document(progress: Progress) -> Document:
-    """How far an attempt is."""
+def progress_document(progress: JobProgress) -> Document:
+    """Return a progress as JSON."""
     return {
         "done": progress.done,
         "total": progress.total,
@@ -85,9 +86,9 @@ def progress_document(progress: Progress) -> Document:
     }
 
 
-def read_progress(document: Mapping[str, Any]) -> Progress:
-    """What `progress_document` wrote."""
-    return Progress(
+def read_progress(document: Mapping[str, Any]) -> JobProgress:
+    """Return the progress of a document."""
+    return JobProgress(
         document["done"],
         document["total"],
         document["unit"],
@@ -97,7 +98,7 @@ def read_progress(document: Mapping[str, Any]) -> Progress:
 
 
 def history_document(entry: HistoryEntry) -> Document:
-    """One line of a job's history."""
+    """Return a history entry as JSON."""
     return {
         "at_ms": entry.at_ms,
         "event": entry.event.value,
@@ -111,13 +112,13 @@ def history_document(entry: HistoryEntry) -> Document:
 
 
 def read_history(document: Mapping[str, Any]) -> HistoryEntry:
-    """What `history_document` wrote."""
+    """Return the history entry of a document."""
     values: dict[str, Any] = {**document, "event": HistoryEvent(document["event"])}
     return HistoryEntry(**values)
 
 
 def queue_document(settings: QueueSettings, counts: QueueCounts) -> Document:
-    """A queue, and what is in it."""
+    """Return a queue's settings and counts as JSON."""
     return {
         "queue": settings.name,
         "paused": settings.paused,
@@ -132,19 +133,19 @@ def queue_document(settings: QueueSettings, counts: QueueCounts) -> Document:
 
 
 def oldest_seconds(counts: QueueCounts) -> float:
-    """How long the oldest job that is due has waited; 0 where none is."""
+    """Return how long the oldest due job has waited, in seconds; 0 without due jobs."""
     return round((counts.oldest_due_ms or 0) / 1000, 3)
 
 
-def mark_of(job: Job) -> str:
-    """What of a job its followers are told, in a few characters: two looks with the same mark have no news between them."""
-    told = (job.lease, job.attempt, job.cancel_requested, job.due_at_ms, job.ended_at_ms, _failed(job))
+def change_tag(job: Job) -> str:
+    """Return a short tag of the followed parts of a job: equal tags mean that nothing changed."""
+    parts = (job.lease, job.attempt, job.cancel_requested, job.due_at_ms, job.ended_at_ms, _failed(job))
     progress = None if job.progress is None else progress_document(job.progress)
-    return f"{job.state.value}.{_sum(told)}.{_sum(progress)}"
+    return f"{job.state.value}.{_sum(parts)}.{_sum(progress)}"
 
 
 def same_state(mark: str, other: str) -> bool:
-    """Whether two marks differ by progress alone."""
+    """Return True if two tags differ by progress alone."""
     return mark.rpartition(".")[0] == other.rpartition(".")[0]
 
 

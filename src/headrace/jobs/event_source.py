@@ -1,6 +1,6 @@
-"""Object events from an SQS queue: receives notices, hands their events on, and deletes what was dealt with.
+"""Object events from an SQS queue: receives notices, passes on events, deletes messages.
 
-It knows no ledger: what becomes of an event is the callback's business.
+The callback decides what to do with an event; this module does not use the ledger.
 """
 
 import logging
@@ -11,16 +11,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from typing_extensions import override
+
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.retry import RetryPolicy
+from headrace.core.service import Service
 from headrace.jobs.aws import AwsFault, aws_client, aws_faults
 from headrace.protocols.object_events import ObjectEvent, object_events
 
 POLL_S: Final = 5.0
-"""One long poll. It cannot be interrupted: to stop takes as long."""
-ANSWER_S: Final = 10.0
-AGAIN: Final = RetryPolicy(retry_s=math.inf, first_delay_s=0.1, delay_max_s=5.0)
+"""Seconds of one long poll. It cannot be interrupted: stopping takes as long."""
+RESPONSE_S: Final = 10.0
+RETRY_POLICY: Final = RetryPolicy(retry_s=math.inf, first_delay_s=0.1, delay_max_s=5.0)
 _MESSAGES_MAX = 10
 
 _log = logging.getLogger("headrace.jobs.events")
@@ -28,24 +31,26 @@ _log = logging.getLogger("headrace.jobs.events")
 HandleEvents = Callable[[Sequence[ObjectEvent]], None]
 
 
-class SqsEventSource:
-    """A `Service` with one thread, which polls one queue.
+class SqsEventSource(Service):
+    """A service with one thread that polls one SQS queue.
 
-    `handle` is called with the events of one notice, one call at a time, on that thread; not for a notice that creates
-    nothing. When it returns, the message is deleted, and only then: so each event is handed on at least once, and again
-    when something dies in between. When it raises, or the message is no notice, the message is left alone and the reason
-    is logged: the queue hands it out again after its visibility timeout, and moves it to its dead-letter queue when its
-    redrive policy says so. (A queue without one hands it out until it is too old; that is logged at the first poll.)
+    `handle` receives the events of one notice, one call at a time, on that thread. It is not called
+    for a notice that reports no new object. The message is deleted only after `handle` returned, so
+    that each event is passed on at least once. If `handle` raises, or the message is no notice, the
+    message stays and the reason is logged. The queue delivers it again after its visibility
+    timeout, and moves it to its dead-letter queue according to its redrive policy. (A queue without
+    such a policy delivers it until it is too old; the first poll logs that.)
 
-    An outage of SQS is waited for, however long; it is logged when it begins and when it ends.
+    An outage of SQS is waited for, however long; its start and its end are logged.
 
     Args:
         queue_url: The queue's URL, as SQS gives it.
-        handle: See above. It should return well within the queue's visibility timeout, for ten notices.
-        environ: Region, endpoint and credentials; None: this process's.
-        clock: What waits here are measured on, besides those of SQS.
+        handle: The callback. It should return well within the queue's visibility timeout, for ten
+            notices.
+        environ: Region, endpoint and credentials; None: this process's environment.
+        clock: The clock of delays, except those of SQS.
 
-    Raises ConfigError when no client can be made of these settings.
+    Raises ConfigError if these settings do not suffice for a client.
     """
 
     def __init__(
@@ -58,14 +63,14 @@ class SqsEventSource:
     ) -> None:
         if not queue_url.startswith(("https://", "http://")):
             raise ConfigError(
-                f"{queue_url!r} is no URL of an SQS queue; write https://sqs.REGION.…/ACCOUNT/NAME"
+                f"not a URL of an SQS queue: {queue_url!r}; write https://sqs.REGION.…/ACCOUNT/NAME"
             )
         try:
             self._client: Any = aws_client(
-                "sqs", os.environ if environ is None else environ, read_s=POLL_S + ANSWER_S
+                "sqs", os.environ if environ is None else environ, read_s=POLL_S + RESPONSE_S
             )
         except (AwsFault, ValueError) as error:
-            raise ConfigError(f"no client for SQS can be made of these settings: {error}") from error
+            raise ConfigError(f"no SQS client can be created with these settings: {error}") from error
         self._queue_url = queue_url
         self._handle = handle
         self._clock = clock or SystemClock()
@@ -74,11 +79,12 @@ class SqsEventSource:
         self._drain = True
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._looked_for_redrive = False
+        self._redrive_checked = False
         self._random = random.Random()  # noqa: S311 - jitter, not a secret
 
+    @override
     def start(self) -> None:
-        """See `Service`. Does not wait for SQS, and does not fail for its absence."""
+        """Start. Does not wait for SQS, and does not fail if SQS is unavailable."""
         with self._life:
             if self._thread is None:
                 self._stop = threading.Event()
@@ -87,8 +93,13 @@ class SqsEventSource:
                 )
                 self._thread.start()
 
+    @override
     def stop(self, *, drain: bool = True) -> None:
-        """See `Service`. With `drain` what was received is handed on; without, all but the present notice comes again."""
+        """Stop.
+
+        With `drain`, handle all received notices; without, all but the current one are delivered
+        again.
+        """
         with self._life:
             thread, self._thread = self._thread, None
             if thread is None:
@@ -98,12 +109,12 @@ class SqsEventSource:
             thread.join()
 
     def poll(self) -> int:
-        """Receive once, waiting up to `POLL_S`, and deal with what came; how many messages were dealt with and deleted.
+        """Receive once, waiting up to `POLL_S`. Return the number of handled and deleted messages.
 
-        Raises AwsFault when SQS cannot be asked.
+        Raise AwsFault if SQS is unavailable.
         """
         with aws_faults():
-            self._look_for_redrive()
+            self._check_redrive_policy()
             reply = self._client.receive_message(
                 QueueUrl=self._queue_url,
                 MaxNumberOfMessages=_MESSAGES_MAX,
@@ -114,7 +125,7 @@ class SqsEventSource:
         for message in reply.get("Messages", []):
             if self._stop.is_set() and not self._drain:
                 break
-            if self._dealt_with(message):
+            if self._handled(message):
                 with aws_faults():
                     self._client.delete_message(
                         QueueUrl=self._queue_url, ReceiptHandle=message["ReceiptHandle"]
@@ -126,12 +137,12 @@ class SqsEventSource:
         while not stop.is_set():
             try:
                 self.poll()
-            except Exception as error:  # noqa: BLE001 - also what nobody foresaw must not end the thread
+            except Exception as error:  # noqa: BLE001 - unforeseen errors must not end the thread
                 self._failed(error, stop)
             else:
                 self._works()
 
-    def _dealt_with(self, message: Any) -> bool:
+    def _handled(self, message: Any) -> bool:
         try:
             events = object_events(message["Body"])
             if events:
@@ -147,7 +158,7 @@ class SqsEventSource:
     def _leave(self, message: Any, why: Exception, trace: Exception | None) -> None:
         times = message.get("Attributes", {}).get("ApproximateReceiveCount", "?")
         _log.warning(
-            "message %s of %s is left to the queue's redrive policy, received %s times: %s",
+            "message %s of %s was not handled and stays in the queue, received %s times: %s",
             message.get("MessageId"),
             self._queue_url,
             times,
@@ -159,21 +170,19 @@ class SqsEventSource:
         self._failures += 1
         if self._failures == 1:
             trace = None if isinstance(error, AwsFault) else error
-            _log.warning(
-                "%s cannot be asked (%s); trying again for ever", self._queue_url, error, exc_info=trace
-            )
-        delay_s = AGAIN.delay_s(self._failures, math.inf, self._random.random())
+            _log.warning("%s is unavailable (%s); retrying forever", self._queue_url, error, exc_info=trace)
+        delay_s = RETRY_POLICY.delay_s(self._failures, math.inf, self._random.random())
         assert delay_s is not None
         self._clock.sleep(delay_s, stop)
 
     def _works(self) -> None:
         if self._failures:
-            _log.warning("%s answers again after %d failures", self._queue_url, self._failures)
+            _log.warning("%s is available again after %d failures", self._queue_url, self._failures)
             self._failures = 0
 
-    def _look_for_redrive(self) -> None:
-        """Once; who may not ask is not told."""
-        if self._looked_for_redrive:
+    def _check_redrive_policy(self) -> None:
+        """Log once if the queue has no redrive policy; not if the policy may not be read."""
+        if self._redrive_checked:
             return
         try:
             with aws_faults():
@@ -181,13 +190,13 @@ class SqsEventSource:
                     QueueUrl=self._queue_url, AttributeNames=["RedrivePolicy"]
                 )
         except AwsFault as fault:
-            if fault.passes:
+            if fault.transient:
                 raise
-            self._looked_for_redrive = True
+            self._redrive_checked = True
             return
-        self._looked_for_redrive = True
+        self._redrive_checked = True
         if not reply.get("Attributes", {}).get("RedrivePolicy"):
             _log.warning(
-                "%s has no redrive policy: a message that cannot be dealt with comes again until it is too old",
+                "%s has no redrive policy: an unhandled message is delivered again until it is too old",
                 self._queue_url,
             )

@@ -1,4 +1,4 @@
-"""What a job is, for whoever submits, works on, or looks at one. Values only; the ledger keeps them."""
+"""The values of a job: submission, state, progress, result, outcome of an attempt, history."""
 
 import re
 import secrets
@@ -16,7 +16,7 @@ PRIORITY_LAST: Final = 9
 PRIORITY_DEFAULT: Final = 5
 ATTEMPTS_MAX_DEFAULT: Final = 3
 CRASHES_TOGETHER_MAX: Final = 2
-"""A job whose worker died so often under it is worked on by itself from then on."""
+"""Crashes of a job after which it runs alone."""
 QUEUE_DEFAULT: Final = "default"
 
 Kind = Literal["infer", "transform", "stream"]
@@ -27,7 +27,10 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def new_job_id(now_ms: int) -> str:
-    """A UUID of version 7 (RFC 9562): ids sort by the millisecond in which they were made, and cannot be guessed."""
+    """Return a UUID of version 7 (RFC 9562).
+
+    Ids sort by their creation time in milliseconds and cannot be guessed.
+    """
     value = (now_ms & (1 << 48) - 1) << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
@@ -36,78 +39,88 @@ def new_job_id(now_ms: int) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether `new_job_id` could have made it."""
+    """Return True if `new_job_id` could have created this id."""
     return _JOB_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job as it is submitted. Payloads are not in it: they are objects, and it names them.
+    """A job as it is submitted. Payloads are objects in a store; the job holds their URIs.
 
-    The ledger gives it its id where `id` is "". Times are milliseconds since the epoch on the ledger's own clock;
-    those that a submitter gives are delays, so that no two hosts' clocks are compared.
+    If `id` is "", the ledger assigns one. Times given by the client are delays, so that the clocks
+    of two hosts are never compared. The ledger's times are milliseconds since the epoch.
     """
 
     model: str = ""
-    """The model's name; with ``@`` and a version where one is asked for. "" for what names its own, in `options`."""
+    """The model's name, optionally with ``@`` and a version. "" for kinds that name it in
+    `options`.
+    """
     kind: Kind = "infer"
     queue: str = QUEUE_DEFAULT
     id: str = ""
     input_uri: str = ""
     """The payload (`infer`), or the source (`transform`, `stream`)."""
     content_type: str = ""
-    """How to read the payload; "" goes by the URI's ending."""
+    """The payload's media type; "" uses the URI's suffix."""
     accept: str = ""
-    """How to write the result; "" takes what fits the payload."""
+    """The result's media type; "" uses the payload's."""
     output_uri: str = ""
-    """Where results go: a prefix (`infer`: ``KEY.out`` is put below it) or a destination. "" leaves it to the server."""
+    """The output: a prefix (`infer`: ``KEY.out`` is written below it) or a destination. "" uses the
+    server's own store.
+    """
     key: str = ""
-    """The KEY in ``KEY.out`` and ``KEY.error``; "" takes the job's id."""
+    """The KEY in ``KEY.out`` and ``KEY.error``; "" uses the job's id."""
     options: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
-    """What its kind takes beside all this; JSON."""
+    """Options of the kind; JSON."""
     priority: int = PRIORITY_DEFAULT
-    """0 is taken first, 9 last; jobs of one priority by due time."""
+    """0 is claimed first, 9 last; jobs of one priority by due time."""
     region: str = ""
-    """Where its data lives: a label, see `headrace.storage.regions`. "" for what is nowhere, or for which nobody knows."""
+    """The data's region, a label as in `headrace.storage.regions`. "" if it has none or it is
+    unknown.
+    """
     delay_ms: int = 0
-    """How long from now it becomes due."""
+    """Time until the job becomes due."""
     attempts_max: int = ATTEMPTS_MAX_DEFAULT
     time_limit_s: float | None = None
-    """The longest that one attempt may take; then it is stopped, and counts as failed."""
+    """The time limit of one attempt; a longer attempt is stopped and fails."""
     time_to_live_s: float | None = None
-    """A job that no worker has begun after so long expires."""
+    """Time after which the job expires if no attempt has begun."""
     deadline_s: float | None = None
-    """A job that has not ended after so long expires, also while it runs."""
+    """Time after which the job expires if it has not ended, even while it runs."""
     idempotency_key: str = ""
     body_digest: str = ""
-    """What the key stands for: another digest under the same key is refused."""
+    """The digest that the idempotency key stands for: another digest under the same key is refused.
+    """
     correlation_id: str = ""
     trace: str = ""
-    """The submitter's ``traceparent``."""
+    """The client's ``traceparent``."""
     tags: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     notify: tuple[Mapping[str, Any], ...] = ()
-    """Whom to tell; see `headrace.jobs.notifier`. JSON."""
+    """The notification targets, as in `headrace.jobs.subscription`; JSON."""
     tenant: str = ""
-    """Whose it is: idempotency keys and quotas are a tenant's own."""
+    """The job's tenant. Idempotency keys and quotas are per tenant."""
     owned_input: bool = False
-    """Whether the payload was stored for this job alone, so that it is removed with it."""
+    """True if the payload was stored for this job alone and is deleted with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a running attempt is: `done` of `total` (None where that is not known) in `unit`, such as "records"."""
+class JobProgress:
+    """The progress of an attempt: `done` of `total` (None: unknown) in `unit`, such as "records"."""
 
     done: int = 0
     total: int | None = None
     unit: str = ""
     note: str = ""
     bytes_across_regions: int = 0
-    """How many bytes of the input this attempt has read although they live in another region than it works in."""
+    """Input bytes that this attempt read from another region than its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRef:
-    """Where the result is: the one truth about it. `published_uri` is where it was asked for, once it is there too."""
+    """The reference to a job's result.
+
+    `published_uri` is the requested URI, once the result is there too.
+    """
 
     uri: str
     size_bytes: int | None = None
@@ -117,83 +130,84 @@ class ResultRef:
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """Why an attempt, or the job, failed, in words fit for whoever submitted it."""
+    """The failure of an attempt or job, in words for the client that submitted the job."""
 
     cause: Cause
     message: str
     error: str = ""
-    """The class of what was raised, by its name."""
+    """The class name of the raised error."""
     uri: str = ""
-    """The object that tells more, where one was written (``KEY.error``)."""
+    """The object with details, if one was written (``KEY.error``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as the ledger has it."""
+    """A job as the ledger stores it."""
 
     id: str
     state: JobState
     spec: NewJob
     attempt: int = 0
-    """Attempts begun and counted so far; the one under way is this one."""
+    """Attempts begun and counted so far, including the current one."""
     lease: int = 0
-    """The number of its last claim. It only grows: whoever writes with an older one is refused."""
+    """The number of the last claim. It only grows; writes with an older number are refused."""
     crashes: int = 0
-    """How often the worker, or the model's process, died under it."""
+    """How often the worker, or the model's process, died while the job ran."""
     worker: str = ""
     worker_region: str = ""
-    """Where that worker is, as it declared; "" where it did not."""
+    """The worker's declared region, or ""."""
     created_at_ms: int = 0
     due_at_ms: int = 0
     started_at_ms: int | None = None
-    """When the attempt that runs, or ran last, was begun."""
+    """The start of the current or last attempt."""
     ended_at_ms: int | None = None
     expires_at_ms: int | None = None
-    """When it expires if no worker has begun it."""
+    """The time at which the job expires if no attempt has begun."""
     deadline_at_ms: int | None = None
     lease_until_ms: int | None = None
     cancel_requested: bool = False
-    progress: Progress | None = None
+    progress: JobProgress | None = None
     cursor: Mapping[str, Any] | None = None
-    """Where the next attempt goes on, as its kind wrote it; JSON."""
+    """The position at which the next attempt resumes, as its kind wrote it; JSON."""
     result: ResultRef | None = None
     failure: JobFailure | None = None
-    """Of a failed job, why; of a pending one, why the last attempt failed."""
+    """The failure of a failed job; of a pending one, that of the last attempt."""
 
     @property
-    def wants_publishing(self) -> bool:
-        """Whether its end is to be put where it was asked for, by somebody else than whoever did it."""
+    def needs_publication(self) -> bool:
+        """True if the publisher must write the job's end below its `output_uri`."""
         if not self.spec.output_uri or not self.state.ended:
             return False
         return self.spec.kind == "infer" or self.state is not JobState.COMPLETED
 
     @property
     def across_regions(self) -> bool:
-        """Whether its last attempt is, or was, made in another region than its data lives in, as far as both are known."""
+        """True if the last attempt ran in another region than the data's, as far as both are known."""
         return bool(self.spec.region and self.worker_region) and self.spec.region != self.worker_region
 
     @property
     def alone(self) -> bool:
-        """Whether it has cost so many processes that no other job may be worked on beside it."""
+        """True if the job crashed so many processes that no other job may run beside it."""
         return self.crashes >= CRASHES_TOGETHER_MAX
 
 
-# What an attempt comes to. Values: the worker settles them, the ledger decides what they make of the job.
+# Outcomes of an attempt: the worker settles them, the ledger derives the job's next state.
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """It is done. The result's object is there for good."""
+    """The attempt completed. Its result is durable."""
 
     result: ResultRef
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It failed; again in `retry_ms`, or for good where that is None.
+    """The attempt failed. It is retried in `retry_ms`, or never if `retry_ms` is None.
 
-    `crashed`: the model's process died of it, alone in its call, so that the count of crashes grows. `counted`: whether the
-    attempt is used up; not where it was nobody's fault, such as an outage. Without an attempt left there is no retry.
+    `crashed`: the model's process died while only this job used it; the job's crash count grows.
+    `counted`: the attempt is used up; False for failures that the job did not cause, such as an
+    outage. Without an attempt left, the job is not retried.
     """
 
     failure: JobFailure
@@ -204,7 +218,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Given back as it was: due again in `delay_ms`, the attempt not counted, going on at `cursor`."""
+    """The job is returned: due in `delay_ms`, the attempt not counted, resumable at `cursor`."""
 
     cursor: Mapping[str, Any] | None = None
     delay_ms: int = 0
@@ -212,12 +226,12 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """It was stopped because somebody had cancelled it."""
+    """The attempt was stopped because the job was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """It was stopped because its deadline had passed."""
+    """The attempt was stopped because the job's deadline had passed."""
 
 
 Outcome = Completed | Failed | Released | Cancelled | Expired
@@ -225,17 +239,17 @@ Outcome = Completed | Failed | Released | Cancelled | Expired
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What the attempt under lease number `lease` came to."""
+    """The outcome of the attempt under lease number `lease`."""
 
     job_id: str
     lease: int
     outcome: Outcome
-    progress: Progress | None = None
-    """How far it came; None leaves what the last beat told."""
+    progress: JobProgress | None = None
+    """The final progress; None keeps that of the last heartbeat."""
 
 
 class HistoryEvent(StrEnum):
-    """What a job's history tells, beside its state: all that went wrong, and all that was done by hand."""
+    """An event in a job's history: failures, retries and manual changes."""
 
     ATTEMPT_FAILED = "attempt_failed"
     LEASE_LOST = "lease_lost"
@@ -246,7 +260,7 @@ class HistoryEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One line of a job's history, oldest first."""
+    """One entry of a job's history."""
 
     at_ms: int
     event: HistoryEvent
@@ -256,4 +270,4 @@ class HistoryEntry:
     cause: str = ""
     message: str = ""
     by: str = ""
-    """Who did it by hand."""
+    """The key that made a manual change."""

@@ -1,10 +1,12 @@
-"""What a kind of job is: the contract of `infer`, `transform` and `stream`, and what they are handed."""
+"""The contract of job kinds (`infer`, `transform`, `stream`) and of the models that they use."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
+
+from typing_extensions import override
 
 from headrace.core.errors import CancelledRequestError
 from headrace.core.predictor import Predictor, PredictorStatistics
@@ -14,101 +16,118 @@ from headrace.jobs.job import ResultRef
 
 
 class JobPredictor(Predictor, Protocol):
-    """A predictor whose requests can be given up also when they are under way."""
+    """A predictor whose running requests can be abandoned."""
 
+    @override
     def submit(
         self, request: InferRequest, *, alone: bool = False, strict: bool = False
     ) -> "Future[InferResponse]":
-        """Ask; see `Predictor.submit`. Requests of many jobs share a call of the model, but not those that are `alone`.
+        """Submit a request as `Predictor.submit` does. Requests of several jobs share model calls.
 
-        A `strict` one takes all or nothing: RefusedRowsError for rows that the model refused, PredictError for what it raised.
+        A request with `alone` does not share its call. A `strict` request succeeds or fails as a
+        whole: it raises RefusedRowsError for rows that the model refused, and PredictError for an
+        error of the model.
         """
         ...
 
     def abandon(self, future: "Future[InferResponse]") -> None:
-        """Nobody wants the answer any more. A call that nobody wants is ended, if need be with its process.
+        """Abandon a request.
 
-        The future ends with CancelledRequestError, or with its answer where that was faster.
+        A call without remaining requests is stopped, if necessary with its process.
+
+        The future fails with CancelledRequestError, or completes if the response came first.
         """
         ...
 
 
 class Models(Protocol):
-    """The models that a worker has. They are loaded, and let go of, by whoever made them."""
+    """The models of a worker. Their creator starts and stops them."""
 
     def predictor(self, model: str) -> JobPredictor:
-        """The model of a name, or ``name@version``. ModelNotFoundError, ModelNotReadyError."""
+        """Return the model ``name`` or ``name@version``.
+
+        Raise ModelNotFoundError or ModelNotReadyError.
+        """
         ...
 
     def identity(self, model: str) -> str:
-        """What changes with the model's file or code: a run that is resumed must have the same."""
+        """Return a string that changes with the model's file or code.
+
+        A resumed run needs the same identity.
+        """
         ...
 
 
 class KindRunner(Protocol):
-    """Does the jobs of one kind.
+    """A runner of the jobs of one kind.
 
-    `run` is called from many threads, once for each attempt. It returns when the result is written for good, and raises what
-    kept it from that: AttemptStoppedError when the attempt was told to stop. Done twice, also by two workers at once, it
-    does no harm: it writes under the lease's number, or the same bytes to the same place.
+    Many threads call `run`, once for each attempt. `run` returns when the result is durable, and
+    raises the error that prevented it: AttemptStoppedError if the attempt was stopped. Two runs of
+    a job, even on two workers at once, are harmless: output is written under the lease number, or
+    with equal bytes to the same URI.
     """
 
     def run(self, attempt: Attempt) -> ResultRef:
-        """Do the job."""
+        """Run one attempt of a job, and return the reference to its result."""
         ...
 
     def discard(self, attempt: Attempt) -> None:
-        """Remove what an attempt has written that does not count. Best effort; what it leaves is swept later."""
+        """Delete the output of an attempt that does not count.
+
+        Best effort; the sweeper removes the rest.
+        """
         ...
 
 
 @dataclass(slots=True)
-class AttemptPredictor:
-    """A model as one attempt sees it, all of whose requests can be given up at once.
+class AttemptPredictor(Predictor):
+    """A predictor for one attempt, with all its requests abandoned at once when the attempt stops.
 
-    For what asks a `Predictor` in threads of its own, such as a transform. Its life is the model's own: starting and
-    stopping it does nothing.
+    It serves code that submits from its own threads, such as a transform. Starting and stopping it
+    does not affect the model.
     """
 
     predictor: JobPredictor
-    in_flight_max: int = 3
-    """What keeps a model busy. Not all that the model takes, which is for as many jobs as the worker has room for."""
-    _asked: set["Future[InferResponse]"] = field(default_factory=set["Future[InferResponse]"])
+    in_flight_max: int = 3  # pyright: ignore[reportIncompatibleMethodOverride] - a field implements it
+    """Enough to keep a model busy. The model accepts more, for all jobs of the worker together."""
+    _pending: set["Future[InferResponse]"] = field(default_factory=set["Future[InferResponse]"])
     _lock: Lock = field(default_factory=Lock)
     _over: bool = False
 
-    def end_with(self, attempt: Attempt, drain: Callable[[], None]) -> None:
-        """When the attempt is told to stop: `drain` whatever asks, and give up what is asked, unless that may still count."""
+    def stop_with(self, attempt: Attempt, drain: Callable[[], None]) -> None:
+        """Arrange that a stop of the attempt calls `drain` and abandons the requests that cannot count."""
 
         def end() -> None:
             drain()
-            # Of a worker that leaves, what the model is doing is for whoever goes on; else nobody wants it.
+            # A draining worker's calls may still count for the next attempt; other calls are
+            # useless.
             if attempt.stopped is not StopReason.DRAIN:
-                self.give_up()
+                self.abandon_all()
 
-        attempt.on_stop(end)
+        attempt.add_stop_callback(end)
 
-    def give_up(self) -> None:
-        """Abandon all that is asked, and refuse what would be."""
+    def abandon_all(self) -> None:
+        """Abandon all requests, and refuse new ones."""
         with self._lock:
             self._over = True
-            asked: Iterable[Future[InferResponse]] = tuple(self._asked)
-        for future in asked:
+            pending: Iterable[Future[InferResponse]] = tuple(self._pending)
+        for future in pending:
             self.predictor.abandon(future)
 
     @property
+    @override
     def metadata(self) -> ModelMetadata:
-        """The model's."""
         return self.predictor.metadata
 
+    @override
     def submit(self, request: InferRequest) -> "Future[InferResponse]":
-        """Ask, as a batch of its own. CancelledRequestError once all was given up."""
         if self._over:
-            raise CancelledRequestError("the attempt was told to stop")
-        # What is predicted must not depend on which other jobs run: it is written again, byte for byte, when this is resumed.
+            raise CancelledRequestError("the attempt was stopped")
+        # The predictions must not depend on other running jobs, because a resumed attempt writes
+        # them again, byte for byte.
         future = self.predictor.submit(request, alone=True)
         with self._lock:
-            self._asked.add(future)
+            self._pending.add(future)
         future.add_done_callback(self._forget)
         if self._over:
             self.predictor.abandon(future)
@@ -116,14 +135,16 @@ class AttemptPredictor:
 
     def _forget(self, future: "Future[InferResponse]") -> None:
         with self._lock:
-            self._asked.discard(future)
+            self._pending.discard(future)
 
+    @override
     def statistics(self) -> PredictorStatistics:
-        """The model's, over all that asked it."""
         return self.predictor.statistics()
 
+    @override
     def start(self) -> None:
-        """Nothing: the model runs already."""
+        """Do nothing: the model is already running."""
 
+    @override
     def stop(self, *, drain: bool = True) -> None:
-        """Nothing: the model goes on for others."""
+        """Do nothing: the model keeps running for other attempts."""

@@ -1,18 +1,20 @@
-"""The contract of a job ledger: queue, status and result index in one table.
+"""The contract of a job ledger: queue, job states and result index in one table.
 
-What every implementation guarantees, and `headrace.testing.check_job_ledger` proves of each:
+Every implementation guarantees the following; `headrace.testing.check_job_ledger` verifies it:
 
-- A verb is one transaction: it happened whole, or not at all. When it returns, what it did survives a power cut.
-- At any moment at most one lease of a job counts. Whatever an attempt writes (progress, cursor, outcome) carries the
-  lease's number, and is refused, without harm, once the lease is not the job's last or the job does not run.
-- The number of a lease only grows, also over retries, releases and requeuing. Attempts are counted when they begin,
-  so that a job that kills its worker comes to an end too.
-- Time is the database's own: no two hosts' clocks are compared.
-- What ends a job and what tells the world about it (notifications) are written in the same transaction.
-- A state changes only as `headrace.jobs.state` has it.
+- An operation is one transaction: it is applied completely or not at all. Once it has returned, its
+  effects survive a power cut.
+- At most one lease of a job is valid at any moment. Each write of an attempt (progress, cursor,
+  outcome) carries the lease number. The ledger refuses it without side effects if the lease is not
+  the job's last one or the job is not running.
+- A job's lease number only grows, also across retries, releases and requeues. Attempts are counted
+  when they begin, so that a job that kills its worker also ends.
+- Time is the database's own: the clocks of two hosts are never compared.
+- The end of a job and the notifications about it are written in the same transaction.
+- States change only along the transitions of `headrace.jobs.state`.
 
-All verbs block, may be called from any thread, and raise `JobLedgerUnavailableError` where the database does not answer.
-A verb that raises it may be called again: none does harm by being done twice.
+All operations block and may be called from any thread. They raise `JobLedgerUnavailableError` if
+the database does not respond. An operation that raised it may be repeated: repetition is harmless.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +23,17 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from headrace.core.service import Service
-from headrace.jobs.job import HistoryEntry, Job, NewJob, Progress, Settlement
+from headrace.jobs.job import HistoryEntry, Job, JobProgress, NewJob, Settlement
 from headrace.jobs.state import JobState
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
-    """A job that is in the ledger, and whether this submission made it (or an idempotency key had done so before)."""
+class SubmitReply:
+    """The ledger's reply to one submission.
+
+    `created` is True if this submission created the job, and False if its idempotency key (or id)
+    already stood for `job`.
+    """
 
     job: Job
     created: bool
@@ -35,12 +41,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What a worker has room for. Queues are asked in this order; a job counts as one, whatever its size.
+    """A worker's request for jobs: at most `jobs_max`, from `queues` in this order.
 
-    A job that must be alone (`Job.alone`) comes as the only one of an answer: the worker runs it when it has nothing else.
+    A job that must run alone (`Job.alone`) is returned as the only job of a reply. The worker runs
+    it while it has no other job.
 
-    A worker without a `region` takes the jobs of all. One that declares its own takes that region's jobs and those that have
-    none, among them in the order of the queue; with `other_regions` all others', where no queue has one of those for it.
+    A worker without a `region` receives jobs of all regions. A worker with a region receives the
+    jobs of this region and those without one, in the order of the queue. With `other_regions` it
+    also receives jobs of other regions, if no queue has a job of the first two sorts.
     """
 
     worker: str
@@ -52,11 +60,13 @@ class ClaimRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """The answer to `turn`: which settlements counted, in their order, and the jobs that were claimed.
+class SettleAndClaimReply:
+    """The reply to `settle_and_claim`.
 
-    `due_in_ms` is when the next pending job of those queues that this claim may take becomes due, None where there is none
-    or it is not known: asked for only where fewer jobs were claimed than there was room for.
+    `accepted` tells for each settlement, in order, whether the ledger recorded it. `claimed` are
+    the claimed jobs. `due_in_ms` is the time until the next pending job becomes due that this claim
+    could receive. `due_in_ms` is None if there is no such job, if the time is unknown, or if
+    `jobs_max` jobs were claimed.
     """
 
     accepted: tuple[bool, ...]
@@ -65,22 +75,23 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A sign of life for one lease, with what its attempt has to tell."""
+class Heartbeat:
+    """A heartbeat of one lease, with the progress and the cursor of its attempt (None: unchanged)."""
 
     job_id: str
     lease: int
-    progress: Progress | None = None
+    progress: JobProgress | None = None
     cursor: Mapping[str, Any] | None = None
-    tell: bool = False
-    """Whether those who asked to be told of progress are to be told of this."""
+    notify_progress: bool = False
+    """True if subscribers of progress are to be notified."""
 
 
 @dataclass(frozen=True, slots=True)
-class BeatReply:
-    """Of the leases that were beaten for: those that are lost, to be cancelled, or over their deadline, by job id.
+class HeartbeatReply:
+    """The ids of jobs whose attempts must stop, among the leases of one heartbeat.
 
-    What is `lost` is somebody else's now, or nobody's: its worker stops it, and writes nothing more.
+    `lost`: the lease is no longer valid; the worker stops the attempt and writes nothing more.
+    `cancel`: a cancellation was requested. `expired`: the deadline has passed.
     """
 
     lost: frozenset[str]
@@ -89,28 +100,32 @@ class BeatReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
-    """What one round of `maintain` did, in jobs."""
+class MaintenanceCounts:
+    """Numbers of jobs that one round of `maintain` changed."""
 
     returned: int = 0
-    """Their leases had run out; attempts are left."""
+    """Jobs with an expired lease that are pending again."""
     failed: int = 0
-    """Their leases had run out for the last time."""
+    """Jobs with an expired lease and no attempt left."""
     cancelled: int = 0
-    """Their leases had run out after somebody cancelled them."""
+    """Jobs with an expired lease and a requested cancellation."""
     expired: int = 0
     woken: int = 0
     """Pending jobs that became due."""
 
     @property
     def total(self) -> int:
-        """All of them; 0 where there was nothing to do."""
+        """The number of all changed jobs; 0 if nothing was due."""
         return self.returned + self.failed + self.cancelled + self.expired + self.woken
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """A queue: `paused` gives out no jobs; `draining` takes none. `pending_max` bounds those that wait (None: no bound)."""
+    """The settings of a queue.
+
+    A `paused` queue gives out no jobs; a `draining` queue accepts none. `pending_max` limits the
+    pending jobs (None: unlimited).
+    """
 
     name: str
     paused: bool = False
@@ -120,24 +135,27 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """How many jobs of a queue are in which state, of those that have not ended; and how long the oldest due one waits."""
+    """Numbers of unfinished jobs of a queue by state, and the waiting time of the oldest due job."""
 
     due: int = 0
     later: int = 0
     running: int = 0
     oldest_due_ms: int | None = None
     due_by_region: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Of those that are due: how many each region has; those without a region are left out."""
+    """The due jobs of each region; jobs without a region are left out."""
 
     @property
     def backlog(self) -> int:
-        """What workers are needed for: due and running. Never the queue's length alone, or busy workers are sent away."""
+        """The number of due and running jobs: the load to scale workers by.
+
+        The queue's length alone would remove workers that are still busy.
+        """
         return self.due + self.running
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to list; what is empty is not asked for. All given must hold."""
+    """Conditions on listed jobs. Empty fields match every job; all others must match."""
 
     queue: str = ""
     states: frozenset[JobState] = frozenset()
@@ -146,146 +164,188 @@ class JobFilter:
     correlation_id: str = ""
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tenant: str | None = None
-    """None lists everybody's."""
+    """None matches all tenants."""
     created_from_ms: int | None = None
     created_before_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Jobs, newest first, and where the next page begins ("" at the end)."""
+    """One page of a list of jobs, newest first.
+
+    `next_after` starts the next page; "" on the last one.
+    """
 
     jobs: tuple[Job, ...]
     next_after: str = ""
 
 
 class Wakeup(Protocol):
-    """Waits for news of a ledger. One thread waits at a time; `close` and `wake` may be called by any."""
+    """A waiter for changes of a ledger.
+
+    One thread waits at a time; any thread may call `wake` and `close`.
+    """
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until there may be news, or `timeout_s` has passed; whether there may be.
+        """Block until a change is possible or `timeout_s` has passed.
 
-        News is never missed for longer than `timeout_s`, but may be told late or for nothing: what counts is what the
-        ledger's verbs then say. A database that went away is waited for here, without an error.
+        Return True if a change is possible.
+
+        A change is reported at the latest after `timeout_s`; reports may be late or spurious, so
+        read the ledger to know. A lost database connection is restored while waiting, without an
+        error.
         """
         ...
 
     def wake(self) -> None:
-        """End a `wait` that is under way, or the next one."""
+        """End the current `wait`, or the next one."""
         ...
 
     def close(self) -> None:
-        """Let go of connections. Twice does nothing."""
+        """Release the connections. A second call does nothing."""
         ...
 
 
 class JobLedger(Service, Protocol):
-    """See the module. `start` connects and brings the schema up to date; `stop` lets go of connections."""
+    """A durable job queue. The module docstring lists its guarantees.
 
-    # Submitting
+    `start` connects and migrates the schema; `stop` closes the connections.
+    """
 
-    def submit(self, jobs: Sequence[NewJob]) -> list[Submitted | Exception]:
-        """Queue them, all in one transaction; an answer for each, in order.
+    # Submission
 
-        In place of an answer stands IdempotencyError for a key with another digest, QueueClosedError for a queue that
-        is being drained, QueueFullError for one with `pending_max` jobs waiting: the others are queued all the same.
-        Two of one call may share a key. An unknown queue comes into being.
+    def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
+        """Queue jobs in one transaction. Return one reply for each, in order.
+
+        A refused job has an error in place of its reply; the others are queued all the same.
+        IdempotencyError: the key stands for another digest. QueueClosedError: the queue is
+        draining. QueueFullError: the queue already has `pending_max` pending jobs. Two jobs of one
+        call may share a key. Unknown queues are created.
         """
         ...
 
-    # Working
+    # Workers
 
-    def turn(self, settlements: Sequence[Settlement], claim: ClaimRequest | None = None) -> Turn:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], claim: ClaimRequest | None = None
+    ) -> SettleAndClaimReply:
         """Settle attempts and claim jobs, in one transaction.
 
-        Claimed are pending jobs that are due, of queues that are not paused, in the order of (priority, due time, id),
-        each under a new lease; of which regions, `ClaimRequest` says. Jobs whose time to live or deadline is over are not given out. Two workers never wait for
-        each other, and never get the same job.
+        Claimed jobs are pending, due, and of queues that are not paused. They are claimed in the
+        order of (priority, due time, id), each under a new lease; `ClaimRequest` says of which
+        regions. Jobs past their time to live or deadline are not claimed. Two concurrent workers
+        never wait for each other and never receive the same job.
         """
         ...
 
-    def beat(self, worker: str, beats: Sequence[Beat], lease_ms: int) -> BeatReply:
-        """Prolong leases to `lease_ms` from now, and write what their attempts tell."""
+    def heartbeat(self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int) -> HeartbeatReply:
+        """Extend leases to `lease_ms` from now, and record their progress and cursors."""
         ...
 
-    def published(self, job_id: str, lease: int, uri: str) -> bool:
-        """Note that a completed job's result, or another ended job's failure, was put at `uri` where it was asked for.
+    def mark_published(self, job_id: str, lease: int, uri: str) -> bool:
+        """Record that a job's result, or its failure, was written to `uri`.
 
-        Those who are to be told of the end are told from then on. "" says that it cannot be put there, ever. Whether `lease`
-        is still the job's last, and it has ended.
+        The object is below the job's `output_uri`.
+
+        This releases the notifications of the job's end. "" records that publication is impossible.
+        Return True if the job has ended and `lease` is its last lease; otherwise record nothing.
         """
         ...
 
     def cancel_requests(self, worker: str) -> frozenset[str]:
-        """Ids of the worker's running jobs that somebody has cancelled. Cheap: asked at every news."""
-        ...
+        """Return the ids of the worker's running jobs with a requested cancellation.
 
-    def running_of(self, worker: str) -> list[Job]:
-        """The jobs that run under this worker's leases: for a worker that does not know whether its last `turn` counted."""
-        ...
-
-    def unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
-        """Jobs that ended before then, have an `output_uri`, and whose end nobody has `published` there; oldest first.
-
-        Without completed ones of kind `transform` and `stream`, which write where they were asked to themselves.
+        The query is cheap.
         """
         ...
 
-    def maintain(self, limit: int) -> Upkeep:
-        """Take back leases that ran out, expire and wake jobs; at most `limit` of each. Any number of workers may.
+    def list_running(self, worker: str) -> list[Job]:
+        """Return the jobs that run under this worker's leases.
 
-        A lease that ran out: the job is cancelled where that was asked for, pending again (after a delay that grows with
-        its attempts) where attempts are left, else failed with the cause `worker_lost`, or `poison` where it was worked on by
-        itself. Its crashes grow.
+        A worker uses it after an error of `settle_and_claim`, to find out whether the transaction
+        was committed.
         """
         ...
 
-    # Looking, and deciding by hand
+    def list_unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
+        """Return jobs that ended before `ended_before_ms` and are not published yet, oldest first.
+
+        Only jobs with an `output_uri` are published. Completed jobs of kind `transform` and
+        `stream` write their output themselves and are not returned.
+        """
+        ...
+
+    def maintain(self, limit: int) -> MaintenanceCounts:
+        """Take back expired leases, expire overdue jobs and wake due jobs; `limit` of each.
+
+        Any number of workers may call it concurrently. A job with an expired lease is cancelled if
+        a cancellation was requested. Otherwise it is pending again while attempts are left, after a
+        delay that grows with its attempts. Without attempts left it fails with the cause
+        `worker_lost`, or `poison` if it ran alone. Its crash count grows by one.
+        """
+        ...
+
+    # Queries and manual changes
 
     def get(self, job_id: str, *, tenant: str | None = None) -> Job:
-        """One job. JobNotFoundError; also where it is another tenant's (None may see all)."""
+        """Return a job.
+
+        Raise JobNotFoundError if it does not exist or belongs to another tenant (None: any).
+        """
         ...
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """Those of them that exist, by id."""
+        """Return the existing jobs among these ids, by id."""
         ...
 
-    def keyed(self, tenant: str, idempotency_key: str) -> Job | None:
-        """The tenant's job that this key stands for; None for an unknown key, and for ""."""
+    def get_by_key(self, tenant: str, idempotency_key: str) -> Job | None:
+        """Return the tenant's job with this idempotency key; None for an unknown key and for ""."""
         ...
 
     def history(self, job_id: str) -> list[HistoryEntry]:
-        """What went wrong with it and what was done to it, oldest first."""
+        """Return the job's failures, retries and manual changes, oldest first."""
         ...
 
-    def find(self, wanted: JobFilter, *, after: str = "", limit: int = 100) -> Page:
-        """Jobs that fit, newest first; `after` is the last page's `next_after`."""
+    def find(self, job_filter: JobFilter, *, after: str = "", limit: int = 100) -> Page:
+        """Return a page of matching jobs, newest first.
+
+        `after` is the `next_after` of the previous page.
+        """
         ...
 
     def cancel(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
-        """End a pending job; ask a running one's worker to stop it. The job as it is then.
+        """Cancel a pending job, or request the cancellation of a running one.
 
-        Does nothing to a cancelled one. JobStateError for one that has ended otherwise, JobNotFoundError.
+        Return the job afterwards.
+
+        Cancelling a cancelled job does nothing. Raise JobStateError for a job that ended otherwise,
+        and JobNotFoundError.
         """
         ...
 
     def requeue(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
-        """Put an ended job back: due now, with all its attempts before it, its result and failure forgotten.
+        """Make an ended job pending again: due now, with all its attempts.
 
-        JobStateError for one that has not ended, JobNotFoundError. Its time to live and deadline begin anew.
+        Its result and failure are deleted.
+
+        Its time to live and deadline start anew. Raise JobStateError for a job that has not ended,
+        and JobNotFoundError.
         """
         ...
 
     def delete(self, job_id: str, *, tenant: str | None = None) -> Job:
-        """Remove an ended job's row and history; the job as it was. JobStateError for one that has not ended."""
+        """Delete an ended job and its history. Return the deleted job.
+
+        Raise JobStateError for a job that has not ended.
+        """
         ...
 
     def queues(self) -> list[QueueSettings]:
-        """All that there ever was a job for, or settings of, by name."""
+        """Return all queues that ever had a job or settings, by name."""
         ...
 
     def queue(self, name: str) -> QueueSettings:
-        """One queue's settings; those of a new one where it is not known."""
+        """Return a queue's settings; default settings for an unknown queue."""
         ...
 
     def set_queue(self, settings: QueueSettings) -> None:
@@ -293,37 +353,40 @@ class JobLedger(Service, Protocol):
         ...
 
     def counts(self, queue: str) -> QueueCounts:
-        """How many jobs of a queue wait and run."""
+        """Return the numbers of unfinished jobs of a queue."""
         ...
 
-    def pending_of(self, tenant: str, *, at_most: int) -> int:
-        """How many jobs of a tenant are pending, counted up to `at_most`."""
+    def count_pending(self, tenant: str, *, limit: int) -> int:
+        """Return the number of a tenant's pending jobs, counted up to `limit`."""
         ...
 
     # Retention
 
     def ended_before(self, at_ms: int, *, limit: int) -> list[Job]:
-        """Ended jobs whose end lies before `at_ms`, oldest first."""
+        """Return jobs that ended before `at_ms`, oldest first."""
         ...
 
     def forget(self, job_ids: Sequence[str]) -> int:
-        """Remove ended jobs' rows, histories and notifications; how many there were."""
+        """Delete ended jobs with their histories and notifications.
+
+        Return the number of deleted jobs.
+        """
         ...
 
     # Waiting
 
     def now_ms(self) -> int:
-        """The ledger's time."""
+        """Return the ledger's time, in milliseconds since the epoch."""
         ...
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
-        """For a worker: news of jobs that became due in these queues, and of cancellations."""
+        """Return a waiter for a worker: jobs that become due in these queues, and cancellations."""
         ...
 
     def watch(self) -> Wakeup:
-        """For whoever follows jobs: news of any change of state or progress."""
+        """Return a waiter for any change of a job's state or progress."""
         ...
 
     def statistics(self) -> Mapping[str, Any]:
-        """What there is to say of connections, for gauges: ``pool_size``, ``pool_in_use``, ``errors``."""
+        """Return connection statistics for gauges: ``pool_size``, ``pool_in_use``, ``errors``."""
         ...

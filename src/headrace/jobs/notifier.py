@@ -1,7 +1,8 @@
-"""Telling somebody what became of a job: the contract of everything that notifies, in values.
+"""The contract of notifiers, which deliver events of jobs.
 
-A notification refers to things and never carries them: whoever wants an output fetches it by its address. It may arrive more
-than once, and out of order; `Notification.event_id` is the same each time, and that is what to tell repeats by.
+A notification holds references instead of payloads: the receiver fetches an output by its URI.
+Notifications may arrive more than once and out of order. `Notification.event_id` is the same each
+time and identifies repetitions.
 """
 
 import re
@@ -10,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
+from typing_extensions import override
 
 from headrace.core.errors import ConfigError, LimitError
 
 NOTIFICATION_BYTES_MAX: Final = 20_000
 DATA_BYTES_MAX: Final = 19_000
-"""The rest of a notification is for what stands around its data."""
+"""The rest of a notification is for its envelope."""
 COMPLETED: Final = "job.completed"
 FAILED: Final = "job.failed"
 CANCELLED: Final = "job.cancelled"
@@ -32,13 +34,14 @@ _JOB_ID_CHARS_MAX: Final = 256
 class Notification:
     """An event of a job.
 
-    `event_id` holds no dot, since what is signed is parted by dots. `at_ms` is when it happened, since the epoch.
-    `data` is JSON of references and facts. What the notifiers know of it (all of it may be absent): ``input_uri``,
-    ``output_uri``, ``failure_uri``, ``reason``, ``content_type`` (of the input), ``output_content_type``, ``model``,
-    ``inference_id``, ``submitted_at_ms``; everything else goes along as it is.
+    `event_id` holds no dot, because the signed content is separated by dots. `at_ms` is the time of
+    the event since the epoch. `data` is a JSON object of references and facts. The notifiers know
+    these optional members: ``input_uri``, ``output_uri``, ``failure_uri``, ``reason``,
+    ``content_type`` (of the input), ``output_content_type``, ``model``, ``inference_id``,
+    ``submitted_at_ms``. Other members are sent unchanged.
 
-    Raises ConfigError for an id or type that could not be sent and for data that is not JSON, and LimitError for more
-    than `DATA_BYTES_MAX` bytes of it.
+    Raises ConfigError for an invalid id or type and for data that is not JSON, and LimitError for
+    more than `DATA_BYTES_MAX` bytes of data.
     """
 
     event_id: str
@@ -49,24 +52,24 @@ class Notification:
 
     def __post_init__(self) -> None:
         if not _EVENT_ID.fullmatch(self.event_id):
-            raise ConfigError(f"event id {self.event_id!r}: 1 to 128 letters, digits, '-' and '_' are taken")
+            raise ConfigError(f"event id {self.event_id!r}: must have 1 to 128 letters, digits, '-' and '_'")
         if not _TYPE.fullmatch(self.type) or len(self.type) > _TYPE_CHARS_MAX:
             raise ConfigError(
-                f"event type {self.type!r}: write words with dots between, such as job.completed"
+                f"event type {self.type!r}: must be words joined by dots, such as job.completed"
             )
         if not 0 < len(self.job_id) <= _JOB_ID_CHARS_MAX or not self.job_id.isprintable():
             raise ConfigError(
-                f"job id {self.job_id!r}: 1 to {_JOB_ID_CHARS_MAX} printable characters are taken"
+                f"job id {self.job_id!r}: must have 1 to {_JOB_ID_CHARS_MAX} printable characters"
             )
         size_bytes = len(self.data_json())
         if size_bytes > DATA_BYTES_MAX:
             raise LimitError(
-                f"event {self.event_id} carries {size_bytes} bytes, and at most {DATA_BYTES_MAX} may go into a "
-                "notification: refer to what is large by its address"
+                f"event {self.event_id} has {size_bytes} bytes, and a notification holds {DATA_BYTES_MAX}: "
+                "refer to large data by its URI"
             )
 
     def data_json(self) -> bytes:
-        """`data` with the job's id, as JSON; ConfigError when it is not JSON."""
+        """Return `data` and the job's id as JSON. Raise ConfigError if the data is not JSON."""
         try:
             return orjson.dumps({"job_id": self.job_id, **self.data})
         except TypeError as error:
@@ -75,14 +78,17 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The other side has it. `how` is what it answered, for the record."""
+    """The receiver accepted the notification. `how` is its response, for the record."""
 
     how: str
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """Not delivered, and it may work later, `after_s` at the earliest. `throttled`: the other side has too much to do."""
+class RetryLater:
+    """The delivery failed and may succeed later, after `after_s` at the earliest.
+
+    `throttled` is True if the receiver is overloaded.
+    """
 
     why: str
     after_s: float | None = None
@@ -91,27 +97,30 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Disabled:
-    """The other side wants no more of these, ever."""
+    """The receiver refuses all further notifications."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This notification cannot be delivered to this target, however often it is tried; others may be."""
+    """This notification cannot be delivered to this target.
+
+    Retries are pointless; other notifications may succeed.
+    """
 
     why: str
 
 
-Answer = Delivered | Retry | Disabled | Refused
+DeliveryResult = Delivered | RetryLater | Disabled | Refused
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookTarget:
-    """An address that takes POST requests.
+    """A URL that accepts POST requests.
 
-    `secrets` sign each of them, the newest first: while a secret is changed there are two. `format` is one of ``standard``,
-    ``cloudevents-structured`` and ``cloudevents-binary``.
+    All `secrets` sign each request, the newest first; there are two while a secret is replaced.
+    `format` is ``standard``, ``cloudevents-structured`` or ``cloudevents-binary``.
     """
 
     endpoint_id: str
@@ -122,9 +131,10 @@ class WebhookTarget:
 
 @dataclass(frozen=True, slots=True)
 class SnsTarget:
-    """Topics of Amazon SNS by ARN; "" for none.
+    """Amazon SNS topics by ARN; "" for none.
 
-    `include_response` names those, of ``success`` and ``error``, whose messages carry the response when it is small.
+    `include_response` lists those of ``success`` and ``error`` whose messages include a small
+    response.
     """
 
     endpoint_id: str
@@ -135,7 +145,7 @@ class SnsTarget:
 
 @dataclass(frozen=True, slots=True)
 class EmailTarget:
-    """Mailboxes, plain addresses only."""
+    """Plain e-mail addresses."""
 
     endpoint_id: str
     to: tuple[str, ...]
@@ -145,22 +155,28 @@ Target = WebhookTarget | SnsTarget | EmailTarget
 
 
 class Notifier(Protocol):
-    """Delivers notifications of one kind or of several. Safe from any thread; one call is one attempt, bounded in time."""
+    """A sender of notifications of one or several target kinds.
 
-    def send(self, notification: Notification, target: Target) -> Answer:
-        """Try once. What goes wrong is a value: nothing is raised but for defects of ours."""
+    Thread-safe; one call is one bounded attempt.
+    """
+
+    def send(self, notification: Notification, target: Target) -> DeliveryResult:
+        """Try to deliver once, and return the result.
+
+        Failures are returned; only internal defects are raised.
+        """
         ...
 
 
-class Notifiers:
-    """Sends each notification by the notifier of its target's kind; a kind without one is refused."""
+class Notifiers(Notifier):
+    """A notifier that selects the notifier for the target's class, and refuses targets without one."""
 
     def __init__(self, by_kind: Mapping[type[Target], Notifier]) -> None:
         self._by_kind = dict(by_kind)
 
-    def send(self, notification: Notification, target: Target) -> Answer:
-        """See `Notifier.send`."""
+    @override
+    def send(self, notification: Notification, target: Target) -> DeliveryResult:
         notifier = self._by_kind.get(type(target))
         if notifier is None:
-            return Refused(f"{type(target).__name__}: notifications of this kind are not set up here")
+            return Refused(f"{type(target).__name__}: notifications of this kind are not configured")
         return notifier.send(notification, target)

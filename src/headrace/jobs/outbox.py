@@ -1,24 +1,24 @@
-"""Notifications on their way: the contract of what keeps them until they are delivered.
+"""The contract of the outbox: notifications that wait for delivery.
 
-What is in it survives a crash of whoever delivers. A delivery is one notification to one endpoint. It is claimed under a lease,
-and what becomes of it is recorded with the claim's fence: a deliverer that was away too long records nothing. Times are the
-outbox's own clock, in milliseconds since the epoch.
+The outbox survives a crash of the deliverer. A delivery is one notification to one endpoint. It is
+claimed under a lease and recorded with the claim's fencing number, so that a deliverer with an
+expired lease records nothing. Times are the outbox's own, in milliseconds since the epoch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headrace.jobs.delivery import Decision, Health
+from headrace.jobs.delivery import DeliveryDecision, EndpointHealth
 from headrace.jobs.notifier import Notification, Target
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A delivery in somebody's hands.
+    """A claimed delivery.
 
-    `fence` grows with every claim of the delivery. `attempt` counts from 1, and this one is in it, whether or not the ones
-    before were recorded. Delivering again by hand begins at 1 once more.
+    `fence` grows with each claim of the delivery. `attempt` counts from 1 and includes this
+    attempt, whether or not the earlier ones were recorded. A manual redelivery starts again at 1.
     """
 
     delivery_id: str
@@ -26,12 +26,16 @@ class Claim:
     attempt: int
     notification: Notification
     target: Target
-    health: Health
+    health: EndpointHealth
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRecord:
-    """What is known of a delivery. `why` is what the last attempt said, "" before; `due_at_ms` means something while waiting."""
+    """The state of a delivery.
+
+    `why` is the last attempt's result, "" before the first. `due_at_ms` is valid in the state
+    ``waiting``.
+    """
 
     delivery_id: str
     endpoint_id: str
@@ -44,71 +48,85 @@ class DeliveryRecord:
 
 @dataclass(frozen=True, slots=True)
 class EndpointRecord:
-    """What is known of an endpoint. `disabled_why` is "" while it is enabled."""
+    """The state of an endpoint. `disabled_why` is "" while it is enabled."""
 
     endpoint_id: str
     target: Target
-    health: Health
+    health: EndpointHealth
     disabled_why: str = ""
 
 
 class Outbox(Protocol):
-    """Deliveries and the endpoints that they go to. Safe from any thread, and from several processes at once.
+    """Deliveries and their endpoints. Safe from any thread and from several processes at once.
 
-    Guarantees (`headrace.testing.check_outbox` proves them): of one endpoint at most one delivery is claimed at a time, by
-    whoever; endpoints that are disabled or rest give nothing; a claim whose lease has passed counts as an attempt, and is
-    given to the next who asks. Every verb may raise HeadraceError when what is below cannot be reached.
+    Guarantees, verified by `headrace.testing.check_outbox`: an endpoint has at most one claimed
+    delivery at a time. Disabled and resting endpoints have none. A claim with an expired lease
+    counts as an attempt and can be claimed again. Every method may raise HeadraceError if the
+    storage is unavailable.
     """
 
     def now_ms(self) -> int:
-        """The time by which everything here is due."""
+        """Return the outbox's time, in milliseconds since the epoch."""
         ...
 
     def claim(self, limit: int, lease_ms: int) -> Sequence[Claim]:
-        """Up to `limit` due deliveries, of as many endpoints, the longest due first; nobody else gets them for `lease_ms`."""
+        """Claim at most `limit` due deliveries for `lease_ms`, one per endpoint, oldest first."""
         ...
 
     def next_due_at_ms(self) -> int | None:
-        """When `claim` can give something, as far as is known now; None when nothing is waiting.
+        """Return the time at which `claim` can next return a delivery; None if none is waiting.
 
-        Counts what is due, rests and leases; deliveries of disabled endpoints do not wait.
+        The time considers due times, resting endpoints and leases. Deliveries to disabled endpoints
+        are not waiting.
         """
         ...
 
-    def record(self, claim: Claim, decision: Decision) -> bool:
-        """Write what became of a claim, and the endpoint's health, in one step, and end the claim.
+    def record(self, claim: Claim, decision: DeliveryDecision) -> bool:
+        """Record the result of a claim and the endpoint's health in one step, and end the claim.
 
-        False, and nothing is written, when the claim is no longer the last of its delivery.
+        Return False, and write nothing, if the claim is not the last one of its delivery.
         """
         ...
 
     def release(self, claim: Claim) -> bool:
-        """Give a claim back whose attempt never began: it is due at once, and the attempt does not count."""
+        """Return a claim whose attempt never began.
+
+        The delivery is due at once, and the attempt does not count.
+        """
         ...
 
     def redeliver(self, delivery_id: str) -> bool:
-        """Make a dead, delivered or waiting delivery due at once, under the same event id, with the whole schedule before it.
+        """Make a dead, delivered or waiting delivery due at once, with the whole schedule.
 
-        Its endpoint's rest ends, since somebody means it to be tried now; at a disabled endpoint it waits. False when there is none of that id, or it is claimed just now.
+        Its event id stays the same.
+
+        The endpoint stops resting; a disabled endpoint stays disabled. Return False if the delivery
+        does not exist or is claimed.
         """
         ...
 
     def disable(self, endpoint_id: str, why: str) -> bool:
-        """Stop delivering there; what waits stays. False when there is no such endpoint."""
+        """Stop deliveries to an endpoint; waiting ones stay.
+
+        Return False if the endpoint does not exist.
+        """
         ...
 
     def enable(self, endpoint_id: str) -> bool:
-        """Deliver there again, in good health. False when there is no such endpoint."""
+        """Resume deliveries to an endpoint, with reset health.
+
+        Return False if the endpoint does not exist.
+        """
         ...
 
     def delivery(self, delivery_id: str) -> DeliveryRecord | None:
-        """What is known of one; None when there is none."""
+        """Return the state of a delivery, or None if it does not exist."""
         ...
 
     def endpoint(self, endpoint_id: str) -> EndpointRecord | None:
-        """What is known of one; None when there is none."""
+        """Return the state of an endpoint, or None if it does not exist."""
         ...
 
     def dead_letters(self, limit: int) -> Sequence[DeliveryRecord]:
-        """Deliveries that were given up, the latest first."""
+        """Return deliveries that were given up, the latest first."""
         ...

@@ -1,6 +1,6 @@
-"""Payloads and results between a door and the store: what was sent with a submission, what is uploaded, what is fetched.
+"""Payloads and results between the HTTP routes and the store.
 
-Everything here blocks, streams, and holds a bounded amount.
+All functions block, stream, and use bounded memory.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.jobs.job import Job, new_job_id
-from headrace.jobs.places import Places, below
+from headrace.jobs.paths import JobPaths, is_below
 from headrace.jobs.state import JobState
-from headrace.storage import ObjectInfo, Signing, Stores, Writer
+from headrace.storage import ObjectInfo, Stores, UrlSigner, Writer
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -34,30 +34,34 @@ _JOB_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Where a payload may be sent to by PUT. `url` is "" where it goes to the API itself, under `id`."""
+    """A location for a payload to be sent by PUT. `url` is "" if it is the API itself, under `id`."""
 
     id: str
-    """Also that of the job that will name it: an upload makes one job, and is removed with it."""
+    """Also the id of the job that will use it: an upload belongs to one job and is deleted with it.
+    """
     url: str
     expires_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ResultStream:
-    """A result's bytes, in pieces, none of them read yet. `size_bytes` is None where the store does not say."""
+    """A result's bytes as chunks, none of them read yet.
+
+    `size_bytes` is None if the store does not know it.
+    """
 
     uri: str
     content_type: str
     size_bytes: int | None
-    """Of all of it, wherever this begins."""
+    """The size of the whole result, wherever the stream begins."""
     etag: str
     start: int
     pieces: Iterator[bytes]
-    """Raises UnavailableError."""
+    """The chunks; iteration raises UnavailableError."""
 
 
 class BoundedWriter:
-    """An upload on its way to the store: nothing is seen of it before `close`. One thread at a time."""
+    """An upload with a size limit. Nothing is visible before `close`. One thread at a time."""
 
     def __init__(self, writer: Writer, bytes_max: int) -> None:
         self._writer = writer
@@ -65,26 +69,24 @@ class BoundedWriter:
         self.nbytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append. LimitError beyond the bound, UnavailableError where the store fails."""
+        """Append bytes. Raise LimitError beyond the limit, and UnavailableError if the store fails."""
         self.nbytes += len(data)
         if self.nbytes > self._bytes_max:
-            raise LimitError(
-                f"the upload is larger than {self._bytes_max} bytes, which is the most that is taken here"
-            )
+            raise LimitError(f"the upload exceeds the limit of {self._bytes_max} bytes")
         try:
             self._writer.write(data)
         except StorageError as error:
             raise unavailable("an upload", error) from error
 
     def close(self) -> None:
-        """Publish it."""
+        """Publish the upload."""
         try:
             self._writer.close()
         except StorageError as error:
             raise unavailable("an upload", error) from error
 
     def abort(self) -> None:
-        """Forget it."""
+        """Discard the upload."""
         self._writer.abort()
 
     def __enter__(self) -> Self:
@@ -98,16 +100,16 @@ class BoundedWriter:
 
 
 class Payloads:
-    """Objects below `store_uri`. Safe from any thread."""
+    """Payloads and results below `store_uri`. Thread-safe."""
 
     def __init__(self, stores: Stores, store_uri: str, *, upload_bytes_max: int, sign: bool) -> None:
         self._stores = stores
-        self._places = Places(store_uri)
+        self._paths = JobPaths(store_uri)
         self._upload_bytes_max = upload_bytes_max
         self._sign = sign
 
-    def keep(self, job_id: str, payload: bytes) -> str:
-        """Store a payload that came with a submission; where it is. UnavailableError."""
+    def store_payload(self, job_id: str, payload: bytes) -> str:
+        """Store a submitted payload; return its URI. Raise UnavailableError."""
         uri = self.input_uri(job_id)
         try:
             self._stores.for_uri(uri).put(uri, payload)
@@ -116,27 +118,27 @@ class Payloads:
         return uri
 
     def input_uri(self, job_id: str) -> str:
-        """Where a job's own payload is."""
-        return self._places.input(job_id)
+        """Return the URI of a job's own payload."""
+        return self._paths.input(job_id)
 
-    def forget(self, uri: str) -> None:
-        """Remove what `keep` stored, or leave it to whoever sweeps."""
+    def delete_payload(self, uri: str) -> None:
+        """Delete a stored payload, or leave it to the sweeper."""
         try:
             self._stores.for_uri(uri).delete(uri)
         except (StorageError, ConfigError) as error:
-            _log.warning("a payload that no job names could not be removed", extra={"why": str(error)})
+            _log.warning("an unused payload could not be deleted", extra={"why": str(error)})
 
-    def is_ours(self, uri: str) -> bool:
-        """Whether an object is below `store_uri`."""
-        return below(uri, self._places.store_uri)
+    def is_internal(self, uri: str) -> bool:
+        """Return True if an object is below `store_uri`."""
+        return is_below(uri, self._paths.store_uri)
 
     def begin_upload(self, tenant: str, now_ms: int, expires_s: float) -> Upload:
-        """A place for a large payload, and the address that takes it, where the store can give one."""
+        """Return the location of a large payload, with a signed address if the store can sign."""
         upload_id = new_upload_id(tenant, now_ms)
         return Upload(upload_id, self._signed("PUT", self.input_uri(upload_id), expires_s), expires_s)
 
     def open_upload(self, tenant: str, upload_id: str) -> BoundedWriter:
-        """Write an upload through here. DataError for an id that this tenant was never given."""
+        """Open an upload for writing. Raise DataError for an id that this tenant never received."""
         check_upload_id(tenant, upload_id)
         uri = self.input_uri(upload_id)
         try:
@@ -145,51 +147,59 @@ class Payloads:
             raise unavailable("an upload", error) from error
 
     def check_upload(self, tenant: str, upload_id: str) -> str:
-        """Where an upload is that has come. DataError where none has, UnavailableError."""
+        """Return the URI of a finished upload.
+
+        Raise DataError if there is none, and UnavailableError.
+        """
         check_upload_id(tenant, upload_id)
         uri = self.input_uri(upload_id)
         try:
             self._stores.for_uri(uri).head(uri)
         except NotFoundError:
-            raise DataError(f"upload: nothing has come for {upload_id}: PUT the payload first") from None
+            raise DataError(f"upload: {upload_id} has no payload yet: PUT it first") from None
         except StorageError as error:
             raise unavailable("an upload", error) from error
         return uri
 
     def open_result(self, job: Job, start: int = 0, *, etag: str | None = None) -> ResultStream:
-        """A completed job's result, from where it was asked for, or else from where it was first written.
+        """Open a completed job's result: the published object, or else the one of the attempt.
 
-        It begins at byte `start` where `etag` is that of this result, and at its begin where it is not.
-        Raises JobStateError for a job that has none, ResultGoneError, UnavailableError.
+        The stream begins at byte `start` if `etag` is this result's, and at 0 otherwise. Raise
+        JobStateError for a job without a result, ResultGoneError and UnavailableError.
         """
-        info = self._found(job)
+        info = self._find_object(job)
         assert job.result is not None
         size_bytes = job.result.size_bytes if info.size_bytes is None else info.size_bytes
         own_etag = f'"{job.lease}-{zlib.crc32(info.etag.encode()):08x}-{size_bytes or 0:x}"'
         if size_bytes is None or start >= size_bytes or etag != own_etag:
             start = 0
         pieces = self._stores.for_uri(info.uri).stream(info.uri, start=start, etag=info.etag)
-        return ResultStream(info.uri, job.result.content_type, size_bytes, own_etag, start, _told(pieces))
+        return ResultStream(
+            info.uri, job.result.content_type, size_bytes, own_etag, start, _converted(pieces)
+        )
 
     def result_url(self, job: Job, expires_s: float) -> str:
-        """An address from which the result can be read without a key; "" where the store has none. Raises as `open_result`."""
-        return self._signed("GET", self._found(job).uri, expires_s)
+        """Return an address of the result that needs no key; "" if the store has none.
 
-    def forget_job(self, job: Job) -> None:
-        """Remove what was stored for a job alone: its payload, and its result where that is ours."""
-        if job.spec.owned_input and self.is_ours(job.spec.input_uri):
-            self.forget(job.spec.input_uri)
-        if job.result is not None and self.is_ours(job.result.uri):
-            self.forget(job.result.uri)
+        Raises as `open_result` does.
+        """
+        return self._signed("GET", self._find_object(job).uri, expires_s)
 
-    def _found(self, job: Job) -> ObjectInfo:
+    def delete_job_objects(self, job: Job) -> None:
+        """Delete the objects stored for a job alone: its payload, and its internal result."""
+        if job.spec.owned_input and self.is_internal(job.spec.input_uri):
+            self.delete_payload(job.spec.input_uri)
+        if job.result is not None and self.is_internal(job.result.uri):
+            self.delete_payload(job.result.uri)
+
+    def _find_object(self, job: Job) -> ObjectInfo:
         if job.state is not JobState.COMPLETED or job.result is None:
             raise JobStateError(job.id, job.state.value, _no_result(job))
         for uri in filter(None, (job.result.published_uri, job.result.uri)):
             try:
                 return self._stores.for_uri(uri).head(uri)
             except (NotFoundError, AccessDeniedError):
-                # Whose it is may have moved it, or taken our rights to it.
+                # The owner may have moved the object, or revoked the permission to read it.
                 continue
             except StorageError as error:
                 raise unavailable("the result", error) from error
@@ -197,30 +207,32 @@ class Payloads:
 
     def _signed(self, method: str, uri: str, expires_s: float) -> str:
         store = self._stores.for_uri(uri)
-        if not self._sign or not isinstance(store, Signing):
+        if not self._sign or not isinstance(store, UrlSigner):
             return ""
         try:
             return store.sign("GET" if method == "GET" else "PUT", uri, expires_s)
         except StorageError as error:
-            # It goes through the API then.
+            # The transfer goes through the API instead.
             _log.warning("an address could not be signed", extra={"uri": uri, "why": str(error)})
             return ""
 
 
 def new_upload_id(tenant: str, now_ms: int) -> str:
-    """A job's id that only this tenant can use: its last bits are a digest of the others and the tenant.
+    """Return a job id that only this tenant can use.
 
-    So whose an upload is needs no table. What an id may be guessed by is not weaker for it: whoever has no key of the tenant
-    cannot use it, guessed or not.
+    Its last bits are a digest of the tenant and the rest.
+
+    The owner of an upload therefore needs no table. A client without a key of the tenant cannot use
+    the id, even if it guesses it.
     """
     made = new_job_id(now_ms)
     return made[:-8] + _check(tenant, made[:-8])
 
 
 def check_upload_id(tenant: str, upload_id: str) -> None:
-    """DataError for what `new_upload_id` never gave for this tenant."""
+    """Raise DataError unless `new_upload_id` could have returned this id for this tenant."""
     if not _JOB_ID.fullmatch(upload_id) or upload_id[-8:] != _check(tenant, upload_id[:-8]):
-        raise DataError(f"upload: {ascii(upload_id)[:80]} is none of yours; POST /v1/uploads gives one")
+        raise DataError(f"upload: {ascii(upload_id)[:80]} is unknown; POST /v1/uploads returns an id")
 
 
 def _check(tenant: str, head: str) -> str:
@@ -228,12 +240,12 @@ def _check(tenant: str, head: str) -> str:
 
 
 def unavailable(what: str, error: StorageError) -> UnavailableError:
-    """What a caller is told of a store of ours: nothing of where it is, or what it said."""
+    """Return the client's error for a failed store, without locations and server messages."""
     _log.warning("the store failed", extra={"what": what, "why": str(error)})
-    return UnavailableError("the object store", f"{what} could not be moved now; try again later")
+    return UnavailableError("the object store", f"{what} could not be transferred; try again later")
 
 
-def _told(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _converted(pieces: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from pieces
     except StorageError as error:
@@ -242,7 +254,7 @@ def _told(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 def _no_result(job: Job) -> str:
     if not job.state.ended:
-        return "there is no result yet: ask again, or with ?wait=SECONDS"
+        return "there is no result yet: retry later, or use ?wait=SECONDS"
     if job.failure is not None:
         return f"there is no result: {job.failure.message}"
     return "there is no result"

@@ -1,16 +1,16 @@
-"""Whether and when a failed attempt is made again, by its cause. Pure: the ledger waits, on its own clock.
+"""The retry rules of failed attempts, by cause. Pure: the ledger waits on its own clock.
 
-=============================  ==================================================================================
-cause                          what then
-=============================  ==================================================================================
-input, cancelled, expired,     never again: it would end as it did
+=============================  ==================================================================
+cause                          rule
+=============================  ==================================================================
+input, cancelled, expired,     no retry: it would fail again
 poison
-worker_lost, crash, oom,       again after a delay that doubles, until the attempts are used up: it may be the job
-timeout, model, storage,       that does this
+worker_lost, crash, oom,       retry after a delay that doubles, while attempts are left: the job
+timeout, model, storage,       may be the reason
 defect
-unavailable, overloaded,       again, and the attempt is not counted: it is not the job's fault, and lasts as long as
-drained                        the outage; the job's deadline, or whoever cancels it, ends that
-=============================  ==================================================================================
+unavailable, overloaded,       retry without counting the attempt: the job is not the reason, and
+drained                        the outage may be long; the deadline or a cancellation ends it
+=============================  ==================================================================
 """
 
 from collections.abc import Mapping
@@ -22,27 +22,30 @@ from headrace.core.retry import RetryPolicy
 from headrace.jobs.cause import Cause
 
 RETRY_AFTER_MAX_S: Final = 3600.0
-"""The longest delay, whatever a server asks for."""
+"""The longest delay, whatever a server requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """How attempts that failed of one cause are made again: `counts` says whether such an attempt is used up."""
+    """The delays between attempts that failed of one cause. `counts`: a failed attempt is used up."""
 
     counts: bool
     first_delay_s: float
     delay_max_s: float
 
     def delay_ms(self, attempt: int, share: float = 1.0, retry_after_s: float | None = None) -> int:
-        """Until the next attempt; see `RetryPolicy.delay_s`. An attempt that does not count does not make it grow."""
+        """Return the delay before the next attempt; `RetryPolicy.delay_s` defines it.
+
+        An attempt that does not count does not increase the delay.
+        """
         policy = RetryPolicy(RETRY_AFTER_MAX_S, self.first_delay_s, self.delay_max_s)
         nth = attempt if self.counts else 1
         delay_s = policy.delay_s(nth, RETRY_AFTER_MAX_S, share, retry_after_s=retry_after_s)
         return ceil((delay_s or 0.0) * 1000)
 
 
-LOST: Final = RetryRule(counts=True, first_delay_s=1.0, delay_max_s=60.0)
-"""Once the lease has run out, which has taken its time already."""
+WORKER_LOST_RULE: Final = RetryRule(counts=True, first_delay_s=1.0, delay_max_s=60.0)
+"""The rule after an expired lease, which has taken its time already."""
 _CRASHED: Final = RetryRule(counts=True, first_delay_s=5.0, delay_max_s=300.0)
 _FAILED: Final = RetryRule(counts=True, first_delay_s=10.0, delay_max_s=600.0)
 
@@ -51,7 +54,7 @@ RULES: Final[Mapping[Cause, RetryRule | None]] = {
     Cause.CANCELLED: None,
     Cause.EXPIRED: None,
     Cause.POISON: None,
-    Cause.WORKER_LOST: LOST,
+    Cause.WORKER_LOST: WORKER_LOST_RULE,
     Cause.CRASH: _CRASHED,
     Cause.OOM: _CRASHED,
     Cause.TIMEOUT: _FAILED,
@@ -62,12 +65,15 @@ RULES: Final[Mapping[Cause, RetryRule | None]] = {
     Cause.OVERLOADED: RetryRule(counts=False, first_delay_s=10.0, delay_max_s=10.0),
     Cause.DRAINED: RetryRule(counts=False, first_delay_s=0.0, delay_max_s=0.0),
 }
-"""Each cause's rule; None is never again."""
+"""The rule of each cause; None: never retry."""
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """Another attempt in `delay_ms`. `counts`: whether the one that failed is used up (else it is given back)."""
+class RetryAttempt:
+    """Another attempt in `delay_ms`.
+
+    `counts`: the failed attempt is used up; otherwise it is returned.
+    """
 
     delay_ms: int
     counts: bool = True
@@ -75,26 +81,26 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No other attempt; `reason` is why, in words fit for whoever submitted the job."""
+    """No further attempt. `reason` is worded for the client that submitted the job."""
 
     reason: str
 
 
 def decide(
     cause: Cause, attempt: int, attempts_max: int, share: float, retry_after_s: float | None = None
-) -> Again | GiveUp:
-    """What follows an attempt that failed.
+) -> RetryAttempt | GiveUp:
+    """Return whether and when a failed attempt is followed by another.
 
     Args:
-        cause: Why it failed.
-        attempt: Attempts begun so far, this one included, from 1.
-        attempts_max: How many the job has.
-        share: Where in the jitter's range (half to all of the delay) to wait, 0 to 1; the caller draws it.
-        retry_after_s: What a server asked for; waited at least, up to `RETRY_AFTER_MAX_S`.
+        cause: The cause of the failure.
+        attempt: Attempts begun so far, including this one, from 1.
+        attempts_max: The job's limit of attempts.
+        share: The jitter's position from 0 to 1, drawn by the caller: half to all of the delay.
+        retry_after_s: A server's requested delay, observed up to `RETRY_AFTER_MAX_S`.
     """
     rule = RULES[cause]
     if rule is None:
-        return GiveUp(f"another attempt would be no use ({cause.value})")
+        return GiveUp(f"a retry would be pointless ({cause.value})")
     if rule.counts and attempt >= attempts_max:
         return GiveUp(f"attempt {attempt} of {attempts_max} failed ({cause.value})")
-    return Again(rule.delay_ms(attempt, share, retry_after_s), rule.counts)
+    return RetryAttempt(rule.delay_ms(attempt, share, retry_after_s), rule.counts)

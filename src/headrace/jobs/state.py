@@ -1,4 +1,4 @@
-"""The life of a job: its states, what may happen to it, and what then. Everything that changes a state is in this file.
+"""The states of a job and the transitions between them. Every change of a state is defined here.
 
 ::
 
@@ -11,7 +11,7 @@
                                                         (ended) │  └────── EXPIRE ───▶ EXPIRED
                                                                 └───────── CANCEL ───▶ CANCELLED
 
-An ended job stays ended, unless somebody puts it back by hand (REQUEUE), which its history tells.
+An ended job stays ended, unless it is requeued manually. The history records each requeue.
 """
 
 from collections.abc import Mapping
@@ -20,44 +20,44 @@ from typing import Final
 
 
 class JobState(StrEnum):
-    """What a job is. Every job is in exactly one state, and has ended in exactly one way at most."""
+    """The state of a job. A job is in exactly one state."""
 
     PENDING = "pending"
-    """In its queue: due now, or at its due time. What is tried again is pending too."""
+    """In its queue, due now or later. A job that will be retried is pending too."""
     RUNNING = "running"
-    """Claimed by a worker, whose lease has not been taken from it."""
+    """Claimed by a worker under a valid lease."""
     COMPLETED = "completed"
-    """There is a result, and the ledger says where."""
+    """The job has a result, and the ledger has its URI."""
     FAILED = "failed"
-    """It failed for good: there is an error, and no attempt is left or another would be no use."""
+    """The job failed: no attempt is left, or a retry would be pointless."""
     CANCELLED = "cancelled"
-    """Somebody cancelled it. What it has written counts for nothing."""
+    """The job was cancelled. Its output does not count."""
     EXPIRED = "expired"
-    """Its time was over before it was begun (time to live) or done (deadline)."""
+    """The job's time to live passed before it began, or its deadline before it ended."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to it by itself."""
+        """True if the job does not change any more by itself."""
         return self in ENDED
 
 
 class JobEvent(StrEnum):
-    """What happens to a job."""
+    """An event that changes a job's state."""
 
     CLAIM = "claim"
-    """A worker takes it: an attempt begins, and the lease's number grows."""
+    """A worker claims the job: an attempt begins, and the lease number grows."""
     COMPLETE = "complete"
     RETRY = "retry"
-    """The attempt failed, and another is to be made at a later due time."""
+    """The attempt failed, and another one follows at a later due time."""
     FAIL = "fail"
     RELEASE = "release"
-    """The worker gives it back unharmed, as when it drains: the attempt is not counted."""
+    """The worker returns the job, for example when it drains: the attempt is not counted."""
     LOSE = "lose"
-    """The lease ran out, so its worker is taken for dead, and attempts are left."""
+    """The lease expired, and attempts are left."""
     CANCEL = "cancel"
     EXPIRE = "expire"
     REQUEUE = "requeue"
-    """An operator puts an ended job back."""
+    """An ended job is requeued manually."""
 
 
 ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
@@ -76,11 +76,11 @@ TRANSITIONS: Final[Mapping[tuple[JobState, JobEvent], JobState]] = {
 } | {(state, JobEvent.REQUEUE): JobState.PENDING for state in sorted(ENDED)}
 
 
-def after(state: JobState, event: JobEvent) -> JobState | None:
-    """The state that follows, or None where the event cannot happen in this one."""
+def next_state(state: JobState, event: JobEvent) -> JobState | None:
+    """Return the state after an event, or None if the event is impossible in this state."""
     return TRANSITIONS.get((state, event))
 
 
-def sources(event: JobEvent) -> frozenset[JobState]:
-    """The states in which an event can happen."""
+def source_states(event: JobEvent) -> frozenset[JobState]:
+    """Return the states in which an event is possible."""
     return frozenset(state for state, known in TRANSITIONS if known is event)

@@ -1,6 +1,6 @@
-"""Submissions of many callers, put into the ledger together: one commit for all that came while the last one was under way.
+"""Group commit of submissions: all that arrive during one commit share the next.
 
-A lone one never waits: whatever is there goes at once. Under load the commits grow instead of their number.
+A single submission never waits. Under load the commits grow in size instead of number.
 """
 
 import logging
@@ -11,53 +11,56 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
+from typing_extensions import override
+
 from headrace.core.errors import JobLedgerUnavailableError, OverloadedError, StoppedError
+from headrace.core.service import Service
 from headrace.jobs.job import NewJob
-from headrace.jobs.ledger import JobLedger, Submitted
+from headrace.jobs.ledger import JobLedger, SubmitReply
 
 _log = logging.getLogger("headrace.jobs")
 
-TOGETHER_MAX: Final = 256
-"""Jobs of one commit: a database holds its lock no longer for one caller's sake."""
+COMMIT_JOBS_MAX: Final = 256
+"""The number of jobs in one commit, which limits how long the database holds its lock."""
 WAITING_MAX: Final = 10_000
 RETRY_AFTER_S: Final = 1.0
 
 
 Announce = Callable[[str, Sequence[str]], None]
-"""Tells workers of a queue of jobs that are in the ledger now; never raises and never waits."""
+"""Announces committed jobs of a queue to workers; never raises and never waits."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _PendingSubmission:
     job: NewJob
-    answer: "Future[Submitted]"
+    future: "Future[SubmitReply]"
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitterStatistics:
-    """Counts since the start."""
+    """Cumulative counters of a submitter."""
 
     commits: int
     jobs: int
-    waiting: int
+    pending: int
 
 
-class Submitter:
-    """Implements `Service`; `submit` may be called from any thread, and never blocks."""
+class Submitter(Service):
+    """A service that commits submissions in groups. Any thread may call `submit`; it never blocks."""
 
     def __init__(
         self,
         ledger: JobLedger,
         *,
-        together_max: int = TOGETHER_MAX,
+        commit_jobs_max: int = COMMIT_JOBS_MAX,
         waiting_max: int = WAITING_MAX,
         announce: Announce | None = None,
     ) -> None:
         self._ledger = ledger
         self._announce = announce
-        self._together_max = together_max
+        self._commit_jobs_max = commit_jobs_max
         self._waiting_max = waiting_max
-        self._waiting: deque[_Waiting] = deque()
+        self._pending: deque[_PendingSubmission] = deque()
         self._changed = threading.Condition()
         self._life = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -65,8 +68,8 @@ class Submitter:
         self._commits = 0
         self._jobs = 0
 
+    @override
     def start(self) -> None:
-        """See `Service`."""
         with self._life:
             if self._thread is not None:
                 return
@@ -75,103 +78,104 @@ class Submitter:
             self._thread = threading.Thread(target=self._run, name="headrace-submit", daemon=True)
             self._thread.start()
 
+    @override
     def stop(self, *, drain: bool = True) -> None:
-        """See `Service`: with `drain` what waits is submitted first."""
         with self._changed:
             self._open = False
-            dropped = [] if drain else list(self._waiting)
+            dropped = [] if drain else list(self._pending)
             if not drain:
-                self._waiting.clear()
+                self._pending.clear()
             self._changed.notify_all()
-        for waiting in dropped:
-            _fail(waiting, StoppedError("the job was not submitted: this server is going down"))
+        for pending in dropped:
+            _fail(pending, StoppedError("the job was not submitted: the server is stopping"))
         with self._life:
             with self._changed:
-                # It may have been started again meanwhile.
+                # The service may have been started again meanwhile.
                 self._open = False
                 self._changed.notify_all()
             if self._thread is not None:
                 self._thread.join()
                 self._thread = None
 
-    def submit(self, job: NewJob) -> "Future[Submitted]":
-        """Have a job submitted; the future gives the ledger's answer, or what it said in place of one.
+    def submit(self, job: NewJob) -> "Future[SubmitReply]":
+        """Submit a job. The future completes with the ledger's reply or error.
 
-        Raises OverloadedError where too many wait already, StoppedError before `start` and after `stop`.
+        Raise OverloadedError if too many submissions wait, and StoppedError before `start` and
+        after `stop`.
         """
-        answer: Future[Submitted] = Future()
-        # What was begun is carried through: a commit cannot be called back.
+        future: Future[SubmitReply] = Future()
+        # A running commit cannot be cancelled.
         with self._changed:
             if not self._open:
-                raise StoppedError("no jobs are taken: this server is not running, or going down")
-            if len(self._waiting) >= self._waiting_max:
+                raise StoppedError("jobs cannot be submitted: the server is not running or is stopping")
+            if len(self._pending) >= self._waiting_max:
                 raise OverloadedError(
-                    f"{self._waiting_max} submissions wait for the ledger already",
+                    f"{self._waiting_max} submissions wait for the ledger already: try again later",
                     retry_after_s=RETRY_AFTER_S,
                 )
-            self._waiting.append(_Waiting(job, answer))
+            self._pending.append(_PendingSubmission(job, future))
             self._changed.notify()
-        return answer
+        return future
 
     def statistics(self) -> SubmitterStatistics:
-        """How it has gone so far."""
+        """Return a snapshot of the counters."""
         with self._changed:
-            return SubmitterStatistics(self._commits, self._jobs, len(self._waiting))
+            return SubmitterStatistics(self._commits, self._jobs, len(self._pending))
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._open and not self._waiting:
+                while self._open and not self._pending:
                     self._changed.wait()
-                if not self._waiting:
+                if not self._pending:
                     return
-                together = [
-                    self._waiting.popleft() for _ in range(min(len(self._waiting), self._together_max))
+                batch = [
+                    self._pending.popleft() for _ in range(min(len(self._pending), self._commit_jobs_max))
                 ]
                 self._commits += 1
-                self._jobs += len(together)
-            self._commit(together)
+                self._jobs += len(batch)
+            self._commit(batch)
 
-    def _commit(self, together: Sequence[_Waiting]) -> None:
+    def _commit(self, batch: Sequence[_PendingSubmission]) -> None:
         try:
-            answers = self._ledger.submit([waiting.job for waiting in together])
+            replies = self._ledger.submit([pending.job for pending in batch])
         except JobLedgerUnavailableError as error:
-            for waiting in together:
-                _fail(waiting, error)
+            for pending in batch:
+                _fail(pending, error)
             return
-        # Whatever the job is that the database does not take, the others are innocent.
+        # If the database refuses one job, the others must still be submitted.
         except Exception as error:  # noqa: BLE001
-            if len(together) == 1:
-                _fail(together[0], error)
+            if len(batch) == 1:
+                _fail(batch[0], error)
                 return
-            _log.exception("jobs could not be submitted together, and are submitted one by one")
-            for waiting in together:
-                self._commit([waiting])
+            _log.exception("jobs could not be submitted together, submitting one by one")
+            for pending in batch:
+                self._commit([pending])
             return
-        self._tell(answers)
-        for waiting, answer in zip(together, answers, strict=True):
-            if isinstance(answer, Exception):
-                _fail(waiting, answer)
+        self._announce_new(replies)
+        for pending, reply in zip(batch, replies, strict=True):
+            if isinstance(reply, Exception):
+                _fail(pending, reply)
             else:
-                _give(waiting, answer)
+                _resolve(pending, reply)
 
-    def _tell(self, answers: Sequence[Submitted | Exception]) -> None:
-        """Announce what is new and due: what becomes due later, workers find by themselves."""
+    def _announce_new(self, replies: Sequence[SubmitReply | Exception]) -> None:
+        """Announce new due jobs; workers find jobs that become due later by themselves."""
         if self._announce is None:
             return
         queues: dict[str, list[str]] = {}
-        for answer in answers:
-            if isinstance(answer, Submitted) and answer.created and answer.job.spec.delay_ms <= 0:
-                queues.setdefault(answer.job.spec.queue, []).append(answer.job.id)
+        for reply in replies:
+            if isinstance(reply, SubmitReply) and reply.created and reply.job.spec.delay_ms <= 0:
+                queues.setdefault(reply.job.spec.queue, []).append(reply.job.id)
         for queue, ids in queues.items():
             self._announce(queue, ids)
 
 
-def _give(waiting: _Waiting, answer: Submitted) -> None:
-    if waiting.answer.set_running_or_notify_cancel():
-        waiting.answer.set_result(answer)
+def _resolve(pending: _PendingSubmission, reply: SubmitReply) -> None:
+    if pending.future.set_running_or_notify_cancel():
+        pending.future.set_result(reply)
 
 
-def _fail(waiting: _Waiting, error: Exception) -> None:
-    if waiting.answer.set_running_or_notify_cancel():
-        waiting.answer.set_exception(error)
+def _fail(pending: _PendingSubmission, error: Exception) -> None:
+    if pending.future.set_running_or_notify_cancel():
+        pending.future.set_exception(error)

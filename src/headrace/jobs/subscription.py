@@ -1,13 +1,15 @@
-"""Whom a job tells of its end: what a submission's ``notify`` says, and what somebody is then told. Pure.
+"""The ``notify`` list of a submission, and the data of its notifications. Pure.
 
 ::
 
-    {"webhook": "https://example.com/hook", "secret": "whsec_…", "format": "standard", "events": ["completed", "failed"]}
+    {"webhook": "https://example.com/hook", "secret": "whsec_…", "format": "standard",
+     "events": ["completed", "failed"]}
     {"sns": {"success_topic": "arn:…", "error_topic": "arn:…", "include_response": ["success"]}}
     {"email": ["a@example.com"]}
-    {"endpoint": "billing"}                    # one that the server's operator has set up, by its name
+    {"endpoint": "billing"}                    # an endpoint of the server's operator, by name
 
-``events`` are any of completed, failed, cancelled, expired and progress; all but progress where nothing is said.
+``events`` are any of completed, failed, cancelled, expired and progress; by default all but
+progress.
 """
 
 import hashlib
@@ -18,13 +20,13 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import ConfigError
-from headrace.jobs import places
-from headrace.jobs.job import Job, Progress
+from headrace.jobs import paths
+from headrace.jobs.job import Job, JobProgress
 from headrace.jobs.notifier import EmailTarget, SnsTarget, Target, WebhookTarget
-from headrace.jobs.notifiers.email import address
+from headrace.jobs.notifiers.email import require_mailbox
 from headrace.jobs.notifiers.webhook import FORMATS, STANDARD
 from headrace.jobs.outbound.urls import OutboundPolicy, parse_url
-from headrace.jobs.secrets import key_of
+from headrace.jobs.secrets import decode_secret
 from headrace.jobs.state import JobState
 
 ENDS: Final = tuple(state.value for state in JobState if state.ended)
@@ -36,7 +38,10 @@ _KINDS: Final = ("webhook", "sns", "email", "endpoint")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Who is told of which events. `target` is None for an endpoint that the operator has set up, by `endpoint_id`."""
+    """The endpoint and the events of one ``notify`` entry.
+
+    `target` is None for an operator's endpoint.
+    """
 
     endpoint_id: str
     target: Target | None
@@ -46,12 +51,13 @@ class Subscription:
 def read_subscriptions(
     entries: Sequence[Mapping[str, Any]], policy: OutboundPolicy | None = None
 ) -> tuple[Subscription, ...]:
-    """What a submission's ``notify`` says; webhooks' URLs are looked at by `policy`, if there is one.
+    """Read the ``notify`` list of a submission; `policy` checks the URLs of webhooks, if given.
 
-    Raises ConfigError with the entry's number for what cannot be, RefusedAddressError for a URL that nobody may name.
+    Raise ConfigError with the entry's number for invalid entries, and RefusedAddressError for a URL
+    that is not permitted.
     """
     if len(entries) > SUBSCRIPTIONS_MAX:
-        raise ConfigError(f"notify: at most {SUBSCRIPTIONS_MAX} may be told, not {len(entries)}")
+        raise ConfigError(f"notify: at most {SUBSCRIPTIONS_MAX} entries are permitted, not {len(entries)}")
     found: list[Subscription] = []
     for number, entry in enumerate(entries):
         try:
@@ -64,41 +70,41 @@ def read_subscriptions(
 def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Subscription:
     kinds = [kind for kind in _KINDS if kind in entry]
     if len(kinds) != 1:
-        raise ConfigError(f"say one of {', '.join(_KINDS)}")
+        raise ConfigError(f"must have one of {', '.join(_KINDS)}")
     kind, events = kinds[0], _events(entry)
     read = {"webhook": _webhook, "sns": _sns, "email": _email}.get(kind)
     allowed = {"events", kind} | ({"secret", "format"} if kind == "webhook" else set[str]())
     unknown = sorted(entry.keys() - allowed)
     if unknown:
-        raise ConfigError(f"there is no {unknown[0]!r} beside {kind!r}")
+        raise ConfigError(f"unknown member {unknown[0]!r} beside {kind!r}")
     if read is None:
         return Subscription(_text(entry, "endpoint"), None, events)
     if policy is not None and kind == "webhook":
         parse_url(_text(entry, "webhook"), policy)
-        # Not of jobs that are in the ledger already: those become dead letters, which somebody sees.
+        # Not for jobs that are in the ledger already: they become visible dead letters.
         if entry.get("format", STANDARD) == STANDARD and not entry.get("secret"):
-            raise ConfigError("a standard webhook is signed: give a secret (whsec_…), or another format")
+            raise ConfigError("a standard webhook needs a secret (whsec_…); give one, or another format")
     target = read(_id_of(entry, kind), entry)
     return Subscription(target.endpoint_id, target, events)
 
 
 def _events(entry: Mapping[str, Any]) -> frozenset[str]:
-    said = entry.get("events")
-    if said is None:
+    value = entry.get("events")
+    if value is None:
         return frozenset(ENDS)
-    if not isinstance(said, list | tuple) or not said:
+    if not isinstance(value, list | tuple) or not value:
         raise ConfigError(f"events must be a list of some of {', '.join(EVENTS)}")
-    events = cast("Sequence[Any]", said)
+    events = cast("Sequence[Any]", value)
     unknown = [event for event in events if event not in EVENTS]
     if unknown:
-        raise ConfigError(f"there is no event {unknown[0]!r} (there are {', '.join(EVENTS)})")
+        raise ConfigError(f"unknown event {unknown[0]!r} (known: {', '.join(EVENTS)})")
     return frozenset(events)
 
 
 def _id_of(entry: Mapping[str, Any], kind: str) -> str:
-    """The same for the same target, so that its health is known whichever job names it; its secret is part of that."""
-    told = {key: value for key, value in entry.items() if key != "events"}
-    digest = hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    """Return an id that is equal for equal targets and secrets, so that jobs share its health."""
+    identity = {key: value for key, value in entry.items() if key != "events"}
+    digest = hashlib.sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return f"{kind}-{digest[:32]}"
 
 
@@ -109,19 +115,19 @@ def _webhook(endpoint_id: str, entry: Mapping[str, Any]) -> WebhookTarget:
     secret = entry.get("secret")
     if secret is not None:
         if not isinstance(secret, str):
-            raise ConfigError("secret must be a text that begins with whsec_")
-        key_of(secret)
+            raise ConfigError("secret must be a string that begins with whsec_")
+        decode_secret(secret)
     return WebhookTarget(endpoint_id, _text(entry, "webhook"), (secret,) if secret else (), form)
 
 
 def _sns(endpoint_id: str, entry: Mapping[str, Any]) -> SnsTarget:
-    said = entry["sns"]
-    if not isinstance(said, Mapping):
+    value = entry["sns"]
+    if not isinstance(value, Mapping):
         raise ConfigError("sns must be an object with success_topic, error_topic or both")
-    topics = cast("Mapping[str, Any]", said)
+    topics = cast("Mapping[str, Any]", value)
     unknown = sorted(topics.keys() - {"success_topic", "error_topic", "include_response"})
     if unknown:
-        raise ConfigError(f"there is no {unknown[0]!r} in sns")
+        raise ConfigError(f"unknown member {unknown[0]!r} in sns")
     success, error = topics.get("success_topic", ""), topics.get("error_topic", "")
     if not (isinstance(success, str) and isinstance(error, str)) or not (success or error):
         raise ConfigError("sns needs a success_topic or an error_topic, by its ARN")
@@ -132,28 +138,28 @@ def _sns(endpoint_id: str, entry: Mapping[str, Any]) -> SnsTarget:
 
 
 def _email(endpoint_id: str, entry: Mapping[str, Any]) -> EmailTarget:
-    said = entry["email"]
-    addresses = cast("list[Any]", said) if isinstance(said, list) else [said]
+    value = entry["email"]
+    addresses = cast("list[Any]", value) if isinstance(value, list) else [value]
     if not addresses or not all(isinstance(each, str) for each in addresses):
         raise ConfigError("email must be an address, or a list of them")
-    return EmailTarget(endpoint_id, tuple(map(address, addresses)))
+    return EmailTarget(endpoint_id, tuple(map(require_mailbox, addresses)))
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
     value = entry[key]
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key} must be a text")
+        raise ConfigError(f"{key} must be a string")
     return value
 
 
 def wants_progress(entries: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether anybody is to be told of progress."""
+    """Return True if any entry subscribes to progress."""
     return any(PROGRESS in (entry.get("events") or ()) for entry in entries)
 
 
-def told_of_end(job: Job, output_uri: str = "") -> dict[str, Any]:
-    """What is told of a job that has ended; `output_uri` is where its result, or failure, was put for others."""
-    data = _told(job)
+def end_event_data(job: Job, output_uri: str = "") -> dict[str, Any]:
+    """Return the event data of an ended job; `output_uri` is the published object."""
+    data = _job_data(job)
     if job.state is JobState.COMPLETED and job.result is not None:
         data["output_uri"] = output_uri or (job.result.uri if job.spec.output_uri else "")
         data["output_content_type"] = job.result.content_type
@@ -165,10 +171,10 @@ def told_of_end(job: Job, output_uri: str = "") -> dict[str, Any]:
     return {key: value for key, value in data.items() if value not in ("", None)}
 
 
-def told_of_progress(job: Job, progress: Progress) -> dict[str, Any]:
-    """What is told of a job that runs."""
+def progress_event_data(job: Job, progress: JobProgress) -> dict[str, Any]:
+    """Return the event data of a running job."""
     data = {
-        **_told(job),
+        **_job_data(job),
         "done": progress.done,
         "total": progress.total,
         "unit": progress.unit,
@@ -177,7 +183,7 @@ def told_of_progress(job: Job, progress: Progress) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value not in ("", None)}
 
 
-def _told(job: Job) -> dict[str, Any]:
+def _job_data(job: Job) -> dict[str, Any]:
     spec = job.spec
     return {
         "state": job.state.value,
@@ -187,7 +193,7 @@ def _told(job: Job) -> dict[str, Any]:
         "attempt": job.attempt,
         "correlation_id": spec.correlation_id,
         "tags": dict(spec.tags) or None,
-        "input_uri": "" if spec.owned_input else places.told(spec.input_uri),
+        "input_uri": "" if spec.owned_input else paths.without_query(spec.input_uri),
         "content_type": spec.content_type,
         "inference_id": spec.key,
         "submitted_at_ms": job.created_at_ms,

@@ -1,7 +1,7 @@
-"""The job API's clients, for threads and for event loops."""
+"""The clients of the job API: `Client` for threads, `AsyncClient` for event loops."""
 
 from headrace.jobs.client.aio import AsyncClient
-from headrace.jobs.client.calls import ClientSettings
 from headrace.jobs.client.sync import Client
+from headrace.jobs.client.transport import ClientSettings
 
 __all__ = ["AsyncClient", "Client", "ClientSettings"]

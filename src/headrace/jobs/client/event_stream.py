@@ -1,4 +1,4 @@
-"""Server-sent events with their names and ids, out of bytes that come however they are cut."""
+"""A parser of server-sent events with names and ids, from chunks of any size."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +10,7 @@ EVENT_BYTES_MAX: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `id` is the last that was told, also by an event before."""
+    """One event. `id` is the last id received, possibly with an earlier event."""
 
     name: str
     id: str
@@ -18,7 +18,10 @@ class Event:
 
 
 class EventReader:
-    """Reads one body. Comments and fields that mean nothing here are passed over; what is not ended is no event."""
+    """A parser of one body.
+
+    Comments and unknown fields are skipped; an unfinished event is dropped.
+    """
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self._event_bytes_max = event_bytes_max
@@ -29,7 +32,10 @@ class EventReader:
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that this chunk completes. LimitError for one that is longer than is taken."""
+        """Return the events that this chunk completes.
+
+        Raise LimitError for an event that is too long.
+        """
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         events: list[Event] = []
         for line in lines:
@@ -41,7 +47,7 @@ class EventReader:
                 events.append(Event(self._name or "message", self._id, b"\n".join(self._data)))
             self._name, self._data, self._size = "", [], 0
         if self._size + len(self._rest) > self._event_bytes_max:
-            raise LimitError(f"an event of the stream has more than {self._event_bytes_max} bytes")
+            raise LimitError(f"an event of the stream exceeds {self._event_bytes_max} bytes")
         return events
 
     def _line(self, line: bytes) -> None:

@@ -1,1 +1,1 @@
-"""What the kinds of jobs do: one payload (`infer`), a batch transform (`transform`), a stream into parts (`stream`)."""
+"""The job kinds: `infer` (one payload), `transform` (a batch transform), `stream` (parts)."""

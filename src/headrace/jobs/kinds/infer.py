@@ -1,24 +1,26 @@
 """The `infer` kind: one payload in, one result out.
 
-A payload that is a request of the Open Inference Protocol goes to the model as it stands, together with those of other
-jobs; so does JSON that is no request, as values for the model's inputs. Anything else (CSV, JSON Lines, images, audio, video, archives…) is read as a stream, record by record, so that its
-size does not matter, and every record gets its prediction, or its place among the failed ones.
+A payload that is a request of the Open Inference Protocol goes to the model unchanged, together
+with those of other jobs; so does other JSON, as values for the model's inputs. Anything else (CSV,
+JSON Lines, images, audio, video, archives…) is read as a stream, record by record. Its size
+therefore does not matter, and every record has its prediction or its failure.
 """
 
 from typing import Any, Final
 
 import orjson
+from typing_extensions import override
 
 from headrace.core.errors import DataError, EmptySourceError, LimitError
 from headrace.core.tensor import InferResponse, ModelMetadata
 from headrace.jobs.attempt import Attempt
-from headrace.jobs.job import NewJob, Progress, ResultRef
-from headrace.jobs.kind import AttemptPredictor, JobPredictor, Models
-from headrace.jobs.kinds.transform import failed_note, follow
-from headrace.jobs.kinds.words import transform_settings
-from headrace.jobs.places import Places
-from headrace.protocols.oip_json import WireRequest, decode_request, encode_response, header_length
-from headrace.protocols.plain_json import request_of_json
+from headrace.jobs.job import JobProgress, NewJob, ResultRef
+from headrace.jobs.kind import AttemptPredictor, JobPredictor, KindRunner, Models
+from headrace.jobs.kinds.options import transform_settings
+from headrace.jobs.kinds.transform import bind_to_attempt, failed_note
+from headrace.jobs.paths import JobPaths
+from headrace.protocols.oip_json import JsonWireRequest, decode_request, encode_response, parse_header_length
+from headrace.protocols.plain_json import request_from_json
 from headrace.storage.contract import Store
 from headrace.storage.folder import remove_folder
 from headrace.storage.local import LocalStore
@@ -28,23 +30,23 @@ from headrace.transforms.run import Transform
 from headrace.transforms.runner import InProcessRunner
 
 REQUEST_BYTES_MAX: Final = 64 << 20
-"""A request is held whole, a few times; what is larger is for formats that are read as streams."""
+"""A request is held in memory, several times; larger payloads need a format that is streamed."""
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 HEADER_PARAMETER: Final = "inference-header-content-length"
-"""The parameter of the content type that tells how much of a body is JSON, where binary tensors follow."""
+"""The content type parameter with the length of the JSON before binary tensors."""
 
 
-class InferKind:
-    """Implements `KindRunner`. Every attempt writes below a folder of its own, named by its lease."""
+class InferKind(KindRunner):
+    """The runner of `infer` jobs. Every attempt writes below a folder named by its lease."""
 
-    def __init__(self, models: Models, stores: Stores, places: Places) -> None:
+    def __init__(self, models: Models, stores: Stores, paths: JobPaths) -> None:
         self._models = models
         self._stores = stores
-        self._places = places
+        self._paths = paths
 
+    @override
     def run(self, attempt: Attempt) -> ResultRef:
-        """See `KindRunner.run`."""
         spec = attempt.job.spec
         if not spec.input_uri:
             raise EmptySourceError("the job", "it has no input")
@@ -54,23 +56,24 @@ class InferKind:
             return self._request(attempt, predictor, wire)
         return self._records(attempt, predictor)
 
+    @override
     def discard(self, attempt: Attempt) -> None:
-        """Remove what is in the attempt's folder."""
+        """Delete the attempt's folder."""
         folder = self._folder(attempt)
         remove_folder(self._stores.for_uri(folder), folder)
 
     def _folder(self, attempt: Attempt) -> str:
-        return self._places.attempt(attempt.job.id, attempt.job.lease)
+        return self._paths.attempt(attempt.job.id, attempt.job.lease)
 
     # Requests
 
-    def _wire_request(self, spec: NewJob, predictor: JobPredictor) -> WireRequest | None:
-        """The payload as a request, where it is one of the protocol, or plain JSON for the model's inputs; None for records."""
+    def _wire_request(self, spec: NewJob, predictor: JobPredictor) -> JsonWireRequest | None:
+        """Return the payload as a request, of the protocol or of plain JSON; None for records."""
         media_type, parameters = _media_type(spec.content_type)
         if media_type == OCTETS and HEADER_PARAMETER in parameters:
-            return decode_request(self._body(spec), header_length(parameters[HEADER_PARAMETER]))
+            return decode_request(self._body(spec), parse_header_length(parameters[HEADER_PARAMETER]))
         is_json = media_type == JSON or (not media_type and spec.input_uri.lower().endswith(".json"))
-        # Options are about records; a request says itself what is wanted.
+        # Options concern records; a request has its own parameters.
         if not is_json or spec.options:
             return None
         body = self._body(spec)
@@ -83,13 +86,14 @@ class InferKind:
     def _body(self, spec: NewJob) -> bytes:
         return _bounded(self._stores.for_uri(spec.input_uri), spec.input_uri)
 
-    def _request(self, attempt: Attempt, predictor: JobPredictor, wire: WireRequest) -> ResultRef:
-        # Whose fault it is decides whether it is tried again: what a model refuses stays refused, what it raises need not.
-        response = attempt.answer(predictor.submit(wire.request, strict=True), predictor.abandon)
+    def _request(self, attempt: Attempt, predictor: JobPredictor, wire: JsonWireRequest) -> ResultRef:
+        # The error decides about a retry: rows that a model refuses stay refused; an error that it
+        # raises may pass.
+        response = attempt.wait_for(predictor.submit(wire.request, strict=True), predictor.abandon)
         return self._write(attempt, response, wire, predictor)
 
     def _write(
-        self, attempt: Attempt, response: InferResponse, wire: WireRequest, predictor: JobPredictor
+        self, attempt: Attempt, response: InferResponse, wire: JsonWireRequest, predictor: JobPredictor
     ) -> ResultRef:
         datatypes = {spec.name: spec.datatype for spec in predictor.metadata.outputs}
         body = encode_response(response, binary=wire.binary, datatypes=datatypes)
@@ -97,8 +101,8 @@ class InferKind:
         uri = folder + "result.out"
         store = self._stores.for_uri(uri)
         if isinstance(store, LocalStore):
-            # Whoever settles makes it durable, together with those of other jobs.
-            store.put_unflushed(uri, body.body, drafts=self._places.drafts)
+            # The settling thread makes it durable, together with the results of other jobs.
+            store.put_unflushed(uri, body.body, drafts=self._paths.drafts)
         else:
             store.put(uri, body.body)
         content_type = JSON if body.json_bytes is None else f"{OCTETS}; {HEADER_PARAMETER}={body.json_bytes}"
@@ -119,63 +123,70 @@ class InferKind:
             model_identity=self._models.identity(spec.model),
             if_exists="overwrite",
         )
-        follow(attempt, transform, watched)
+        bind_to_attempt(attempt, transform, watched)
         report = transform.execute()
-        attempt.check()
+        attempt.raise_if_stopped()
         if report.rows_out == 0 and report.rows_failed:
             raise DataError(
-                f"all {report.rows_failed} records failed: {next(iter(report.failures), 'see the failed records')}"
+                f"all {report.rows_failed} records failed: "
+                f"{next(iter(report.failures), 'see the failed records')}"
             )
         broken = transform.progress.first_broken
         if broken is not None:
             raise DataError(f"the payload could not be read to its end: {broken.why} ({broken.position})")
         if report.objects_broken or report.status == "failed":
-            raise DataError("records of the payload failed, and its options ask for all or nothing")
+            raise DataError("records of the payload failed, and its options require all of them")
         assert transform.plan is not None, "it was executed"
         if len(transform.plan.objects) != 1:
             raise DataError(
-                f"the input names {len(transform.plan.objects)} objects: a job of kind infer has one; submit a transform"
+                f"the input names {len(transform.plan.objects)} objects, "
+                "but an infer job has one: submit a transform"
             )
         uri = transform.destination + transform.plan.objects[0].output
         total = report.records_in
-        attempt.report(lambda: Progress(total, total, "records", failed_note(report.rows_failed)))
+        attempt.set_progress_source(
+            lambda: JobProgress(total, total, "records", failed_note(report.rows_failed))
+        )
         store = self._stores.for_uri(uri)
         return ResultRef(uri, store.head(uri).size_bytes, content_type_of(spec))
 
 
 def content_type_of(spec: NewJob) -> str:
-    """What a result of records is told to be: as was asked, or as the payload."""
+    """Return the content type of a result of records: as requested, or as the payload's."""
     return spec.accept or spec.content_type
 
 
-def _plain_request(body: bytes, metadata: ModelMetadata) -> WireRequest | None:
-    """Values for the inputs, as in ``[[1, 2]]`` or ``{"x": [[1, 2]]}``; None for a list of objects, which are records."""
+def _plain_request(body: bytes, metadata: ModelMetadata) -> JsonWireRequest | None:
+    """Return a request with the input values of JSON; None for a list of objects (records).
+
+    Values are ``[[1, 2]]`` or ``{"x": [[1, 2]]}``.
+    """
     try:
         value: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return None
-    return WireRequest(request_of_json(value, metadata), binary_default=False, binary_by_name={})
+    return JsonWireRequest(request_from_json(value, metadata), binary_default=False, binary_by_name={})
 
 
 def _media_type(content_type: str) -> tuple[str, dict[str, str]]:
-    """A content type's name, in small letters, and its parameters."""
+    """Return a content type's name, in lower case, and its parameters."""
     _, *rest = content_type.split(";")
     pairs = (part.partition("=") for part in rest)
     return bare_type(content_type), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}
 
 
 def _bounded(store: Store, uri: str) -> bytes:
-    """A whole payload; LimitError where it is larger than a request may be."""
+    """Return a whole payload. Raise LimitError if it is larger than a request may be."""
     pieces: list[bytes] = []
     size = 0
     for piece in store.stream(uri):
         size += len(piece)
         if size > REQUEST_BYTES_MAX:
             raise LimitError(
-                f"the payload is a request of more than {REQUEST_BYTES_MAX >> 20} MiB: submit its rows as JSON Lines or CSV, "
-                "which are read as a stream"
+                f"the payload is a request of more than {REQUEST_BYTES_MAX >> 20} MiB: submit its rows as "
+                "JSON Lines or CSV, which are streamed"
             )
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,1 +1,4 @@
-"""Job ledgers in SQL: one implementation, on SQLite and on PostgreSQL. `open_ledger` finds the one that a URL names."""
+"""Job ledgers in SQL: one implementation for SQLite and PostgreSQL.
+
+`open_ledger` opens the one at a URL.
+"""

@@ -1,4 +1,4 @@
-"""Writes what became of jobs: every change of a state but a claim goes through `write_changes`, and every end does."""
+"""Writes changes of jobs: every change of state except a claim goes through `write_changes`."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -25,7 +25,7 @@ _CHANGED: Final = {
     "new_state": "text",
     "has_ended": "boolean",
     "due_in_ms": "bigint",
-    "anew": "boolean",
+    "restart_times": "boolean",
     "expires_in_ms": "bigint",
     "deadline_in_ms": "bigint",
     "new_attempt": "bigint",
@@ -40,7 +40,8 @@ _CHANGED: Final = {
     "new_failure": "text",
 }
 
-# The rows are locked; that lease and state are compared all the same costs nothing, and holds the promise in one place.
+# The rows are locked. Comparing lease and state all the same costs nothing and keeps the guarantee
+# in one place.
 _CHANGE = Statement(
     lambda dialect: (
         f"""
@@ -51,8 +52,8 @@ UPDATE headrace_job SET
     ended_at_ms = CASE WHEN has_ended THEN now_ms END,
     due_at_ms = CASE WHEN due_in_ms IS NULL THEN headrace_job.due_at_ms ELSE now_ms + due_in_ms END,
     asleep = coalesce(due_in_ms, 0) > 0,
-    expires_at_ms = CASE WHEN anew THEN now_ms + expires_in_ms ELSE headrace_job.expires_at_ms END,
-    deadline_at_ms = CASE WHEN anew THEN now_ms + deadline_in_ms ELSE headrace_job.deadline_at_ms END,
+    expires_at_ms = CASE WHEN restart_times THEN now_ms + expires_in_ms ELSE headrace_job.expires_at_ms END,
+    deadline_at_ms = CASE WHEN restart_times THEN now_ms + deadline_in_ms ELSE headrace_job.deadline_at_ms END,
     progress = new_progress, cursor = new_cursor, result = new_result, published_uri = new_published_uri,
     unpublished = new_unpublished,
     failure = new_failure
@@ -85,7 +86,7 @@ SELECT job_id, now_ms, event, attempt, lease, worker, cause, message, done_by FR
 
 
 def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[str, Job]:
-    """Write changes of rows that are locked, with their notes and notifications; the jobs as they are now, by id."""
+    """Write changes of locked rows, with notes and notifications. Return the changed jobs by id."""
     if not changes:
         return {}
     rows = transaction.run(_CHANGE, [_changed(change) for change in changes])
@@ -93,16 +94,16 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
     write_notes(transaction, [(c.before, c.note) for c in changes if c.note and c.before.id in jobs])
     ended = [job for job in jobs.values() if job.state.ended]
     if ended and transaction.outbox:
-        transaction.outbox.ended(transaction, ended)
-    transaction.news.changed = True
+        transaction.outbox.jobs_ended(transaction, ended)
+    transaction.notice.changed = True
     for change in changes:
         if change.then.state is JobState.PENDING and change.due_in_ms == 0:
-            transaction.news.queues.add(change.before.spec.queue)
+            transaction.notice.queues.add(change.before.spec.queue)
     return jobs
 
 
 def write_notes(transaction: Transaction, notes: Sequence[tuple[Job, Note]]) -> None:
-    """Add to histories; each note with the job as it was before."""
+    """Append notes to histories; each note comes with the job before its change."""
     if notes:
         transaction.run(_NOTE, [_noted(job, note) for job, note in notes])
 
@@ -116,7 +117,7 @@ def _changed(change: Change) -> dict[str, Any]:
         "new_state": then.state.value,
         "has_ended": then.state.ended,
         "due_in_ms": change.due_in_ms,
-        "anew": change.anew,
+        "restart_times": change.restart_times,
         "expires_in_ms": after_ms(then.spec.time_to_live_s),
         "deadline_in_ms": after_ms(then.spec.deadline_s),
         "new_attempt": then.attempt,
@@ -127,7 +128,7 @@ def _changed(change: Change) -> dict[str, Any]:
         "new_cursor": dump_mapping(then.cursor),
         "new_result": dump_result(then.result),
         "new_published_uri": clean(then.result.published_uri) if then.result else "",
-        "new_unpublished": then.wants_publishing,
+        "new_unpublished": then.needs_publication,
         "new_failure": dump_failure(then.failure),
     }
 

@@ -1,4 +1,4 @@
-"""Transactions on either database, and what becomes of their errors. The one door to SQLAlchemy."""
+"""Transactions on either database, with retries and error conversion. Adapter module of SQLAlchemy."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol, TypeVar
 import orjson
 
 from headrace.core.errors import JobLedgerUnavailableError, MissingExtraError
-from headrace.jobs.job import Job, Progress
-from headrace.jobs.ledgers.dialect import Dialect
+from headrace.jobs.job import Job, JobProgress
+from headrace.jobs.ledgers.dialect import SqlDialect
 
 try:
     import sqlalchemy as sa
@@ -17,82 +17,85 @@ try:
 except ImportError as _error:
     raise MissingExtraError("jobs", "a job ledger") from _error
 
-__all__ = ["Database", "Engines", "Statement", "Told", "Transaction", "event", "exc", "pool", "sa"]
+__all__ = ["Database", "Engines", "JobEventWriter", "Statement", "Transaction", "event", "exc", "pool", "sa"]
 
 _PAUSES_S: Final = (0.02, 0.1, 0.4)
-"""Between attempts of a transaction that met a lost connection, a deadlock, or a lock held too long."""
+"""Delays between attempts of a transaction after a lost connection, a deadlock or a lock timeout.
+"""
 
 _T = TypeVar("_T")
 Row = Sequence[Any]
 
 
 class Statement:
-    """A constant statement; its text is made once for each dialect, and SQLAlchemy compiles that once."""
+    """A constant statement. Its text is created once per dialect, and SQLAlchemy compiles it once."""
 
-    def __init__(self, write: Callable[[Dialect], str]) -> None:
+    def __init__(self, write: Callable[[SqlDialect], str]) -> None:
         self._write = write
-        self._made: dict[str, sa.TextClause] = {}
+        self._texts: dict[str, sa.TextClause] = {}
 
-    def on(self, dialect: Dialect) -> sa.TextClause:
-        """The statement for one database."""
-        made = self._made.get(dialect.name)
-        if made is None:
-            made = self._made[dialect.name] = sa.text(self._write(dialect))
-        return made
+    def on(self, dialect: SqlDialect) -> sa.TextClause:
+        """Return the statement for one database."""
+        text = self._texts.get(dialect.name)
+        if text is None:
+            text = self._texts[dialect.name] = sa.text(self._write(dialect))
+        return text
 
 
 @dataclass(slots=True)
-class News:
-    """What a transaction has to tell once it is committed."""
+class CommitNotice:
+    """The changes of a transaction that waiters are notified of after its commit."""
 
     queues: set[str] = field(default_factory=set[str])
-    """Where jobs became due, or somebody cancelled what runs."""
+    """Queues in which jobs became due or running jobs were cancelled."""
     changed: bool = False
-    """Whether any job's state or progress changed."""
+    """True if a job's state or progress changed."""
 
 
-class Told(Protocol):
-    """What is told, inside the transaction, of what becomes of jobs: notifications are rows written with it."""
+class JobEventWriter(Protocol):
+    """A writer of notifications inside the transaction that changes the jobs."""
 
-    def ended(self, transaction: "Transaction", jobs: Sequence[Job]) -> None:
-        """These have just come to their end."""
+    def jobs_ended(self, transaction: "Transaction", jobs: Sequence[Job]) -> None:
+        """Write the notifications of jobs that have just ended."""
         ...
 
-    def published(self, transaction: "Transaction", job: Job, uri: str) -> None:
-        """The end of this one has just been put where it was asked for, or never will be ("")."""
+    def job_published(self, transaction: "Transaction", job: Job, uri: str) -> None:
+        """Release the notifications of a job whose end was published at `uri` ("": never)."""
         ...
 
-    def progressed(self, transaction: "Transaction", job: Job, progress: Progress) -> None:
-        """This one runs, and its progress is to be told."""
+    def job_progressed(self, transaction: "Transaction", job: Job, progress: JobProgress) -> None:
+        """Write the notifications of a running job's progress."""
         ...
 
-    def forgotten(self, transaction: "Transaction", job_ids: Sequence[str]) -> None:
-        """These are being removed."""
+    def jobs_deleted(self, transaction: "Transaction", job_ids: Sequence[str]) -> None:
+        """Delete the notifications of jobs that are being deleted."""
         ...
 
 
 class Transaction:
-    """One transaction under way: runs statements, and gathers what is to be told when it is committed."""
+    """An open transaction: runs statements and collects the notice for its commit."""
 
-    def __init__(self, connection: sa.Connection, dialect: Dialect, outbox: Told | None = None) -> None:
+    def __init__(
+        self, connection: sa.Connection, dialect: SqlDialect, outbox: JobEventWriter | None = None
+    ) -> None:
         self.connection = connection
         self.dialect = dialect
         self.outbox = outbox
-        self.news = News()
+        self.notice = CommitNotice()
 
     def run(
-        self, statement: Statement, given: Sequence[dict[str, Any]] | None = None, **values: Any
+        self, statement: Statement, records: Sequence[dict[str, Any]] | None = None, **values: Any
     ) -> Sequence[Row]:
-        """Run a statement; its rows. `given` are its records (see `Dialect.records`)."""
-        if given is not None:
-            values["given"] = orjson.dumps(given).decode()
+        """Run a statement and return its rows. `records` are its records (see `SqlDialect.records`)."""
+        if records is not None:
+            values["given"] = orjson.dumps(records).decode()
         result: Any = self.connection.execute(statement.on(self.dialect), values)
         return result.all() if result.returns_rows else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Where transactions that write, and those that read, get their connections; the same for both where that is no matter."""
+    """The connection pools of writing and of reading transactions; one pool may serve both."""
 
     writing: sa.Engine
     reading: sa.Engine
@@ -104,56 +107,59 @@ class Engines:
 
 
 class Database:
-    """Runs transactions, again where that is safe, and turns what a database says into `JobLedgerUnavailableError`.
+    """Runs transactions, repeats them if safe, and converts outages.
+
+    An outage raises `JobLedgerUnavailableError`.
 
     Args:
-        dialect: Its SQL.
-        connect: Makes the engines; called by `start`.
-        where: The database in words without secrets, for messages.
-        told: Called after each commit that has news.
-        outbox: See `Told`.
+        dialect: The SQL dialect.
+        connect: Creates the engines; called by `open`.
+        where: The database's location without secrets, for messages.
+        on_commit: Called after each commit with changes.
+        outbox: The writer of notifications.
     """
 
     def __init__(
         self,
-        dialect: Dialect,
+        dialect: SqlDialect,
         connect: Callable[[], Engines],
         *,
         where: str,
-        told: Callable[[News], None],
-        outbox: Told | None = None,
+        on_commit: Callable[[CommitNotice], None],
+        outbox: JobEventWriter | None = None,
     ) -> None:
         self.dialect = dialect
         self.where = where
         self.errors = 0
         self._connect = connect
-        self._told = told
+        self._on_commit = on_commit
         self._outbox = outbox
         self._engines: Engines | None = None
-        self._again = threading.Event()
+        self._retry_pause = threading.Event()
 
     def open(self) -> sa.Engine:
-        """Make the engines; the one that writes. Twice does nothing."""
+        """Create the engines. Return the writing one. A second call does nothing."""
         if self._engines is None:
             self._engines = self._connect()
         return self._engines.writing
 
     def close(self) -> None:
-        """Close all connections. Twice does nothing."""
+        """Close all connections. A second call does nothing."""
         engines, self._engines = self._engines, None
         if engines is not None:
             engines.dispose()
 
     @property
     def pools(self) -> list[Any]:
-        """The pools of connections there are now."""
+        """The current connection pools."""
         engines = self._engines
         return [] if engines is None else list({engines.writing.pool, engines.reading.pool})
 
     def write(self, verb: Callable[[Transaction], _T], *, repeatable: bool = True) -> _T:
         """Run `verb` in one transaction and commit it; `verb` may be called again.
 
-        `repeatable`: whether a transaction may be done again whose commit was not answered, so that it may have happened.
+        `repeatable`: the transaction may be repeated if its commit had no response and may have
+        succeeded.
         """
         return self._run(self._opened().writing, verb, repeatable=repeatable)
 
@@ -174,7 +180,7 @@ class Database:
             try:
                 with engine.connect() as connection, connection.begin() as begun:
                     transaction = Transaction(connection, self.dialect, self._outbox)
-                    answer = verb(transaction)
+                    result = verb(transaction)
                     committing = True
                     begun.commit()
             except (exc.DBAPIError, exc.TimeoutError) as error:
@@ -183,28 +189,28 @@ class Database:
                 self.errors += 1
                 if pause_s is None or isinstance(error, exc.TimeoutError) or (committing and not repeatable):
                     raise self._unavailable(error, committing=committing) from error
-                self._again.wait(pause_s)
+                self._retry_pause.wait(pause_s)
                 continue
-            if transaction.news.changed or transaction.news.queues:
-                self._told(transaction.news)
-            return answer
+            if transaction.notice.changed or transaction.notice.queues:
+                self._on_commit(transaction.notice)
+            return result
         raise AssertionError("the last attempt returns or raises")
 
     def _unavailable(self, error: Exception, *, committing: bool) -> JobLedgerUnavailableError:
-        said = str(getattr(error, "orig", None) or error).strip().splitlines()
-        why = said[0] if said else type(error).__name__
-        taken = "whether the last write was taken is not known" if committing else "nothing was written"
+        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+        why = lines[0] if lines else type(error).__name__
+        taken = "it is unknown if the last write was committed" if committing else "nothing was written"
         return JobLedgerUnavailableError(
-            f"the job ledger {self.where} does not answer ({why}); {taken}: try again, or look after its database"
+            f"the job ledger {self.where} is unavailable ({why}); {taken}: retry, or check its database"
         )
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether a database could not, rather than would not: lost, full, locked, out of time, shutting down."""
+    """Return True for an outage: connection lost, disk full, locked, timed out, shutting down."""
     if isinstance(error, exc.TimeoutError):
         return True
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return True
-    # A server that has become a standby says so as an internal error: 25006, read_only_sql_transaction.
+    # A server that became a standby reports an internal error: 25006, read_only_sql_transaction.
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
     return isinstance(error, exc.OperationalError | exc.InterfaceError) or state == "25006"

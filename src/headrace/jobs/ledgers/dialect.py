@@ -1,4 +1,7 @@
-"""Where the SQL of SQLite and of PostgreSQL differs. All other statements are the same text for both."""
+"""The differences between the SQL of SQLite and of PostgreSQL.
+
+All other statements are the same text.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,25 +10,26 @@ from typing import Final
 from headrace.jobs.state import JobState
 
 NOW_MS: Final = "(SELECT headrace_now())"
-"""The database's time in milliseconds, asked once a statement."""
+"""The database's time in milliseconds, read once per statement."""
 CLOCK: Final = "clock AS MATERIALIZED (SELECT headrace_now() AS now_ms)"
-"""The same as a common table expression, for statements that write several times that must agree."""
+"""The same as a common table expression, for statements with several equal times."""
 
 
 def known_by_id(table: str, state: JobState) -> str:
-    """That a row of `table` is in this state, where it is looked up by its id.
+    """Return the condition that a row of `table`, found by its id, is in this state.
 
-    Written so that no partial index fits: planners that believe that one is empty walk through all of it instead.
+    No partial index fits the condition: planners that believe such an index to be empty would scan
+    it instead.
     """
     return f"{table}.state || '' = '{state.value}'"
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """One database's way of saying things.
+class SqlDialect:
+    """The SQL of one database.
 
-    `lock` and `lock_free` end a SELECT that is going to change the rows of ``headrace_job AS job`` that it finds: with the
-    first it waits for others who do, with the second it passes over their rows.
+    `lock` and `lock_free` end a SELECT that will change the rows of ``headrace_job AS job`` that it
+    finds. `lock` waits for other writers; `lock_free` skips their rows.
     """
 
     name: str
@@ -34,24 +38,26 @@ class Dialect:
     _native_records: bool = False
 
     def locked(self, alias: str, *, free: bool = False) -> str:
-        """`lock`, or `lock_free`, for the rows of another table."""
+        """Return `lock`, or `lock_free`, for the rows of another table."""
         return (self.lock_free if free else self.lock).replace(" OF job", f" OF {alias}")
 
     def records(self, columns: Mapping[str, str]) -> str:
-        """A common table expression ``given``: the JSON array of objects in ``:given`` as rows.
+        """Return a common table expression ``given``: the JSON objects in ``:given`` as rows.
 
-        So the text of a statement is the same for however many. `columns` are names and types (text, bigint, boolean).
+        The statement's text is the same for any number of rows. `columns` are names and types
+        (text, bigint, boolean).
         """
         if self._native_records:
             typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            return f"given AS MATERIALIZED (SELECT * FROM jsonb_to_recordset(CAST(:given AS jsonb)) AS record({typed}))"
+            rows = f"jsonb_to_recordset(CAST(:given AS jsonb)) AS record({typed})"
+            return f"given AS MATERIALIZED (SELECT * FROM {rows})"
         picked = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in columns)
         return f"given AS MATERIALIZED (SELECT {picked} FROM json_each(:given))"
 
 
-SQLITE: Final = Dialect("sqlite")
-"""One writer at a time, so that nothing needs a lock of its own."""
-POSTGRES: Final = Dialect(
+SQLITE: Final = SqlDialect("sqlite")
+"""One writer at a time, so that no row locks are needed."""
+POSTGRES: Final = SqlDialect(
     "postgresql",
     lock="FOR NO KEY UPDATE OF job",
     lock_free="FOR NO KEY UPDATE OF job SKIP LOCKED",

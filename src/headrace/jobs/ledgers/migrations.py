@@ -1,9 +1,10 @@
-"""The schema's steps, in order. What is written here once is never changed: a new step is added.
+"""The migrations of the schema, in order. A released migration is never changed: add a new one.
 
-Each step is one transaction, and any number of processes may start at once: one of them takes it, the others wait, and
-then find it taken. A step says with `min_reader` how old a program may be that still works on the schema after it:
-one that adds what older programs never look at keeps the number, one that changes what they rely on raises it to its own.
-An older program refuses to start on a schema whose `min_reader` is greater than the last step it knows.
+Each migration is one transaction. Any number of processes may start at once: one applies it; the
+others wait and find it applied. `min_reader` says which older programs still work on the schema
+after it. A migration that adds what older programs never read keeps the number; one that changes
+what they rely on raises it to its own. A program refuses to start on a schema with a `min_reader`
+greater than the last migration that it knows.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from headrace.jobs.ledgers.database import sa
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A step of the schema: its statements for SQLite, and for PostgreSQL."""
+class MigrationStep:
+    """A migration: its number and its statements for SQLite and for PostgreSQL."""
 
     number: int
     min_reader: int
@@ -24,15 +25,15 @@ class Step:
     postgres: tuple[str, ...]
 
     def statements(self, dialect: str) -> tuple[str, ...]:
-        """Those of one database, by its name."""
+        """Return the statements for one database, by its name."""
         return self.postgres if dialect == "postgresql" else self.sqlite
 
 
-class Guarded(Protocol):
-    """Opens transactions one at a time over all processes."""
+class RunExclusively(Protocol):
+    """A function that runs transactions one at a time across all processes."""
 
     def __call__(self, work: Callable[[sa.Connection], bool], /) -> bool:
-        """Run `work` in such a transaction, and commit it; what it returns."""
+        """Run `work` in such a transaction, commit it, and return its result."""
         ...
 
 
@@ -70,7 +71,8 @@ CREATE TABLE headrace_job (
     unpublished BOOLEAN NOT NULL DEFAULT FALSE,
     failure {text}
 ) {job_options};
-CREATE INDEX headrace_job_awake ON headrace_job (queue, priority, due_at_ms, id) WHERE state = 'pending' AND NOT asleep;
+CREATE INDEX headrace_job_awake ON headrace_job (queue, priority, due_at_ms, id) \
+WHERE state = 'pending' AND NOT asleep;
 CREATE INDEX headrace_job_asleep ON headrace_job (queue, due_at_ms) WHERE state = 'pending' AND asleep;
 CREATE INDEX headrace_job_running ON headrace_job (queue, id) WHERE state = 'running';
 CREATE INDEX headrace_job_running_of ON headrace_job (worker) WHERE state = 'running';
@@ -83,8 +85,10 @@ CREATE INDEX headrace_job_deadline ON headrace_job (deadline_at_ms)
 CREATE INDEX headrace_job_ended ON headrace_job (ended_at_ms, id) WHERE ended_at_ms IS NOT NULL;
 CREATE INDEX headrace_job_created ON headrace_job (created_at_ms, id);
 CREATE INDEX headrace_job_failed ON headrace_job (created_at_ms, id) WHERE state = 'failed';
-CREATE INDEX headrace_job_correlated ON headrace_job (correlation_id, created_at_ms, id) WHERE correlation_id <> '';
-CREATE UNIQUE INDEX headrace_job_key ON headrace_job (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE INDEX headrace_job_correlated ON headrace_job (correlation_id, created_at_ms, id) \
+WHERE correlation_id <> '';
+CREATE UNIQUE INDEX headrace_job_key ON headrace_job (tenant, idempotency_key) \
+WHERE idempotency_key IS NOT NULL;
 CREATE TABLE headrace_history (
     number {identity},
     job_id {text} NOT NULL,
@@ -144,8 +148,9 @@ CREATE INDEX headrace_notification_dead ON headrace_notification (ended_at_ms) W
 CREATE INDEX headrace_notification_of ON headrace_notification (job_id)
 """
 
-# The last condition of the index holds for every row. Only statements that say it are offered the index: to claims that take all
-# regions it is no help, and planners might believe that it is. (A comparison would become a range, instead of the region.)
+# The index's last condition holds for every row. Only statements that contain it can use the index:
+# for claims of all regions it is useless, and planners might choose it. (A comparison would become
+# a range instead of the region.)
 _REGIONS: Final = """
 ALTER TABLE headrace_job ADD COLUMN region {text} NOT NULL DEFAULT '';
 ALTER TABLE headrace_job ADD COLUMN worker_region {text} NOT NULL DEFAULT '';
@@ -153,8 +158,8 @@ CREATE INDEX headrace_job_region ON headrace_job (queue, region, priority, due_a
     WHERE state = 'pending' AND NOT asleep AND length(region) >= 0
 """
 
-# Rows are changed in place a few times in their lives, so pages keep room for that; and dead rows must go soon, because
-# every claim would have to pass over them.
+# Rows are updated in place a few times, so pages keep room for that. Dead rows must be removed
+# soon, because every claim would have to skip them.
 _POSTGRES_JOB_OPTIONS: Final = """WITH (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.01,
@@ -164,7 +169,7 @@ _POSTGRES_JOB_OPTIONS: Final = """WITH (
     autovacuum_vacuum_cost_delay = 0
 )"""
 
-# A function, so that all that is compared with the database's time asks one place, which tests can move.
+# A function, so that all comparisons with the database's time use one place, which tests can move.
 _POSTGRES_NOW: Final = """
 CREATE FUNCTION headrace_now() RETURNS bigint LANGUAGE sql VOLATILE PARALLEL SAFE
 AS 'SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint'
@@ -180,7 +185,7 @@ def _ledger(*, text: str, identity: str, job_options: str = "") -> tuple[str, ..
 
 
 STEPS: Final = (
-    Step(
+    MigrationStep(
         number=1,
         min_reader=1,
         sqlite=(
@@ -199,7 +204,7 @@ STEPS: Final = (
         ),
     ),
     # Older programs submit jobs without a region, and their workers take those of all regions.
-    Step(
+    MigrationStep(
         number=2,
         min_reader=1,
         sqlite=_statements(_REGIONS, text="TEXT"),
@@ -216,10 +221,11 @@ CREATE TABLE headrace_schema (
 """
 
 
-def migrate(guarded: Guarded, *, where: str, steps: tuple[Step, ...] = STEPS) -> int:
-    """Take the steps that are missing; how many those were.
+def migrate(guarded: RunExclusively, *, where: str, steps: tuple[MigrationStep, ...] = STEPS) -> int:
+    """Apply the missing migrations. Return their number.
 
-    ConfigError, and nothing is changed, where the schema is of a newer program that older ones must not work on.
+    Raise ConfigError, and change nothing, for the schema of a newer program that this one cannot
+    work on.
     """
     taken = 0
     while guarded(lambda connection: _take_next(connection, where, steps)):
@@ -227,8 +233,8 @@ def migrate(guarded: Guarded, *, where: str, steps: tuple[Step, ...] = STEPS) ->
     return taken
 
 
-def _take_next(connection: sa.Connection, where: str, steps: tuple[Step, ...]) -> bool:
-    """Take the first step that is missing; False where there is none."""
+def _take_next(connection: sa.Connection, where: str, steps: tuple[MigrationStep, ...]) -> bool:
+    """Apply the first missing migration. Return False if there is none."""
     if not sa.inspect(connection).has_table("headrace_schema"):
         connection.exec_driver_sql(_SCHEMA)
     found = connection.execute(sa.text("SELECT max(number), max(min_reader) FROM headrace_schema")).one()
@@ -247,7 +253,8 @@ def _take_next(connection: sa.Connection, where: str, steps: tuple[Step, ...]) -
         connection.exec_driver_sql(statement)
     connection.execute(
         sa.text(
-            "INSERT INTO headrace_schema (number, min_reader, applied_at_ms) VALUES (:number, :min_reader, headrace_now())"
+            "INSERT INTO headrace_schema (number, min_reader, applied_at_ms) "
+            "VALUES (:number, :min_reader, headrace_now())"
         ),
         {"number": step.number, "min_reader": step.min_reader},
     )

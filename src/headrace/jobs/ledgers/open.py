@@ -1,4 +1,4 @@
-"""Which job ledger a URL names."""
+"""Opens the job ledger at a URL."""
 
 from typing import Final
 from urllib.parse import urlsplit
@@ -10,12 +10,13 @@ _POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 
 
 def open_ledger(url: str) -> SqlJobLedger:
-    """The ledger at `url`, not started.
+    """Return the ledger at `url`, not started.
 
-    That is ``sqlite:///jobs.db`` (``sqlite:////var/jobs.db`` for an absolute path), a plain path, or
-    ``postgresql://user:password@host/database``, with libpq's options after ``?``.
+    The URL is ``sqlite:///jobs.db`` (``sqlite:////var/jobs.db`` for an absolute path), a plain
+    path, or ``postgresql://user:password@host/database``, with libpq's options after ``?``.
 
-    ConfigError for anything else, MissingExtraError where what it needs is not installed.
+    Raise ConfigError for anything else, and MissingExtraError if a required package is not
+    installed.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -24,17 +25,18 @@ def open_ledger(url: str) -> SqlJobLedger:
         return _postgres(url)
     if scheme == "sqlite":
         if not rest.startswith("/"):
-            raise ConfigError(f"{url}: an SQLite file is named by its path, as in sqlite:///jobs.db")
+            raise ConfigError(f"{url}: an SQLite ledger needs a path, as in sqlite:///jobs.db")
         return _sqlite(url, rest[1:])
     raise ConfigError(
-        f"{scheme}:// is no database that keeps jobs: give a path, sqlite:///PATH, or postgresql://HOST/DATABASE"
+        f"{scheme}:// is not supported for job ledgers: "
+        "give a path, sqlite:///PATH, or postgresql://HOST/DATABASE"
     )
 
 
 def _sqlite(url: str, path: str) -> SqlJobLedger:
     if not path or path.startswith(":memory:") or "?" in path or path.endswith("/"):
         raise ConfigError(f"{url!r}: a job ledger in SQLite needs a file, as in sqlite:///jobs.db")
-    from headrace.jobs.ledgers.sqlite import SqliteJobLedger  # noqa: PLC0415 - only what is asked for is imported
+    from headrace.jobs.ledgers.sqlite import SqliteJobLedger  # noqa: PLC0415 - imported on demand
 
     return SqliteJobLedger(path)
 
@@ -44,6 +46,6 @@ def _postgres(url: str) -> SqlJobLedger:
         raise ConfigError(
             "a job ledger in PostgreSQL needs a database's name, as in postgresql://host/database"
         )
-    from headrace.jobs.ledgers.postgres import PostgresJobLedger  # noqa: PLC0415 - only what is asked for is imported
+    from headrace.jobs.ledgers.postgres import PostgresJobLedger  # noqa: PLC0415 - imported on demand
 
     return PostgresJobLedger(url)

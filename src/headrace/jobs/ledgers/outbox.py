@@ -1,8 +1,9 @@
-"""The outbox in SQL: what is to be told of jobs, in the database and the transactions of the ledger itself.
+"""The outbox in SQL: notifications in the database and the transactions of the ledger itself.
 
-``headrace_endpoint``      who is told: the target, and how it has fared
-``headrace_notification``  one event of a job for one endpoint: ``held`` (until the job's end is where it was asked for),
-                           ``waiting``, ``claimed``, ``delivered`` or ``dead``
+``headrace_endpoint``      a target and its health
+
+``headrace_notification``  one event of a job for one endpoint: ``held`` (until the job's end is
+published), ``waiting``, ``claimed``, ``delivered`` or ``dead``
 """
 
 import logging
@@ -11,22 +12,23 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import orjson
+from typing_extensions import override
 
 from headrace.core.errors import HeadraceError, LimitError
-from headrace.jobs.delivery import Again, Decision, Done
-from headrace.jobs.job import Job, Progress, new_job_id
-from headrace.jobs.ledgers.database import Database, Statement, Transaction
+from headrace.jobs.delivery import DeliveryDecision, Done, RetryDelivery
+from headrace.jobs.job import Job, JobProgress, new_job_id
+from headrace.jobs.ledgers.database import Database, JobEventWriter, Statement, Transaction
 from headrace.jobs.ledgers.dialect import NOW_MS
 from headrace.jobs.ledgers.outbox_rows import claim_of, delivery_of, dump_target, endpoint_of
 from headrace.jobs.ledgers.rows import clean
 from headrace.jobs.notifier import Notification, Target
-from headrace.jobs.outbox import Claim, DeliveryRecord, EndpointRecord
+from headrace.jobs.outbox import Claim, DeliveryRecord, EndpointRecord, Outbox
 from headrace.jobs.subscription import (
     PROGRESS,
     Subscription,
+    end_event_data,
+    progress_event_data,
     read_subscriptions,
-    told_of_end,
-    told_of_progress,
 )
 
 _NOTES: Final = {
@@ -73,7 +75,7 @@ DELETE FROM headrace_notification WHERE job_id IN (SELECT gone_id FROM given)
     )
 )
 
-# When a delivery may be claimed by itself: what is claimed is free again when its lease has passed.
+# The time at which a delivery can be claimed: a claimed one when its lease has passed.
 _FREE_AT: Final = "CASE n.state WHEN 'claimed' THEN n.lease_until_ms ELSE n.due_at_ms END"
 _OPEN: Final = "n.state IN ('waiting', 'claimed')"
 _BUSY: Final = f"""
@@ -93,7 +95,7 @@ LIMIT :room {dialect.locked("endpoint", free=True)}
 """
     )
 )
-# In a step of its own, so that it sees what whoever held those endpoints before has written.
+# A separate step, so that it sees what the previous holders of these endpoints wrote.
 _CLAIM = Statement(
     lambda dialect: (
         f"""
@@ -128,7 +130,8 @@ ORDER BY n.due_at_ms, n.id
 _NEXT = Statement(
     lambda _: (
         f"""
-SELECT max(endpoint.rests_until_at_ms), coalesce(max(CASE n.state WHEN 'claimed' THEN n.lease_until_ms END), 0), min({_FREE_AT})
+SELECT max(endpoint.rests_until_at_ms),
+    coalesce(max(CASE n.state WHEN 'claimed' THEN n.lease_until_ms END), 0), min({_FREE_AT})
 FROM headrace_endpoint AS endpoint JOIN headrace_notification AS n ON n.endpoint_id = endpoint.id
 WHERE endpoint.disabled_why = '' AND {_OPEN} GROUP BY endpoint.id
 """
@@ -137,7 +140,8 @@ WHERE endpoint.disabled_why = '' AND {_OPEN} GROUP BY endpoint.id
 _RECORD = Statement(
     lambda _: (
         f"""
-UPDATE headrace_notification SET state = :state, due_at_ms = coalesce(CAST(:due_at_ms AS BIGINT), due_at_ms), why = :why,
+UPDATE headrace_notification SET state = :state, why = :why,
+    due_at_ms = coalesce(CAST(:due_at_ms AS BIGINT), due_at_ms),
     ended_at_ms = CASE WHEN :state = 'waiting' THEN NULL ELSE {NOW_MS} END
 WHERE id = :id AND fence = :fence AND state = 'claimed' RETURNING endpoint_id
 """
@@ -147,7 +151,8 @@ _FARED = Statement(
     lambda _: (
         """
 UPDATE headrace_endpoint SET failures = :failures, failing_since_at_ms = :failing_since_at_ms,
-    rests_until_at_ms = :rests_until_at_ms, disabled_why = CASE disabled_why WHEN '' THEN :disabled_why ELSE disabled_why END
+    rests_until_at_ms = :rests_until_at_ms,
+    disabled_why = CASE disabled_why WHEN '' THEN :disabled_why ELSE disabled_why END
 WHERE id = :id
 """
     )
@@ -187,7 +192,8 @@ _OF_JOB = Statement(lambda _: f"{_DELIVERY} WHERE job_id = :job_id ORDER BY id")
 _ENDPOINT = Statement(
     lambda _: (
         """
-SELECT id, target, failures, failing_since_at_ms, rests_until_at_ms, disabled_why FROM headrace_endpoint WHERE id = :id
+SELECT id, target, failures, failing_since_at_ms, rests_until_at_ms, disabled_why
+FROM headrace_endpoint WHERE id = :id
 """
     )
 )
@@ -197,50 +203,51 @@ _SHORT: Final = frozenset({"state", "cause", "queue", "kind", "attempt", "submit
 _log = logging.getLogger("headrace.jobs")
 
 
-class NotificationRows:
-    """What the ledger's transactions write for whoever is to be told; see `headrace.jobs.ledgers.database.Outbox`."""
+class NotificationRows(JobEventWriter):
+    """A writer of notification rows in the ledger's transactions."""
 
-    def ended(self, transaction: Transaction, jobs: Sequence[Job]) -> None:
-        """A notification for each that asked for it; held where the job's end is still to be put somewhere."""
-        told = [(job, job.state.value, told_of_end(job)) for job in jobs if job.spec.notify]
-        _put(transaction, told, held=True)
+    @override
+    def jobs_ended(self, transaction: Transaction, jobs: Sequence[Job]) -> None:
+        """Write the notifications of ended jobs; held while the job's end is still to be published."""
+        events = [(job, job.state.value, end_event_data(job)) for job in jobs if job.spec.notify]
+        _put(transaction, events, held=True)
 
-    def published(self, transaction: Transaction, job: Job, uri: str) -> None:
-        """Its end is where it was asked for, or never will be (""): those who were to be told of it are told now."""
+    @override
+    def job_published(self, transaction: Transaction, job: Job, uri: str) -> None:
         if job.spec.notify:
-            data = orjson.dumps(told_of_end(job, uri)).decode()
+            data = orjson.dumps(end_event_data(job, uri)).decode()
             transaction.run(_LET_GO, job_id=job.id, data=data)
 
-    def progressed(self, transaction: Transaction, job: Job, progress: Progress) -> None:
-        """A notification for those who asked to be told of progress."""
-        _put(transaction, [(job, PROGRESS, told_of_progress(job, progress))], held=False)
+    @override
+    def job_progressed(self, transaction: Transaction, job: Job, progress: JobProgress) -> None:
+        _put(transaction, [(job, PROGRESS, progress_event_data(job, progress))], held=False)
 
-    def forgotten(self, transaction: Transaction, job_ids: Sequence[str]) -> None:
-        """Theirs go with them."""
+    @override
+    def jobs_deleted(self, transaction: Transaction, job_ids: Sequence[str]) -> None:
         transaction.run(_FORGET, [{"gone_id": job_id} for job_id in job_ids])
 
 
-def _put(transaction: Transaction, told: Sequence[tuple[Job, str, dict[str, Any]]], *, held: bool) -> None:
+def _put(transaction: Transaction, events: Sequence[tuple[Job, str, dict[str, Any]]], *, held: bool) -> None:
     rows: list[dict[str, Any]] = []
-    for job, event, data in told:
+    for job, event, data in events:
         at_ms = job.ended_at_ms or job.created_at_ms
-        # One event has one id, whoever is told of it.
+        # An event has one id for all its endpoints.
         event_id = f"evt_{new_job_id(at_ms)}"
         kind = f"job.{event}"
-        for whom in _subscriptions(job):
-            if event not in whom.events:
+        for subscription in _subscriptions(job):
+            if event not in subscription.events:
                 continue
-            if whom.target is not None:
-                transaction.run(_KNOW, id=whom.endpoint_id, target=dump_target(whom.target))
+            if subscription.target is not None:
+                transaction.run(_KNOW, id=subscription.endpoint_id, target=dump_target(subscription.target))
             rows.append(
                 {
                     "new_id": new_job_id(at_ms),
                     "job_id": job.id,
-                    "endpoint_id": clean(whom.endpoint_id),
+                    "endpoint_id": clean(subscription.endpoint_id),
                     "event_id": event_id,
                     "type": kind,
                     "data": orjson.dumps(_fitting(event_id, kind, job, data)).decode(),
-                    "state": "held" if held and job.wants_publishing else "waiting",
+                    "state": "held" if held and job.needs_publication else "waiting",
                 }
             )
     if rows:
@@ -248,17 +255,20 @@ def _put(transaction: Transaction, told: Sequence[tuple[Job, str, dict[str, Any]
 
 
 def _subscriptions(job: Job) -> tuple[Subscription, ...]:
-    """Whom a job tells. What cannot be was refused when it was submitted, and must not keep a job from ending now."""
+    """Return a job's subscriptions.
+
+    Invalid ones were refused at submission and must not block its end.
+    """
     try:
-        # Without a policy: one that has changed since is the deliverer's matter.
+        # Without a policy: the deliverer handles addresses that a changed policy refuses.
         return read_subscriptions(job.spec.notify)
     except HeadraceError:
-        _log.exception("a job tells nobody of its end", extra={"job": job.id})
+        _log.exception("a job's notifications are invalid, nobody is notified", extra={"job": job.id})
         return ()
 
 
 def _fitting(event_id: str, kind: str, job: Job, data: dict[str, Any]) -> dict[str, Any]:
-    """What is told, without what would make it too long: it refers to the job, where all of it can be read."""
+    """Return the event data, reduced if it is too long; the referenced job has it all."""
     try:
         Notification(event_id, kind, job.id, 0, data)
     except LimitError:
@@ -266,48 +276,47 @@ def _fitting(event_id: str, kind: str, job: Job, data: dict[str, Any]) -> dict[s
     return data
 
 
-class SqlOutbox:
-    """Implements `headrace.jobs.outbox.Outbox` over a ledger's database."""
+class SqlOutbox(Outbox):
+    """The outbox in a ledger's database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def register(self, target: Target) -> None:
-        """Make an endpoint known that jobs may name by its id; what it was before under that id, it is no more."""
+        """Create or replace the endpoint with this id, for jobs that name it."""
         self._database.write(
             lambda transaction: transaction.run(_REGISTER, id=target.endpoint_id, target=dump_target(target))
         )
 
-    def knows(self, endpoint_id: str) -> bool:
-        """Whether there is such an endpoint."""
+    def has_endpoint(self, endpoint_id: str) -> bool:
+        """Return True if the endpoint exists."""
         return self.endpoint(endpoint_id) is not None
 
+    @override
     def now_ms(self) -> int:
-        """See `Outbox.now_ms`."""
         return self._database.read(lambda transaction: transaction.run(_NOW)[0][0])
 
+    @override
     def claim(self, limit: int, lease_ms: int) -> Sequence[Claim]:
-        """See `Outbox.claim`."""
-
         def work(transaction: Transaction) -> list[Claim]:
             free = [{"free_id": row[0]} for row in transaction.run(_FREE_ENDPOINTS, room=limit)]
             if not free:
                 return []
-            taken = [{"claimed_id": row[0]} for row in transaction.run(_CLAIM, free, lease_ms=lease_ms)]
-            return [claim_of(row) for row in transaction.run(_CLAIMED, taken)] if taken else []
+            claimed = [{"claimed_id": row[0]} for row in transaction.run(_CLAIM, free, lease_ms=lease_ms)]
+            return [claim_of(row) for row in transaction.run(_CLAIMED, claimed)] if claimed else []
 
         return self._database.write(work, repeatable=False)
 
+    @override
     def next_due_at_ms(self) -> int | None:
-        """See `Outbox.next_due_at_ms`."""
         rows = self._database.read(lambda transaction: transaction.run(_NEXT))
         return min((max(row) for row in rows), default=None)
 
-    def record(self, claim: Claim, decision: Decision) -> bool:
-        """See `Outbox.record`."""
+    @override
+    def record(self, claim: Claim, decision: DeliveryDecision) -> bool:
         outcome = decision.outcome
-        again = outcome if isinstance(outcome, Again) else None
-        state = "waiting" if again else "delivered" if isinstance(outcome, Done) else "dead"
+        retry = outcome if isinstance(outcome, RetryDelivery) else None
+        state = "waiting" if retry else "delivered" if isinstance(outcome, Done) else "dead"
         why = outcome.how if isinstance(outcome, Done) else outcome.why
 
         def work(transaction: Transaction) -> bool:
@@ -316,7 +325,7 @@ class SqlOutbox:
                 id=claim.delivery_id,
                 fence=claim.fence,
                 state=state,
-                due_at_ms=again.at_ms if again else None,
+                due_at_ms=retry.at_ms if retry else None,
                 why=clean(why),
             )
             if not found:
@@ -327,16 +336,15 @@ class SqlOutbox:
 
         return self._database.write(work, repeatable=False)
 
+    @override
     def release(self, claim: Claim) -> bool:
-        """See `Outbox.release`."""
         return self._database.write(
             lambda transaction: bool(transaction.run(_RELEASE, id=claim.delivery_id, fence=claim.fence)),
             repeatable=False,
         )
 
+    @override
     def redeliver(self, delivery_id: str) -> bool:
-        """See `Outbox.redeliver`."""
-
         def work(transaction: Transaction) -> bool:
             found = transaction.run(_REDELIVER, id=delivery_id)
             if found:
@@ -345,32 +353,32 @@ class SqlOutbox:
 
         return self._database.write(work)
 
+    @override
     def disable(self, endpoint_id: str, why: str) -> bool:
-        """See `Outbox.disable`."""
         return self._database.write(
             lambda transaction: bool(transaction.run(_DISABLE, id=endpoint_id, why=clean(why)))
         )
 
+    @override
     def enable(self, endpoint_id: str) -> bool:
-        """See `Outbox.enable`."""
         return self._database.write(lambda transaction: bool(transaction.run(_ENABLE, id=endpoint_id)))
 
+    @override
     def delivery(self, delivery_id: str) -> DeliveryRecord | None:
-        """See `Outbox.delivery`."""
         rows = self._database.read(lambda transaction: transaction.run(_ONE, id=delivery_id))
         return delivery_of(rows[0]) if rows else None
 
     def deliveries_of(self, job_id: str) -> list[DeliveryRecord]:
-        """What was, or is to be, told of a job; oldest first."""
+        """Return a job's deliveries, oldest first."""
         rows = self._database.read(lambda transaction: transaction.run(_OF_JOB, job_id=job_id))
         return list(map(delivery_of, rows))
 
+    @override
     def endpoint(self, endpoint_id: str) -> EndpointRecord | None:
-        """See `Outbox.endpoint`."""
         rows = self._database.read(lambda transaction: transaction.run(_ENDPOINT, id=endpoint_id))
         return endpoint_of(rows[0]) if rows else None
 
+    @override
     def dead_letters(self, limit: int) -> Sequence[DeliveryRecord]:
-        """See `Outbox.dead_letters`."""
         rows = self._database.read(lambda transaction: transaction.run(_DEAD, room=max(limit, 0)))
         return list(map(delivery_of, rows))

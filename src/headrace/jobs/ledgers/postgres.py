@@ -1,4 +1,4 @@
-"""The job ledger in PostgreSQL, for workers on many machines. The one door to psycopg."""
+"""The job ledger in PostgreSQL, for workers on many hosts. Adapter module of psycopg."""
 
 import contextlib
 import select
@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import orjson
+from typing_extensions import override
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError, MissingExtraError
 from headrace.jobs.ledger import Wakeup
-from headrace.jobs.ledgers.database import Database, Engines, News, Told, event, exc, sa
+from headrace.jobs.ledgers.database import CommitNotice, Database, Engines, JobEventWriter, event, exc, sa
 from headrace.jobs.ledgers.dialect import POSTGRES
 from headrace.jobs.ledgers.migrations import migrate
 from headrace.jobs.ledgers.outbox import NotificationRows
@@ -31,15 +32,15 @@ STATEMENT_S: Final = 30
 LOCK_S: Final = 10
 IDLE_IN_TRANSACTION_S: Final = 60
 RECONNECT_S: Final = 0.5
-"""How long whoever listens, or tells, waits before connecting again."""
+"""Seconds before a listener or notifier connects again."""
 
 _WORK: Final = "headrace_work"
-_NEWS: Final = "headrace_news"
+_CHANGES: Final = "headrace_news"
 _PAYLOAD_BYTES_MAX: Final = 7000
 _ALL_QUEUES: Final = "*"
-_LISTEN: Final = {_WORK: b"LISTEN headrace_work", _NEWS: b"LISTEN headrace_news"}
+_LISTEN: Final = {_WORK: b"LISTEN headrace_work", _CHANGES: b"LISTEN headrace_news"}
 _MIGRATION_LOCK: Final = 0x6865_6164_7261_6365
-"""Of advisory locks, the one that a migration holds."""
+"""The advisory lock of migrations."""
 
 _CONNECTION: Final = {
     "connect_timeout": CONNECT_S,
@@ -51,17 +52,20 @@ _CONNECTION: Final = {
     "application_name": "headrace",
 }
 
-# Every query here finds its rows by an index, in their order; but what the planner knows of a queue is always out of date:
-# told of it while it was empty, it would take scanning and sorting the whole for cheaper, and keep to a plan that was made
-# for a small table after that has grown. Commits survive a power cut, also where the server's default is off.
+# Every query here finds its rows by an index, in their order. But the planner's statistics of a
+# queue are always out of date: after seeing an empty queue, it would prefer to scan and sort the
+# whole table, and keep a plan for a small table after it has grown. Commits survive a power cut,
+# even if the server's default is off.
 _SETTINGS: Final = f"""
-SELECT set_config('statement_timeout', '{STATEMENT_S}s', false), set_config('lock_timeout', '{LOCK_S}s', false),
+SELECT set_config('statement_timeout', '{STATEMENT_S}s', false),
+    set_config('lock_timeout', '{LOCK_S}s', false),
     set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_S}s', false),
     set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
     set_config('enable_sort', 'off', false), set_config('enable_incremental_sort', 'off', false),
     set_config('plan_cache_mode', 'force_custom_plan', false), set_config('jit', 'off', false),
     set_config('synchronous_commit',
-        CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
+        CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
+            ELSE current_setting('synchronous_commit') END,
         false)
 """
 
@@ -69,56 +73,61 @@ _T = TypeVar("_T")
 
 
 class PostgresJobLedger(SqlJobLedger):
-    """A `JobLedger` in a PostgreSQL database, which it may share with others: its tables are called ``headrace_...``.
+    """A job ledger in a PostgreSQL database; its tables are called ``headrace_...``.
 
-    Only the database's clock counts. Connections that are lost are made again, for ever; a verb that met one is done again
-    a few times within a second where that is safe, and raises `JobLedgerUnavailableError` after that.
+    Other applications may share the database.
+
+    Only the database's clock counts. Lost connections are reopened forever. An operation on a lost
+    connection is repeated a few times within a second if that is safe, and raises
+    `JobLedgerUnavailableError` after that.
 
     Args:
-        url: As libpq takes it, ``postgresql://user:password@host:port/database?sslmode=require``.
-        outbox: What is written with ends of jobs.
+        url: A libpq URL, ``postgresql://user:password@host:port/database?sslmode=require``.
+        outbox: The writer of notifications.
     """
 
-    def __init__(self, url: str, *, outbox: Told | None = None) -> None:
+    def __init__(self, url: str, *, outbox: JobEventWriter | None = None) -> None:
         self._url = _parse(url)
-        self._teller = _Teller(self._listening)
+        self._notifier = _CommitNotifier(self._listening)
         where = self._url.set(query={}).render_as_string(hide_password=True)
         database = Database(
             POSTGRES,
             self._engines,
             where=f"at {where}",
-            told=self._teller.tell,
+            on_commit=self._notifier.notify,
             outbox=outbox or NotificationRows(),
         )
         super().__init__(database)
 
+    @override
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
-        """See `JobLedger.wakeup`."""
         return PostgresWakeup(self._listening, _WORK, frozenset(queues))
 
+    @override
     def watch(self) -> Wakeup:
-        """See `JobLedger.watch`."""
-        return PostgresWakeup(self._listening, _NEWS, None)
+        return PostgresWakeup(self._listening, _CHANGES, None)
 
+    @override
     def _begin(self) -> None:
         engine = self._database.open()
         try:
             migrate(lambda work: self._guarded(engine, work), where=self._database.where)
         except exc.DBAPIError as error:
             raise JobLedgerUnavailableError(
-                f"the job ledger {self._database.where} cannot be opened ({_first_line(error)}): is the server there, "
-                "and may this user make tables?"
+                f"the job ledger {self._database.where} cannot be opened ({_first_line(error)}): "
+                "is the server running, and may this user create tables?"
             ) from error
-        self._teller.start()
+        self._notifier.start()
 
+    @override
     def _end(self) -> None:
-        self._teller.stop()
+        self._notifier.stop()
         self._database.close()
 
     @staticmethod
     def _guarded(engine: sa.Engine, work: Callable[[sa.Connection], _T]) -> _T:
         with engine.begin() as connection:
-            # A step may take its time, and whoever waits for it too.
+            # A migration may take long, and so may the wait for it.
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
             connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
@@ -138,7 +147,7 @@ class PostgresJobLedger(SqlJobLedger):
         return Engines(engine, engine)
 
     def _listening(self) -> "psycopg.Connection[Any]":
-        """A connection of its own, outside the pool and without transactions."""
+        """Return a connection outside the pool and without transactions."""
         dialect: Any = self._url.get_dialect()()
         options: dict[str, Any] = _CONNECTION | dialect.create_connect_args(self._url)[1]
         return psycopg.connect(**options, autocommit=True)
@@ -149,12 +158,12 @@ def _parse(url: str) -> sa.URL:
         return sa.make_url(url).set(drivername="postgresql+psycopg")
     except (exc.ArgumentError, ValueError) as error:
         raise ConfigError(
-            "a job ledger in PostgreSQL is named by postgresql://user:password@host/database"
+            "not a URL of a PostgreSQL ledger: write postgresql://user:password@host/database"
         ) from error
 
 
 def _defaults(url: sa.URL) -> dict[str, Any]:
-    """Options of connections, as far as the URL does not set them."""
+    """Return the connection options that the URL does not set."""
     return {name: value for name, value in _CONNECTION.items() if name not in url.query}
 
 
@@ -169,30 +178,30 @@ def _first_line(error: exc.DBAPIError) -> str:
     return lines[0] if lines else type(error.orig).__name__
 
 
-class _Teller:
-    """Tells all processes what was committed, on a connection and a thread of its own.
+class _CommitNotifier:
+    """Notifies all processes of commits, on its own connection and thread.
 
-    Not in the transactions themselves: those that tell commit one after the other, so that no two share a write to the disk.
-    What happens while one telling is under way goes out together with the next. What is lost with a process or a
-    connection is found by whoever waits when its time is over.
+    The transactions themselves do not notify: notifying transactions commit one after the other, so
+    that no two share a write to the disk. Commits during one notification are reported together by
+    the next. Waiters find lost notifications after their timeout.
     """
 
     def __init__(self, connect: "Callable[[], psycopg.Connection[Any]]") -> None:
         self._connect = connect
         self._changed = threading.Condition()
         self._queues: set[str] = set()
-        self._news = False
+        self._any_change = False
         self._stopping = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="headrace-ledger-news", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell what there is to tell, if that can be, and end."""
+        """Send what is pending if possible, and end the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -200,20 +209,20 @@ class _Teller:
         if thread is not None:
             thread.join()
 
-    def tell(self, news: News) -> None:
-        """Have it told soon."""
+    def notify(self, notice: CommitNotice) -> None:
+        """Send a notification soon."""
         with self._changed:
-            self._queues |= news.queues
-            self._news = self._news or news.changed
+            self._queues |= notice.queues
+            self._any_change = self._any_change or notice.changed
             self._changed.notify()
 
     def _run(self) -> None:
         connection: psycopg.Connection[Any] | None = None
-        while (told := self._next()) is not None:
+        while (messages := self._next()) is not None:
             try:
                 if connection is None:
                     connection = self._connect()
-                for channel, payload in told:
+                for channel, payload in messages:
                     connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
             except psycopg.Error:
                 if connection is not None:
@@ -225,14 +234,14 @@ class _Teller:
             connection.close()
 
     def _next(self) -> list[tuple[str, str]] | None:
-        """Channels and payloads; None at the end."""
+        """Return channels and payloads; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queues or self._news or self._stopping)
-            told = [(_WORK, _payload(self._queues))] if self._queues else []
-            if self._news:
-                told.append((_NEWS, ""))
-            self._queues, self._news = set(), False
-            return told or None
+            self._changed.wait_for(lambda: self._queues or self._any_change or self._stopping)
+            messages = [(_WORK, _payload(self._queues))] if self._queues else []
+            if self._any_change:
+                messages.append((_CHANGES, ""))
+            self._queues, self._any_change = set(), False
+            return messages or None
 
 
 def _payload(queues: set[str]) -> str:
@@ -240,8 +249,8 @@ def _payload(queues: set[str]) -> str:
     return payload.decode() if len(payload) <= _PAYLOAD_BYTES_MAX else _ALL_QUEUES
 
 
-class PostgresWakeup:
-    """A `Wakeup`: a connection that listens. It is made by the first `wait`, and again whenever it is lost."""
+class PostgresWakeup(Wakeup):
+    """A waiter on a listening connection. The first `wait` opens it; it is reopened when lost."""
 
     def __init__(
         self, connect: "Callable[[], psycopg.Connection[Any]]", channel: str, queues: frozenset[str] | None
@@ -252,82 +261,82 @@ class PostgresWakeup:
         self._waiting = threading.Lock()
         self._closed = False
         self._connection: psycopg.Connection[Any] | None = None
-        self._ear, self._mouth = socket.socketpair()
-        self._ear.setblocking(False)
-        self._mouth.setblocking(False)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
 
+    @override
     def wait(self, timeout_s: float) -> bool:
-        """See `Wakeup.wait`."""
         until_s = time.monotonic() + timeout_s
         with self._waiting:
             while not self._closed:
                 left_s = max(0.0, until_s - time.monotonic())
                 if self._connection is None:
                     if self._listen():
-                        return True  # nobody knows what was told while nobody listened
-                    heard = self._heard(min(RECONNECT_S, left_s))
+                        return True  # changes may have been missed without a connection
+                    received = self._received(min(RECONNECT_S, left_s))
                 else:
-                    heard = self._heard(left_s)
-                if heard:
+                    received = self._received(left_s)
+                if received:
                     return True
                 if time.monotonic() >= until_s:
                     return False
             return False
 
+    @override
     def wake(self) -> None:
-        """See `Wakeup.wake`."""
-        with contextlib.suppress(OSError):  # it has been told often enough, or is closed
-            self._mouth.send(b"!")
+        with contextlib.suppress(OSError):  # the pipe is full, or closed
+            self._wake_writer.send(b"!")
 
+    @override
     def close(self) -> None:
-        """See `Wakeup.close`."""
         self._closed = True
         self.wake()
         with self._waiting:
-            self._hang_up()
-            self._ear.close()
-            self._mouth.close()
+            self._disconnect()
+            self._wake_reader.close()
+            self._wake_writer.close()
 
     def _listen(self) -> bool:
         try:
             self._connection = self._connect()
             self._connection.execute(_LISTEN[self._channel])
         except psycopg.Error:
-            self._hang_up()
+            self._disconnect()
             return False
         return True
 
-    def _heard(self, timeout_s: float) -> bool:
+    def _received(self, timeout_s: float) -> bool:
         connection = self._connection
-        poll = select.poll()  # select would not take the files of a process that has more than 1024 open
-        poll.register(self._ear, select.POLLIN)
+        poll = select.poll()  # select does not support file numbers above 1024
+        poll.register(self._wake_reader, select.POLLIN)
         if connection is not None:
             poll.register(connection.fileno(), select.POLLIN)
         ready = [file for file, _ in poll.poll(timeout_s * 1000)]
-        if self._ear.fileno() in ready:
-            self._ear.recv(4096)
+        if self._wake_reader.fileno() in ready:
+            self._wake_reader.recv(4096)
             return True
         if not ready or connection is None:
             return False
         try:
             return self._read(connection)
         except psycopg.Error:
-            self._hang_up()
+            self._disconnect()
             return False
 
     def _read(self, connection: "psycopg.Connection[Any]") -> bool:
         connection.pgconn.consume_input()
-        heard = False
-        while (told := connection.pgconn.notifies()) is not None:
-            heard = heard or self._concerns(told.extra.decode())
-        return heard
+        received = False
+        while (notification := connection.pgconn.notifies()) is not None:
+            received = received or self._concerns(notification.extra.decode())
+        return received
 
     def _concerns(self, payload: str) -> bool:
         if self._queues is None or payload == _ALL_QUEUES:
             return True
         return not self._queues.isdisjoint(orjson.loads(payload))
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

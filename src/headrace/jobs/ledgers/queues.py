@@ -1,4 +1,4 @@
-"""Queues: their settings, and how much waits in them."""
+"""Queues: their settings and counts."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -26,19 +26,21 @@ _ONE = Statement(
 _SET = Statement(
     lambda _: (
         """
-INSERT INTO headrace_queue (name, paused, draining, pending_max) VALUES (:name, :paused, :draining, :pending_max)
+INSERT INTO headrace_queue (name, paused, draining, pending_max)
+VALUES (:name, :paused, :draining, :pending_max)
 ON CONFLICT (name) DO UPDATE
 SET paused = excluded.paused, draining = excluded.draining, pending_max = excluded.pending_max
 """
     )
 )
-# Jobs that were given a later due time stay marked as asleep until somebody looks, also once that has come.
+# Jobs with a later due time stay marked as asleep until maintenance, even after that time.
 _COUNTS = Statement(
     lambda _: (
         f"""
 WITH clock AS MATERIALIZED (SELECT headrace_now() AS now_ms)
 SELECT
-    (SELECT count(*) FROM headrace_job AS job WHERE job.queue = :name AND job.state = 'pending' AND NOT job.asleep),
+    (SELECT count(*) FROM headrace_job AS job
+        WHERE job.queue = :name AND job.state = 'pending' AND NOT job.asleep),
     (SELECT count(*) FROM headrace_job AS job
         WHERE job.queue = :name AND job.state = 'pending' AND job.asleep AND job.due_at_ms <= {NOW_MS}),
     (SELECT count(*) FROM headrace_job AS job
@@ -53,16 +55,18 @@ FROM clock
 """
     )
 )
-# By the index of regions; of those that slept, by theirs.
+# By the index of regions; sleeping jobs by theirs.
 _BY_REGION = Statement(
     lambda _: (
         f"""
 SELECT job.region, count(*) FROM headrace_job AS job
-WHERE job.queue = :name AND job.state = 'pending' AND NOT job.asleep AND length(job.region) >= 0 AND job.region > ''
+WHERE job.queue = :name AND job.state = 'pending' AND NOT job.asleep
+    AND length(job.region) >= 0 AND job.region > ''
 GROUP BY job.region
 UNION ALL
 SELECT job.region, count(*) FROM headrace_job AS job
-WHERE job.queue = :name AND job.state = 'pending' AND job.asleep AND job.due_at_ms <= {NOW_MS} AND job.region || '' <> ''
+WHERE job.queue = :name AND job.state = 'pending' AND job.asleep
+    AND job.due_at_ms <= {NOW_MS} AND job.region || '' <> ''
 GROUP BY job.region
 """
     )
@@ -79,23 +83,23 @@ SELECT count(*) FROM (
 
 
 def make_queues(transaction: Transaction, names: Collection[str]) -> int:
-    """Let queues come into being that are not known; how many those were."""
+    """Create unknown queues. Return their number."""
     return len(transaction.run(_MAKE, [{"queue_name": name} for name in sorted(names)]))
 
 
 def read_queues(transaction: Transaction) -> list[QueueSettings]:
-    """See `JobLedger.queues`."""
+    """Implement `JobLedger.queues`."""
     return [_settings_of(row) for row in transaction.run(_ALL)]
 
 
 def read_queue(transaction: Transaction, name: str) -> QueueSettings:
-    """See `JobLedger.queue`."""
+    """Implement `JobLedger.queue`."""
     found = transaction.run(_ONE, name=name)
     return _settings_of(found[0]) if found else QueueSettings(name)
 
 
 def set_queue(transaction: Transaction, settings: QueueSettings) -> None:
-    """See `JobLedger.set_queue`."""
+    """Implement `JobLedger.set_queue`."""
     transaction.run(
         _SET,
         name=settings.name,
@@ -103,11 +107,11 @@ def set_queue(transaction: Transaction, settings: QueueSettings) -> None:
         draining=settings.draining,
         pending_max=settings.pending_max,
     )
-    transaction.news.queues.add(settings.name)
+    transaction.notice.queues.add(settings.name)
 
 
 def count(transaction: Transaction, name: str) -> QueueCounts:
-    """See `JobLedger.counts`."""
+    """Implement `JobLedger.counts`."""
     awake, woken, later, running, *dues, now_ms = transaction.run(_COUNTS, name=name)[0]
     waits = [now_ms - due_at_ms for due_at_ms in dues if due_at_ms is not None and due_at_ms <= now_ms]
     due = awake + woken
@@ -117,8 +121,8 @@ def count(transaction: Transaction, name: str) -> QueueCounts:
     return QueueCounts(due, later, running, max(waits, default=0 if due else None), dict(by_region))
 
 
-def pending_of(transaction: Transaction, tenant: str, at_most: int) -> int:
-    """See `JobLedger.pending_of`."""
+def count_pending(transaction: Transaction, tenant: str, at_most: int) -> int:
+    """Implement `JobLedger.count_pending`."""
     return transaction.run(_PENDING_OF, tenant=tenant, at_most=max(at_most, 0))[0][0]
 
 

@@ -1,4 +1,7 @@
-"""Jobs as rows and back. What has no column of its own is JSON in a text column, so that old rows stay readable."""
+"""Jobs as database rows.
+
+Fields without a column are JSON in a text column, so that old rows stay readable.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -8,7 +11,7 @@ import orjson
 
 from headrace.core.errors import DataError
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, NewJob, Progress, ResultRef
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledgers.dialect import NOW_MS
 from headrace.jobs.state import JobState
 
@@ -51,16 +54,16 @@ JOB_COLUMNS: Final = (
     "failure",
 )
 JOB: Final = ", ".join(f"job.{name}" for name in JOB_COLUMNS)
-"""What a SELECT from ``headrace_job AS job`` lists, for `job_of`."""
+"""The columns of a SELECT from ``headrace_job AS job``, for `job_of`."""
 RETURNED: Final = ", ".join(f"headrace_job.{name}" for name in JOB_COLUMNS)
-"""The same for what changes ``headrace_job``."""
+"""The same for statements that change ``headrace_job``."""
 NOT_OVER: Final = (
     f"(job.deadline_at_ms IS NULL OR job.deadline_at_ms > {NOW_MS}) "
     f"AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL OR job.expires_at_ms > {NOW_MS})"
 )
-"""That a pending job's deadline has not passed, nor its time to live before any worker began it."""
+"""The condition that a pending job's deadline and time to live have not passed."""
 
-_AT: Final = {name: place for place, name in enumerate(JOB_COLUMNS)}
+_AT: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC_AT: Final = tuple((name, _AT[name]) for name in SPEC_COLUMNS)
 _IN_SPEC: Final = frozenset(f.name for f in fields(NewJob)) - {"id", "idempotency_key", *SPEC_COLUMNS}
 _DEFAULTS: Final = asdict(NewJob(options={}, tags={}))
@@ -68,14 +71,14 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 def clean(text: str) -> str:
-    """The text as every database takes it: no NUL, no lone surrogates."""
+    """Return the text without NUL and lone surrogates, as every database accepts it."""
     if text.isprintable():
         return text
     return text.replace("\0", _REPLACEMENT).encode("utf-8", "replace").decode()
 
 
 def dump(value: Any) -> str | None:
-    """JSON, None for None. DataError for what JSON cannot say."""
+    """Return a value as JSON, None for None. Raise DataError for values that are not JSON."""
     if value is None:
         return None
     try:
@@ -84,49 +87,47 @@ def dump(value: Any) -> str | None:
         try:
             return orjson.dumps(_cleaned(value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
         except TypeError as error:
-            raise DataError(
-                f"a job's options, cursors and whom to notify are JSON, and this is not: {error}"
-            ) from error
+            raise DataError(f"options, notify and cursors of a job must be JSON: {error}") from error
 
 
 def dump_mapping(value: Mapping[str, Any] | None) -> str | None:
-    """JSON of an object that may be a proxy."""
+    """Return a mapping, possibly a proxy, as JSON."""
     return None if value is None else dump(dict(value))
 
 
-def dump_progress(progress: Progress | None) -> str | None:
-    """JSON of a progress."""
+def dump_progress(progress: JobProgress | None) -> str | None:
+    """Return a progress as JSON."""
     return dump(progress)
 
 
 def dump_failure(failure: JobFailure | None) -> str | None:
-    """JSON of a failure."""
+    """Return a failure as JSON."""
     return dump(failure)
 
 
 def dump_result(result: ResultRef | None) -> str | None:
-    """JSON of a result, without where it was published, which has its column."""
+    """Return a result as JSON, without its published URI, which has a column."""
     if result is None:
         return None
     return dump({"uri": result.uri, "size_bytes": result.size_bytes, "content_type": result.content_type})
 
 
 def dump_spec(new: NewJob) -> str:
-    """JSON of what has no column, as far as it is not the default."""
-    told: dict[str, Any] = {}
+    """Return the fields without columns as JSON, except defaults."""
+    values: dict[str, Any] = {}
     for name in _IN_SPEC:
         value = getattr(new, name)
         if isinstance(value, Mapping):
             value = dict(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         elif name == "notify":
-            value = tuple(dict(whom) for whom in new.notify)
+            value = tuple(dict(target) for target in new.notify)
         if value != _DEFAULTS[name]:
-            told[name] = value
-    return dump(told) or "{}"
+            values[name] = value
+    return dump(values) or "{}"
 
 
 def job_of(row: Sequence[Any]) -> Job:
-    """A job, of a row of JOB_COLUMNS."""
+    """Return the job of a row of JOB_COLUMNS."""
     result = row[_AT["result"]]
     progress = row[_AT["progress"]]
     cursor = row[_AT["cursor"]]
@@ -148,7 +149,7 @@ def job_of(row: Sequence[Any]) -> Job:
         deadline_at_ms=row[_AT["deadline_at_ms"]],
         lease_until_ms=row[_AT["lease_until_ms"]],
         cancel_requested=bool(row[_AT["cancel_requested"]]),
-        progress=None if progress is None else Progress(**_known(Progress, progress)),
+        progress=None if progress is None else JobProgress(**_known(JobProgress, progress)),
         cursor=None if cursor is None else orjson.loads(cursor),
         result=None if result is None else _result_of(result, row[_AT["published_uri"]]),
         failure=None if failure is None else _failure_of(failure),
@@ -156,35 +157,35 @@ def job_of(row: Sequence[Any]) -> Job:
 
 
 def entry_of(row: Sequence[Any]) -> HistoryEntry:
-    """A line of a history, of at_ms, event, attempt, lease, worker, cause, message, by."""
+    """Return the history entry of a row: at_ms, event, attempt, lease, worker, cause, message, by."""
     at_ms, name, attempt, lease, worker, cause, message, by = row
     return HistoryEntry(at_ms, HistoryEvent(name), attempt, lease, worker, cause, message, by)
 
 
 def _spec_of(row: Sequence[Any]) -> NewJob:
-    told: dict[str, Any] = {name: row[place] for name, place in _SPEC_AT}
+    values: dict[str, Any] = {name: row[index] for name, index in _SPEC_AT}
     for name, value in orjson.loads(row[_AT["spec"]]).items():
         if name == "notify":
-            told[name] = tuple(value)
+            values[name] = tuple(value)
         elif name in _IN_SPEC:
-            told[name] = value
-    return NewJob(id=row[0], idempotency_key=row[_AT["idempotency_key"]] or "", **told)
+            values[name] = value
+    return NewJob(id=row[0], idempotency_key=row[_AT["idempotency_key"]] or "", **values)
 
 
 def _known(kind: type, text: str) -> dict[str, Any]:
-    """The fields of a value; what a newer program wrote beside them is passed over."""
+    """Return the known fields of a JSON value; fields of newer programs are dropped."""
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in orjson.loads(text).items() if name in names}
 
 
 def _result_of(text: str, published_uri: str) -> ResultRef:
-    told: dict[str, Any] = _known(ResultRef, text) | {"published_uri": published_uri}
-    return ResultRef(**told)
+    values: dict[str, Any] = _known(ResultRef, text) | {"published_uri": published_uri}
+    return ResultRef(**values)
 
 
 def _failure_of(text: str) -> JobFailure:
-    told = _known(JobFailure, text)
-    return JobFailure(**told | {"cause": Cause(told["cause"])})
+    values = _known(JobFailure, text)
+    return JobFailure(**values | {"cause": Cause(values["cause"])})
 
 
 def _cleaned(value: Any) -> Any:
@@ -195,6 +196,6 @@ def _cleaned(value: Any) -> Any:
         return {clean(str(name)): _cleaned(held) for name, held in pairs}
     if isinstance(value, list | tuple):
         return [_cleaned(held) for held in value]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, Progress | JobFailure):
+    if isinstance(value, JobProgress | JobFailure):
         return _cleaned(asdict(value))
     return value

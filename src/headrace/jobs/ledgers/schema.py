@@ -1,10 +1,14 @@
-"""The tables and indices of a job ledger as its migrations leave them, for statements that are put together on demand.
+"""The tables of a job ledger after its migrations, for statements that are composed on demand.
 
-``headrace_job``           a job: its queue entry, its status and its result
-``headrace_history``       what went wrong with it and what was done to it, a row each
-``headrace_tag``           its tags, to find it by
-``headrace_queue``         settings of queues; a row of every queue that there ever was a job for
-``headrace_schema``        which migrations have been applied
+``headrace_job``           a job: its queue entry, its state and its result
+
+``headrace_history``       its failures, retries and manual changes, one row each
+
+``headrace_tag``           its tags
+
+``headrace_queue``         the settings of every queue that ever had a job
+
+``headrace_schema``        the applied migrations
 """
 
 from typing import Final

@@ -1,4 +1,7 @@
-"""The job ledger in SQL: each verb is one transaction of a module by its subject. What is one database's own, its subclass does."""
+"""The job ledger in SQL: each operation is one transaction.
+
+Subclasses add the parts of one database.
+"""
 
 import threading
 import time
@@ -7,57 +10,64 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from typing_extensions import override
+
 from headrace.jobs.job import HistoryEntry, Job, NewJob, Settlement, new_job_id
 from headrace.jobs.ledger import (
-    Beat,
-    BeatReply,
     ClaimRequest,
+    Heartbeat,
+    HeartbeatReply,
     JobFilter,
+    JobLedger,
+    MaintenanceCounts,
     Page,
     QueueCounts,
     QueueSettings,
-    Submitted,
-    Turn,
-    Upkeep,
+    SettleAndClaimReply,
+    SubmitReply,
     Wakeup,
 )
-from headrace.jobs.ledgers import deciding, looking, queues
-from headrace.jobs.ledgers.beat import beat, published
+from headrace.jobs.ledgers import job_actions, listing, queues
 from headrace.jobs.ledgers.database import Database, Statement
-from headrace.jobs.ledgers.outbox import SqlOutbox
-from headrace.jobs.ledgers.reading import (
-    read_cancels_of,
+from headrace.jobs.ledgers.heartbeat import heartbeat, mark_published
+from headrace.jobs.ledgers.lookup import (
+    read_by_key,
+    read_cancel_requests,
     read_job,
     read_jobs,
-    read_keyed,
-    read_running_of,
+    read_running,
     read_unpublished,
 )
+from headrace.jobs.ledgers.maintain import maintain
+from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.ledgers.rows import clean
+from headrace.jobs.ledgers.settle_and_claim import settle_and_claim
 from headrace.jobs.ledgers.submit import submit
-from headrace.jobs.ledgers.turn import turn
-from headrace.jobs.ledgers.upkeep import maintain
 
 _NOW = Statement(lambda _: "SELECT headrace_now()")
 _TEXTS: Final = ("queue", "model", "tenant", "body_digest", "correlation_id", "idempotency_key", "region")
-"""Fields of NewJob that are columns of text as they are given."""
+"""Fields of NewJob that are stored unchanged in text columns."""
 
 
 def wall_ms() -> int:
-    """This machine's time of day, in milliseconds since the epoch."""
+    """Return this host's time, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
-class SqlJobLedger(ABC):
-    """A `JobLedger` over a `Database`; see there for what each verb promises."""
+class SqlJobLedger(JobLedger, ABC):
+    """A job ledger over a `Database`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._life = threading.Lock()
         self._started = False
 
+    @override
     def start(self) -> None:
-        """See `JobLedger`. ConfigError where the schema is too new, JobLedgerUnavailableError without a database."""
+        """Start.
+
+        Raise ConfigError for a schema that is too new, and JobLedgerUnavailableError for an outage.
+        """
         with self._life:
             if self._started:
                 return
@@ -68,167 +78,172 @@ class SqlJobLedger(ABC):
                 raise
             self._started = True
 
+    @override
     def stop(self, *, drain: bool = True) -> None:
-        """See `JobLedger`; verbs raise JobLedgerUnavailableError from then on."""
-        del drain  # every verb has been finished when it returned
+        """Stop. Operations raise JobLedgerUnavailableError from then on."""
+        del drain  # every operation has finished when it returns
         with self._life:
             self._started = False
             self._end()
 
     @abstractmethod
     def _begin(self) -> None:
-        """Connect, and bring the schema up to date."""
+        """Connect, and migrate the schema."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Let go of all connections and threads; also of those of a `_begin` that failed half way."""
+        """Close all connections and threads, also after a `_begin` that failed."""
 
     @abstractmethod
-    def wakeup(self, queues: Sequence[str]) -> Wakeup:
-        """See `JobLedger.wakeup`."""
+    @override
+    def wakeup(self, queues: Sequence[str]) -> Wakeup: ...
 
     @abstractmethod
-    def watch(self) -> Wakeup:
-        """See `JobLedger.watch`."""
+    @override
+    def watch(self) -> Wakeup: ...
 
-    # Submitting
+    # Submission
 
-    def submit(self, jobs: Sequence[NewJob]) -> list[Submitted | Exception]:
-        """See `JobLedger.submit`."""
+    @override
+    def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
         if not jobs:
             return []
         at_ms = self._id_time_ms()
-        made: set[str] = set()
+        new_ids: set[str] = set()
         named: list[NewJob] = []
         for new in jobs:
             job_id = new.id or new_job_id(at_ms)
             if not new.id:
-                made.add(job_id)
+                new_ids.add(job_id)
             named.append(_taken(new, job_id))
-        return self._database.write(lambda transaction: submit(transaction, named, made))
+        return self._database.write(lambda transaction: submit(transaction, named, new_ids))
 
     def _id_time_ms(self) -> int:
-        """The time that new ids begin with: they only sort by it, and nothing is decided by it."""
+        """Return the time that new ids begin with. Ids sort by it; nothing else depends on it."""
         return wall_ms()
 
-    # Working
+    # Workers
 
-    def turn(self, settlements: Sequence[Settlement], claim: ClaimRequest | None = None) -> Turn:
-        """See `JobLedger.turn`."""
+    @override
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], claim: ClaimRequest | None = None
+    ) -> SettleAndClaimReply:
         if not settlements and claim is None:
-            return Turn((), ())
+            return SettleAndClaimReply((), ())
         return self._database.write(
-            lambda transaction: turn(transaction, settlements, claim), repeatable=False
+            lambda transaction: settle_and_claim(transaction, settlements, claim), repeatable=False
         )
 
-    def beat(self, worker: str, beats: Sequence[Beat], lease_ms: int) -> BeatReply:
-        """See `JobLedger.beat`."""
-        del worker  # a lease's number says whose it is
-        return self._database.write(lambda transaction: beat(transaction, beats, lease_ms))
+    @override
+    def heartbeat(self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int) -> HeartbeatReply:
+        del worker  # a lease number identifies its worker
+        return self._database.write(lambda transaction: heartbeat(transaction, heartbeats, lease_ms))
 
-    def published(self, job_id: str, lease: int, uri: str) -> bool:
-        """See `JobLedger.published`."""
-        return self._database.write(lambda transaction: published(transaction, job_id, lease, uri))
+    @override
+    def mark_published(self, job_id: str, lease: int, uri: str) -> bool:
+        return self._database.write(lambda transaction: mark_published(transaction, job_id, lease, uri))
 
+    @override
     def cancel_requests(self, worker: str) -> frozenset[str]:
-        """See `JobLedger.cancel_requests`."""
-        return self._database.read(lambda transaction: read_cancels_of(transaction, worker))
+        return self._database.read(lambda transaction: read_cancel_requests(transaction, worker))
 
-    def running_of(self, worker: str) -> list[Job]:
-        """See `JobLedger.running_of`."""
-        return self._database.read(lambda transaction: read_running_of(transaction, worker))
+    @override
+    def list_running(self, worker: str) -> list[Job]:
+        return self._database.read(lambda transaction: read_running(transaction, worker))
 
-    def unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
-        """See `JobLedger.unpublished`."""
+    @override
+    def list_unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
         return self._database.read(lambda transaction: read_unpublished(transaction, ended_before_ms, limit))
 
-    def maintain(self, limit: int) -> Upkeep:
-        """See `JobLedger.maintain`."""
+    @override
+    def maintain(self, limit: int) -> MaintenanceCounts:
         return self._database.write(lambda transaction: maintain(transaction, limit))
 
-    # Looking, and deciding by hand
+    # Queries and manual changes
 
+    @override
     def get(self, job_id: str, *, tenant: str | None = None) -> Job:
-        """See `JobLedger.get`."""
         return self._database.read(lambda transaction: read_job(transaction, job_id, tenant))
 
+    @override
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """See `JobLedger.get_many`."""
         return self._database.read(lambda transaction: read_jobs(transaction, job_ids))
 
-    def keyed(self, tenant: str, idempotency_key: str) -> Job | None:
-        """See `JobLedger.keyed`."""
+    @override
+    def get_by_key(self, tenant: str, idempotency_key: str) -> Job | None:
         if not idempotency_key:
             return None
-        return self._database.read(lambda transaction: read_keyed(transaction, tenant, idempotency_key))
+        return self._database.read(lambda transaction: read_by_key(transaction, tenant, idempotency_key))
 
+    @override
     def history(self, job_id: str) -> list[HistoryEntry]:
-        """See `JobLedger.history`; of a very long one, the last 1000 lines."""
-        return self._database.read(lambda transaction: looking.history(transaction, job_id))
+        """Return the last 1000 entries of the history, oldest first."""
+        return self._database.read(lambda transaction: listing.history(transaction, job_id))
 
-    def find(self, wanted: JobFilter, *, after: str = "", limit: int = 100) -> Page:
-        """See `JobLedger.find`. DataError where `after` is no place in a list."""
-        return self._database.read(lambda transaction: looking.find(transaction, wanted, after, limit))
+    @override
+    def find(self, job_filter: JobFilter, *, after: str = "", limit: int = 100) -> Page:
+        """Return a page of jobs. Raise DataError for an invalid `after`."""
+        return self._database.read(lambda transaction: listing.find(transaction, job_filter, after, limit))
 
+    @override
     def cancel(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
-        """See `JobLedger.cancel`."""
-        return self._database.write(lambda transaction: deciding.cancel(transaction, job_id, tenant, by))
+        return self._database.write(lambda transaction: job_actions.cancel(transaction, job_id, tenant, by))
 
+    @override
     def requeue(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
-        """See `JobLedger.requeue`."""
         return self._database.write(
-            lambda transaction: deciding.requeue(transaction, job_id, tenant, by), repeatable=False
+            lambda transaction: job_actions.requeue(transaction, job_id, tenant, by), repeatable=False
         )
 
+    @override
     def delete(self, job_id: str, *, tenant: str | None = None) -> Job:
-        """See `JobLedger.delete`."""
         return self._database.write(
-            lambda transaction: deciding.delete(transaction, job_id, tenant), repeatable=False
+            lambda transaction: job_actions.delete(transaction, job_id, tenant), repeatable=False
         )
 
+    @override
     def queues(self) -> list[QueueSettings]:
-        """See `JobLedger.queues`."""
         return self._database.read(queues.read_queues)
 
+    @override
     def queue(self, name: str) -> QueueSettings:
-        """See `JobLedger.queue`."""
         return self._database.read(lambda transaction: queues.read_queue(transaction, name))
 
+    @override
     def set_queue(self, settings: QueueSettings) -> None:
-        """See `JobLedger.set_queue`."""
         self._database.write(lambda transaction: queues.set_queue(transaction, settings))
 
+    @override
     def counts(self, queue: str) -> QueueCounts:
-        """See `JobLedger.counts`."""
         return self._database.read(lambda transaction: queues.count(transaction, queue))
 
-    def pending_of(self, tenant: str, *, at_most: int) -> int:
-        """See `JobLedger.pending_of`."""
-        return self._database.read(lambda transaction: queues.pending_of(transaction, tenant, at_most))
+    @override
+    def count_pending(self, tenant: str, *, limit: int) -> int:
+        return self._database.read(lambda transaction: queues.count_pending(transaction, tenant, limit))
 
     # Retention
 
+    @override
     def ended_before(self, at_ms: int, *, limit: int) -> list[Job]:
-        """See `JobLedger.ended_before`."""
-        return self._database.read(lambda transaction: deciding.ended_before(transaction, at_ms, limit))
+        return self._database.read(lambda transaction: job_actions.ended_before(transaction, at_ms, limit))
 
+    @override
     def forget(self, job_ids: Sequence[str]) -> int:
-        """See `JobLedger.forget`."""
-        return self._database.write(lambda transaction: deciding.forget(transaction, job_ids))
+        return self._database.write(lambda transaction: job_actions.forget(transaction, job_ids))
 
     @property
     def outbox(self) -> SqlOutbox:
-        """What is to be told of jobs, in the same database."""
+        """The outbox in the same database."""
         return SqlOutbox(self._database)
 
     # Waiting
 
+    @override
     def now_ms(self) -> int:
-        """See `JobLedger.now_ms`."""
         return self._database.read(lambda transaction: transaction.run(_NOW)[0][0])
 
+    @override
     def statistics(self) -> Mapping[str, Any]:
-        """See `JobLedger.statistics`."""
         pools = self._database.pools
         return {
             "pool_size": sum(pool.size() for pool in pools),
@@ -238,7 +253,7 @@ class SqlJobLedger(ABC):
 
 
 def _taken(new: NewJob, job_id: str) -> NewJob:
-    """The job as every database takes it."""
+    """Return the job with texts that every database accepts."""
     values: dict[str, str] = {}
     for name in _TEXTS:
         text: str = getattr(new, name)
@@ -248,5 +263,6 @@ def _taken(new: NewJob, job_id: str) -> NewJob:
     cleaned_id = clean(job_id)
     if cleaned_id != new.id:
         values["id"] = cleaned_id
-    # Copying a value of so many fields costs more than looking at these: most jobs come with an id, and nothing to change.
+    # Copying a value with many fields costs more than these comparisons. Most jobs have an id and
+    # need no change.
     return replace(new, **values) if values else new  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""The job ledger in an SQLite file: durable, without a server, for all processes of one machine."""
+"""The job ledger in an SQLite file: durable, without a server, for all processes of one host."""
 
 import random
 import sqlite3
@@ -8,83 +8,87 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from typing_extensions import override
+
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
 from headrace.jobs.ledger import Wakeup
-from headrace.jobs.ledgers.database import Database, Engines, Told, event, exc, pool, sa
+from headrace.jobs.ledgers.database import Database, Engines, JobEventWriter, event, exc, pool, sa
 from headrace.jobs.ledgers.dialect import SQLITE
 from headrace.jobs.ledgers.migrations import migrate
 from headrace.jobs.ledgers.outbox import NotificationRows
+from headrace.jobs.ledgers.queue_notifier import QueueNotifier, QueueWaiter
 from headrace.jobs.ledgers.sql import SqlJobLedger, wall_ms
-from headrace.jobs.ledgers.wakeups import Bell, Bells
 
 BUSY_S: Final = 15.0
-"""The longest that one waits until other processes have written."""
+"""The longest wait in seconds for the writers of other processes."""
 BUSY_STEP_S: Final = (0.0005, 0.003)
 READERS: Final = 4
 READER_WAIT_S: Final = 15.0
-LOOK_S: Final = 0.01
-"""How often whoever waits looks whether another process has written."""
+POLL_S: Final = 0.01
+"""Seconds between reads of the file's change counter by a waiter."""
 _VERSION_MIN: Final = (3, 35)
-"""The first that has RETURNING, and common table expressions that are computed once."""
+"""The first version with RETURNING and materialized common table expressions."""
 
 _T = TypeVar("_T")
 
 
 class SqliteJobLedger(SqlJobLedger):
-    """A `JobLedger` in the file at `path`, which is made where there is none; its folder must exist.
+    """A job ledger in the file at `path`, created if missing; its folder must exist.
 
-    One transaction writes at a time, the others wait for up to `BUSY_S`; whoever reads never waits for them.
+    One transaction writes at a time; others wait up to `BUSY_S`. Readers never wait.
 
     Args:
-        path: The file. It must be on a disk of this machine, not on one shared over the network.
-        wall_ms: The time, in milliseconds since the epoch; that of the machine, on which all processes of one file run.
-        outbox: What is written with ends of jobs.
+        path: The file, on a local disk, not on a network share.
+        wall_ms: Returns the host's time in milliseconds since the epoch, for all processes of the
+            file.
+        outbox: The writer of notifications.
     """
 
     def __init__(
-        self, path: str | Path, *, wall_ms: Callable[[], int] = wall_ms, outbox: Told | None = None
+        self, path: str | Path, *, wall_ms: Callable[[], int] = wall_ms, outbox: JobEventWriter | None = None
     ) -> None:
         self.path = Path(path)
         self._wall_ms = wall_ms
-        self._bells = Bells()
+        self._notifier = QueueNotifier()
         database = Database(
             SQLITE,
             self._engines,
             where=f"in {self.path}",
-            told=self._bells.tell,
+            on_commit=self._notifier.notify,
             outbox=outbox or NotificationRows(),
         )
         super().__init__(database)
 
+    @override
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
-        """See `JobLedger.wakeup`."""
-        return SqliteWakeup(self.path, self._bells, queues)
+        return SqliteWakeup(self.path, self._notifier, queues)
 
+    @override
     def watch(self) -> Wakeup:
-        """See `JobLedger.watch`."""
-        return SqliteWakeup(self.path, self._bells, None)
+        return SqliteWakeup(self.path, self._notifier, None)
 
+    @override
     def _id_time_ms(self) -> int:
         return self._wall_ms()
 
+    @override
     def _begin(self) -> None:
         if sqlite3.sqlite_version_info < _VERSION_MIN:
             raise ConfigError(
-                f"a job ledger in SQLite needs its version 3.35, and this is {sqlite3.sqlite_version}"
+                f"a job ledger in SQLite needs SQLite 3.35, not {sqlite3.sqlite_version}: install a newer one"
             )
         if not self.path.parent.is_dir():
-            raise ConfigError(
-                f"{self.path.parent} is no folder: make it, so that the job ledger can be kept there"
-            )
+            raise ConfigError(f"{self.path.parent} is no folder: create it for the job ledger")
         engine = self._database.open()
         try:
             migrate(lambda work: self._guarded(engine, work), where=self._database.where)
         except exc.DBAPIError as error:
             raise JobLedgerUnavailableError(
-                f"the job ledger {self._database.where} cannot be opened ({error.orig}): is it an SQLite file, and may "
-                "it be written?"
+                f"the job ledger {self._database.where} cannot be opened ({error.orig}): "
+                "is it a writable SQLite file?"
             ) from error
 
+    @override
     def _end(self) -> None:
         self._database.close()
 
@@ -94,7 +98,8 @@ class SqliteJobLedger(SqlJobLedger):
             return work(connection)
 
     def _engines(self) -> Engines:
-        # One connection writes: within a process, turns are taken at the pool, without asking the file again and again.
+        # One connection writes: threads of a process queue at the pool instead of retrying on the
+        # file.
         writing = self._engine(pool.QueuePool, pool_size=1, max_overflow=0, pool_timeout=BUSY_S)
         reading = self._engine(pool.QueuePool, pool_size=READERS, max_overflow=0, pool_timeout=READER_WAIT_S)
         event.listen(writing, "connect", _never_wait)
@@ -119,7 +124,10 @@ def _never_wait(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _begin_writing(connection: sa.Connection) -> None:
-    """Wait for the file in short, uneven steps: SQLite's own grow to 100 ms, in which others take it many times."""
+    """Wait for the file in short, irregular steps.
+
+    SQLite's own steps grow to 100 ms, and others go first.
+    """
     until_s = time.monotonic() + BUSY_S
     while True:
         try:
@@ -138,7 +146,10 @@ def _begin_reading(connection: sa.Connection) -> None:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Write ahead, durably. To change the journal's mode nobody may be writing, and SQLite does not wait for that."""
+    """Enable durable write-ahead logging.
+
+    SQLite does not wait for the writers that block this change.
+    """
     until_s = time.monotonic() + BUSY_S
     while True:
         try:
@@ -147,49 +158,52 @@ def _prepare(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until_s:
                 connection.close()
                 raise
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         else:
             break
     connection.execute("PRAGMA synchronous = FULL")
 
 
-class SqliteWakeup:
-    """A `Wakeup`: rung within the process, and a look at the file's change counter every `LOOK_S` for other processes."""
+class SqliteWakeup(Wakeup):
+    """A waiter on commits: of this process directly, of others by the file's change counter.
 
-    def __init__(self, path: Path, bells: Bells, queues: Sequence[str] | None) -> None:
+    The counter is read every `POLL_S`.
+    """
+
+    def __init__(self, path: Path, notifier: QueueNotifier, queues: Sequence[str] | None) -> None:
         self._path = path
-        self._bells = bells
-        self._bell: Bell = bells.hang(queues)
+        self._notifier = notifier
+        self._waiter: QueueWaiter = notifier.add_waiter(queues)
         self._lock = threading.Lock()
         self._closed = False
         self._connection: sqlite3.Connection | None = None
         self._seen = self._version()
 
+    @override
     def wait(self, timeout_s: float) -> bool:
-        """See `Wakeup.wait`."""
         until_s = time.monotonic() + timeout_s
         while True:
             left_s = until_s - time.monotonic()
-            if self._bell.wait(max(0.0, min(LOOK_S, left_s))):
+            if self._waiter.wait(max(0.0, min(POLL_S, left_s))):
                 return True
             if self._changed():
                 return True
             if left_s <= 0:
                 return False
 
+    @override
     def wake(self) -> None:
-        """See `Wakeup.wake`."""
-        self._bell.ring()
+        self._waiter.wake()
 
+    @override
     def close(self) -> None:
-        """See `Wakeup.close`."""
-        self._bells.take_down(self._bell)
+        self._notifier.remove_waiter(self._waiter)
         with self._lock:
             self._closed = True
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
-        self._bell.ring()
+        self._waiter.wake()
 
     def _changed(self) -> bool:
         version = self._version()
@@ -199,14 +213,14 @@ class SqliteWakeup:
         return True
 
     def _version(self) -> int | None:
-        """A number that changes with every commit by others; None where the file cannot be asked just now."""
+        """Return a number that changes with every commit by others; None if it is unreadable."""
         with self._lock:
             if self._closed:
                 return None
             try:
                 if self._connection is None:
                     uri = f"{self._path.absolute().as_uri()}?mode=ro"
-                    self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=LOOK_S)
+                    self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=POLL_S)
                 return self._connection.execute("PRAGMA data_version").fetchone()[0]
             except sqlite3.Error:
                 return None

@@ -1,15 +1,15 @@
-"""Queueing jobs, idempotently, in bulk, as far as their queues take them."""
+"""Idempotent bulk submission, as far as the queues accept jobs."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
 from headrace.core.errors import IdempotencyError, JobLedgerUnavailableError, QueueClosedError, QueueFullError
 from headrace.jobs.job import Job, NewJob
-from headrace.jobs.ledger import QueueSettings, Submitted
+from headrace.jobs.ledger import QueueSettings, SubmitReply
 from headrace.jobs.ledgers.database import Statement, Transaction
 from headrace.jobs.ledgers.dialect import CLOCK
+from headrace.jobs.ledgers.lookup import read_jobs
 from headrace.jobs.ledgers.queues import make_queues, read_queues
-from headrace.jobs.ledgers.reading import read_jobs
 from headrace.jobs.ledgers.rows import JOB, RETURNED, clean, dump_spec, job_of
 from headrace.jobs.ledgers.transitions import after_ms
 from headrace.jobs.state import JobState
@@ -37,24 +37,26 @@ _NEW: Final = {
     "deadline_in_ms": "bigint",
 }
 
-# Bounded queues are counted, once a statement; those without a bound cost nothing. On PostgreSQL two submissions at the
-# same moment do not see each other's jobs, so that the bound may be passed by what is being submitted at that moment.
+# Limited queues are counted once per statement; unlimited ones cost nothing. On PostgreSQL two
+# concurrent submissions do not see each other's jobs, so that together they may exceed the limit.
 _INSERT = Statement(
     lambda dialect: (
         f"""
 WITH {CLOCK}, {dialect.records(_NEW)}, open_queue AS MATERIALIZED (
     SELECT name, CASE WHEN pending_max IS NOT NULL THEN pending_max
-        - (SELECT count(*) FROM headrace_job AS job WHERE job.queue = name AND job.state = 'pending' AND NOT job.asleep)
-        - (SELECT count(*) FROM headrace_job AS job WHERE job.queue = name AND job.state = 'pending' AND job.asleep)
+        - (SELECT count(*) FROM headrace_job AS job
+            WHERE job.queue = name AND job.state = 'pending' AND NOT job.asleep)
+        - (SELECT count(*) FROM headrace_job AS job
+            WHERE job.queue = name AND job.state = 'pending' AND job.asleep)
     END AS room
     FROM headrace_queue WHERE name IN (SELECT new_queue FROM given) AND NOT draining
 )
 INSERT INTO headrace_job (
-    id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, idempotency_key, spec,
-    region, created_at_ms, due_at_ms, asleep, expires_at_ms, deadline_at_ms
+    id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id,
+    idempotency_key, spec, region, created_at_ms, due_at_ms, asleep, expires_at_ms, deadline_at_ms
 )
-SELECT new_id, '{JobState.PENDING.value}', new_queue, new_model, new_kind, new_tenant, new_priority, new_attempts_max,
-    new_body_digest, new_correlation_id, new_key, new_spec,
+SELECT new_id, '{JobState.PENDING.value}', new_queue, new_model, new_kind, new_tenant, new_priority,
+    new_attempts_max, new_body_digest, new_correlation_id, new_key, new_spec,
     new_region, now_ms, now_ms + delay_ms, delay_ms > 0, now_ms + expires_in_ms, now_ms + deadline_in_ms
 FROM given JOIN open_queue ON open_queue.name = new_queue CROSS JOIN clock
 WHERE open_queue.room IS NULL OR place <= open_queue.room
@@ -87,105 +89,107 @@ WHERE job.idempotency_key IS NOT NULL
 )
 
 
-def submit(transaction: Transaction, jobs: Sequence[NewJob], made: set[str]) -> list[Submitted | Exception]:
-    """See `JobLedger.submit`. All have their ids; `made` are those that this call gave them."""
-    answers: dict[int, Submitted | Exception] = {}
+def submit(
+    transaction: Transaction, jobs: Sequence[NewJob], new_ids: set[str]
+) -> list[SubmitReply | Exception]:
+    """Implement `JobLedger.submit`. All jobs have ids; `new_ids` are the ids that this call assigned."""
+    replies: dict[int, SubmitReply | Exception] = {}
     for _ in range(_ROUNDS_MAX):
-        waiting = [place for place in range(len(jobs)) if place not in answers]
-        if not waiting:
-            return [answers[place] for place in range(len(jobs))]
-        _round(transaction, jobs, waiting, made, answers)
+        remaining = [index for index in range(len(jobs)) if index not in replies]
+        if not remaining:
+            return [replies[index] for index in range(len(jobs))]
+        _round(transaction, jobs, remaining, new_ids, replies)
     raise JobLedgerUnavailableError(
-        "jobs of these ids or keys come and go as fast as they are submitted, nothing was queued: try again"
+        "jobs with these ids or keys changed during the submission, nothing was queued: try again"
     )
 
 
 def _round(
     transaction: Transaction,
     jobs: Sequence[NewJob],
-    waiting: Sequence[int],
-    made: set[str],
-    answers: dict[int, Submitted | Exception],
+    remaining: Sequence[int],
+    new_ids: set[str],
+    replies: dict[int, SubmitReply | Exception],
 ) -> None:
-    """Answer as many as one pass can: of those that stand for the same job the first goes ahead."""
+    """Answer as many submissions as one pass can; of several for one job the first goes ahead."""
     first: dict[tuple[str, str, str], int] = {}
-    for place in waiting:
-        first.setdefault(_identity(jobs[place]), place)
-    ahead = {place: jobs[place] for place in first.values()}
+    for index in remaining:
+        first.setdefault(_identity(jobs[index]), index)
+    ahead = {index: jobs[index] for index in first.values()}
     inserted = _insert(transaction, list(ahead.values()))
-    missing = {place: new for place, new in ahead.items() if new.id not in inserted}
-    answers |= {
-        place: Submitted(inserted[new.id], True) for place, new in ahead.items() if new.id in inserted
+    missing = {index: new for index, new in ahead.items() if new.id not in inserted}
+    replies |= {
+        index: SubmitReply(inserted[new.id], True) for index, new in ahead.items() if new.id in inserted
     }
     found = _find(transaction, list(missing.values())) if missing else {}
     refused: dict[int, NewJob] = {}
-    for place, new in missing.items():
+    for index, new in missing.items():
         job = found.get(_identity(new)) or found.get(("", "", new.id))
         if job is None:
-            refused[place] = new
+            refused[index] = new
         else:
-            answers[place] = _again(new, job, made)
-    for place in waiting:
-        leader = first[_identity(jobs[place])]
-        told = answers.get(leader)
-        if place != leader and isinstance(told, Submitted):
-            answers[place] = _again(jobs[place], told.job, set())
-    # Whoever stands before others in a queue that has become full may have been in the ledger all the time: only where
-    # nothing came of a whole pass do the queues say why.
+            replies[index] = _existing_reply(new, job, new_ids)
+    for index in remaining:
+        leader = first[_identity(jobs[index])]
+        leading = replies.get(leader)
+        if index != leader and isinstance(leading, SubmitReply):
+            replies[index] = _existing_reply(jobs[index], leading.job, set())
+    # A submission that precedes others in a full queue may be in the ledger already. Only if a
+    # whole pass yields nothing do the queues give the reason.
     if (
         refused
         and not make_queues(transaction, {new.queue for new in refused.values()})
         and len(refused) == len(ahead)
     ):
-        _refuse(transaction, jobs, waiting, answers)
+        _refuse(transaction, jobs, remaining, replies)
 
 
 def _refuse(
     transaction: Transaction,
     jobs: Sequence[NewJob],
-    waiting: Sequence[int],
-    answers: dict[int, Submitted | Exception],
+    remaining: Sequence[int],
+    replies: dict[int, SubmitReply | Exception],
 ) -> None:
     queues = {settings.name: settings for settings in read_queues(transaction)}
-    for place in waiting:
-        error = _refusal(queues.get(jobs[place].queue))
-        if place not in answers and error is not None:
-            answers[place] = error
+    for index in remaining:
+        error = _refusal(queues.get(jobs[index].queue))
+        if index not in replies and error is not None:
+            replies[index] = error
 
 
 def _refusal(queue: QueueSettings | None) -> Exception | None:
     if queue is None:
         return None
     if queue.draining:
-        return QueueClosedError(f"queue {queue.name} is being drained: submit to another, or later")
+        return QueueClosedError(f"queue {queue.name} is draining: submit to another one, or later")
     if queue.pending_max is None:
         return None
     return QueueFullError(
-        f"queue {queue.name} has {queue.pending_max} jobs waiting, as many as may: submit again later",
+        f"queue {queue.name} has its limit of {queue.pending_max} pending jobs: submit again later",
         retry_after_s=RETRY_AFTER_S,
     )
 
 
 def _identity(new: NewJob) -> tuple[str, str, str]:
-    """What a job is known by: its tenant and key, or else its id."""
+    """Return a job's identity: its tenant and key, or else its id."""
     return (new.tenant, new.idempotency_key, "") if new.idempotency_key else ("", "", new.id)
 
 
-def _again(new: NewJob, job: Job, made: set[str]) -> Submitted | Exception:
-    """The answer to a job that is in the ledger already; an id in `made` is there by this very call, done again."""
-    if job.id == new.id and job.id in made:
-        return Submitted(job, created=True)
+def _existing_reply(new: NewJob, job: Job, new_ids: set[str]) -> SubmitReply | Exception:
+    """Return the reply for a job in the ledger; an id in `new_ids` was inserted by this same call."""
+    if job.id == new.id and job.id in new_ids:
+        return SubmitReply(job, created=True)
     if (job.spec.body_digest, job.spec.tenant) != (new.body_digest, new.tenant):
         return IdempotencyError(new.idempotency_key or new.id, job.id)
-    return Submitted(job, created=False)
+    return SubmitReply(job, created=False)
 
 
 def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, Job]:
     inserted: dict[str, Job] = {}
     for begin in range(0, len(jobs), _STATEMENT_JOBS):
         part = jobs[begin : begin + _STATEMENT_JOBS]
-        places: dict[str, int] = {}
-        rows = transaction.run(_INSERT, [_row(new, places) for new in part])
+        ranks: dict[str, int] = {}
+        rows = transaction.run(_INSERT, [_row(new, ranks) for new in part])
         inserted |= {job.id: job for job in map(job_of, rows)}
     tags = [
         {"tagged_id": job.id, "tag_name": clean(name), "tag_value": clean(value)}
@@ -195,15 +199,15 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, Job]:
     if tags:
         transaction.run(_TAG, tags)
     if inserted:
-        transaction.news.changed = True
-        transaction.news.queues.update(
+        transaction.notice.changed = True
+        transaction.notice.queues.update(
             job.spec.queue for job in inserted.values() if job.due_at_ms <= job.created_at_ms
         )
     return inserted
 
 
 def _find(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[tuple[str, str, str], Job]:
-    """Of these jobs, those that the ledger has already, by what they are known by."""
+    """Return the jobs that are in the ledger already, by identity."""
     keys = [{"key_tenant": new.tenant, "key": new.idempotency_key} for new in jobs if new.idempotency_key]
     found = [job_of(row) for row in transaction.run(_BY_KEY, keys)] if keys else []
     by_id = read_jobs(transaction, [new.id for new in jobs])
@@ -212,11 +216,11 @@ def _find(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[tuple[str, s
     }
 
 
-def _row(new: NewJob, places: dict[str, int]) -> dict[str, Any]:
-    places[new.queue] = places.get(new.queue, 0) + 1
+def _row(new: NewJob, ranks: dict[str, int]) -> dict[str, Any]:
+    ranks[new.queue] = ranks.get(new.queue, 0) + 1
     return {
         "new_id": new.id,
-        "place": places[new.queue],
+        "place": ranks[new.queue],
         "new_queue": new.queue,
         "new_model": new.model,
         "new_kind": new.kind,

@@ -1,4 +1,4 @@
-"""What becomes of a job by what happens to it. Pure: rows are read and locked before, and written after."""
+"""The changes of a job after an event. Pure: rows are read and locked before, and written after."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +15,13 @@ from headrace.jobs.job import (
     Released,
     Settlement,
 )
-from headrace.jobs.retry import LOST
-from headrace.jobs.state import JobEvent, after
+from headrace.jobs.retry import WORKER_LOST_RULE
+from headrace.jobs.state import JobEvent, next_state
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the job's history."""
+    """An entry for the job's history."""
 
     event: HistoryEvent
     cause: str = ""
@@ -31,34 +31,38 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step of a job: `before` is the row that was read, `then` the job after it, but for its times.
+    """One transition of a job: `before` is the row as read, `then` the job without new times.
 
-    `due_in_ms` is when it is due again, None where that stays. `anew`: its time to live and deadline are counted from now.
+    `due_in_ms` is the delay until it is due again, None if unchanged. `restart_times`: its time to live and
+    deadline start now.
     """
 
     before: Job
     event: JobEvent
     then: Job
     due_in_ms: int | None = None
-    anew: bool = False
+    restart_times: bool = False
     note: Note | None = None
 
 
 def change(
     job: Job, event: JobEvent, *, due_in_ms: int | None = None, note: Note | None = None, **values: Any
 ) -> Change:
-    """The job after `event`, with other values too. AssertionError where the transition table does not have it."""
-    state = after(job.state, event)
+    """Return the change for `event`, with other new values.
+
+    Raise AssertionError for an impossible event.
+    """
+    state = next_state(job.state, event)
     if state is None:
-        raise AssertionError(f"job {job.id}: {event.value} cannot happen to what is {job.state.value}")
+        raise AssertionError(f"job {job.id}: {event.value} is impossible in state {job.state.value}")
     return Change(job, event, replace(job, state=state, **values), due_in_ms=due_in_ms, note=note)
 
 
-def settled(job: Job, settlement: Settlement) -> Change:
-    """What an attempt's outcome makes of its running job.
+def settlement_change(job: Job, settlement: Settlement) -> Change:
+    """Return the change that an outcome makes to its running job.
 
-    What is done is done, also where a cancellation was asked for meanwhile: of the two the first that is recorded counts.
-    What would be tried again is cancelled then.
+    A completed job stays completed even if a cancellation was requested meanwhile: the first record
+    counts. An attempt that would be retried is cancelled instead.
     """
     outcome = settlement.outcome
     if settlement.progress is not None:
@@ -111,38 +115,38 @@ def _failed(job: Job, outcome: Failed) -> Change:
 
 
 def lost_delay_ms(job: Job) -> int:
-    """How long a job whose lease ran out waits for its next attempt: all of what the rule has, without jitter."""
-    return LOST.delay_ms(max(job.attempt, 1))
+    """Return the retry delay of a job with an expired lease: the rule's full delay, without jitter."""
+    return WORKER_LOST_RULE.delay_ms(max(job.attempt, 1))
 
 
-def lost(job: Job) -> Change:
-    """What a lease that ran out makes of its job: its worker is taken for dead."""
+def lost_lease_change(job: Job) -> Change:
+    """Return the change that an expired lease makes to its job: the worker is taken for dead."""
     crashes = job.crashes + 1
     if job.cancel_requested:
         cause = job.failure.cause.value if job.failure else ""
         return change(job, JobEvent.CANCEL, note=Note(HistoryEvent.LEASE_LOST, cause), crashes=crashes)
     failure = JobFailure(
         Cause.WORKER_LOST,
-        f"the worker {job.worker} gave no sign of life while it worked on attempt {job.attempt}",
+        f"the worker {job.worker} sent no heartbeat during attempt {job.attempt}",
     )
     note = Note(HistoryEvent.LEASE_LOST, failure.cause.value)
     if job.attempt >= job.spec.attempts_max:
         if job.alone:
-            failure = poison(crashes)
+            failure = poison_failure(crashes)
         return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
     return change(
         job, JobEvent.LOSE, due_in_ms=lost_delay_ms(job), note=note, failure=failure, crashes=crashes
     )
 
 
-def poison(crashes: int) -> JobFailure:
-    """Why a job failed that was worked on by itself in the end, and cost its worker all the same."""
-    why = f"it cost {crashes} workers, the last one while nothing else was worked on there"
+def poison_failure(crashes: int) -> JobFailure:
+    """Return the failure of a job that crashed its worker although it ran alone."""
+    why = f"it crashed {crashes} workers, the last one while it ran alone"
     return JobFailure(Cause.POISON, why)
 
 
-def requeued(job: Job, by: str) -> Change:
-    """The ended job put back: its lease's number, crashes and cursor stay, its end is forgotten."""
+def requeue_change(job: Job, by: str) -> Change:
+    """Return the change of an ended job that is requeued: lease number, crashes and cursor stay."""
     back = change(
         job,
         JobEvent.REQUEUE,
@@ -155,9 +159,9 @@ def requeued(job: Job, by: str) -> Change:
         result=None,
         failure=None,
     )
-    return replace(back, anew=True)
+    return replace(back, restart_times=True)
 
 
 def after_ms(seconds: float | None) -> int | None:
-    """A span in milliseconds; None for none."""
+    """Return seconds in milliseconds; None for None."""
     return None if seconds is None else round(seconds * 1000)

@@ -1,1 +1,1 @@
-"""What keeps a job ledger and its objects in order: one chore, one file, and the thread that does them by turns."""
+"""Maintenance of a job ledger and its objects: one task per module, and the service that runs them."""

@@ -1,4 +1,4 @@
-"""Takes leases back from the dead, and ends what has expired."""
+"""Takes back expired leases, and expires overdue jobs."""
 
 import logging
 from typing import Final
@@ -11,18 +11,18 @@ ROUND_JOBS: Final = 500
 
 
 class Reaper:
-    """One `tick` is one round over the ledger; any number of reapers may be at it."""
+    """A maintenance task over the ledger. Any number may run."""
 
     def __init__(self, ledger: JobLedger, *, round_jobs: int = ROUND_JOBS) -> None:
         self._ledger = ledger
         self.round_jobs = round_jobs
 
     def tick(self) -> int:
-        """How many jobs it changed."""
+        """Run one round. Return the number of changed jobs."""
         done = self._ledger.maintain(self.round_jobs)
         if done.returned or done.failed or done.cancelled or done.expired:
             _log.warning(
-                "leases ran out, or jobs expired",
+                "leases or jobs expired",
                 extra={
                     "returned": done.returned,
                     "failed": done.failed,

@@ -1,1 +1,1 @@
-"""Ways of telling somebody what became of a job: webhooks, Amazon SNS, e-mail."""
+"""Notifiers: webhooks, Amazon SNS, e-mail."""

@@ -1,7 +1,8 @@
-"""Notifications to Amazon SNS in the words of SageMaker's asynchronous inference, so that what listens there listens here.
+"""Notifications to Amazon SNS in the message format of SageMaker's asynchronous inference.
 
-A topic for successes and one for the rest. Consumers tell repeats by ``inferenceId``. The vendor does not document where
-an included response stands; here it is ``responseBody``.
+Consumers of SageMaker's messages can consume these. One topic is for successes and one for the
+rest. Consumers recognise repetitions by ``inferenceId``. SageMaker does not document the location
+of an included response; here it is ``responseBody``.
 """
 
 import base64
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
+from typing_extensions import override
 
 from headrace.core.errors import HeadraceError
 from headrace.jobs.aws import AwsFault, aws_faults
@@ -19,11 +21,12 @@ from headrace.jobs.notifier import (
     COMPLETED,
     EXPIRED,
     FAILED,
-    Answer,
     Delivered,
+    DeliveryResult,
     Notification,
+    Notifier,
     Refused,
-    Retry,
+    RetryLater,
     SnsTarget,
     Target,
 )
@@ -35,18 +38,21 @@ _TOPICS: Final = {COMPLETED: SUCCESS, FAILED: ERROR, EXPIRED: ERROR, CANCELLED: 
 _WRONG_REQUEST: Final = frozenset({"InvalidParameter", "ParameterValueInvalid", "ValidationException"})
 
 ReadResponse = Callable[[str, int], bytes | None]
-"""An object's URI and the most bytes wanted to its bytes, None when it has more; raises HeadraceError."""
+"""Returns the bytes of an object at a URI, or None if it has more than the given limit; raises
+HeadraceError.
+"""
 
 _log = logging.getLogger("headrace.jobs.notifiers.sns")
 
 
-class SnsNotifier:
-    """Publishes notifications to topics.
+class SnsNotifier(Notifier):
+    """A notifier that publishes to SNS topics.
 
     Args:
-        client: From `aws.aws_client("sns", …)`; stays the caller's to close.
-        region: What messages name as their region.
-        read_response: Reads outputs of up to `RESPONSE_BYTES_MAX` for those topics that want them; None: left out.
+        client: A client from `aws.aws_client("sns", …)`; owned by the caller.
+        region: The region that messages name.
+        read_response: Reads outputs of up to `RESPONSE_BYTES_MAX` for topics that include them;
+            None: left out.
     """
 
     def __init__(self, client: Any, *, region: str, read_response: ReadResponse | None = None) -> None:
@@ -54,10 +60,10 @@ class SnsNotifier:
         self._region = region
         self._read_response = read_response
 
-    def send(self, notification: Notification, target: Target) -> Answer:
-        """See `Notifier.send`."""
+    @override
+    def send(self, notification: Notification, target: Target) -> DeliveryResult:
         if not isinstance(target, SnsTarget):
-            return Refused("not a target of SNS")
+            return Refused("not an SNS target")
         kind = _TOPICS.get(notification.type, "")
         topic = {SUCCESS: target.success_topic, ERROR: target.error_topic}.get(kind, "")
         if not topic:
@@ -66,12 +72,14 @@ class SnsNotifier:
         message = orjson.dumps(encode(notification, self._region, response)).decode()
         try:
             with aws_faults():
-                told = self._client.publish(TopicArn=topic, Message=message, **_ordering(topic, notification))
+                reply = self._client.publish(
+                    TopicArn=topic, Message=message, **_ordering(topic, notification)
+                )
         except AwsFault as fault:
             if fault.code in _WRONG_REQUEST:
                 return Refused(str(fault))
-            return Retry(str(fault), throttled=fault.throttled)
-        return Delivered(f"SNS message {told['MessageId']}")
+            return RetryLater(str(fault), throttled=fault.throttled)
+        return Delivered(f"SNS message {reply['MessageId']}")
 
     def _response(self, notification: Notification, kind: str) -> bytes | None:
         uri = notification.data.get("output_uri" if kind == SUCCESS else "failure_uri")
@@ -80,13 +88,13 @@ class SnsNotifier:
         try:
             return self._read_response(str(uri), RESPONSE_BYTES_MAX)
         except HeadraceError as error:
-            # The reference is in the message: better that without the bytes than nothing.
+            # The message has the reference: a message without the bytes is better than none.
             _log.warning("%s: the response is left out of the SNS message: %s", notification.event_id, error)
             return None
 
 
 def encode(notification: Notification, region: str, response: bytes | None = None) -> dict[str, Any]:
-    """The vendor's message about a job that has ended, as JSON values."""
+    """Return SageMaker's message about an ended job, as JSON values."""
     data = notification.data
     completed = notification.type == COMPLETED
     message: dict[str, Any] = {
@@ -117,7 +125,7 @@ def encode(notification: Notification, region: str, response: bytes | None = Non
 
 
 def _ordering(topic: str, notification: Notification) -> dict[str, str]:
-    """What a first-in-first-out topic asks for."""
+    """Return the arguments that a first-in-first-out topic needs."""
     if not topic.endswith(".fifo"):
         return {}
     return {"MessageGroupId": notification.event_id, "MessageDeduplicationId": notification.event_id}

@@ -1,1 +1,1 @@
-"""Requests to addresses that somebody outside has named: one policy, one client, nothing private within reach."""
+"""Requests to addresses that clients name: one policy, one client, no private networks."""

@@ -1,8 +1,8 @@
-"""May this IP address be reached on behalf of somebody outside? Pure.
+"""The decision if an IP address may be reached on behalf of a client. Pure.
 
-Only what the public internet routes, and what the operator has allowed. Whatever carries an IPv4 address inside an
-IPv6 one is looked into (IPv4-mapped, NAT64) or refused (6to4, Teredo, ISATAP and the other ways of tunnelling), since it
-would otherwise name the private address in another spelling.
+Only addresses that the public internet routes, and those that the operator allowed. IPv4 addresses
+inside IPv6 ones are extracted (IPv4-mapped, NAT64) or refused (6to4, Teredo, ISATAP and other
+tunnels), since they would otherwise name a private address in another spelling.
 """
 
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 _REFUSED_V4: Final = tuple(
-    (IPv4Network(network), what)
-    for network, what in (
+    (IPv4Network(subnet), what)
+    for subnet, what in (
         ("0.0.0.0/8", "this network"),
         ("10.0.0.0/8", "private"),
         ("100.64.0.0/10", "shared by a carrier's customers"),
@@ -45,10 +45,10 @@ _REFUSED_V4: Final = tuple(
     )
 )
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
-"""All that is handed out for global unicast; private, link-local, multicast and reserved addresses lie outside."""
+"""All global unicast addresses; private, link-local, multicast and reserved ones are outside."""
 _REFUSED_V6: Final = tuple(
-    (IPv6Network(network), what)
-    for network, what in (
+    (IPv6Network(subnet), what)
+    for subnet, what in (
         ("2001::/23", "protocol assignments, among them Teredo and ORCHID"),
         ("2001:db8::/32", "documentation"),
         ("2002::/16", "6to4"),
@@ -62,33 +62,38 @@ _ISATAP: Final = frozenset({0x00005EFE, 0x02005EFE})
 _IPV4_MASK: Final = 0xFFFFFFFF
 
 
-def network(text: str) -> Network:
-    """A subnet that the operator allows, such as ``10.1.0.0/16``; ConfigError when it is none."""
+def parse_network(text: str) -> Network:
+    """Return a subnet that the operator allows, such as ``10.1.0.0/16``.
+
+    Raise ConfigError for an invalid one.
+    """
     try:
         return ip_network(text.strip())
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no subnet: {error}; write 10.1.0.0/16 or fd00:1::/64") from error
+        raise ConfigError(f"{text!r} is not a subnet: {error}; write 10.1.0.0/16 or fd00:1::/64") from error
 
 
 def refusal(address: Address | str, allowed: Iterable[Network] = ()) -> str | None:
-    """Why this address may not be reached, or None when it may be. Text that is no address is refused.
+    """Return why this address may not be reached, or None if it may.
 
-    `allowed` are subnets that may be reached although they are not global. They are compared with what the address
-    means: ``::ffff:10.1.2.3`` is ``10.1.2.3``.
+    Text that is no address is refused.
+
+    `allowed` are subnets that may be reached although they are not global. They are compared with
+    the extracted address: ``::ffff:10.1.2.3`` is ``10.1.2.3``.
     """
     try:
-        meant = _meant(ip_address(address))
+        effective = _embedded(ip_address(address))
     except ValueError:
         return "not an IP address"
-    if isinstance(meant, IPv6Address) and meant.scope_id is not None:
+    if isinstance(effective, IPv6Address) and effective.scope_id is not None:
         return "bound to one network interface"
-    if any(meant.version == net.version and meant in net for net in allowed):
+    if any(effective.version == net.version and effective in net for net in allowed):
         return None
-    return _refusal_v4(meant) if isinstance(meant, IPv4Address) else _refusal_v6(meant)
+    return _refusal_v4(effective) if isinstance(effective, IPv4Address) else _refusal_v6(effective)
 
 
-def _meant(address: Address) -> Address:
-    """What a mapped or NAT64 address leads to; others as they are."""
+def _embedded(address: Address) -> Address:
+    """Return the IPv4 address inside a mapped or NAT64 address; others unchanged."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -100,7 +105,7 @@ def _meant(address: Address) -> Address:
 
 def _refusal_v4(address: IPv4Address) -> str | None:
     what = next((what for net, what in _REFUSED_V4 if address in net), None)
-    # The library's own table is newer or older than ours: what either refuses is refused.
+    # The library's table may be newer or older than this one: either can refuse.
     return what if what or address.is_global else "not global"
 
 

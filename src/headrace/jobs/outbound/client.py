@@ -1,9 +1,10 @@
-"""The door to httpcore: requests to addresses that somebody outside has named.
+"""HTTP requests to addresses that clients name. Adapter module of httpcore.
 
-The check sits where the connection is made. A name is resolved once, every address that it leads to is judged, and the
-connection goes to an address that passed, while the certificate and the Host header are still the name's: there is no
-second look-up that could answer otherwise (DNS rebinding). Nothing is taken from the environment: no proxy, no netrc.
-Redirects are not followed, nothing is decompressed, no cookie is kept, and a connection serves one request.
+The check happens where the connection is made. A name is resolved once, all its addresses are
+checked, and the connection goes to an address that passed. The certificate and the Host header are
+still the name's. There is no second look-up with another result (DNS rebinding). Nothing is taken
+from the environment: no proxy, no netrc. Redirects are not followed, nothing is decompressed, no
+cookie is kept, and a connection serves one request.
 """
 
 import logging
@@ -24,31 +25,36 @@ from headrace.jobs.outbound.urls import OutboundPolicy, Url, parse_url
 try:
     import httpcore
 except ImportError as error:
-    raise MissingExtraError("jobs", "sending notices and fetching inputs over HTTP") from error
+    raise MissingExtraError("jobs", "webhooks and inputs over HTTP") from error
 
-ANSWER_BYTES_MAX: Final = 64 << 10
+OUTBOUND_RESPONSE_BYTES_MAX: Final = 64 << 10
 ADDRESSES_MAX: Final = 4
-"""So many of a name's addresses are tried, in the resolver's order."""
+"""The number of a name's addresses that are tried, in the resolver's order."""
 RESOLVERS_MAX: Final = 8
-"""Look-ups at a time; the system's resolver cannot be interrupted, so a hanging one keeps its thread."""
+"""The number of concurrent look-ups. The system's resolver cannot be interrupted and keeps its
+thread.
+"""
 
 Resolve = Callable[[str, int], Sequence[str]]
-"""A host's name and a port to IP addresses, best first; raises OSError."""
+"""Returns the IP addresses of a host and port, best first; raises OSError."""
 
 _log = logging.getLogger("headrace.jobs.outbound")
 
 
-class OutboundFault(Exception):  # noqa: N818 - it never leaves the room; what leaves is a value or an error
-    """No answer came, in a way that may pass: not reached, lost, or too slow."""
+class OutboundFault(Exception):  # noqa: N818 - internal: never leaves the package
+    """No response came, for a reason that may pass: not reached, lost, or too slow."""
 
 
 class UntrustedFault(OutboundFault):
-    """The other side's certificate is not one to be trusted."""
+    """The server's certificate is not trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboundTimeouts:
-    """How long a request may take: to connect (each of: the name, the connection, TLS), for each read, and in all."""
+    """The time limits of a request: for each connection step, for each read, and in total.
+
+    The connection steps are the name, the connection and TLS.
+    """
 
     connect_s: float = 5.0
     read_s: float = 10.0
@@ -56,22 +62,26 @@ class OutboundTimeouts:
 
 
 @dataclass(frozen=True, slots=True)
-class OutboundAnswer:
-    """An answer, read as far as `ANSWER_BYTES_MAX`. Header names are in lower case.
+class OutboundResponse:
+    """A response, read up to `OUTBOUND_RESPONSE_BYTES_MAX`. Header names are in lower case.
 
-    `whole` says whether the body ended: one that was too long, too slow or cut off is here as far as it came, since its
-    status had been told already. The body is for logs: it is never shown to whoever named the address.
+    `complete` is False for a body that was too long, too slow or cut off; the part that came is
+    kept, since its status is known. The body is for logs and is never shown to the client that
+    named the address.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-    whole: bool
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAnswer:
-    """An answer whose body comes in pieces. `pieces` raises OutboundFault when it breaks off or comes too slowly."""
+class StreamedOutboundResponse:
+    """A response whose body is read in chunks.
+
+    `pieces` raises OutboundFault if it breaks or is too slow.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -79,19 +89,22 @@ class OpenAnswer:
 
 
 def system_resolve(host: str, port: int) -> Sequence[str]:
-    """What the operating system answers, numbers only; OSError when it knows no such name."""
+    """Return the operating system's addresses of a host, best first.
+
+    Raise OSError for an unknown name.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return [str(info[4][0]) for info in found]
 
 
 class OutboundClient:
-    """Sends requests that keep to a policy. Safe from any thread; close it when nobody uses it any more.
+    """An HTTP client that keeps to a policy. Thread-safe; close it after use.
 
     Args:
-        policy: What may be reached.
-        timeouts: For every request that brings none of its own.
-        trust: Certificates to trust; None: those of the system.
-        resolve: How names become addresses.
+        policy: The reachable addresses.
+        timeouts: The default time limits of a request.
+        trust: Trusted certificates; None: the system's.
+        resolve: The resolver of names.
     """
 
     def __init__(
@@ -111,7 +124,7 @@ class OutboundClient:
         self._resolvers = ThreadPoolExecutor(RESOLVERS_MAX, "headrace-resolve")
 
     def close(self) -> None:
-        """End the threads that resolve names; requests under way fail. Closing twice does nothing."""
+        """End the resolver threads; running requests fail. A second call does nothing."""
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Self:
@@ -122,16 +135,16 @@ class OutboundClient:
 
     def send(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> OutboundAnswer:
-        """One request and its answer, within the total timeout.
+    ) -> OutboundResponse:
+        """Send one request and return its response, within the total timeout.
 
         Raises:
-            RefusedAddressError: The address, or all that its name leads to, may not be reached.
-            OutboundFault: There was no answer's head. UntrustedFault: for want of a certificate to trust.
+            RefusedAddressError: The address, or all addresses of its name, may not be reached.
+            OutboundFault: No response head came. UntrustedFault: the certificate is not trusted.
         """
-        with self.open(method, url, headers=headers, body=body) as answer:
-            parts, whole = _read(answer.pieces)
-            return OutboundAnswer(answer.status, answer.headers, parts, whole)
+        with self.open(method, url, headers=headers, body=body) as response:
+            parts, whole = _read(response.pieces)
+            return OutboundResponse(response.status, response.headers, parts, whole)
 
     @contextmanager
     def open(
@@ -142,10 +155,12 @@ class OutboundClient:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         timeouts: OutboundTimeouts | None = None,
-    ) -> Generator[OpenAnswer]:
-        """An answer whose body is read while it comes; leaving the context closes the connection.
+    ) -> Generator[StreamedOutboundResponse]:
+        """Open a response whose body is read while it arrives.
 
-        Raises what `send` does; reading pieces raises OutboundFault.
+        Leaving the context closes the connection.
+
+        Raises as `send` does; reading pieces raises OutboundFault.
         """
         checked = parse_url(url, self.policy)
         times = timeouts or self.timeouts
@@ -160,32 +175,34 @@ class OutboundClient:
             with _faults(checked):
                 response = pool.handle_request(_request(method, checked, {**sent, **(headers or {})}, body))
             try:
-                yield OpenAnswer(response.status, _headers(response), _pieces(response, checked))
+                yield StreamedOutboundResponse(
+                    response.status, _headers(response), _pieces(response, checked)
+                )
             finally:
                 response.close()
 
     def _addresses(self, url: Url, timeout_s: float) -> Sequence[str]:
-        """Those addresses of the host that may be reached. RefusedAddressError when it has others only."""
+        """Return the host's reachable addresses. Raise RefusedAddressError if it has only others."""
         found = [url.host] if url.literal else self._resolved(url, timeout_s)
         refusals = {address: refusal(address, self.policy.networks) for address in found}
         passed = [address for address, why in refusals.items() if why is None]
         if refusals and not passed:
-            _log.warning("%s leads only to addresses that may not be reached: %s", url.host, refusals)
+            _log.warning("%s has only addresses that may not be reached: %s", url.host, refusals)
             raise RefusedAddressError(
-                f"{url.origin}: its host leads to an address that may not be reached from here; "
-                "if it is meant, the operator can allow its subnet"
+                f"{url.origin}: its host has only addresses that may not be reached; "
+                "the operator can allow its subnet"
             )
         return passed[:ADDRESSES_MAX]
 
     def _resolved(self, url: Url, timeout_s: float) -> Sequence[str]:
         try:
-            looking = self._resolvers.submit(self._resolve, url.host, url.port)
+            lookup = self._resolvers.submit(self._resolve, url.host, url.port)
         except RuntimeError:
             raise OutboundFault("the client is closed") from None
         try:
-            return looking.result(timeout_s)
+            return lookup.result(timeout_s)
         except TimeoutError:
-            looking.cancel()
+            lookup.cancel()
             raise OutboundFault(f"{url.host} was not resolved within {timeout_s:g} s") from None
         except CancelledError:
             raise OutboundFault("the client is closed") from None
@@ -194,7 +211,7 @@ class OutboundClient:
 
 
 class _Deadline:
-    """When a request must be over, and how much of that a step may take."""
+    """The deadline of a request, and the time that a step may take."""
 
     def __init__(self, clock: Clock, timeouts: OutboundTimeouts) -> None:
         self._clock = clock
@@ -210,12 +227,12 @@ class _Deadline:
     def _left_s(self, step_s: float) -> float:
         left_s = self._ends_s - self._clock.now()
         if left_s <= 0:
-            raise OutboundFault(f"not over within {self._timeouts.total_s:g} s")
+            raise OutboundFault(f"the request exceeded {self._timeouts.total_s:g} s")
         return min(step_s, left_s)
 
 
 class _CheckedBackend(httpcore.NetworkBackend):
-    """Connects to one URL's host, and there only to addresses that have passed."""
+    """A network backend that connects to one URL's host, and only to addresses that passed."""
 
     def __init__(
         self, addresses: Callable[[Url, float], Sequence[str]], deadline: _Deadline, url: Url
@@ -229,7 +246,7 @@ class _CheckedBackend(httpcore.NetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ARG002 - the deadline knows
+        timeout: float | None = None,  # noqa: ARG002 - the deadline decides
         local_address: str | None = None,  # noqa: ARG002 - not offered
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
@@ -259,7 +276,7 @@ class _TimedStream(httpcore.NetworkStream):
         return self._stream.read(max_bytes, self._deadline.read_s())
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
-        # By hand, since the stream's own way has its timeout for each piece that the receiver takes.
+        # Not the stream's own write, which applies its timeout to each chunk.
         sock: socket.socket = self._stream.get_extra_info("socket")
         rest = memoryview(buffer)
         while rest:
@@ -267,7 +284,7 @@ class _TimedStream(httpcore.NetworkStream):
             try:
                 rest = rest[sock.send(rest) :]
             except TimeoutError as error:
-                raise httpcore.WriteTimeout("the receiver does not take the request") from error
+                raise httpcore.WriteTimeout("the receiver does not read the request") from error
             except OSError as error:
                 raise httpcore.WriteError(str(error)) from error
 
@@ -315,9 +332,9 @@ def _pieces(response: httpcore.Response, url: Url) -> Iterator[bytes]:
 
 
 def _read(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
-    """The body as far as it is wanted and came, and whether that is all of it."""
+    """Return the body up to the limit, and True if it is complete."""
     parts: list[bytes] = []
-    left = ANSWER_BYTES_MAX
+    left = OUTBOUND_RESPONSE_BYTES_MAX
     try:
         for piece in pieces:
             parts.append(piece[:left])
@@ -331,11 +348,11 @@ def _read(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
 
 @contextmanager
 def _faults(url: Url) -> Generator[None]:
-    """What httpcore raises, in our words; without what it says, which may quote addresses."""
+    """Convert httpcore's errors, without their messages, which may quote addresses."""
     try:
         yield
     except httpcore.TimeoutException as error:
-        raise OutboundFault(f"{url.origin} did not answer in time ({type(error).__name__})") from error
+        raise OutboundFault(f"{url.origin} did not respond in time ({type(error).__name__})") from error
     except httpcore.ConnectError as error:
         found = _tls_error(error)
         if isinstance(found, ssl.SSLCertVerificationError):
@@ -349,7 +366,7 @@ def _faults(url: Url) -> Generator[None]:
 
 
 def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    """What TLS said, below what httpcore made of it, which hides the cause but not the context."""
+    """Return the TLS error below httpcore's, which hides the cause but not the context."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__context__
     return error

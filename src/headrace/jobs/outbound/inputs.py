@@ -1,7 +1,7 @@
-"""Inputs at ``https://`` addresses that a submitter named: a `Store` that only reads, and asks the guarded client.
+"""Inputs at ``https://`` addresses that clients name: a store over the guarded client.
 
-All that `storage.HttpStore` does with ranges, ETags and broken connections, without its redirects and proxies, bounded
-in bytes and in time.
+It supports ranges, ETags and resumption like `storage.HttpStore`, without its redirects and
+proxies, and limits bytes and time.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -9,28 +9,34 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Final
 
+from typing_extensions import override
+
 from headrace.core.errors import LimitError, StorageError, UnavailableError
+from headrace.core.retry import TransientFault
 from headrace.jobs.outbound.client import OutboundClient, OutboundFault, OutboundTimeouts, UntrustedFault
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.http import HttpStore
-from headrace.storage.http_door import HttpAnswer
-from headrace.storage.retry import Retrier, TransientFault
+from headrace.storage.http_transport import HttpTransport, StreamedHttpResponse
+from headrace.storage.retry import Retrier
 
 STREAM_S_MAX: Final = 3600.0
 
 
 class InputStore(HttpStore):
-    """Reads what the client's policy lets it read; writing raises ConfigError, listing NotFoundError.
+    """A store that reads what the client's policy permits.
 
-    Besides what `Store` says, every verb raises RefusedAddressError for an address that may not be reached, and
-    LimitError for an object of more than `bytes_max` bytes, at the latest when so many have come.
+    Writing raises ConfigError, listing NotFoundError.
+
+    Besides the errors of `Store`, every operation raises RefusedAddressError for an address that
+    may not be reached, and LimitError for an object of more than `bytes_max` bytes, at the latest
+    once that many arrived.
 
     Args:
-        client: Who asks; stays the caller's to close.
-        retrier: Tries again what may pass.
+        client: The HTTP client; owned by the caller.
+        retrier: Retries transient failures.
         bytes_max: The largest object.
-        stream_s: How long one `stream` may take, with all that is tried again; then UnavailableError.
-        read_s: How long to wait for each read.
+        stream_s: The time limit of one `stream` including retries; then UnavailableError.
+        read_s: The time limit of each read.
     """
 
     def __init__(
@@ -43,28 +49,28 @@ class InputStore(HttpStore):
         read_s: float = 30.0,
     ) -> None:
         timeouts = OutboundTimeouts(client.timeouts.connect_s, read_s, stream_s)
-        super().__init__(retrier, door=_GuardedDoor(client, timeouts))
+        super().__init__(retrier, transport=_GuardedTransport(client, timeouts))
         self._clock = retrier
         self._bytes_max = bytes_max
         self._stream_s = stream_s
 
+    @override
     def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
-        """See `Store.stream`."""
         at, until_s = start, self._clock.now() + self._stream_s
         for chunk in super().stream(uri, start=start, etag=etag):
             at += len(chunk)
             self._check_size(uri, at)
             yield chunk
             if self._clock.now() > until_s:
-                raise UnavailableError(uri, f"was not read within {self._stream_s:g} s; {at} bytes came")
+                raise UnavailableError(uri, f"was not read within {self._stream_s:g} s; {at} bytes arrived")
 
+    @override
     def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
-        """See `Store.get_range`."""
         self._check_size(uri, start + length)
         return super().get_range(uri, start, length, etag=etag)
 
+    @override
     def head(self, uri: str) -> ObjectInfo:
-        """See `Store.head`."""
         info = super().head(uri)
         self._check_size(uri, info.size_bytes or 0)
         return info
@@ -72,24 +78,24 @@ class InputStore(HttpStore):
     def _check_size(self, uri: str, size_bytes: int) -> None:
         if size_bytes > self._bytes_max:
             raise LimitError(
-                f"{uri.partition('?')[0]}: has more than the {self._bytes_max} bytes that are taken"
+                f"{uri.partition('?')[0]}: the object exceeds the limit of {self._bytes_max} bytes"
             )
 
 
-class _GuardedDoor:
-    """Sends what `HttpStore` asks through the guarded client."""
+class _GuardedTransport(HttpTransport):
+    """The transport of `HttpStore` over the guarded client."""
 
     def __init__(self, client: OutboundClient, timeouts: OutboundTimeouts) -> None:
         self._client = client
         self._timeouts = timeouts
 
     @contextmanager
-    def open(self, method: str, uri: str, headers: Mapping[str, str]) -> Generator[HttpAnswer]:
-        """See `HttpDoor.open`."""
+    @override
+    def open(self, method: str, uri: str, headers: Mapping[str, str]) -> Generator[StreamedHttpResponse]:
         try:
-            with self._client.open(method, uri, headers=headers, timeouts=self._timeouts) as answer:
-                yield HttpAnswer(
-                    answer.status, _phrase(answer.status), answer.headers, _pieces(answer.pieces)
+            with self._client.open(method, uri, headers=headers, timeouts=self._timeouts) as response:
+                yield StreamedHttpResponse(
+                    response.status, _phrase(response.status), response.headers, _pieces(response.pieces)
                 )
         except UntrustedFault as fault:
             raise StorageError(uri, str(fault)) from fault
@@ -105,7 +111,7 @@ def _pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _phrase(status: int) -> str:
-    """What the standard calls a status: the server's own words stay out of what a submitter is told."""
+    """Return the standard phrase of a status: the server's own words are not shown to clients."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -1,8 +1,10 @@
-"""Addresses that somebody outside may name, of webhooks and inputs; for objects in a store see `jobs.places`. Pure.
+"""Addresses that clients may name, for webhooks and inputs; `jobs.paths` handles objects in stores.
 
-An address is taken apart by a grammar narrower than the standard's, so that no two readers can disagree on its host:
-what another parser could understand in another way is refused, not repaired. Names are not resolved here, and what they
-lead to is judged when the connection is made (see `client`).
+Pure.
+
+The grammar is narrower than the standard's, so that no two parsers disagree on the host. An address
+that another parser could read differently is refused, not repaired. Names are not resolved here;
+their addresses are checked when the connection is made (see `client`).
 """
 
 import re
@@ -34,12 +36,13 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class OutboundPolicy:
-    """What requests on behalf of somebody outside may reach.
+    """The addresses that requests on behalf of clients may reach.
 
     Args:
-        plain_http: Whether ``http://`` is taken beside ``https://``.
-        ports: Ports that may be named.
-        networks: Subnets that may be reached although they are not global (see `addresses.network`).
+        plain_http: Permit ``http://`` besides ``https://``.
+        ports: The permitted ports.
+        networks: Subnets that may be reached although they are not global
+            (`addresses.parse_network`).
     """
 
     plain_http: bool = False
@@ -49,32 +52,32 @@ class OutboundPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """An address that has passed. `host` is a name in lower case or a literal address without brackets."""
+    """A permitted address. `host` is a name in lower case or a literal address without brackets."""
 
     scheme: str
     host: str
     port: int
     target: str
-    """Path and query, as they go into the request line."""
+    """Path and query, as in the request line."""
     literal: bool = False
-    """Whether the host is an IP address."""
+    """True if the host is an IP address."""
 
     @property
     def host_header(self) -> str:
-        """The host as the request names it, with the port unless it is the scheme's own."""
+        """The Host header: the host, with the port unless it is the scheme's default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port, for logs: paths and queries may hold secrets."""
+        """Scheme, host and port, for logs: paths and queries may contain secrets."""
         return f"{self.scheme}://{self.host_header}"
 
 
 def parse_url(text: str, policy: OutboundPolicy) -> Url:
-    """Take an address apart; RefusedAddressError says what is wrong with it.
+    """Parse an address. Raise RefusedAddressError with the reason.
 
-    A literal IP address is judged at once; a name passes whatever it may lead to.
+    A literal IP address is checked at once; a name passes, whatever its addresses.
     """
     _check_characters(text)
     match = _URL.fullmatch(text)
@@ -82,17 +85,17 @@ def parse_url(text: str, policy: OutboundPolicy) -> Url:
         raise _refused(text, "not an address; write https://HOST/PATH")
     scheme = match["scheme"].lower()
     if scheme not in _DEFAULT_PORTS:
-        raise _refused(text, f"{scheme}: is not taken here; write https://")
+        raise _refused(text, f"scheme {scheme}: is not supported; write https://")
     if scheme == "http" and not policy.plain_http:
-        raise _refused(text, "plain http is not allowed here; write https://, or allow it in the settings")
+        raise _refused(text, "plain http is not allowed; write https://, or allow it in the settings")
     host, port, literal = _authority(text, match["authority"], policy)
     port = port or _DEFAULT_PORTS[scheme]
     if port not in policy.ports:
         known = ", ".join(map(str, sorted(policy.ports)))
-        raise _refused(text, f"port {port} is not allowed here; allowed are {known}")
+        raise _refused(text, f"port {port} is not allowed; allowed: {known}")
     path, query = match["path"] or "/", match["query"] or ""
     if not _PATH.fullmatch(path) or not _QUERY.fullmatch(query[1:]):
-        raise _refused(text, "its path or query holds a character that must be percent-encoded")
+        raise _refused(text, "its path or query contains a character that must be percent-encoded")
     return Url(scheme, host, port, path + query, literal)
 
 
@@ -100,37 +103,38 @@ def _check_characters(text: str) -> None:
     if len(text) > URL_CHARS_MAX:
         raise _refused(text, f"longer than {URL_CHARS_MAX} characters")
     if not text.isascii():
-        why = "holds characters outside of ASCII; write a host as xn--..., and percent-encode the rest"
+        why = "contains characters outside of ASCII; write a host as xn--..., and percent-encode the rest"
         raise _refused(text, why)
     bad = next((c for c in text if not "!" <= c <= "~" or c in "\\#"), None)
     if bad == "#":
-        raise _refused(text, "holds a fragment (#), which is never sent")
+        raise _refused(text, "contains a fragment (#), which is never sent")
     if bad is not None:
-        raise _refused(text, f"holds {bad!r}, which no address may hold")
+        raise _refused(text, f"contains the invalid character {bad!r}")
 
 
 def _authority(text: str, authority: str, policy: OutboundPolicy) -> tuple[str, int | None, bool]:
     if "@" in authority:
-        raise RefusedAddressError(
-            "credentials do not belong in an address: leave out what stands before the @"
-        )
+        raise RefusedAddressError("an address with credentials: remove the part before the @")
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
-        raise _refused(text, f"{authority[:_SHOWN_CHARS_MAX]!r} is no host")
+        raise _refused(text, f"{authority[:_SHOWN_CHARS_MAX]!r} is not a host")
     port = int(match["port"]) if match["port"] else None
     if port is not None and port > _PORT_MAX:
-        raise _refused(text, f"{port} is no port")
+        raise _refused(text, f"{port} is not a port")
     host = match["host"].lower()
     literal = _literal(text, host)
     if literal is None:
         return _name(text, host), port, False
     if why := refusal(literal, policy.networks):
-        raise _refused(text, f"its host may not be reached from here ({why})")
+        raise _refused(text, f"its host may not be reached ({why})")
     return str(literal), port, True
 
 
 def _literal(text: str, host: str) -> IPv4Address | IPv6Address | None:
-    """The host as an IP address, None for a name. What only some readers take for a number is refused."""
+    """Return the host as an IP address, None for a name.
+
+    Texts that only some parsers read as numbers are refused.
+    """
     try:
         if host.startswith("["):
             return IPv6Address(host[1:-1])
@@ -138,17 +142,19 @@ def _literal(text: str, host: str) -> IPv4Address | IPv6Address | None:
             return None
         return IPv4Address(host)
     except AddressValueError:
-        raise _refused(text, f"{host!r} is no IP address; write it as 192.0.2.1 or [2001:db8::1]") from None
+        raise _refused(
+            text, f"{host!r} is not an IP address; write it as 192.0.2.1 or [2001:db8::1]"
+        ) from None
 
 
 def _name(text: str, host: str) -> str:
     if len(host) > HOST_CHARS_MAX or not all(map(_LABEL.fullmatch, host.split("."))):
-        raise _refused(text, f"{host[:_SHOWN_CHARS_MAX]!r} is no host's name")
+        raise _refused(text, f"{host[:_SHOWN_CHARS_MAX]!r} is not a host name")
     return host
 
 
 def _refused(text: str, why: str) -> RefusedAddressError:
-    # What follows a question mark is left out: it may be a signature.
+    # The query is left out, because it may be a signature.
     shown = text.partition("?")[0]
     shown = shown if len(shown) <= _SHOWN_CHARS_MAX else f"{shown[:_SHOWN_CHARS_MAX]}…"
     if "@" in shown:

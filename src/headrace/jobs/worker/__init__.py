@@ -1,1 +1,1 @@
-"""The worker: claims jobs, keeps their leases alive, runs them, settles what they came to."""
+"""The worker: claims jobs, sends heartbeats, runs attempts and settles their outcomes."""

@@ -1,4 +1,7 @@
-"""A worker's life: threads that claim, beat, work and look after the ledger, around the models that somebody else runs."""
+"""A worker: threads that claim, send heartbeats, run attempts and settle.
+
+The models belong to the caller.
+"""
 
 import logging
 import random
@@ -9,29 +12,32 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from typing_extensions import override
+
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.service import Service
 from headrace.jobs.attempt import Attempt, AttemptStoppedError, StopReason
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import Completed, Failed, Job, JobFailure, Kind, Outcome, Progress, Settlement
+from headrace.jobs.job import Completed, Failed, Job, JobFailure, JobProgress, Kind, Outcome, Settlement
 from headrace.jobs.kind import KindRunner
 from headrace.jobs.ledger import JobLedger, Wakeup
-from headrace.jobs.worker.beats import Beats
-from headrace.jobs.worker.crew import Crew
-from headrace.jobs.worker.roster import Roster
+from headrace.jobs.worker.heartbeats import Heartbeats
+from headrace.jobs.worker.ledger_loop import LedgerLoop
+from headrace.jobs.worker.outcome import outcome_of_error
+from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.turns import Turns
-from headrace.jobs.worker.verdict import verdict
+from headrace.jobs.worker.worker_threads import WorkerThreads
 
 _log = logging.getLogger("headrace.jobs")
 
-_ASIDE_THREADS: Final = 4
-_ASIDE_MAX: Final = 256
-"""What waits to be done beside the jobs; beyond, it is left to the sweepers."""
-_ASIDE_STOP_S: Final = 30.0
-"""How long a worker that leaves waits for what is done beside the jobs; the rest is left to the sweepers."""
-_LAST_WORDS_S: Final = 10.0
-"""How long, beyond `stop_s`, a worker that leaves waits for the ledger to answer."""
+_BACKGROUND_THREADS: Final = 4
+_BACKGROUND_MAX: Final = 256
+"""The number of waiting background tasks; the sweepers do the rest."""
+_BACKGROUND_STOP_S: Final = 30.0
+"""Seconds for which a stopping worker waits for background tasks; the sweepers do the rest."""
+_LEDGER_WAIT_S: Final = 10.0
+"""Seconds beyond `stop_s` for which a stopping worker waits for the ledger."""
 _DEFECT_RETRY_MS: Final = 10_000
 
 Secure = Callable[[Sequence[Settlement]], Sequence[Settlement]]
@@ -41,38 +47,40 @@ Listen = Callable[[Sequence[str]], Wakeup]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """How a worker has fared since it began."""
+    """Cumulative counters of a worker."""
 
     running: int = 0
     begun: int = 0
     completed: int = 0
     failed: int = 0
-    """Attempts that failed, for good or not."""
+    """Failed attempts, retried or not."""
     released: int = 0
     lost: int = 0
-    """Attempts whose lease was lost, or whose settlement came too late."""
+    """Attempts with a lost lease or a late settlement."""
     stuck: int = 0
-    """Attempts that were settled without their say, since they did not stop when they were told to."""
+    """Attempts that were settled although they had not stopped."""
 
 
-class Worker:
-    """Implements `headrace.core.Service`; use it once.
+class Worker(Service):
+    """A worker of the job queue, as a service. Use it once.
 
-    `stop(drain=True)` claims no more, lets jobs go on for `drain_grace_s`, gives back those that are left, and returns.
-    Without drain they are given back at once. Either way none is lost: what cannot be told to the ledger any more is
-    claimed again when its lease has run out. A job that does not listen is given back after `stop_s` all the same; its thread
-    is left behind, and ends with the process.
+    `stop(drain=True)` claims no more, lets attempts continue for `drain_grace_s`, releases the
+    rest, and returns. Without drain the attempts are released at once. No job is lost either way: a
+    job that could not be released is claimed again after its lease has expired. An attempt that
+    ignores the stop is released after `stop_s`; its thread stays behind and ends with the process.
 
     Args:
-        ledger: Started; stopped by whoever started it, after the worker.
-        kinds: Who does the jobs of each kind.
+        ledger: A started ledger; the caller stops it after the worker.
+        kinds: The runners by kind.
         settings: Queues, concurrency, lease.
-        listen: Makes what tells of news of some queues beside the ledger's own, such as a dispatcher's listener; closed here.
-        secure: Makes results durable before they are settled; see `Turns`.
-        ended: Told of every settlement that counted, in a thread beside; may be skipped under load.
-        hide: A prefix of URIs that is nobody's business; see `verdict`.
-        clock: Waits, and tells time limits.
-        seed: For the jitter of waits; None draws one.
+        listen: Returns a waiter beside the ledger's own for some queues, such as a wakeup broker's
+            listener. The worker closes it.
+        secure: Makes results durable before they are settled; see `LedgerLoop`.
+        ended: Called in a background thread with each settlement that counted; may be skipped under
+            load.
+        hide: A URI prefix to hide in messages; see `outcome_of_error`.
+        clock: The clock of waits and time limits.
+        seed: The seed of the waits' jitter; None draws one.
     """
 
     def __init__(
@@ -97,16 +105,18 @@ class Worker:
         self._hide = hide
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)  # noqa: S311 - jitter
-        self._roster = Roster()
-        self._beats = Beats(ledger, settings, self._roster, give_up=self._give_up, clock=self._clock)
-        self._turns = Turns(
+        self._running_jobs = RunningJobs()
+        self._heartbeats = Heartbeats(
+            ledger, settings, self._running_jobs, give_up=self._give_up, clock=self._clock
+        )
+        self._ledger_loop = LedgerLoop(
             ledger,
             settings,
-            self._roster,
+            self._running_jobs,
             begin=self._begin,
             secure=secure,
             settled=self._settled,
-            may_claim=lambda: not self._beats.late,
+            may_claim=lambda: not self._heartbeats.overdue,
             clock=self._clock,
             share=self._random.random,
         )
@@ -114,31 +124,35 @@ class Worker:
         self._counts: dict[str, int] = dict.fromkeys(
             ("begun", "completed", "failed", "released", "lost", "stuck"), 0
         )
-        self._wait_alone: deque[Attempt] = deque()
-        """Attempts that begin when nothing else is in hand."""
-        self._aside_waiting = 0
-        self._life = threading.Lock()
-        self._started = self._ending = self._giving_back = False
+        self._waiting_alone: deque[Attempt] = deque()
+        """Attempts that begin once no other attempt is open."""
+        self._background_waiting = 0
+        self._lifecycle = threading.Lock()
+        self._started = self._ending = self._releasing = False
         self._over = threading.Event()
         self._listening = True
-        self._unheard = threading.Event()
+        self._listening_over = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._slots = Crew(settings.concurrency, "headrace-job")
-        self._aside = Crew(_ASIDE_THREADS, "headrace-job-aside")
+        self._slots = WorkerThreads(settings.concurrency, "headrace-job")
+        self._background = WorkerThreads(_BACKGROUND_THREADS, "headrace-job-background")
 
-    # Life
+    # Start and stop
 
+    @override
     def start(self) -> None:
-        """Begin to work. Raises what kept it from that, leaving nothing running; then, or once stopped, it does nothing more."""
-        with self._life:
+        """Start.
+
+        Raise the error that prevents it, leaving nothing running. A worker cannot be restarted.
+        """
+        with self._lifecycle:
             if self._started:
                 return
             self._started = True
             try:
                 self._begin_threads()
             except BaseException:
-                self._turns.close()
-                self._give_back()
+                self._ledger_loop.close()
+                self._release_all()
                 self._end()
                 raise
         _log.info("worker began", extra={"worker": self.settings.name, "queues": list(self.settings.queues)})
@@ -148,10 +162,10 @@ class Worker:
         if self._listen_to is not None:
             self._wakeups.append(self._listen_to(self.settings.queues))
         self._slots.start()
-        self._aside.start()
+        self._background.start()
         jobs: list[tuple[str, Callable[[], Any]]] = [
-            ("turns", self._turns.run),
-            ("beats", self._beats.run),
+            ("ledger-loop", self._ledger_loop.run),
+            ("heartbeats", self._heartbeats.run),
             *((f"news-{i}", partial(self._listen, w)) for i, w in enumerate(self._wakeups)),
         ]
         for name, do in jobs:
@@ -160,212 +174,218 @@ class Worker:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Claim no more, and go on with what is in hand. For a signal handler; `stop` does the rest."""
-        self._turns.close()
+        """Claim no more, and continue with the running attempts.
 
+        For a signal handler; `stop` does the rest.
+        """
+        self._ledger_loop.close()
+
+    @override
     def stop(self, *, drain: bool = True) -> None:
-        """See the class. May be called again, without drain, by another thread, to cut a drain short: both return at its end."""
-        with self._life:
+        """Stop, as the class docstring says.
+
+        Another thread may call `stop` again without drain to shorten a drain; both calls return at
+        its end.
+        """
+        with self._lifecycle:
             if not self._started:
                 return
-        self._turns.close()
-        if not drain or not self._roster.wait_until_empty(self._clock, self.settings.drain_grace_s):
-            self._give_back()
+        self._ledger_loop.close()
+        if not drain or not self._running_jobs.wait_until_empty(self._clock, self.settings.drain_grace_s):
+            self._release_all()
         with self._lock:
             first, self._ending = not self._ending, True
         if first:
             self._end()
         self._over.wait()
 
-    def _give_back(self) -> None:
-        """Tell all attempts, also those that are about to begin."""
-        self._giving_back = True
-        self._roster.stop_all(StopReason.DRAIN)
-        self._beats.told()
+    def _release_all(self) -> None:
+        """Stop all attempts with DRAIN, also those that are about to begin."""
+        self._releasing = True
+        self._running_jobs.stop_all(StopReason.DRAIN)
+        self._heartbeats.attempts_stopped()
 
     def _end(self) -> None:
         self._ending = True
         try:
             if self._threads:
-                patience_s = self.settings.stop_s + _LAST_WORDS_S
-                self._roster.wait_until_empty(self._clock, patience_s)
-            self._turns.end()
-            self._beats.end()
+                timeout_s = self.settings.stop_s + _LEDGER_WAIT_S
+                self._running_jobs.wait_until_empty(self._clock, timeout_s)
+            self._ledger_loop.end()
+            self._heartbeats.end()
             self._listening = False
-            self._unheard.set()
+            self._listening_over.set()
             for wakeup in self._wakeups:
                 wakeup.wake()
             for thread in self._threads:
                 thread.join()
             for wakeup in self._wakeups:
                 wakeup.close()
-            self._slots.stop(0.0 if self._roster.staying()[0] else _ASIDE_STOP_S)
-            self._aside.stop(_ASIDE_STOP_S)
-            _log.info("worker ended", extra={"worker": self.settings.name, "left": len(self._roster)})
+            self._slots.stop(0.0 if self._running_jobs.slots_after()[0] else _BACKGROUND_STOP_S)
+            self._background.stop(_BACKGROUND_STOP_S)
+            _log.info("worker ended", extra={"worker": self.settings.name, "left": len(self._running_jobs)})
         finally:
             self._over.set()
 
     def statistics(self) -> WorkerStatistics:
-        """A snapshot; safe from any thread."""
+        """Return a snapshot of the counters. Thread-safe."""
         with self._lock:
-            return WorkerStatistics(running=len(self._roster), **self._counts)
+            return WorkerStatistics(running=len(self._running_jobs), **self._counts)
 
-    # News
+    # Notifications
 
     def _listen(self, wakeup: Wakeup) -> None:
         while self._listening:
             try:
-                news = wakeup.wait(self.settings.poll_s)
-            except Exception:  # noqa: BLE001 - without this thread, jobs wait until the queues are looked at
-                _log.exception("what tells of news failed, it is asked again")
-                self._clock.sleep(self.settings.poll_s, self._unheard)
+                changed = wakeup.wait(self.settings.poll_s)
+            except Exception:  # noqa: BLE001 - without this thread, jobs wait for polling
+                _log.exception("waiting for changes failed, retrying")
+                self._clock.sleep(self.settings.poll_s, self._listening_over)
                 continue
-            if news:
-                self._turns.news()
-                self._beats.look()
+            if changed:
+                self._ledger_loop.notify()
+                self._heartbeats.check_cancellations()
 
-    # Attempts: begun by the turns' thread, run by a slot's
+    # Attempts: begun by the ledger loop's thread, run by a slot's thread
 
     def _begin(self, job: Job) -> None:
         attempt = Attempt(job)
-        self._roster.add(attempt)
+        self._running_jobs.add(attempt)
         self._count("begun")
-        if self._giving_back:
-            # Claimed by a turn that was under way when all were told.
+        if self._releasing:
+            # Claimed by a transaction that was under way when all attempts were stopped.
             attempt.stop(StopReason.DRAIN)
         with self._lock:
-            waits = job.alone and len(self._roster) > 1
+            waits = job.alone and len(self._running_jobs) > 1
             if waits:
-                self._wait_alone.append(attempt)
+                self._waiting_alone.append(attempt)
         if waits:
-            attempt.on_stop(partial(self._begin_stopped, attempt))
+            attempt.add_stop_callback(partial(self._begin_stopped, attempt))
         else:
             self._run(attempt)
 
     def _begin_waiting(self) -> None:
-        """Begin the next of those that must be alone, if nothing else is in hand."""
+        """Begin the next attempt that must run alone, if no other is open."""
         with self._lock:
-            if not self._wait_alone or len(self._roster) > len(self._wait_alone):
+            if not self._waiting_alone or len(self._running_jobs) > len(self._waiting_alone):
                 return
-            attempt = self._wait_alone.popleft()
+            attempt = self._waiting_alone.popleft()
         self._run(attempt)
 
     def _begin_stopped(self, attempt: Attempt) -> None:
-        """One that waits was told to stop: it need not wait for that."""
+        """Begin a waiting attempt that was stopped, so that it ends at once."""
         with self._lock:
-            if attempt not in self._wait_alone:
+            if attempt not in self._waiting_alone:
                 return
-            self._wait_alone.remove(attempt)
+            self._waiting_alone.remove(attempt)
         self._run(attempt)
 
     def _run(self, attempt: Attempt) -> None:
         limit_s = attempt.job.spec.time_limit_s
-        self._roster.begin(attempt, None if limit_s is None else self._clock.now() + limit_s)
-        self._beats.began(limit_s)
+        self._running_jobs.begin(attempt, None if limit_s is None else self._clock.now() + limit_s)
+        self._heartbeats.attempt_began(limit_s)
         self._slots.submit(partial(self._work, attempt))
 
     def _work(self, attempt: Attempt) -> None:
         outcome = self._outcome(attempt)
         progress = attempt.progress
-        self._roster.returned(attempt)
-        if self._roster.answer(attempt):
+        self._running_jobs.thread_returned(attempt)
+        if self._running_jobs.mark_finished(attempt):
             self._settle(attempt, outcome, progress)
             return
-        # It was given up before; its slot is of use again.
+        # The attempt was given up before; its slot is free again.
         self._discard(attempt)
-        self._turns.room()
+        self._ledger_loop.slot_freed()
 
     def _outcome(self, attempt: Attempt) -> Outcome | None:
-        """Do the job; what it came to, None where nothing of it counts."""
+        """Run the attempt. Return its outcome; None if it does not count."""
         try:
-            attempt.check()
+            attempt.raise_if_stopped()
             result = self._runner(attempt.job.spec.kind).run(attempt)
-        except BaseException as error:  # noqa: BLE001 - whatever happens, the job gets its answer
+        except BaseException as error:  # noqa: BLE001 - every job needs an outcome
             if not isinstance(error, HeadraceError | AttemptStoppedError):
                 _log.exception("a job failed in headrace itself", extra={"job": attempt.job.id})
-            return self._verdict(attempt, error)
+            return self._outcome_of_error(attempt, error)
         return None if attempt.stopped is StopReason.LOST else Completed(result)
 
-    def _verdict(self, attempt: Attempt, error: BaseException) -> Outcome | None:
+    def _outcome_of_error(self, attempt: Attempt, error: BaseException) -> Outcome | None:
         try:
-            return verdict(attempt, error, share=self._random.random(), hide=self._hide)
+            return outcome_of_error(attempt, error, share=self._random.random(), hide=self._hide)
         except Exception:  # noqa: BLE001 - as above
-            _log.exception("an error could not be judged", extra={"job": attempt.job.id})
-            failure = JobFailure(
-                Cause.DEFECT, "headrace itself failed; its log says how, under this job's id"
-            )
+            _log.exception("the outcome of an error could not be determined", extra={"job": attempt.job.id})
+            failure = JobFailure(Cause.DEFECT, "headrace itself failed; see its log for this job's id")
             return Failed(failure, _DEFECT_RETRY_MS)
 
     def _give_up(self, attempt: Attempt) -> None:
-        """It was told to stop, and does not: it is settled without its say."""
+        """Settle an attempt that ignores its stop, without waiting for it."""
         reason = attempt.stopped
-        if reason is None or not self._roster.answer(attempt):
+        if reason is None or not self._running_jobs.mark_finished(attempt):
             return
         self._count("stuck")
         _log.error(
-            "an attempt does not stop, it is settled without its say; its slot is out of use until it returns",
+            "an attempt ignores its stop: it is settled, and its slot stays occupied until it returns",
             extra={"job": attempt.job.id, "reason": reason.value},
         )
-        self._settle(attempt, self._verdict(attempt, AttemptStoppedError(reason)), None)
+        self._settle(attempt, self._outcome_of_error(attempt, AttemptStoppedError(reason)), None)
 
-    def _settle(self, attempt: Attempt, outcome: Outcome | None, progress: Progress | None) -> None:
+    def _settle(self, attempt: Attempt, outcome: Outcome | None, progress: JobProgress | None) -> None:
         if outcome is None:
             self._lose(attempt)
             return
-        self._turns.settle(Settlement(attempt.job.id, attempt.job.lease, outcome, progress))
+        self._ledger_loop.settle(Settlement(attempt.job.id, attempt.job.lease, outcome, progress))
 
     def _runner(self, kind: Kind) -> KindRunner:
         runner = self._kinds.get(kind)
         if runner is None:
-            raise ConfigError(f"this worker does no jobs of kind {kind!r} (it does {', '.join(self._kinds)})")
+            raise ConfigError(f"this worker runs no jobs of kind {kind!r} (it runs {', '.join(self._kinds)})")
         return runner
 
     def _settled(self, settlement: Settlement, counted: bool) -> None:
-        attempt = self._roster.get(settlement.job_id, settlement.lease)
+        attempt = self._running_jobs.get(settlement.job_id, settlement.lease)
         if attempt is None:
             return
         if not counted:
             self._lose(attempt)
             return
         self._count(type(settlement.outcome).__name__.lower())
-        self._do_aside(partial(self._ended, attempt, settlement))
-        self._let_go(attempt)
+        self._run_in_background(partial(self._ended, attempt, settlement))
+        self._remove(attempt)
 
     def _lose(self, attempt: Attempt) -> None:
-        """Nothing of it counts: what it has written goes."""
+        """Discard an attempt that does not count, with its output."""
         self._count("lost")
         self._discard(attempt)
-        self._let_go(attempt)
+        self._remove(attempt)
 
     def _discard(self, attempt: Attempt) -> None:
         runner = self._kinds.get(attempt.job.spec.kind)
         if runner is not None:
-            self._do_aside(partial(runner.discard, attempt))
+            self._run_in_background(partial(runner.discard, attempt))
 
-    def _let_go(self, attempt: Attempt) -> None:
-        self._roster.remove(attempt)
+    def _remove(self, attempt: Attempt) -> None:
+        self._running_jobs.remove(attempt)
         self._begin_waiting()
-        self._turns.room()
+        self._ledger_loop.slot_freed()
 
     def _count(self, what: str) -> None:
         with self._lock:
             if what in self._counts:
                 self._counts[what] += 1
 
-    def _do_aside(self, do: Callable[[], None]) -> None:
-        """In a thread beside; not at all when too much waits there already, since sweepers do it later."""
+    def _run_in_background(self, do: Callable[[], None]) -> None:
+        """Run in a background thread; drop the task if too many wait, since sweepers do it later."""
         with self._lock:
-            if self._aside_waiting >= _ASIDE_MAX:
+            if self._background_waiting >= _BACKGROUND_MAX:
                 return
-            self._aside_waiting += 1
-        self._aside.submit(partial(self._done_aside, do))
+            self._background_waiting += 1
+        self._background.submit(partial(self._background_task, do))
 
-    def _done_aside(self, do: Callable[[], None]) -> None:
+    def _background_task(self, do: Callable[[], None]) -> None:
         with self._lock:
-            self._aside_waiting -= 1
+            self._background_waiting -= 1
         try:
             do()
         except HeadraceError as error:
             _log.warning("left to the sweepers: %s", error)
-        except Exception:  # noqa: BLE001 - the thread has others to do
+        except Exception:  # noqa: BLE001 - the thread must continue
             _log.exception("left to the sweepers")

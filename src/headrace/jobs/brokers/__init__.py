@@ -1,0 +1,1 @@
+"""Wakeup brokers over message brokers: one adapter module per client library."""

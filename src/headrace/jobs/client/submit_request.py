@@ -1,0 +1,229 @@
+"""The client's submission, and its encoding as an HTTP request."""
+
+import mimetypes
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+import orjson
+
+from headrace.core.errors import ConfigError
+from headrace.jobs.job import Kind
+
+INLINE_BYTES_MAX: Final = 1 << 20
+"""Larger payloads are uploaded first. APIs accept this size with a submission, unless a key's limit
+is lower.
+"""
+_JSON: Final = "application/json"
+_ENDINGS: Final = {
+    ".jsonl": "application/jsonlines",
+    ".ndjson": "application/jsonlines",
+    ".csv": "text/csv",
+    ".json": _JSON,
+    ".parquet": "application/x-parquet",
+    ".tfrecord": "application/x-tfrecord",
+    ".txt": "text/plain",
+}
+
+
+class Unset:
+    """The type of `UNSET`, for arguments that may be None."""
+
+
+UNSET: Final = Unset()
+
+
+class SubmitOptions(TypedDict, total=False):
+    """The options of a submission, besides its model and payload."""
+
+    input_uri: str
+    """An existing object instead of a payload; the key must be permitted to read it."""
+    kind: Kind
+    queue: str
+    """The queue whose workers run the job."""
+    content_type: str
+    """The payload's media type; a file's name implies it otherwise."""
+    accept: str
+    """The result's media type."""
+    output_uri: str
+    """A prefix below which the result is published as ``KEY.out``."""
+    key: str
+    """The KEY; the job's id by default."""
+    region: str
+    """The data's region; workers of that region claim the job first."""
+    options: Mapping[str, Any]
+    """Options of the kind."""
+    priority: int
+    """0 is claimed first, 9 last."""
+    delay_s: float
+    """Seconds until the job becomes due."""
+    attempts_max: int
+    time_limit_s: float
+    """The time limit of one attempt, in seconds."""
+    time_to_live_s: float
+    """Seconds after which the job expires if no attempt has begun."""
+    deadline_s: float
+    """Seconds after which the job expires if it has not ended."""
+    tags: Mapping[str, str]
+    notify: Sequence[Mapping[str, Any]]
+    """The notification targets."""
+    correlation_id: str
+    """The client's own id of the job."""
+    upload: str
+    """An upload's id instead of a payload, as `upload` returned it. Needs a `content_type`."""
+    idempotency_key: str
+    """The same key and submission create one job, as long as the job is kept. By default a key is
+    generated, so that the client can retry. With "" there is no key, and a lost response is an
+    error.
+    """
+    traceparent: str
+    """The trace context of the submission."""
+
+
+class Filters(TypedDict, total=False):
+    """Conditions on listed jobs; all given ones must match."""
+
+    queue: str
+    states: Sequence[str]
+    model: str
+    kind: str
+    correlation_id: str
+    tags: Mapping[str, str]
+    tenant: str
+    """A tenant, for keys that may see all."""
+    created_from_ms: int
+    created_before_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    """A submission. `fields` are the given fields of the API's document.
+
+    Its payload is one of: `source` (bytes or a file), `upload`, a JSON value (`input`), or an
+    existing object (``input_uri`` in `fields`).
+    """
+
+    fields: Mapping[str, Any]
+    idempotency_key: str
+    source: bytes | Path | None = None
+    upload: str = ""
+    input: Any = UNSET
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def repeatable(self) -> bool:
+        """True if the request may be sent twice."""
+        return bool(self.idempotency_key or self.upload)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSubmitRequest:
+    """The parts of the HTTP request for a submission."""
+
+    params: tuple[tuple[str, str], ...]
+    headers: Mapping[str, str]
+    content: bytes | Path
+
+
+def make_submit_request(model: str, value: Any, options: SubmitOptions) -> SubmitRequest:
+    """Return the submission for the arguments of `submit`.
+
+    Raise ConfigError for an invalid payload.
+    """
+    fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    key = fields.pop("idempotency_key", None)
+    key = secrets.token_hex(16) if key is None else key
+    trace, upload = fields.pop("traceparent", ""), fields.pop("upload", "")
+    headers = {"traceparent": trace} if trace else {}
+    if model:
+        fields["model"] = model
+    named = [name for name, is_set in (("input_uri", "input_uri" in fields), ("upload", upload)) if is_set]
+    if value is not UNSET:
+        named.append("input")
+    if len(named) != 1:
+        raise ConfigError(f"give one of input, input_uri and upload, not {' and '.join(named) or 'none'}")
+    if value is UNSET:
+        return SubmitRequest(fields, key, upload=upload, headers=headers)
+    if isinstance(value, Path):
+        if not value.is_file():
+            raise ConfigError(f"{value}: the file does not exist")
+        fields.setdefault("content_type", media_type_of(value.name))
+        return SubmitRequest(fields, key, source=value, headers=headers)
+    if isinstance(value, bytes | bytearray):
+        fields.setdefault("content_type", "application/octet-stream")
+        return SubmitRequest(fields, key, source=bytes(value), headers=headers)
+    if isinstance(value, str) and fields.get("content_type", _JSON) != _JSON:
+        return SubmitRequest(fields, key, source=value.encode(), headers=headers)
+    return _json_order(value, fields, key, headers)
+
+
+def encode_submit_request(order: SubmitRequest) -> EncodedSubmitRequest:
+    """Encode a submission: as a JSON document, or, for a payload of bytes, as a body with a query.
+
+    Raise ConfigError for values that the API's JSON does not have.
+    """
+    try:
+        return _document_of(order)
+    except TypeError as error:
+        raise ConfigError(f"an option of the job is not JSON: {error}") from None
+
+
+def _document_of(order: SubmitRequest) -> EncodedSubmitRequest:
+    headers = dict(order.headers)
+    if order.idempotency_key:
+        headers["idempotency-key"] = order.idempotency_key
+    if order.source is not None:
+        headers["content-type"] = order.fields["content_type"]
+        return EncodedSubmitRequest(_query(order.fields), headers, order.source)
+    document = dict(order.fields)
+    if order.upload:
+        document["upload"] = order.upload
+    if order.input is not UNSET:
+        document["input"] = order.input
+    headers["content-type"] = _JSON
+    return EncodedSubmitRequest((), headers, orjson.dumps(document))
+
+
+def media_type_of(name: str) -> str:
+    """Return the probable media type of a file, by its suffix."""
+    known = _ENDINGS.get(Path(name).suffix.lower())
+    return known or mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+
+def list_query(wanted: Filters) -> tuple[tuple[str, str], ...]:
+    """Return the query parameters of a list; "" matches all."""
+    params: list[tuple[str, str]] = []
+    for name, value in wanted.items():
+        if name == "states":
+            params += [("state", str(state)) for state in wanted.get("states", ())]
+        elif name == "tags":
+            params += [("tag", f"{tag}={text}") for tag, text in wanted.get("tags", {}).items()]
+        elif value not in (None, ""):
+            params.append((name, str(value)))
+    return tuple(params)
+
+
+def _json_order(value: Any, fields: dict[str, Any], key: str, headers: Mapping[str, str]) -> SubmitRequest:
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise ConfigError(f"the input is neither bytes, a path nor JSON: {error}") from None
+    fields.setdefault("content_type", _JSON)
+    if len(text) > INLINE_BYTES_MAX:
+        return SubmitRequest(fields, key, source=text, headers=headers)
+    return SubmitRequest(fields, key, input=orjson.Fragment(text), headers=headers)
+
+
+def _query(fields: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    params: list[tuple[str, str]] = []
+    for name, value in fields.items():
+        if name == "content_type":
+            continue
+        if name == "tags":
+            params += [("tag", f"{tag}={text}") for tag, text in value.items()]
+        else:
+            params.append((name, value if isinstance(value, str) else orjson.dumps(value).decode()))
+    # The query parameter model marks the body as the payload.
+    return tuple(params) if "model" in fields else (("model", ""), *params)

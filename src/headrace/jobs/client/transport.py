@@ -1,0 +1,78 @@
+"""The settings of both clients, and the use of httpx that they share.
+
+Adapter module of httpx, with `sync` and `aio`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.core.errors import ConfigError, MissingExtraError
+from headrace.jobs.client.core import RETRY_S, TIMEOUT_S, ApiCall, ConnectionLostError
+from headrace.jobs.client.responses import ApiResponse
+
+try:
+    import httpx
+except ImportError as _error:
+    raise MissingExtraError("jobs", "the client of the job API") from _error
+
+CONNECT_S: Final = 10.0
+FILE_BYTES: Final = 1 << 20
+_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """The timeouts of a client: `timeout_s` for a silent server, `retry_s` for all retries."""
+
+    timeout_s: float = TIMEOUT_S
+    retry_s: float = RETRY_S
+    ca_file: Path | None = None
+    """Trusted certificates instead of the system's."""
+
+
+def base_url(url: str) -> httpx.URL:
+    """Return the API's address. Raise ConfigError for an invalid one."""
+    try:
+        found = httpx.URL(url.rstrip("/"))
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{url}: not an address: {error}") from None
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"{url}: not an address of a job API; write http://HOST:PORT")
+    if found.userinfo:
+        raise ConfigError("an address with credentials: pass the key as api_key")
+    return found
+
+
+def httpx_options(settings: ClientSettings) -> dict[str, Any]:
+    """Return the arguments of an httpx client."""
+    arguments: dict[str, Any] = {"timeout": settings.timeout_s, "follow_redirects": True}
+    if settings.ca_file is not None:
+        import ssl  # noqa: PLC0415 - rarely needed
+
+        try:
+            arguments["verify"] = ssl.create_default_context(cafile=str(settings.ca_file))
+        except OSError as error:
+            raise ConfigError(f"the certificates in {settings.ca_file} cannot be read: {error}") from error
+    return arguments
+
+
+def timeouts(settings: ClientSettings, call: ApiCall) -> httpx.Timeout:
+    """Return the timeouts of one call."""
+    return httpx.Timeout(settings.timeout_s + call.extra_s, connect=min(CONNECT_S, settings.timeout_s))
+
+
+def address(base: httpx.URL, call: ApiCall) -> httpx.URL:
+    """Return the address of a call."""
+    return httpx.URL(call.url) if "://" in call.url else httpx.URL(f"{base}{call.url}")
+
+
+def api_response(response: httpx.Response, body: bytes) -> ApiResponse:
+    """Return an httpx response as an `ApiResponse`."""
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return ApiResponse(response.status_code, headers, body, str(response.request.url.copy_with(query=None)))
+
+
+def connection_lost(error: httpx.HTTPError) -> ConnectionLostError:
+    """Return an httpx error as a ConnectionLostError."""
+    return ConnectionLostError(str(error) or type(error).__name__, sent=not isinstance(error, _NEVER_SENT))

@@ -1,0 +1,88 @@
+"""A job's options as settings: the options of a transform's spec file, for every kind. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from headrace.core.errors import ConfigError
+from headrace.jobs.job import NewJob
+from headrace.pipeline.settings import OutputSettings, StreamSettings
+from headrace.transforms.sagemaker import FIELDS
+from headrace.transforms.settings import TransformSettings
+from headrace.transforms.spec import EXTENSION_TABLE, spec_of
+
+_PARTS: Final = ("part_bytes_max", "part_rows_max")
+_WHERE: Final = "options"
+_JOB_FIELDS: Final = frozenset({"source", "output", "model", "job_name", "instances", "max_concurrent"})
+"""Options of a spec file that are fields of the job instead."""
+
+
+def transform_settings(spec: NewJob) -> TransformSettings:
+    """Return the settings of an `infer` or `transform` job.
+
+    Raise ConfigError for an invalid option.
+
+    Options are those of a spec file's ``headrace`` table; for a `transform`, also a whole document
+    with SageMaker's tables. ``content_type`` and ``accept`` are the job's own, unless the options
+    set them too.
+    """
+    options = dict(spec.options)
+    if any(field in options for field in FIELDS):
+        return _without_manifest(spec_of(options, _WHERE).settings)
+    elsewhere = sorted(_JOB_FIELDS & options.keys())
+    if elsewhere:
+        raise ConfigError(f"{_WHERE}: {elsewhere[0]!r} is a field of the job, not an option")
+    own: dict[str, Any] = {
+        **({"content_type": spec.content_type} if spec.content_type else {}),
+        **({"accept": spec.accept} if spec.accept else {}),
+        **options,
+    }
+    return _without_manifest(spec_of({EXTENSION_TABLE: own}, _WHERE).settings)
+
+
+def check_options(spec: NewJob) -> None:
+    """Raise ConfigError, as its worker would, for a job whose options would make it fail."""
+    if spec.kind != "infer" and not spec.output_uri:
+        raise ConfigError(f"output_uri: a {spec.kind} needs one: a folder or prefix for its output")
+    if spec.kind == "stream":
+        stream_settings(spec)
+    elif spec.kind == "transform" or spec.options:
+        transform_settings(spec)
+
+
+def stream_settings(spec: NewJob) -> StreamSettings:
+    """Return the settings of a `stream` job: the same options, and limits of parts.
+
+    Raise ConfigError.
+    """
+    options = {key: value for key, value in spec.options.items() if key not in _PARTS}
+    settings = transform_settings(replace(spec, options=options))
+    output = settings.output
+    if output.accept not in {"auto", "csv", "jsonl", "parquet"}:
+        raise ConfigError(f"{_WHERE}: a stream writes csv, jsonl or parquet, not {output.accept}")
+    bounds = {key: _whole(spec.options, key) for key in _PARTS if key in spec.options}
+    written = OutputSettings(
+        format="csv" if output.accept == "auto" else output.accept,  # pyright: ignore[reportArgumentType]
+        join=output.join,
+        header=output.header,
+        checkpoint_s=settings.tasks.checkpoint_s,
+        **bounds,
+    )
+    return StreamSettings(settings.read, settings.mapping, settings.flow, written)
+
+
+def _without_manifest(settings: TransformSettings) -> TransformSettings:
+    """Refuse manifests: the objects that one names were not checked against the key's permissions."""
+    if settings.data_type == "manifest":
+        raise ConfigError(
+            f"{_WHERE}: a job's input is an object or a prefix, never a manifest: "
+            "submit a job for each, or name their prefix"
+        )
+    return settings
+
+
+def _whole(options: Mapping[str, Any], key: str) -> int:
+    value = options[key]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{_WHERE}: {key} must be a whole number, not {value!r}")
+    return value

@@ -1,0 +1,368 @@
+"""The URIs that jobs may name, and the layout of headrace's own store.
+
+Pure: nothing is opened here.
+
+URIs from clients are normalized first: one spelling for one location, and no spelling that a store,
+proxy or file system reads differently. Allow-lists compare normalized URIs, whole segment by whole
+segment. Keys are bytes: two encodings of an accented letter are two keys, as in stores, and nothing
+is decoded.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from headrace.core.errors import ConfigError, ForbiddenError
+from headrace.jobs.outbound.urls import OutboundPolicy, parse_url
+from headrace.storage.uri import CLOUD_SCHEMES, KEY_BYTES_MAX, join, object_location, parse, require_text
+
+URI_CHARS_MAX: Final = 2048
+KEY_NAME_BYTES_MAX: Final = 128
+"""The longest KEY that is used unchanged in ``KEY.out``."""
+RESULT_SUFFIX: Final = ".out"
+ERROR_SUFFIX: Final = ".error"
+
+_SHOWN_CHARS: Final = 80
+_BUCKET: Final = re.compile(r"[a-z0-9$][a-z0-9._-]{0,221}")
+# Bidirectional overrides and zero-width characters: a displayed URI must not deceive.
+_INVISIBLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_USER: Final = re.compile(r"//[^/]*@")
+_QUERY: Final = re.compile(r"\?.*", re.DOTALL)
+_HIDDEN_SLASH: Final = re.compile("%(2f|5c|00)", re.IGNORECASE)
+_HIDDEN_DOT: Final = re.compile("%2e", re.IGNORECASE)
+_WEB: Final = re.compile("https?://", re.IGNORECASE)
+_PARAMETER: Final = re.compile("(;|%3b).*", re.IGNORECASE)
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]*")
+_LEASE: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+_HASH_CHARS: Final = 32
+_STEM_CHARS: Final = 64
+
+
+def normalize_uri(uri: str) -> str:
+    """Return the single spelling of a URI: ``s3://``, ``gs://`` or ``az://``, a bucket, a key.
+
+    The scheme becomes lower-case; the rest is unchanged or refused. A slash at the end, for a
+    prefix, stays.
+
+    Raises ConfigError for everything else: other schemes, no bucket, a bucket with capitals (no
+    store has any), user names, ports, queries, empty, ``.`` and ``..`` segments, also
+    percent-encoded, backslashes, control and invisible characters, spaces at either end, invalid
+    UTF-8, or more than `KEY_BYTES_MAX` bytes of key.
+    """
+    _check_text(uri)
+    location = parse(uri)
+    if location.scheme == "file":
+        raise ConfigError(
+            f"{_shown(uri)}: files of the server are not permitted; write the object to a bucket"
+        )
+    if location.scheme not in CLOUD_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in sorted(CLOUD_SCHEMES))
+        raise ConfigError(f"{_shown(uri)}: {location.scheme}:// is not supported; use {known}")
+    if not _BUCKET.fullmatch(location.bucket) or ".." in location.bucket:
+        raise ConfigError(f"{_shown(uri)}: a bucket name has lower-case letters, digits, '-', '_' and '.'")
+    if location.key:
+        _check_key(uri, location.key)
+    return f"{location.scheme}://{location.bucket}/{location.key}"
+
+
+def normalize_file_path(uri: str) -> str:
+    """Return the single spelling of a file on the server, as its absolute path.
+
+    Raise ConfigError for a relative path and for deceptive ones.
+    """
+    _check_text(uri)
+    location = parse(uri)
+    if location.scheme != "file" or not location.key.startswith("/"):
+        raise ConfigError(f"{_shown(uri)}: a file needs an absolute path")
+    if location.key != "/":
+        _check_key(uri, location.key.removeprefix("/"))
+    return location.key
+
+
+def normalize_web_url(uri: str, policy: OutboundPolicy) -> str:
+    """Return the single spelling of a client's web address for an input, parsed by `parse_url`.
+
+    Its path has none of the segments that `normalize_uri` refuses, so that every server agrees on
+    what is below a prefix. A query, such as a signature, stays. Raises RefusedAddressError, a
+    ConfigError.
+    """
+    url = parse_url(uri, policy)
+    path = url.target.partition("?")[0].removeprefix("/")
+    if path:
+        # Some servers read `..;x` as `..`.
+        _check_key(
+            uri, "/".join(_PARAMETER.sub("", s) if s.startswith((".", "%")) else s for s in path.split("/"))
+        )
+    return url.origin + url.target
+
+
+def is_web_url(uri: str) -> bool:
+    """Return True for a web address."""
+    return bool(_WEB.match(uri))
+
+
+def without_query(uri: str) -> str:
+    """Return a URI for display: without a web address's query, which may grant access."""
+    return uri.partition("?")[0] if is_web_url(uri) else uri
+
+
+@dataclass(frozen=True, slots=True)
+class UriAllowList:
+    """The URIs that may be named: these locations and all below them. Empty by default."""
+
+    prefixes: tuple[str, ...] = ()
+    """URIs as `normalize_uri` returns them."""
+    local_roots: tuple[str, ...] = ()
+    """Folders of the server, as `normalize_file_path` returns them. Only the operator can permit
+    them.
+    """
+    reserved: tuple[str, ...] = ()
+    """headrace's own locations, with the payloads and results of all tenants: never permitted."""
+    addresses: tuple[str, ...] = ()
+    """Web addresses as `normalize_web_url` returns them, for inputs only; ``https://`` permits all
+    that `policy` permits.
+    """
+    policy: OutboundPolicy = field(default_factory=OutboundPolicy)
+
+    @classmethod
+    def read(
+        cls, uris: Iterable[str], *, reserved: Iterable[str] = (), policy: OutboundPolicy | None = None
+    ) -> "UriAllowList":
+        """Create an allow-list of bucket prefixes, absolute folder paths and web addresses.
+
+        Raise ConfigError for URIs that no client could name, and for web addresses without a
+        `policy` (outputs).
+        """
+        named = tuple(uris)
+        web = [uri for uri in named if is_web_url(uri)]
+        files = [uri for uri in named if uri not in web and _is_file(uri)]
+        buckets = [uri for uri in named if uri not in web and uri not in files]
+        if web and policy is None:
+            raise ConfigError(f"{_shown(web[0])}: outputs cannot be web addresses; use a bucket prefix")
+        made = cls.of(buckets, local_roots=files, reserved=reserved)
+        if policy is None:
+            return made
+        return replace(made, addresses=tuple(_address_prefix(uri, policy) for uri in web), policy=policy)
+
+    @classmethod
+    def of(
+        cls, prefixes: Iterable[str], *, local_roots: Iterable[str] = (), reserved: Iterable[str] = ()
+    ) -> "UriAllowList":
+        """Create an allow-list of prefixes and folders.
+
+        Raise ConfigError for URIs that no client could name.
+        """
+        own = [
+            normalize_file_path(uri) if parse(uri).scheme == "file" else normalize_uri(uri)
+            for uri in reserved
+        ]
+        return cls(
+            tuple(map(normalize_uri, prefixes)), tuple(map(normalize_file_path, local_roots)), tuple(own)
+        )
+
+    def require(self, uri: str, what: str) -> str:
+        """Return the normalized URI if it is allowed.
+
+        `what`, the URI's role, begins the error message.
+
+        Raise ConfigError for URIs that nobody may name (`normalize_uri`), and ForbiddenError for
+        URIs outside of this list. Links inside a local root are not checked: a user with write
+        access could create one that leads out.
+        """
+        if self.addresses and is_web_url(uri):
+            return self._require_address(uri, what)
+        if self.local_roots and _is_file(uri):
+            location, roots = normalize_file_path(uri), self.local_roots
+        else:
+            location, roots = normalize_uri(uri), self.prefixes
+        own = any(is_below(location, root) for root in self.reserved)
+        if own or not any(is_below(location, root) for root in roots):
+            raise ForbiddenError(f"the {what} {_shown(location)} is not permitted for this key")
+        return location
+
+    def _require_address(self, uri: str, what: str) -> str:
+        address = normalize_web_url(uri, self.policy)
+        location = without_query(address)
+        if not any(
+            location.startswith(p) if p in _SCHEMES else is_below(location, p) for p in self.addresses
+        ):
+            raise ForbiddenError(f"the {what} {_shown(location)} is not permitted for this key")
+        return address
+
+
+_SCHEMES: Final = ("https://", "http://")
+
+
+def _address_prefix(uri: str, policy: OutboundPolicy) -> str:
+    if uri.lower() not in _SCHEMES:
+        if "?" in uri:
+            raise ConfigError(f"{_shown(uri)}: a permitted address prefix has no query")
+        return normalize_web_url(uri, policy)
+    if uri.lower() == "http://" and not policy.plain_http:
+        raise ConfigError("http://: plain http is not allowed; write https://, or allow it in [outbound]")
+    return uri.lower()
+
+
+ALLOW_NOTHING: Final = UriAllowList()
+"""An empty allow-list."""
+
+
+def is_below(location: str, prefix: str) -> bool:
+    """Return True if a location is the prefix or below it at a slash.
+
+    ``s3://b/inner`` is not below ``s3://b/in``.
+
+    A prefix with a final slash is no location itself: ``s3://b/in`` is not below ``s3://b/in/``.
+    Both arguments are normalized.
+    """
+    return location == prefix or location.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
+
+
+def result_uri(output_uri: str, key: str) -> str:
+    """Return ``KEY.out`` below the output prefix; `file_name` encodes KEY.
+
+    Raise ConfigError if it is too long.
+    """
+    return _object(join(output_uri, file_name(key) + RESULT_SUFFIX))
+
+
+def error_uri(output_uri: str, key: str) -> str:
+    """Return ``KEY.error`` below the output prefix; `file_name` encodes KEY.
+
+    Raise ConfigError if it is too long.
+    """
+    return _object(join(output_uri, file_name(key) + ERROR_SUFFIX))
+
+
+def file_name(key: str) -> str:
+    """Return a job's KEY as one safe path segment that no other key has.
+
+    A key of letters, digits and ``._=-`` is unchanged, unless it is ambiguous: with a dot, dash or
+    ``=`` first, with a suffix of headrace's, or too long. Any other key becomes its safe
+    characters, ``~`` and a hash; ``~`` occurs in no unchanged key.
+
+    Raises ConfigError for an empty key and for text that is not UTF-8.
+    """
+    require_text(key)
+    if not key:
+        raise ConfigError("key: must not be empty; leave it out to use the job's id")
+    if _is_name(key) and not key.endswith((RESULT_SUFFIX, ERROR_SUFFIX)):
+        return key
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", key).strip("-")[:_STEM_CHARS]
+    return f"{stem}~{hashlib.sha256(key.encode()).hexdigest()[:_HASH_CHARS]}"
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= KEY_NAME_BYTES_MAX and not text.endswith(".") and bool(_NAME.fullmatch(text))
+
+
+def _segment(name: str) -> str:
+    """Return a name of headrace's own for a path. It is checked, because it may come from a client."""
+    if not _is_name(name):
+        raise ConfigError(f"{_shown(name)} cannot be part of an object name")
+    return name
+
+
+def _object(uri: str) -> str:
+    if parse(uri).scheme in CLOUD_SCHEMES:
+        object_location(uri)
+    return uri
+
+
+def _is_file(uri: str) -> bool:
+    _check_text(uri)
+    return parse(uri).scheme == "file"
+
+
+def _check_text(uri: str) -> None:
+    require_text(uri)
+    if len(uri) > URI_CHARS_MAX:
+        raise ConfigError(f"{_shown(uri)}: longer than {URI_CHARS_MAX} characters")
+    if found := _INVISIBLE.search(uri):
+        raise ConfigError(f"{_shown(uri)}: contains the invisible character {found[0]!r}")
+    if uri != uri.strip():
+        raise ConfigError(f"{_shown(uri)}: begins or ends with a space")
+    if _USER.search(uri):
+        raise ConfigError(f"{_shown(uri)}: a URI with credentials")
+    if "?" in uri or "#" in uri:
+        raise ConfigError(f"{_shown(uri)}: contains a query or fragment; remove it")
+    if "\\" in uri:
+        raise ConfigError(f"{_shown(uri)}: contains a backslash, which some systems read as a slash")
+
+
+def _check_key(uri: str, key: str) -> None:
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise ConfigError(f"{_shown(uri)}: the key is longer than {KEY_BYTES_MAX} bytes")
+    segments = key.removesuffix("/").split("/")
+    # Encoded dots and slashes are refused too, because some proxies decode them.
+    decoded = {_HIDDEN_DOT.sub(".", segment) for segment in segments}
+    if decoded & {"", ".", ".."} or _HIDDEN_SLASH.search(key):
+        raise ConfigError(f"{_shown(uri)}: contains an empty, '.' or '..' segment, or a hidden slash")
+
+
+def _shown(uri: str) -> str:
+    """Return a client's text for a message: shortened, quoted, and without possible passwords."""
+    text = repr(_QUERY.sub("?***", _USER.sub("//***@", uri)))
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…'"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaths:
+    """The layout of headrace's own store: the URIs of payloads, attempts and drafts."""
+
+    store_uri: str
+    """A prefix, bucket or folder that only headrace uses."""
+
+    @property
+    def inputs(self) -> str:
+        """The prefix of payloads that were sent with submissions."""
+        return join(self.store_uri, "inputs/")
+
+    @property
+    def all_attempts(self) -> str:
+        """The prefix of the output of all attempts."""
+        return join(self.store_uri, "attempts/")
+
+    @property
+    def drafts(self) -> str:
+        """The folder of unfinished files, for a store on a disk."""
+        return join(self.store_uri, "drafts/")
+
+    def input(self, job_id: str) -> str:
+        """Return the URI of the payload that was sent with the job's submission."""
+        return self.inputs + _segment(job_id)
+
+    def attempts(self, job_id: str) -> str:
+        """Return the prefix of the output of all attempts at a job."""
+        return f"{self.all_attempts}{_segment(job_id)}/"
+
+    def attempt(self, job_id: str, lease: int) -> str:
+        """Return the prefix of one attempt's output.
+
+        No other attempt writes there: lease numbers are unique.
+        """
+        return f"{self.attempts(job_id)}{lease}/"
+
+    def job_id_of(self, uri: str) -> str | None:
+        """Return the id of the job that owns this object, or None for foreign names."""
+        if uri.startswith(self.inputs):
+            name = uri.removeprefix(self.inputs)
+            return name if _is_name(name) else None
+        attempt = self._attempt_of(uri)
+        return attempt[0] if attempt else None
+
+    def lease_of(self, uri: str) -> int | None:
+        """Return the lease under which an object was written; None for payloads and foreign names."""
+        attempt = self._attempt_of(uri)
+        return attempt[1] if attempt else None
+
+    def _attempt_of(self, uri: str) -> tuple[str, int] | None:
+        if not uri.startswith(self.all_attempts):
+            return None
+        job_id, slash, rest = uri.removeprefix(self.all_attempts).partition("/")
+        lease, under, name = rest.partition("/")
+        if not (slash and under and name and _is_name(job_id) and _LEASE.fullmatch(lease)):
+            return None
+        return job_id, int(lease)

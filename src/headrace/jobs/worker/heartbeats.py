@@ -1,0 +1,180 @@
+"""The heartbeat thread of a worker: extends leases, reports progress, stops attempts."""
+
+import logging
+import threading
+from collections.abc import Callable, Container, Iterable
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from headrace.core.clock import Clock
+from headrace.core.errors import JobLedgerUnavailableError
+from headrace.jobs.attempt import Attempt, StopReason
+from headrace.jobs.job import JobProgress
+from headrace.jobs.ledger import Heartbeat, JobLedger
+from headrace.jobs.subscription import wants_progress
+from headrace.jobs.worker.running_jobs import RunningJobs
+from headrace.jobs.worker.settings import WorkerSettings
+
+_log = logging.getLogger("headrace.jobs")
+
+_RETRY_S: Final = 1.0
+"""Seconds until the next try with an unavailable ledger: leases expire meanwhile."""
+PROGRESS_NOTIFY_S: Final = 30.0
+"""The shortest time between two notifications of a job's progress."""
+_CANCEL_CHECK_S: Final = 0.1
+"""The shortest time between two checks for cancellations."""
+
+
+class Heartbeats:
+    """The heartbeats of a worker. One thread runs `run`; any thread may call the other methods.
+
+    If the ledger does not respond, attempts continue: their outcome counts unless another worker
+    has taken the job. But no more jobs are claimed (`overdue`).
+
+    Args:
+        ledger: The ledger.
+        settings: The lease and the heartbeat interval.
+        running_jobs: The worker's attempts.
+        give_up: Called in the heartbeat thread, once or more often, with an attempt that has not
+            stopped `stop_s` after it was told to.
+        clock: The clock of waits.
+    """
+
+    def __init__(
+        self,
+        ledger: JobLedger,
+        settings: WorkerSettings,
+        running_jobs: RunningJobs,
+        *,
+        give_up: Callable[[Attempt], None],
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._running_jobs = running_jobs
+        self._give_up = give_up
+        self._clock = clock
+        self._notified: WeakKeyDictionary[Attempt, tuple[float, JobProgress]] = WeakKeyDictionary()
+        self._wake = threading.Event()
+        self._ended = False
+        self._check_due = False
+        self._answered_s = clock.now()
+        """The time of the ledger's last response."""
+        self._checked_s = clock.now()
+        self._next_s = clock.now() + settings.heartbeat_s
+        """The time of the next heartbeat."""
+
+    # Any thread
+
+    @property
+    def overdue(self) -> bool:
+        """True if the last heartbeat is so old that leases may be lost: claim no more jobs."""
+        return (
+            len(self._running_jobs) > 0 and self._clock.now() - self._answered_s > self._settings.lease_s / 2
+        )
+
+    def attempt_began(self, limit_s: float | None) -> None:
+        """Note that an attempt began; its time limit ends at `limit_s` on this worker's clock."""
+        if len(self._running_jobs) == 1:
+            # Its lease is new, so the ledger has just responded.
+            self._answered_s = self._clock.now()
+        if limit_s is not None:
+            self._wake.set()
+
+    def attempts_stopped(self) -> None:
+        """Note that attempts were told to stop: `stop_s` begins for them."""
+        self._wake.set()
+
+    def check_cancellations(self) -> None:
+        """Check soon for cancellations, because the ledger has changed."""
+        if len(self._running_jobs):
+            self._check_due = True
+            self._wake.set()
+
+    def end(self) -> None:
+        """Let `run` return."""
+        self._ended = True
+        self._wake.set()
+
+    # The heartbeat thread
+
+    def run(self) -> None:
+        """Send heartbeats until `end`."""
+        while not self._ended:
+            self._wake.clear()
+            try:
+                self._round(self._clock.now())
+            except Exception:  # noqa: BLE001 - a worker without this thread loses all its leases
+                _log.exception("a heartbeat failed, retrying")
+                self._next_s = self._clock.now() + _RETRY_S
+            if not self._ended:
+                self._clock.sleep(self._wait_s(), self._wake)
+
+    def _round(self, now_s: float) -> None:
+        for attempt in self._running_jobs.overdue(now_s):
+            attempt.stop(StopReason.TIME_LIMIT)
+        for attempt in self._running_jobs.stuck(now_s, self._settings.stop_s):
+            self._give_up(attempt)
+        if now_s >= self._next_s:
+            self._send_heartbeats()
+        elif self._check_due and now_s >= self._checked_s + _CANCEL_CHECK_S:
+            self._check_cancellations()
+
+    def _wait_s(self) -> float:
+        now_s = self._clock.now()
+        until_s = self._next_s
+        check_s = self._running_jobs.next_check_s(now_s, self._settings.stop_s)
+        if check_s is not None:
+            until_s = min(until_s, check_s)
+        if self._check_due:
+            until_s = min(until_s, self._checked_s + _CANCEL_CHECK_S)
+        return max(0.0, until_s - now_s)
+
+    def _send_heartbeats(self) -> None:
+        now_s = self._clock.now()
+        # A lost lease must not be extended; of each job only the last lease remains.
+        open_attempts = [
+            attempt for attempt in self._running_jobs.attempts() if attempt.stopped is not StopReason.LOST
+        ]
+        self._next_s = now_s + self._settings.heartbeat_s
+        if not open_attempts:
+            return
+        heartbeats = [self._heartbeat_of(a) for a in open_attempts]
+        try:
+            reply = self._ledger.heartbeat(self._settings.name, heartbeats, self._settings.lease_ms)
+        except JobLedgerUnavailableError as error:
+            self._next_s = now_s + _RETRY_S
+            _log.warning("no heartbeat could be sent, retrying: %s", error)
+            return
+        self._answered_s = now_s
+        # The reply concerns the leases that were sent: a job may be open under a later one by now.
+        _stop(open_attempts, reply.lost, StopReason.LOST)
+        _stop(open_attempts, reply.cancel, StopReason.CANCELLED)
+        _stop(open_attempts, reply.expired, StopReason.EXPIRED)
+
+    def _heartbeat_of(self, attempt: Attempt) -> Heartbeat:
+        """Return an attempt's heartbeat; subscribers see new progress every `PROGRESS_NOTIFY_S`."""
+        job, progress = attempt.job, attempt.progress
+        notify = False
+        if progress is not None and wants_progress(job.spec.notify):
+            now_s = self._clock.now()
+            notified_s, notified = self._notified.get(attempt, (float("-inf"), None))
+            notify = notified != progress and now_s - notified_s >= PROGRESS_NOTIFY_S
+            if notify:
+                self._notified[attempt] = (now_s, progress)
+        return Heartbeat(job.id, job.lease, progress, attempt.cursor, notify)
+
+    def _check_cancellations(self) -> None:
+        self._check_due, self._checked_s = False, self._clock.now()
+        open_attempts = self._running_jobs.attempts()  # Read before the query, for the same reason.
+        try:
+            cancelled = self._ledger.cancel_requests(self._settings.name)
+        except JobLedgerUnavailableError:
+            return  # The next heartbeat reports it too.
+        _stop(open_attempts, cancelled, StopReason.CANCELLED)
+
+
+def _stop(attempts: Iterable[Attempt], job_ids: Container[str], reason: StopReason) -> None:
+    for attempt in attempts:
+        if attempt.job.id in job_ids:
+            attempt.stop(reason)
