@@ -1,1 +1,1 @@
-"""The composition root: builds and joins; it decides nothing."""
+"""Composition root: builds and joins the objects of all packages, without business rules."""

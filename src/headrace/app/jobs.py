@@ -1,4 +1,4 @@
-"""Jobs as a whole: the API, and beside it a worker and the doors of its models, over one ledger and one store."""
+"""Build the job server: the job API, with an optional worker and listeners for its models."""
 
 import asyncio
 import logging
@@ -9,30 +9,31 @@ from pathlib import Path
 from typing import Any, Final
 
 import headrace
-from headrace.app.job_parts import JobParts, JobsAt, open_parts
-from headrace.app.serving import ServedModel, ServerOptions, open_doors
-from headrace.app.working import job_repository, join_worker
-from headrace.config.jobs_file import JobsFile, anyone, read_jobs_file
+from headrace.app.job_components import JobComponents, JobLocations, open_job_components
+from headrace.app.job_worker import job_repository, join_worker
+from headrace.app.serving import ServedModel, ServerOptions, open_listeners
+from headrace.config.jobs_file import JobsFile, anonymous_key, read_jobs_file
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
 from headrace.core.service import Service
 from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import JobAccess
-from headrace.jobs.desk import DeskSettings, JobDesk, RegionOf
+from headrace.jobs.event_submitter import EventSubmitter
 from headrace.jobs.maintenance.sweeper import Retention
 from headrace.jobs.notifier import EmailTarget
+from headrace.jobs.service import JobService, JobServiceSettings, RegionOf
 from headrace.jobs.subscription import read_subscriptions
-from headrace.jobs.triggering import Triggering
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from headrace.server.dataplane import Dataplane
 from headrace.server.jobs.app import jobs_app
-from headrace.server.jobs.workroom import Workroom
-from headrace.server.listen import HttpListener, Listener, TlsFiles, new_event_loop
+from headrace.server.jobs.thread_pool import BoundedThreadPool
+from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
+from headrace.server.listener import Listener
 from headrace.server.security import check_bind
 from headrace.server.serving import DrainSettings, Serving
-from headrace.storage.regions import Regions
+from headrace.storage.regions import RegionResolver
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -41,10 +42,11 @@ API_PORT: Final = 8090
 
 @dataclass(frozen=True, slots=True)
 class JobsOptions:
-    """What runs beside the ledger, and who may ask.
+    """The listeners, access rules and worker of a job server.
 
-    Without models there is the API alone, and jobs wait for workers elsewhere. Without keys in the `config` file everybody
-    who reaches the port may submit, and name the places of `allow_inputs` and `allow_outputs` alone.
+    Without models only the API runs, and jobs wait for workers in other processes. Without a
+    `config` file with keys, every client may submit jobs, limited to the URIs below `allow_inputs`
+    and `allow_outputs`.
     """
 
     host: str = "127.0.0.1"
@@ -55,70 +57,80 @@ class JobsOptions:
     tls: TlsFiles | None = None
     insecure: bool = False
     events_queue_url: str = ""
-    """An SQS queue of object events, which is polled."""
-    doors: ServerOptions | None = None
-    """Where the models are served too, over the Open Inference Protocol; None: nowhere."""
+    """The URL of an SQS queue of object events to poll."""
+    model_server: ServerOptions | None = None
+    """The listeners that serve the models over the Open Inference Protocol; None opens none."""
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedJobs:
-    """All of it, put together, its ports bound, and not started."""
+    """A job server with bound ports, built but not started."""
 
     serving: Serving
-    doors: Mapping[str, Listener]
-    parts: JobParts
+    listeners: Mapping[str, Listener]
+    components: JobComponents
     worker: Worker | None
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where it listens, by door. Ports that were left open are known once it runs."""
-        return {name: door.address for name, door in self.doors.items()}
+        """The addresses by listener name.
+
+        The address of a port 0 shows the chosen port once the server runs.
+        """
+        return {name: listener.address for name, listener in self.listeners.items()}
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """Run until SIGTERM or SIGINT, drain, and return; blocks. In the main thread."""
+        """Run until SIGTERM or SIGINT, then drain and return.
+
+        Call it in the main thread; it blocks.
+        """
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(self.serving.run(on_ready))
 
 
-class _Together:
-    """Several services as one: started in order; stopped the other way round, also by two threads, of which one is in a hurry."""
+class _ServiceGroup:
+    """Several services as one: started in order, stopped in reverse order.
+
+    `stop` is thread-safe, so that a second signal can stop without drain while a drain is running.
+    """
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = services
 
     def start(self) -> None:
-        with ExitStack() as begun:
+        with ExitStack() as started:
             for service in self._services:
-                # Before: what fails to start may have begun.
-                begun.callback(service.stop, drain=False)
+                # Register first: a service that fails to start may have started in part.
+                started.callback(service.stop, drain=False)
                 service.start()
-            begun.pop_all()
+            started.pop_all()
 
     def stop(self, *, drain: bool = True) -> None:
-        with ExitStack() as ending:
+        with ExitStack() as stack:
             for service in self._services:
-                ending.callback(service.stop, drain=drain)
+                stack.callback(service.stop, drain=drain)
 
 
 def open_jobs(
     models: Sequence[ServedModel],
-    at: JobsAt,
+    locations: JobLocations,
     options: JobsOptions | None = None,
     *,
     serving: ServeSettings | None = None,
     model_options: Mapping[str, Any] | None = None,
     isolation: Isolation = "process",
 ) -> OpenedJobs:
-    """Put the API, and with models a worker, together. Nothing is connected or loaded yet.
+    """Build the job API and, if there are models, a worker. Connect and load nothing yet.
 
-    Raises ConfigError for what cannot be: an unknown model, a port that is taken, an open address without a guard.
+    Raises ConfigError for an unknown model, a port in use, or a public address without access
+    control.
     """
-    used = options or JobsOptions()
-    settings = used.worker
-    file = _file(used, at)
-    check_bind(used.host, guarded=not file.access.open, insecure=used.insecure)
+    options = options or JobsOptions()
+    settings = options.worker
+    file = _read_config(options, locations)
+    check_bind(options.host, guarded=not file.access.open, insecure=options.insecure)
     repository = (
         job_repository(
             models, serving or ServeSettings(), model_options, isolation, concurrency=settings.concurrency
@@ -126,75 +138,90 @@ def open_jobs(
         if models
         else ModelRepository([])
     )
-    parts = open_parts(
-        at, file, maintain_s=settings.maintain_s, hold_off_s=settings.lease_s, retention=used.retention
+    components = open_job_components(
+        locations,
+        file,
+        maintain_s=settings.maintain_s,
+        hold_off_s=settings.lease_s,
+        retention=options.retention,
     )
-    desk_settings = DeskSettings(at.store_uri, slots_per_worker=settings.concurrency)
-    announce = None if parts.dispatcher is None else parts.dispatcher.announce
-    desk = JobDesk(
-        parts.ledger,
-        parts.stores,
-        desk_settings,
+    service_settings = JobServiceSettings(locations.store_uri, slots_per_worker=settings.concurrency)
+    announce = None if components.dispatcher is None else components.dispatcher.announce
+    service = JobService(
+        components.ledger,
+        components.stores,
+        service_settings,
         announce=announce,
-        check_notify=_check_of(file),
-        region_of=_region_of(file),
+        check_notify=_notify_check(file),
+        region_of=_region_resolver(file),
     )
-    triggering = None if file.triggers is None else Triggering(file.triggers, desk.submit_ours)
-    worker = join_worker(parts, repository, settings) if models else None
-    services: list[Service] = [parts, repository, *([worker] if worker else []), desk]
-    if used.events_queue_url:
-        services.append(_events(used.events_queue_url, triggering))
+    event_submitter = (
+        None if file.triggers is None else EventSubmitter(file.triggers, service.submit_internal)
+    )
+    worker = join_worker(components, repository, settings) if models else None
+    services: list[Service] = [components, repository, *([worker] if worker else []), service]
+    if options.events_queue_url:
+        services.append(_open_event_source(options.events_queue_url, event_submitter))
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=False)
     app = jobs_app(
-        desk,
+        service,
         file.access,
         version=headrace.__version__,
-        workroom=Workroom(),
-        vendor=file.vendor,
-        triggering=triggering,
+        thread_pool=BoundedThreadPool(),
+        sagemaker=file.sagemaker,
+        event_submitter=event_submitter,
     )
-    doors: dict[str, Listener] = {"jobs": HttpListener(app, used.host, used.port, used.tls)}
-    if used.doors is not None and models:
-        doors |= open_doors(dataplane, used.doors)
+    listeners: dict[str, Listener] = {"jobs": HttpListener(app, options.host, options.port, options.tls)}
+    if options.model_server is not None and models:
+        listeners |= open_listeners(dataplane, options.model_server)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
-    together = Serving(_Together(services), dataplane, list(doors.values()), drain=drain)
-    return OpenedJobs(together, doors, parts, worker)
+    server = Serving(_ServiceGroup(services), dataplane, list(listeners.values()), drain=drain)
+    return OpenedJobs(server, listeners, components, worker)
 
 
-def _region_of(file: JobsFile) -> RegionOf | None:
-    """Where data lives, by the file; None where it says nothing, so that nobody is asked."""
+def _region_resolver(file: JobsFile) -> RegionOf | None:
+    """Return the function that maps a URI to its region, or None if the file has no region rules."""
     rules = file.regions
-    return Regions(rules).of if rules.rules or rules.ask_buckets else None
+    return RegionResolver(rules).resolve if rules.rules or rules.ask_buckets else None
 
 
-def _check_of(file: JobsFile) -> Callable[[Mapping[str, Any]], None]:
-    """Refuses whom a submission cannot have told: bad entries, addresses that may not be reached, unknown names."""
+def _notify_check(file: JobsFile) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that validates one ``notify`` entry of a submission.
+
+    It raises ConfigError for malformed entries, refused addresses, unknown endpoints, and e-mail
+    without a configured mail server.
+    """
     known = {target.endpoint_id for target in file.endpoints}
 
     def check(entry: Mapping[str, Any]) -> None:
-        (whom,) = read_subscriptions([entry], file.outbound)
-        if whom.target is None and whom.endpoint_id not in known:
-            raise ConfigError(f"notify: there is no endpoint {whom.endpoint_id!r} here")
-        if isinstance(whom.target, EmailTarget) and file.smtp is None:
-            raise ConfigError("notify: no mail server is set up here")
+        (subscription,) = read_subscriptions([entry], file.outbound)
+        if subscription.target is None and subscription.endpoint_id not in known:
+            raise ConfigError(
+                f"notify: unknown endpoint {subscription.endpoint_id!r}: declare it under [[endpoints]]"
+            )
+        if isinstance(subscription.target, EmailTarget) and file.smtp is None:
+            raise ConfigError("notify: e-mail needs a mail server: declare [smtp] in the file of --config")
 
     return check
 
 
-def _file(options: JobsOptions, at: JobsAt) -> JobsFile:
+def _read_config(options: JobsOptions, locations: JobLocations) -> JobsFile:
     if options.config is None:
-        whoever = anyone(inputs=options.allow_inputs, outputs=options.allow_outputs, reserved=at.own_places)
-        return JobsFile(access=JobAccess(anyone=whoever))
+        key = anonymous_key(
+            inputs=options.allow_inputs, outputs=options.allow_outputs, reserved=locations.reserved_uris
+        )
+        return JobsFile(access=JobAccess(anonymous=key))
     if options.allow_inputs or options.allow_outputs:
         raise ConfigError(
-            "what may be named is said in the file of --config: leave --allow-input and --allow-output out"
+            "--allow-input and --allow-output cannot be used with --config: "
+            "set inputs and outputs of each key in that file"
         )
-    return read_jobs_file(options.config, store_uri=at.store_uri, reserved=at.own_places)
+    return read_jobs_file(options.config, store_uri=locations.store_uri, reserved=locations.reserved_uris)
 
 
-def _events(queue_url: str, triggering: Triggering | None) -> Service:
-    if triggering is None:
-        raise ConfigError("a queue of object events needs [[triggers]] in the file of --config")
-    from headrace.jobs.event_source import SqsEventSource  # noqa: PLC0415 - an extra
+def _open_event_source(queue_url: str, event_submitter: EventSubmitter | None) -> Service:
+    if event_submitter is None:
+        raise ConfigError("--events-queue needs [[triggers]] in the file of --config")
+    from headrace.jobs.event_source import SqsEventSource  # noqa: PLC0415 - optional dependency
 
-    return SqsEventSource(queue_url, triggering.handle)
+    return SqsEventSource(queue_url, event_submitter.handle)

@@ -1,4 +1,4 @@
-"""A model's files, to be sent to where workers are: other machines do not have this one's disk."""
+"""Pack the files of a model, so that workers on other machines can load it."""
 
 import io
 import tarfile
@@ -11,18 +11,21 @@ from headrace.runtimes.load import model_files
 from headrace.storage.resolve import Stores
 
 COPY_BYTES_MAX: Final = 1 << 30
-"""A larger model is not sent: it has to be where its workers are."""
+"""The size limit of a copied model. A larger model must exist on the workers' machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCopy:
-    """The files of one model, as a tar archive, and how the model is named below the folder that they are unpacked in."""
+    """The files of one model as a tar archive.
+
+    `spec` is the model's name relative to the folder of the unpacked files.
+    """
 
     spec: str
     archive: bytes = field(repr=False)
 
     def unpack(self, folder: Path) -> str:
-        """Write the files below `folder`; the model's name there."""
+        """Unpack the files below `folder` and return the model's name there."""
         with tarfile.open(fileobj=io.BytesIO(self.archive)) as archive:
             archive.extractall(folder, filter="data")
         return str(folder / self.spec)
@@ -30,18 +33,21 @@ class ModelCopy:
 
 @dataclass(frozen=True, slots=True)
 class StoredCopy:
-    """A copy that lies in a store, where whoever wants it can reach it."""
+    """A reference to a `ModelCopy` whose archive is an object in a store."""
 
     spec: str
     uri: str
 
     def get(self, stores: Stores) -> ModelCopy:
-        """The copy. Raises what getting it raises."""
+        """Return the copy. Raise the store's error if the object cannot be read."""
         return ModelCopy(self.spec, stores.for_uri(self.uri).get(self.uri))
 
 
 def copy_model(spec: str, options: Mapping[str, Any] | None = None) -> ModelCopy | None:
-    """A copy of a model that is a file or a folder; None of a module's class, and of one too large to be sent."""
+    """Return a copy of a model that is a file or folder.
+
+    Return None for a class of an importable module, and for files above `COPY_BYTES_MAX`.
+    """
     files = model_files(spec, options)
     if not files or _bytes_of(files) > COPY_BYTES_MAX:
         return None

@@ -1,4 +1,4 @@
-"""Streams and runs: stores, predictors and pipelines, joined."""
+"""Build streams and runs from stores, predictors and the pipeline."""
 
 import asyncio
 import hashlib
@@ -23,13 +23,13 @@ from headrace.pipeline.report import Report
 from headrace.pipeline.run import IfExists, Run
 from headrace.pipeline.settings import StreamSettings
 from headrace.pipeline.stream import Stream
-from headrace.pipeline.watch import Watch
+from headrace.pipeline.watch import SourceWatcher
 from headrace.runtimes.load import model_factory
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
 ModelLike = str | type[Model] | Callable[[], Model] | Predictor
-"""A model file or folder, ``file.py``, ``module:Class``; a Model subclass or a function that makes one; or a Predictor."""
+"""A model file or folder, ``file.py`` or ``module:Class``; a Model subclass or factory; or a Predictor."""
 
 _SEQUENCE_LIMITS: Final[Mapping[str, Any]] = {
     "idle_ms": inf,
@@ -39,15 +39,15 @@ _SEQUENCE_LIMITS: Final[Mapping[str, Any]] = {
     "requests_max": 1 << 31,
     "interleave": False,
 }
-"""Of an engine that a run has for itself. No state goes by time, since a source may pause for as long as it likes, and how many may
-live the pipeline says: it counts them in the order of the source."""
+"""Sequence limits of the engine of a run. States have no time limits, since a source may pause at will.
+The pipeline limits the number of live sequences; it counts them in source order."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorOptions:
-    """How many instances of a model here, or how an endpoint elsewhere is asked.
+    """The number of model instances, or the protocol and limits of requests to an endpoint.
 
-    `model_options` are for the runtime or class that a model's name leads to, such as ``{"method": "predict_proba"}``.
+    `model_options` go to the model's runtime or class, for example ``{"method": "predict_proba"}``.
     """
 
     instances: int = 1
@@ -61,7 +61,7 @@ class PredictorOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPredictor:
-    """A predictor, not started, and what identifies its model to a ledger."""
+    """A predictor that is not started, and the model identity that ledgers record."""
 
     predictor: Predictor
     identity: str
@@ -70,15 +70,13 @@ class OpenedPredictor:
 def open_predictor(
     model: ModelLike | None, endpoint: str | None, options: PredictorOptions
 ) -> OpenedPredictor:
-    """An engine around a model, or a client of an endpoint; exactly one of both must be given."""
+    """Return an engine for a model, or a client for an endpoint. Exactly one of both must be given."""
     if (model is None) == (endpoint is None):
-        raise ConfigError(
-            "give either a model (--model) or an endpoint (--endpoint), not both and not neither"
-        )
+        raise ConfigError("give either a model (--model) or an endpoint (--endpoint)")
     if options.model_options and not isinstance(model, str):
-        raise ConfigError("model_options are for a model that is named by its file, folder or class")
+        raise ConfigError("model_options need a model that is named by its file, folder or class")
     if endpoint is not None:
-        from headrace.client.endpoint import endpoint_predictor  # noqa: PLC0415 - an extra
+        from headrace.client.endpoint import endpoint_predictor  # noqa: PLC0415 - optional dependency
 
         predictor = endpoint_predictor(
             endpoint,
@@ -107,33 +105,38 @@ def open_predictor(
     return OpenedPredictor(model, getattr(model, "name", type(model).__name__))
 
 
-def _opened_for(
+def _open_run_predictor(
     model: ModelLike | None,
     endpoint: str | None,
     options: PredictorOptions | None,
     settings: StreamSettings | None,
 ) -> OpenedPredictor:
-    """What a stream or run asks. Raises ConfigError for sequences at an endpoint.
+    """Return the predictor of a stream or run. Raise ConfigError for sequences at an endpoint.
 
-    What is asked there again, since its answer was lost, may have been done already: a step that is done twice makes
-    another state.
+    A request whose response is lost is sent again. Its steps would then change their states twice.
     """
     if endpoint is not None and settings is not None and settings.mapping.sequence is not None:
         raise ConfigError(
-            f"--sequence {settings.mapping.sequence} needs the model itself (--model), not an endpoint: a request whose answer "
-            "is lost on the way would be asked again, and its steps be done twice"
+            f"--sequence {settings.mapping.sequence} needs the model itself (--model), not an endpoint: "
+            "a request whose response is lost would be sent again and repeat its steps"
         )
     return open_predictor(model, endpoint, options or PredictorOptions())
 
 
-def see_modules_here() -> None:
-    """For ``module:Class``: as ``python -m`` has it, but behind what is installed."""
+def add_current_folder_to_path() -> None:
+    """Make modules of the current directory importable, after all installed modules.
+
+    ``module:Class`` then works as with ``python -m``.
+    """
     if "" not in sys.path:
         sys.path.append("")
 
 
 def _code_fingerprint(code: Callable[..., Any]) -> str:
-    """The sha256 of a class's or function's source; of its name where there is no source to read."""
+    """Return the SHA-256 of the source of a class or function.
+
+    Without a source, hash the qualified name.
+    """
     try:
         text = inspect.getsource(code)
     except (OSError, TypeError):
@@ -150,7 +153,7 @@ def stream(
     options: PredictorOptions | None = None,
     stores: Stores | None = None,
 ) -> Stream:
-    """Predictions to the caller: iterate what comes with ``async for`` or ``for``, once.
+    """Return the predictions for a source as a stream, to be iterated once.
 
     ::
 
@@ -160,35 +163,42 @@ def stream(
             else:
                 ...  # outcome.position, outcome.why, outcome.raw
 
-    One outcome a record (`Prediction` or `Failure`), in source order. Nothing is read before the first is asked for,
-    and no more than the settings' bounds ahead of what was taken: a caller that stops asking stops the source. `Stream.batches`
-    gives whole batches with arrays, for callers who cannot afford an object a record.
+    Iterate with ``async for`` or ``for``. Each record yields one outcome (`Prediction` or
+    `Failure`), in source order. The source is read from the first iteration on, and only as far
+    ahead as the settings allow: a consumer that stops iterating stops the source. `Stream.batches`
+    yields whole batches with arrays, without an object for each record.
 
     Args:
         source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
-        model: A file (``model.onnx``, ``file.py``, ``file.py:Class``), ``module:Class``, a Model class, or a Predictor.
-        endpoint: The URL of a model served elsewhere, instead of `model`.
-        settings: How records are read, mapped and batched; `StreamSettings.output` has no meaning here.
-        options: Instances, or how an endpoint is asked.
-        stores: Where objects are; by default everything that a URI can name, with credentials from the environment.
+        model: A file (``model.onnx``, ``file.py``, ``file.py:Class``), ``module:Class``, a Model class,
+            or a Predictor.
+        endpoint: The URL of a served model, instead of `model`.
+        settings: Reading, mapping and batching of records; `StreamSettings.output` is ignored.
+        options: Model instances, or the protocol and limits of an endpoint.
+        stores: The object stores. By default all URI schemes, with credentials from the environment.
 
     Raises:
-        ConfigError: At once, for what cannot be; MissingExtraError names the extra to install.
-        HeadraceError: While iterating, after all outcomes before: the model does not load or breaks its contract, the
-            source is empty, or cannot be reached any more.
+        ConfigError: At once, for invalid arguments; MissingExtraError names the extra to install.
+        HeadraceError: While iterating, after all earlier outcomes: the model does not load or breaks its
+            contract, or the source is empty or no longer reachable.
     """
-    opened = _opened_for(model, endpoint, options, settings)
-    used, where = settings or StreamSettings(), stores or Stores()
+    opened = _open_run_predictor(model, endpoint, options, settings)
+    chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
 
     def make_flow() -> Flow:
-        return open_flow(plan_objects(source, where, used.read), where, opened.predictor, used)
+        return open_flow(
+            plan_objects(source, chosen_stores, chosen_settings.read),
+            chosen_stores,
+            opened.predictor,
+            chosen_settings,
+        )
 
     return Stream(make_flow, opened.predictor)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run and what it runs on. As a context manager it starts the predictor, and stops it whatever happens.
+    """A run and its predictor. As a context manager it starts the predictor and always stops it.
 
     ::
 
@@ -202,12 +212,12 @@ class OpenedRun:
     stores: Stores
 
     def __enter__(self) -> Run:
-        self._tidy()
+        self._remove_stale_files()
         self.predictor.start()
         return self.run
 
-    def _tidy(self) -> None:
-        """On a disk, killed runs leave temporary files, which nobody lists; old ones go."""
+    def _remove_stale_files(self) -> None:
+        """Remove old temporary files of killed runs from a local output; no listing shows them."""
         output = self.run.destination
         store = self.stores.for_uri(output)
         if isinstance(store, LocalStore):
@@ -231,23 +241,23 @@ def open_run(
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
 ) -> OpenedRun:
-    """Put a run together, without starting anything: for what is done step by step, such as event notices.
+    """Build a run without starting it, for step-by-step use such as event notices.
 
-    Enter what comes to get the run, then call `Run.append_notice` for every notice, or `Run.execute` once. Raises
-    ConfigError for what cannot be.
+    Enter the result to get the `Run`. Then call `Run.append_notice` for each notice, or
+    `Run.execute` once. Raises ConfigError for invalid arguments.
     """
-    opened = _opened_for(model, endpoint, options, settings)
-    where = stores or Stores()
+    opened = _open_run_predictor(model, endpoint, options, settings)
+    chosen_stores = stores or Stores()
     run = Run(
         source,
         output,
-        stores=where,
+        stores=chosen_stores,
         predictor=opened.predictor,
         settings=settings or StreamSettings(),
         model_identity=opened.identity,
         if_exists=if_exists,
     )
-    return OpenedRun(run, opened.predictor, where)
+    return OpenedRun(run, opened.predictor, chosen_stores)
 
 
 def run_sync(
@@ -261,7 +271,7 @@ def run_sync(
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
 ) -> Report:
-    """What `run` does, for callers without an event loop; blocks until all is written."""
+    """Run `run` for callers without an event loop; block until all predictions are committed."""
     opened = open_run(
         source,
         output=output,
@@ -276,7 +286,10 @@ def run_sync(
 
 
 def execute(opened: OpenedRun, around: AbstractContextManager[Any] | None = None) -> Report:
-    """Start the predictor, run, and stop it whatever happens; `around` is entered while it runs."""
+    """Start the predictor, execute the run and stop the predictor.
+
+    The context manager `around` is entered meanwhile.
+    """
     with opened as run, around or nullcontext():
         return run.execute()
 
@@ -292,32 +305,35 @@ async def run(
     if_exists: IfExists = "refuse",
     stores: Stores | None = None,
 ) -> Report:
-    """Score a source and write the predictions below `output`; returns when all of it is committed.
+    """Score a source and write the predictions below `output`.
 
     ::
 
         report = await headrace.run("s3://bucket/in/", model="churn.onnx", output="s3://bucket/out/")
 
-    Written are parts (``part-00000.csv``, …) in source order, ``part-*.failed.jsonl`` where records failed, and a
-    ledger in ``_headrace/``. Every object appears whole or not at all. Records in = rows out + failed is counted from
-    the ledger before this returns; failed records do not raise, see `Report.exit_code`. Cancelling drains, as
-    Ctrl-C does the command: what was read is delivered, and ``if_exists="resume"`` goes on.
+    Returns when all predictions are committed. A run writes parts (``part-00000.csv``, …) in source
+    order, ``part-*.failed.jsonl`` for failed records, and a ledger in ``_headrace/``. Every object
+    appears whole or not at all. Before `run` returns, it checks from the ledger that records in =
+    rows out + failed. Failed records do not raise an error; see `Report.exit_code`. Cancellation
+    drains, as Ctrl-C does for the command: records that were read are delivered, and
+    ``if_exists="resume"`` continues the run.
 
     Args:
         source: As for `stream`.
-        output: A folder or prefix; anything else in it is left alone.
+        output: A folder or prefix. Other objects in it are not changed.
         model: As for `stream`.
         endpoint: As for `stream`.
-        settings: How records are read, mapped, batched and written.
+        settings: Reading, mapping, batching and writing of records.
         options: As for `stream`.
-        if_exists: What to do where a run was written before: "refuse"; "resume", which goes on where it stopped, to
-            the same bytes, or returns its report when it is finished; "overwrite", which deletes it first.
+        if_exists: The action for an earlier run at the output. "refuse" raises an error. "resume"
+            continues it to identical bytes, or returns the report of a finished run. "overwrite"
+            deletes it first.
         stores: As for `stream`.
 
     Raises:
-        ConfigError: For what cannot be; OutputExistsError when the output is there.
-        ResumeRefusedError: The model, the source or the settings are not those of the run to resume.
-        HeadraceError: The run broke. What was committed stays, and can be resumed.
+        ConfigError: Invalid arguments; OutputExistsError if the output holds a run.
+        ResumeRefusedError: The model, source or settings differ from those of the run to resume.
+        HeadraceError: The run failed. Committed parts stay, and the run can be resumed.
     """
     opened = open_run(
         source,
@@ -329,15 +345,15 @@ async def run(
         if_exists=if_exists,
         stores=stores,
     )
-    working = asyncio.ensure_future(asyncio.to_thread(execute, opened))
+    execution = asyncio.ensure_future(asyncio.to_thread(execute, opened))
     try:
-        return await asyncio.shield(working)
+        return await asyncio.shield(execution)
     except asyncio.CancelledError:
         opened.run.drain()
-        await asyncio.wait([working])
+        await asyncio.wait([execution])
         raise
 
 
-def open_watch(opened: OpenedRun, *, poll_s: float) -> Watch:
-    """A watch over the run's source; `serve` it with the predictor started."""
-    return Watch(opened.run, opened.stores, poll_s=poll_s, clock=SystemClock())
+def open_watch(opened: OpenedRun, *, poll_s: float) -> SourceWatcher:
+    """Return a watch over the run's source. Start the predictor before `SourceWatcher.serve`."""
+    return SourceWatcher(opened.run, opened.stores, poll_s=poll_s, clock=SystemClock())

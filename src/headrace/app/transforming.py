@@ -1,4 +1,4 @@
-"""Batch transforms: stores, predictors or worker processes, and the run, joined."""
+"""Build batch transforms from stores, predictors, runners and the ledger."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -7,38 +7,41 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_options, open_runner
 from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor
-from headrace.app.transform_work import Started, made_with
-from headrace.app.workers import AnyWorkers, DataRegions, Workers, open_runner, used_options
+from headrace.app.transform_worker import RunningPredictor, model_reference
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.observation import Observation
+from headrace.transforms.observation import RunObservation
 from headrace.transforms.plan import TransformPlan, make_plan
-from headrace.transforms.probe import Seen, first_records
+from headrace.transforms.probe import ProbedRecord, first_records
 from headrace.transforms.report import TransformReport
-from headrace.transforms.retry import Retry, finished_identity
+from headrace.transforms.retry import FailedRecordsRetry, finished_identity
 from headrace.transforms.run import IfExists, Transform
 from headrace.transforms.settings import TransformSettings
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTransform:
-    """A transform and what it runs on. As a context manager it loads the model, and lets go of it whatever happens."""
+    """A transform and its runner. As a context manager it starts the runner and always stops it."""
 
     transform: Transform
     runner: AbstractContextManager[Any]
     stores: Stores
 
     def __enter__(self) -> Transform:
-        self._tidy()
+        self._remove_stale_files()
         self.runner.__enter__()
         return self.transform
 
-    def _tidy(self) -> None:
-        """On a disk, killed runs leave temporary files, which nobody lists; old ones go."""
+    def _remove_stale_files(self) -> None:
+        """Remove old temporary files of killed runs from a local destination.
+
+        No listing shows such files.
+        """
         store = self.stores.for_uri(self.transform.destination)
         if isinstance(store, LocalStore):
             store.clean(self.transform.destination)
@@ -63,35 +66,35 @@ def open_transform(
     stores: Stores | None = None,
     page: bool = False,
 ) -> OpenedTransform:
-    """Put a transform together, without starting anything. Raises ConfigError for what cannot be."""
-    where, hands = stores or Stores(), workers or Workers()
-    used = used_options(hands, options or PredictorOptions())
-    opened = open_predictor(model, endpoint, used)
-    chosen, placed = settings or TransformSettings(), regions or DataRegions()
+    """Build a transform without starting it. Raise ConfigError for invalid arguments."""
+    chosen_stores, chosen_workers = stores or Stores(), workers or Workers()
+    predictor_options = instance_options(chosen_workers, options or PredictorOptions())
+    opened = open_predictor(model, endpoint, predictor_options)
+    chosen_settings, chosen_regions = settings or TransformSettings(), regions or DataRegions()
     runner = open_runner(
-        hands,
+        chosen_workers,
         opened,
         destination=destination,
         model=model,
         endpoint=endpoint,
-        settings=chosen,
-        options=used,
-        stores=where,
-        locality=placed.locality,
+        settings=chosen_settings,
+        options=predictor_options,
+        stores=chosen_stores,
+        locality=chosen_regions.locality,
     )
-    made = Transform(
+    run = Transform(
         source,
         destination,
-        stores=where,
+        stores=chosen_stores,
         runner=runner.runner,
-        settings=chosen,
+        settings=chosen_settings,
         model_identity=opened.identity,
         if_exists=if_exists,
-        made_with=made_with(model, endpoint, used),
-        observation=Observation() if page else None,
-        region_of=placed.region_of(where),
+        model_reference=model_reference(model, endpoint, predictor_options),
+        observation=RunObservation() if page else None,
+        region_of=chosen_regions.region_of(chosen_stores),
     )
-    return OpenedTransform(made, runner.around, where)
+    return OpenedTransform(run, runner.around, chosen_stores)
 
 
 def transform_sync(
@@ -108,7 +111,7 @@ def transform_sync(
     stores: Stores | None = None,
     page: bool = False,
 ) -> TransformReport:
-    """What `transform` does, for callers without an event loop; blocks until all is written."""
+    """Run `transform` for callers without an event loop; block until all outputs are committed."""
     return execute(
         open_transform(
             source,
@@ -127,7 +130,10 @@ def transform_sync(
 
 
 def execute(opened: OpenedTransform, around: AbstractContextManager[Any] | None = None) -> TransformReport:
-    """Load the model, transform, and let go of it whatever happens; `around` is entered while it runs."""
+    """Load the model, execute the transform and unload the model.
+
+    The context manager `around` is entered meanwhile.
+    """
     with opened as run, around or nullcontext():
         return run.execute()
 
@@ -146,38 +152,42 @@ async def transform(
     stores: Stores | None = None,
     page: bool = False,
 ) -> TransformReport:
-    """Score every object of a source, and write one predictions file for each; returns when all of it is committed.
+    """Score every object of a source and write one predictions file for each of them.
 
     ::
 
         report = await headrace.transform("s3://bucket/in/", "s3://bucket/out/", model="churn.onnx")
 
-    The object ``in/day/a.csv`` becomes ``out/day/a.csv.out``, its records in order; those that failed, with place, reason
-    and bytes, ``out/day/a.csv.out.failed``. Outputs appear whole or not at all. For every object and for the run, records
-    in = rows out + failed (+ withheld) is counted from the ledger in ``out/_headrace/`` before this returns; failed
-    records do not raise, see `TransformReport.exit_code`. Cancelling drains, as Ctrl-C does the command: what is finished
-    stays, and ``if_exists="resume"`` goes on.
+    The object ``in/day/a.csv`` becomes ``out/day/a.csv.out``, with its records in order. Failed
+    records go to ``out/day/a.csv.out.failed`` with position, reason and bytes. Outputs appear whole
+    or not at all.
+
+    Before `transform` returns, it checks from the ledger in ``out/_headrace/`` that, for every
+    object and for the run, records in = rows out + failed (+ suppressed). Failed records do not
+    raise an error; see `TransformReport.exit_code`. Cancellation drains, as Ctrl-C does for the
+    command: finished tasks stay, and ``if_exists="resume"`` continues the run.
 
     Args:
         source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
-        destination: A folder or prefix, outside the source; anything else in it is left alone.
-        model: As for `stream`. But with threads: a file, a folder or ``module:Class``.
-        endpoint: The URL of a model served elsewhere, instead of `model`.
-        settings: How objects are read, cut, mapped, batched and written, and what failures cost.
-        options: How an endpoint is asked, or the model's own options.
-        workers: How many instances, in threads or in processes; or `RayWorkers`, or `BeamWorkers`: then the tasks go to
-            other machines, and what is done is still counted from the ledger here.
-        regions: Where data and workers are; by default nobody asks.
-        if_exists: What to do where a transform was written before: "refuse"; "resume", which goes on where it stopped,
-            to the same bytes, or returns its report when it is finished; "overwrite", which deletes it first.
-        stores: Where objects are; by default everything that a URI can name, with credentials from the environment.
-        page: Whether to write ``_report.html`` too: what was done, on one page, with plots of throughput and predictions.
+        destination: A folder or prefix outside the source. Other objects in it are not changed.
+        model: As for `stream`. Workers outside this process need a file, a folder or ``module:Class``.
+        endpoint: The URL of a served model, instead of `model`.
+        settings: Reading, splitting, mapping, batching and writing of objects, and the failure policy.
+        options: The protocol and limits of an endpoint, or the model's own options.
+        workers: The number of instances in threads or processes; or `RayWorkers` or `BeamWorkers`, which
+            send the tasks to other machines.
+        regions: The regions of data and workers. By default regions are ignored.
+        if_exists: The action for an earlier transform at the destination. "refuse" raises an error.
+            "resume" continues it to identical bytes, or returns the report of a finished transform.
+            "overwrite" deletes it first.
+        stores: The object stores. By default all URI schemes, with credentials from the environment.
+        page: Write ``_report.html``, too: a summary with plots of throughput and predictions.
 
     Raises:
-        ConfigError: For what cannot be; OutputExistsError when the output is there.
-        ResumeRefusedError: The model, the source or the settings are not those of the transform to resume.
+        ConfigError: Invalid arguments; OutputExistsError if the destination holds a transform.
+        ResumeRefusedError: The model, source or settings differ from those of the transform to resume.
         TooManyFailuresError: More records failed than `TransformSettings.failures` allows.
-        HeadraceError: The run broke. What was committed stays, and can be resumed.
+        HeadraceError: The run failed. Committed outputs stay, and the run can be resumed.
     """
     opened = open_transform(
         source,
@@ -192,12 +202,12 @@ async def transform(
         stores=stores,
         page=page,
     )
-    working = asyncio.ensure_future(asyncio.to_thread(execute, opened))
+    execution = asyncio.ensure_future(asyncio.to_thread(execute, opened))
     try:
-        return await asyncio.shield(working)
+        return await asyncio.shield(execution)
     except asyncio.CancelledError:
         opened.transform.drain()
-        await asyncio.wait([working])
+        await asyncio.wait([execution])
         raise
 
 
@@ -209,42 +219,42 @@ def retry_failed(
     options: PredictorOptions | None = None,
     other_model: bool = False,
     stores: Stores | None = None,
-    around: Callable[[Retry, Predictor], AbstractContextManager[Any]] | None = None,
+    around: Callable[[FailedRecordsRetry, Predictor], AbstractContextManager[Any]] | None = None,
 ) -> TransformReport:
-    """Try a finished transform's failed records once more, and merge what comes out into place; blocks until it is written.
+    """Retry the failed records of a finished transform and merge the results into its outputs.
 
-    Without `model` and `endpoint` it is the model that the transform was made with, by the same name; another one is
-    refused unless `other_model` says that it is meant. `around` is entered while it works. Raises what `Retry.execute` does.
+    Blocks until the outputs are committed. Without `model` and `endpoint`, the transform's own
+    model is opened again by its name. A different model is refused unless `other_model` is true.
+    The context manager that `around` returns is entered meanwhile. Raises as
+    `FailedRecordsRetry.execute` does.
     """
-    where = stores or Stores()
+    chosen_stores = stores or Stores()
     folder = destination.rstrip("/") + "/"
     if model is None and endpoint is None:
-        identity = finished_identity(TransformLedger(where.for_uri(folder), folder))
+        identity = finished_identity(TransformLedger(chosen_stores.for_uri(folder), folder))
         made: Mapping[str, Any] = identity.get("made_with") or {}
         model, endpoint = made.get("model"), made.get("endpoint")
         if model is None and endpoint is None:
-            raise ConfigError(
-                f"{folder}: the transform's model was no file or class that can be named: give it again"
-            )
+            raise ConfigError(f"{folder}: the ledger does not name the transform's model: give it again")
         options = options or PredictorOptions(**made["options"])
     opened = open_predictor(model, endpoint, options or PredictorOptions())
-    retry = Retry(
+    retry = FailedRecordsRetry(
         folder,
-        stores=where,
+        stores=chosen_stores,
         predictor=opened.predictor,
         model_identity=opened.identity,
         other_model=other_model,
     )
-    with Started(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
+    with RunningPredictor(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
         return retry.execute()
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a transform would do: its plan, its first records, and what the model would be given of each."""
+    """The plan of a transform, its first records and the model inputs made from each."""
 
     plan: TransformPlan
-    seen: tuple[Seen, ...]
+    seen: tuple[ProbedRecord, ...]
 
 
 def dry_run(
@@ -258,11 +268,14 @@ def dry_run(
     stores: Stores | None = None,
     records: int = 3,
 ) -> DryRun:
-    """Look at the source and load the model, but write nothing. Raises what `transform` would raise before it works."""
+    """Read the first records of the source and load the model, but write nothing.
+
+    Raises the errors of `transform` that occur before its first batch.
+    """
     opened = open_predictor(model, endpoint, options or PredictorOptions())
-    chosen, where = settings or TransformSettings(), stores or Stores()
-    plan = make_plan(source, destination, where, chosen)
+    chosen_settings, chosen_stores = settings or TransformSettings(), stores or Stores()
+    plan = make_plan(source, destination, chosen_stores, chosen_settings)
     with ExitStack() as stack:
-        stack.enter_context(Started(opened.predictor))
-        seen = first_records(plan, where, chosen, opened.predictor.metadata, count=records)
+        stack.enter_context(RunningPredictor(opened.predictor))
+        seen = first_records(plan, chosen_stores, chosen_settings, opened.predictor.metadata, count=records)
     return DryRun(plan, tuple(seen))

@@ -1,15 +1,17 @@
-"""Who tells of jobs' ends: the deliverer over the ledger's outbox, and the notifiers that it sends by."""
+"""Build the deliverer of job notifications, with a notifier for each target type."""
 
 import os
 import threading
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.jobs.deliverer import Deliverer
 from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.notifier import (
-    Answer,
+    DeliveryResult,
     EmailTarget,
     Notification,
     Notifier,
@@ -33,28 +35,31 @@ def open_deliverer(
     smtp: SmtpSettings | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Deliverer:
-    """A deliverer of all that the outbox holds, not started. The client stays the caller's to close."""
+    """Return a deliverer for the outbox, not started. The caller keeps ownership of `client`."""
     by_kind: dict[type[Target], Notifier] = {
-        # What is signed is the database's time: that is what all of headrace goes by.
+        # Sign with the database's time: all clocks of headrace follow it.
         WebhookTarget: WebhookNotifier(client, wall_s=lambda: outbox.now_ms() / 1000),
-        SnsTarget: SnsWhenAsked(stores, os.environ if environ is None else environ),
+        SnsTarget: LazySnsNotifier(stores, os.environ if environ is None else environ),
     }
     if smtp is not None:
         by_kind[EmailTarget] = EmailNotifier(smtp)
     return Deliverer(outbox, Notifiers(by_kind))
 
 
-class SnsWhenAsked:
-    """Implements `Notifier` for SNS, whose client is made when somebody is to be told by it: few have it installed."""
+class LazySnsNotifier(Notifier):
+    """A notifier for SNS that creates its client at the first notification.
+
+    boto3 is an optional dependency that few installations have.
+    """
 
     def __init__(self, stores: Stores, environ: Mapping[str, str]) -> None:
         self._stores = stores
         self._environ = environ
         self._lock = threading.Lock()
-        self._made: Notifier | None = None
+        self._cached: Notifier | None = None
 
-    def send(self, notification: Notification, target: Target) -> Answer:
-        """See `Notifier.send`."""
+    @override
+    def send(self, notification: Notification, target: Target) -> DeliveryResult:
         try:
             notifier = self._notifier()
         except HeadraceError as error:
@@ -63,18 +68,20 @@ class SnsWhenAsked:
 
     def _notifier(self) -> Notifier:
         with self._lock:
-            if self._made is None:
-                from headrace.jobs.aws import AwsFault, aws_client  # noqa: PLC0415 - an extra
-                from headrace.jobs.notifiers.sns import SnsNotifier  # noqa: PLC0415 - it imports that extra
+            if self._cached is None:
+                from headrace.jobs.aws import AwsFault, aws_client  # noqa: PLC0415 - optional dependency
+                from headrace.jobs.notifiers.sns import SnsNotifier  # noqa: PLC0415 - imports boto3
 
                 try:
                     client: Any = aws_client("sns", self._environ)
                 except (AwsFault, ValueError) as error:
-                    raise ConfigError(f"no client for SNS can be made of these settings: {error}") from error
-                self._made = SnsNotifier(
+                    raise ConfigError(
+                        f"cannot create an SNS client from the AWS settings: {error}"
+                    ) from error
+                self._cached = SnsNotifier(
                     client, region=client.meta.region_name, read_response=self._read_response
                 )
-            return self._made
+            return self._cached
 
     def _read_response(self, uri: str, bytes_max: int) -> bytes | None:
         data = self._stores.for_uri(uri).get_range(uri, 0, bytes_max + 1)

@@ -1,0 +1,191 @@
+"""Build the shared components of all job processes: ledger, stores, maintenance and notifications."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from headrace.app.notifications import open_deliverer
+from headrace.config.jobs_file import JobsFile
+from headrace.core.clock import SystemClock
+from headrace.core.retry import RetryPolicy
+from headrace.core.service import Service
+from headrace.jobs.brokers.open import open_wakeup_broker
+from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers.sql import SqlJobLedger
+from headrace.jobs.maintenance.maintenance import Maintenance, MaintenanceTask
+from headrace.jobs.maintenance.reaper import Reaper
+from headrace.jobs.maintenance.reconciler import Reconciler
+from headrace.jobs.maintenance.result_publisher import ResultPublisher
+from headrace.jobs.maintenance.sweeper import Retention, Sweeper
+from headrace.jobs.outbound.client import OutboundClient
+from headrace.jobs.outbound.inputs import InputStore
+from headrace.jobs.paths import JobPaths
+from headrace.jobs.publication import Publication
+from headrace.jobs.wakeup_broker import WakeupBroker
+from headrace.storage.contract import Store
+from headrace.storage.resolve import Stores
+from headrace.storage.retry import Retrier
+
+DATA_FOLDER: Final = "headrace-data"
+LEDGER_NAME: Final = "jobs.db"
+INPUT_BYTES_MAX: Final = 16 << 30
+"""The size limit of an input from an HTTP or HTTPS URL."""
+_SWEEP_S: Final = 300.0
+_ORPHAN_SWEEP_S: Final = 3600.0
+_RECONCILE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobLocations:
+    """The locations of the job system: ledger URL, store prefix and an optional wakeup broker URL.
+
+    Without a `dispatcher_url` workers are woken by the ledger alone.
+    """
+
+    ledger_url: str
+    store_uri: str
+    dispatcher_url: str = ""
+
+    @classmethod
+    def folder(cls, path: str | Path = DATA_FOLDER) -> "JobLocations":
+        """Return the default locations: a folder with an SQLite file and an ``objects`` folder."""
+        base = Path(path).absolute()
+        return cls(f"sqlite:///{base / LEDGER_NAME}", f"{base / 'objects'}/")
+
+    @property
+    def reserved_uris(self) -> tuple[str, ...]:
+        """The URIs that no submission may name as an input or output.
+
+        They hold the payloads, results and jobs of all tenants. The limits of keys do not change
+        that.
+        """
+        scheme, _, path = self.ledger_url.partition(":///")
+        if scheme != "sqlite":
+            return (self.store_uri,)
+        file = str(Path(path).absolute())
+        return (self.store_uri, *(file + suffix for suffix in ("", "-wal", "-shm", "-journal")))
+
+    def make_folders(self) -> None:
+        """Create the folders of an SQLite ledger and of a local store."""
+        scheme, _, path = self.ledger_url.partition(":///")
+        if scheme == "sqlite":
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        if "://" not in self.store_uri:
+            Path(self.store_uri).mkdir(parents=True, exist_ok=True)
+
+
+class JobStores(Stores):
+    """The stores of all URI schemes; HTTP and HTTPS URLs are read through the guarded client."""
+
+    def __init__(self, client: OutboundClient) -> None:
+        super().__init__()
+        self._client = client
+
+    def _make(self, scheme: str) -> Store:
+        if scheme in {"http", "https"}:
+            retrier = Retrier(SystemClock(), RetryPolicy(retry_s=self.retry_s))
+            return InputStore(self._client, retrier, bytes_max=INPUT_BYTES_MAX)
+        return super()._make(scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class JobComponents:
+    """The components of a job process, as one service.
+
+    `start` starts them in order; `stop` stops them in reverse order.
+    """
+
+    file: JobsFile
+    ledger: SqlJobLedger
+    stores: Stores
+    paths: JobPaths
+    publication: Publication
+    client: OutboundClient
+    dispatcher: WakeupBroker | None
+    services: tuple[Service, ...]
+    """The maintenance of the ledger and, optionally, the notification deliverer."""
+    _running: ExitStack = field(default_factory=ExitStack)
+
+    def start(self) -> None:
+        """Connect and start the maintenance.
+
+        If a component fails to start, stop the others and raise its error.
+        """
+        with ExitStack() as stack:
+            stack.callback(self.client.close)
+            stack.callback(self.stores.close)
+            self.ledger.start()
+            stack.callback(self.ledger.stop)
+            for name, changes in self.file.queues.items():
+                # The file sets only the members that it names, so a queue paused by an operator
+                # stays paused.
+                self.ledger.set_queue(replace(self.ledger.queue(name), **changes))
+            for target in self.file.endpoints:
+                self.ledger.outbox.register(target)
+            components = [self.dispatcher] if self.dispatcher is not None else []
+            for service in (*components, *self.services):
+                service.start()
+                stack.callback(service.stop)
+            self._running.push(stack.pop_all())
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Stop the services and close all connections. A second call does nothing."""
+        del drain  # Each service ends its own work within its own time limits.
+        self._running.close()
+
+
+def open_job_components(
+    locations: JobLocations,
+    file: JobsFile | None = None,
+    *,
+    maintain_s: float,
+    hold_off_s: float,
+    retention: Retention | None = None,
+    deliver: bool = True,
+) -> JobComponents:
+    """Build the components without connecting. Raise ConfigError for invalid settings.
+
+    With `deliver`, this process sends the notifications of jobs. Set it only in a process that has
+    the configuration file: without the mail server and the allowed networks, a deliverer would
+    refuse such notifications permanently.
+    """
+    used = file or JobsFile()
+    locations.make_folders()
+    ledger = open_ledger(locations.ledger_url)
+    client = OutboundClient(used.outbound)
+    stores, paths = JobStores(client), JobPaths(locations.store_uri)
+    publication = Publication(ledger, stores)
+    dispatcher = open_wakeup_broker(locations.dispatcher_url) if locations.dispatcher_url else None
+    sweeper = Sweeper(ledger, stores, paths, retention or Retention())
+    maintenance = Maintenance(
+        _maintenance_tasks(ledger, publication, sweeper, dispatcher, maintain_s=maintain_s),
+        hold_off_s=hold_off_s,
+    )
+    services: list[Service] = [maintenance]
+    if deliver:
+        services.append(open_deliverer(ledger.outbox, client, stores, smtp=used.smtp))
+    return JobComponents(used, ledger, stores, paths, publication, client, dispatcher, tuple(services))
+
+
+def _maintenance_tasks(
+    ledger: SqlJobLedger,
+    publication: Publication,
+    sweeper: Sweeper,
+    dispatcher: WakeupBroker | None,
+    *,
+    maintain_s: float,
+) -> Sequence[MaintenanceTask]:
+    """Return the maintenance tasks of a job process. Any number of processes may run them at once."""
+    reaper, publisher = Reaper(ledger), ResultPublisher(ledger, publication)
+    tasks = [
+        MaintenanceTask("reaper", maintain_s, reaper.tick, reaper.round_jobs),
+        MaintenanceTask("publisher", maintain_s, publisher.tick, publisher.round_jobs),
+        MaintenanceTask("sweeper", _SWEEP_S, sweeper.tick, sweeper.round_jobs),
+        MaintenanceTask("orphans", _ORPHAN_SWEEP_S, sweeper.orphans),
+    ]
+    if dispatcher is not None:
+        reconciler = Reconciler(ledger, dispatcher.announce, overdue_s=_RECONCILE_S)
+        tasks.append(MaintenanceTask("reconciler", _RECONCILE_S, reconciler.tick))
+    return tasks

@@ -1,0 +1,260 @@
+"""Build a job worker from its models, job kinds and components."""
+
+import logging
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, Final
+
+from typing_extensions import override
+
+from headrace.app.job_components import JobComponents, JobLocations, open_job_components
+from headrace.app.serving import ServedModel, open_repository
+from headrace.config.jobs_file import JobsFile
+from headrace.core.errors import HeadraceError, ModelNotFoundError
+from headrace.core.model import Isolation
+from headrace.engine.engine import Engine
+from headrace.engine.repository import ModelDefinition, ModelRepository
+from headrace.engine.settings import ServeSettings
+from headrace.jobs.attempt import Attempt
+from headrace.jobs.job import Completed, Kind, Settlement
+from headrace.jobs.kind import KindRunner, Models
+from headrace.jobs.kinds.infer import InferKind
+from headrace.jobs.kinds.stream import StreamKind
+from headrace.jobs.kinds.transform import TransformKind
+from headrace.jobs.ledger import JobLedger
+from headrace.jobs.maintenance.sweeper import Retention
+from headrace.jobs.paths import JobPaths
+from headrace.jobs.publication import Publication
+from headrace.jobs.worker.ledger_loop import not_durable
+from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker.worker import Worker
+from headrace.storage.local import LocalStore
+from headrace.storage.resolve import Stores
+
+__all__ = ["JobLocations", "OpenedWorker", "ServedModels", "job_repository", "join_worker", "open_worker"]
+
+_SECRET_NAME: Final = re.compile(
+    r"^(AWS|AZURE|GOOGLE|GCP|PG|HEADRACE|SMTP)_?|SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE"
+    r"|_KEY$|_DSN$|_URL$",
+    re.IGNORECASE,
+)
+"""Names of environment variables that a model inherits only if its ``environ_pass`` names them."""
+
+_log = logging.getLogger("headrace.jobs")
+
+_SHOWN_MODELS: Final = 20
+
+
+class ServedModels(Models):
+    """The models of a repository, as job kinds look them up: ``NAME`` or ``NAME@VERSION``."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+
+    @override
+    def predictor(self, model: str) -> Engine:
+        name, _, version = model.partition("@")
+        try:
+            return self._repository.engine(name, version)
+        except ModelNotFoundError as error:
+            names = sorted({entry.name for entry in self._repository.index()})
+            if name in names:
+                raise
+            shown = ", ".join(names[:_SHOWN_MODELS]) + (", …" if len(names) > _SHOWN_MODELS else "")
+            raise ModelNotFoundError(name, f"this worker has no such model (it has {shown})") from error
+
+    @override
+    def identity(self, model: str) -> str:
+        metadata = self.predictor(model).metadata
+        return f"{metadata.name} sha256:{metadata.fingerprint}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedWorker:
+    """A worker with its models and components, built but not started."""
+
+    worker: Worker
+    repository: ModelRepository
+    components: JobComponents
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Connect, load the models and start to claim jobs.
+
+        If a step fails, stop everything and raise its error.
+        """
+        try:
+            self.components.start()
+            self.repository.start()
+            self.worker.start()
+        except BaseException:
+            self.stop(drain=False)
+            raise
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Drain the worker, unload the models and disconnect. Run all steps even if one raises."""
+        with ExitStack() as stack:
+            stack.callback(self.components.stop)
+            stack.callback(self.repository.stop, drain=False)
+            # Requests to an unresponsive store end here, before the models are unloaded.
+            stack.callback(self.components.stores.close)
+            self.worker.stop(drain=drain)
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Work until SIGTERM or SIGINT, then drain; block meanwhile. Call it in the main thread.
+
+        A second signal returns all running jobs to their queues at once.
+        """
+
+        def on_signal(_number: int, _frame: FrameType | None) -> None:
+            if self._stopping.is_set():
+                # A separate thread: `stop` may wait for a lock that the interrupted main thread
+                # holds.
+                threading.Thread(target=lambda: self.worker.stop(drain=False), daemon=True).start()
+            self._stopping.set()
+
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self.start()
+            try:
+                if on_ready is not None:
+                    on_ready()
+                self._stopping.wait()
+            finally:
+                self.stop()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def open_worker(
+    models: Sequence[ServedModel],
+    locations: JobLocations,
+    *,
+    settings: WorkerSettings | None = None,
+    serving: ServeSettings | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    isolation: Isolation = "process",
+    retention: Retention | None = None,
+    file: JobsFile | None = None,
+) -> OpenedWorker:
+    """Build a worker: find its models and open its components. Connect and load nothing yet.
+
+    Models run in separate processes unless `isolation` says otherwise. Only a process can be
+    killed, timed out or run out of memory without the worker. Raises ConfigError for invalid
+    settings.
+    """
+    worker_settings = settings or WorkerSettings()
+    repository = job_repository(
+        models, serving or ServeSettings(), model_options, isolation, concurrency=worker_settings.concurrency
+    )
+    components = open_job_components(
+        locations,
+        file,
+        maintain_s=worker_settings.maintain_s,
+        hold_off_s=worker_settings.lease_s,
+        retention=retention,
+        deliver=file is not None,
+    )
+    return OpenedWorker(join_worker(components, repository, worker_settings), repository, components)
+
+
+def join_worker(components: JobComponents, repository: ModelRepository, settings: WorkerSettings) -> Worker:
+    """Return a worker over components and models that are already built.
+
+    The caller starts them before the worker and stops them after it.
+    """
+    served = ServedModels(repository)
+    kinds: dict[Kind, KindRunner] = {
+        "infer": InferKind(served, components.stores, components.paths),
+        "transform": TransformKind(served, components.stores),
+        "stream": StreamKind(served, components.stores),
+    }
+    return Worker(
+        components.ledger,
+        kinds,
+        settings,
+        listen=None if components.dispatcher is None else components.dispatcher.listener,
+        secure=_DurableResults(components.stores, components.paths).secure,
+        ended=_ResultPublication(components.ledger, components.publication).ended,
+        hide=components.paths.store_uri,
+    )
+
+
+def job_repository(
+    models: Sequence[ServedModel],
+    serving: ServeSettings,
+    model_options: Mapping[str, Any] | None,
+    isolation: Isolation,
+    *,
+    concurrency: int,
+) -> ModelRepository:
+    """Return the repository of a worker that runs `concurrency` jobs at once."""
+    found, _ = open_repository(models, serving, model_options)
+    definitions = [_isolated(d, isolation) for d in found.definitions()]
+    return ModelRepository(definitions, in_flight_max=concurrency + 3)
+
+
+def _isolated(definition: ModelDefinition, isolation: Isolation) -> ModelDefinition:
+    """Return the definition with `isolation` as its default.
+
+    Models in processes inherit no environment variable with a secret-like name, unless their
+    settings name the variables to pass.
+    """
+    settings = definition.settings
+    where = settings.isolation or isolation
+    environ_pass = settings.environ_pass
+    if environ_pass is None and where == "process":
+        environ_pass = tuple(sorted(name for name in os.environ if not _SECRET_NAME.search(name)))
+    return replace(definition, settings=replace(settings, isolation=where, environ_pass=environ_pass))
+
+
+@dataclass(frozen=True, slots=True)
+class _DurableResults:
+    """Makes the stored results of several jobs durable with one flush, before they are settled.
+
+    Local results are written without an fsync each.
+    """
+
+    stores: Stores
+    paths: JobPaths
+
+    def secure(self, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+        store = self.stores.for_uri(self.paths.store_uri)
+        if not isinstance(store, LocalStore):
+            return settlements
+        if not any(self._is_stored_result(s) for s in settlements):
+            return settlements
+        try:
+            store.flush(self.paths.store_uri)
+        except HeadraceError as error:
+            _log.error("results could not be made durable: %s", error)
+            return [not_durable(s) if self._is_stored_result(s) else s for s in settlements]
+        return settlements
+
+    def _is_stored_result(self, settlement: Settlement) -> bool:
+        outcome = settlement.outcome
+        return isinstance(outcome, Completed) and outcome.result.uri.startswith(self.paths.store_uri)
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultPublication:
+    """Publishes the result of a job that ended in this worker to its output URI."""
+
+    ledger: JobLedger
+    publication: Publication
+
+    def ended(self, attempt: Attempt, settlement: Settlement) -> None:
+        if not attempt.job.spec.output_uri or (
+            isinstance(settlement.outcome, Completed) and attempt.job.spec.kind != "infer"
+        ):
+            return
+        job = self.ledger.get_many([attempt.job.id]).get(attempt.job.id)
+        if job is not None and job.lease == settlement.lease:
+            self.publication.publish(job)
