@@ -1,4 +1,4 @@
-"""The command line: parses, calls `headrace.app`, shows. It decides nothing."""
+"""The command line: parses arguments, calls `headrace.app` and prints the results."""
 
 from headrace.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first asks a run to come to a resumable end, the second ends it at once."""
+"""Handle Ctrl-C: the first signal stops a run so that it can be resumed, the second one kills it."""
 
 import os
 import signal
@@ -7,37 +7,38 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from headrace.cli.ending import INTERRUPTED
+from headrace.cli.reports import INTERRUPTED
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NOTE = b"stopping: what is under way is delivered; again to stop at once\n"
+_MESSAGE = b"stopping after work in progress; press Ctrl-C again to stop at once\n"
 
 
-class Interrupts:
-    """While entered, the first SIGINT or SIGTERM calls `end`, on a thread of its own; the second kills.
+class InterruptHandler:
+    """A context manager that handles SIGINT and SIGTERM.
 
-    Enter in the main thread. What a kill leaves can be resumed like anything else that was killed.
+    The first signal calls `stop` in a new thread. The second one ends the process at once; the run
+    can be resumed. Enter it in the main thread.
     """
 
-    def __init__(self, end: Callable[[], None]) -> None:
-        self._end = end
-        self._asked = 0
-        self._before: dict[int, Any] = {}
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._signals_received = 0
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Runs between any two steps of the main thread, which may hold any lock: takes none itself."""
-        self._asked += 1
-        if self._asked > 1:
+        """Handle a signal without taking locks: the interrupted main thread may hold any lock."""
+        self._signals_received += 1
+        if self._signals_received > 1:
             os._exit(INTERRUPTED)
-        threading.Thread(target=self._end, name="headrace-interrupt", daemon=True).start()
-        os.write(2, _NOTE)
+        threading.Thread(target=self._stop, name="headrace-interrupt", daemon=True).start()
+        os.write(2, _MESSAGE)

@@ -1,114 +1,177 @@
-"""Options that ``headrace work`` and ``headrace up`` share: where jobs are, how they are worked on, how models run."""
+"""Options of ``headrace work`` and ``headrace up``: locations of jobs, worker and models."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from headrace.cli.options import options
+from headrace.cli.options import combined_options
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
 
-JOBS_AT_OPTIONS = options(
+JOB_LOCATION_OPTIONS = combined_options(
     click.option(
-        "--data", default="headrace-data", show_default=True, metavar="FOLDER",
-        help="Where the jobs are: an SQLite file, and the objects beside it.",
-    ),
-    click.option("--ledger", metavar="URL", help="Instead: sqlite:///FILE or postgresql://…; with --store."),
-    click.option("--store", metavar="URI", help="Where payloads and results are kept: a prefix or folder of its own."),
-    click.option(
-        "--dispatcher", default="", metavar="URL",
-        help="What wakes workers beside the ledger: redis://…, amqp://… or sqs://…; see docs/dispatchers.md.",
+        "--data",
+        default="headrace-data",
+        show_default=True,
+        metavar="FOLDER",
+        help="Folder of the jobs: an SQLite file and the stored objects.",
     ),
     click.option(
-        "--config", type=click.Path(path_type=Path),
-        help="A TOML file with keys, triggers, whom to tell, bounds of queues; see docs/jobs.md.",
+        "--ledger",
+        metavar="URL",
+        help="URL of the job ledger, sqlite:///FILE or postgresql://…; with --store, instead of --data.",
     ),
-)  # fmt: skip
+    click.option(
+        "--store", metavar="URI", help="Prefix or folder of payloads and results, used by headrace only."
+    ),
+    click.option(
+        "--dispatcher",
+        default="",
+        metavar="URL",
+        help="Broker that wakes idle workers: redis://…, amqp://… or sqs://…; see docs/wakeup-brokers.md.",
+    ),
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        help="TOML file with keys, triggers, notifications and queue limits; see docs/jobs.md.",
+    ),
+)
 
-WORKER_OPTIONS = options(
+WORKER_OPTIONS = combined_options(
     click.option(
-        "--queue", "queues", multiple=True, metavar="NAME",
-        help="Whose jobs to take, the first ones first.  [default: default]",
+        "--queue",
+        "queues",
+        multiple=True,
+        metavar="NAME",
+        help="Queue to take jobs from, in order of preference. Repeatable.  [default: default]",
     ),
     click.option(
-        "--region", metavar="LABEL",
-        help="Where it is: jobs whose data lives there come first, with those of no region.  [default: all alike]",
+        "--region",
+        metavar="LABEL",
+        help="Region of the worker; its jobs, and those without a region, come first.  [default: none]",
     ),
     click.option(
-        "--other-regions", type=click.Choice(["idle", "never"]),
-        help="With --region: when to take other regions' jobs: having nothing else to do, or never.  [default: idle]",
+        "--other-regions",
+        type=click.Choice(["idle", "never"]),
+        help="With --region, work on jobs of other regions: when idle, or never.  [default: idle]",
     ),
-    click.option("--concurrency", type=int, default=8, show_default=True, help="Jobs at once; they share the model's calls."),
-    click.option("--lease-s", type=float, default=60.0, show_default=True, help="A dead worker's jobs are run again after so long."),
-    click.option("--beat-s", type=float, default=15.0, show_default=True, help="How often it says that it lives."),
-    click.option("--drain-grace-s", type=float, default=30.0, show_default=True, help="On SIGTERM: how long jobs may go on."),
-    click.option("--keep-days", type=float, default=30.0, show_default=True, help="How long ended jobs and their results are kept."),
-)  # fmt: skip
+    click.option(
+        "--concurrency",
+        type=int,
+        default=8,
+        show_default=True,
+        help="Number of concurrent jobs; they share the model's batches.",
+    ),
+    click.option(
+        "--lease-s",
+        type=float,
+        default=60.0,
+        show_default=True,
+        help="Seconds without a heartbeat after which a worker's jobs are retried.",
+    ),
+    click.option(
+        "--heartbeat-s", type=float, default=15.0, show_default=True, help="Heartbeat interval in seconds."
+    ),
+    click.option("--beat-s", type=float, hidden=True, help="Deprecated name of --heartbeat-s."),
+    click.option(
+        "--drain-grace-s",
+        type=float,
+        default=30.0,
+        show_default=True,
+        help="Seconds after SIGTERM in which running jobs may finish.",
+    ),
+    click.option(
+        "--keep-days",
+        type=float,
+        default=30.0,
+        show_default=True,
+        help="Retention of ended jobs and their results in days.",
+    ),
+)
 
-JOB_MODEL_OPTIONS = options(
-    click.option("--instances", type=int, default=1, show_default=True, help="Copies of each model."),
+JOB_MODEL_OPTIONS = combined_options(
     click.option(
-        "--isolation", type=click.Choice(["process", "thread"]), default="process", show_default=True,
-        help="Where a model runs. Only a process can be killed, timed out, and run out of memory alone.",
+        "--instances", type=int, default=1, show_default=True, help="Number of instances of each model."
     ),
-    click.option("--max-batch-rows", type=int, help="The most rows for one call. Default: the model's own."),
     click.option(
-        "--max-batch-delay-ms", type=float,
-        help="How long a job's rows may wait for those of others. Default: the model's own.",
+        "--isolation",
+        type=click.Choice(["process", "thread"]),
+        default="process",
+        show_default=True,
+        help="Isolation of model instances. Only a process can be killed, timed out or limited in memory.",
     ),
-    click.option("--call-timeout-s", type=float, help="How long one call of the model may last."),
-    click.option("--memory-mib-max", type=int, help="How much memory a model's process may have."),
+    click.option("--max-batch-rows", type=int, help="Batch size limit in rows.  [default: the model's own]"),
     click.option(
-        "-O", "--option", "model_options", multiple=True, metavar="KEY=VALUE",
-        help="An option for the model; see its runtime.",
+        "--max-batch-delay-ms",
+        type=float,
+        help="Longest wait of a job's rows for other jobs' rows in milliseconds.  [default: the model's own]",
     ),
-)  # fmt: skip
+    click.option("--call-timeout-s", type=float, help="Timeout of a model call in seconds."),
+    click.option("--memory-mib-max", type=int, help="Memory limit of a model process in MiB."),
+    click.option(
+        "-O",
+        "--option",
+        "model_options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Option of the model's runtime or class. Repeatable.",
+    ),
+)
 
 
-def jobs_at(given: dict[str, Any]) -> Any:
-    """The places that the options name. ConfigError where half of them is said."""
-    from headrace.app.job_parts import JobsAt  # noqa: PLC0415 - an extra
+def job_locations(params: dict[str, Any]) -> Any:
+    """Return the locations that the options name. Raise ConfigError for --ledger without --store."""
+    from headrace.app.job_components import JobLocations  # noqa: PLC0415 - optional dependency
 
-    ledger, store = given["ledger"], given["store"]
+    ledger, store = params["ledger"], params["store"]
     if (ledger is None) != (store is None):
-        raise ConfigError("--ledger and --store belong together: say both, or --data alone")
-    at = JobsAt.folder(given["data"]) if ledger is None else JobsAt(ledger, store)
-    return replace(at, dispatcher_url=given["dispatcher"])
+        raise ConfigError("--ledger and --store must be given together, or use --data")
+    locations = JobLocations.folder(params["data"]) if ledger is None else JobLocations(ledger, store)
+    return replace(locations, dispatcher_url=params["dispatcher"])
 
 
-def worker_settings(given: dict[str, Any]) -> Any:
-    """How the worker works, by its options, and by the file of `--config` where they do not say."""
-    from headrace.config.jobs_file import read_worker_place  # noqa: PLC0415 - imported by jobs alone
-    from headrace.jobs.worker.settings import WorkerSettings  # noqa: PLC0415 - imported by jobs alone
+def worker_settings(params: dict[str, Any]) -> Any:
+    """Return the worker settings of the options; the ``--config`` file supplies missing regions."""
+    from headrace.config.jobs_file import read_worker_region  # noqa: PLC0415
+    from headrace.jobs.worker.settings import WorkerSettings  # noqa: PLC0415
 
-    place = read_worker_place(given["config"])
+    place = read_worker_region(params["config"])
     return WorkerSettings(
-        queues=given["queues"] or ("default",),
-        region=given["region"] or place.region,
-        other_regions=given["other_regions"] or place.other_regions,
-        concurrency=given["concurrency"],
-        lease_s=given["lease_s"],
-        beat_s=given["beat_s"],
-        drain_grace_s=given["drain_grace_s"],
+        queues=params["queues"] or ("default",),
+        region=params["region"] or place.region,
+        other_regions=params["other_regions"] or place.other_regions,
+        concurrency=params["concurrency"],
+        lease_s=params["lease_s"],
+        heartbeat_s=_heartbeat_s(params),
+        drain_grace_s=params["drain_grace_s"],
     )
 
 
-def retention(given: dict[str, Any]) -> Any:
-    """How long things are kept, by the options."""
-    from headrace.jobs.maintenance.sweeper import Retention  # noqa: PLC0415 - imported by jobs alone
+def _heartbeat_s(params: dict[str, Any]) -> float:
+    if params["beat_s"] is None:
+        return params["heartbeat_s"]
+    click.echo("warning: --beat-s is deprecated: use --heartbeat-s", err=True)
+    source = click.get_current_context().get_parameter_source("heartbeat_s")
+    return params["beat_s"] if source is ParameterSource.DEFAULT else params["heartbeat_s"]
 
-    return Retention(jobs_s=given["keep_days"] * 86_400)
+
+def retention(params: dict[str, Any]) -> Any:
+    """Return the retention settings of the options."""
+    from headrace.jobs.maintenance.sweeper import Retention  # noqa: PLC0415
+
+    return Retention(jobs_s=params["keep_days"] * 86_400)
 
 
-def serve_settings(given: dict[str, Any]) -> ServeSettings:
-    """How models run, by the options."""
-    mib = given["memory_mib_max"]
+def serve_settings(params: dict[str, Any]) -> ServeSettings:
+    """Return the model settings of the options."""
+    mib = params["memory_mib_max"]
     return ServeSettings(
-        instances=given["instances"],
-        max_batch_rows=given["max_batch_rows"],
-        max_batch_delay_ms=given["max_batch_delay_ms"],
-        call_timeout_s=given["call_timeout_s"],
+        instances=params["instances"],
+        max_batch_rows=params["max_batch_rows"],
+        max_batch_delay_ms=params["max_batch_delay_ms"],
+        call_timeout_s=params["call_timeout_s"],
         memory_bytes_max=None if mib is None else mib << 20,
     )

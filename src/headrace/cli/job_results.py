@@ -1,4 +1,4 @@
-"""What came of a job: its result to a file or to standard output, or why there is none."""
+"""Print or save the result of a job, or report its failure."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 from rich.filesize import decimal
 
-from headrace.cli.ending import one_line
+from headrace.cli.reports import one_line
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import Job
 from headrace.jobs.state import JobState
@@ -16,16 +16,14 @@ _TEXTS: Final = ("text/", "application/json", "application/jsonlines", "applicat
 
 
 def fetch_result(client: Any, job: Job, output: Path | None) -> None:
-    """Save the result, or print it. ConfigError rather than bytes on a terminal."""
+    """Save or print a result. Raise ConfigError instead of printing binary data to a terminal."""
     if output is not None:
         size = client.save_result(job.id, output)
         click.echo(f"{decimal(size)} saved to {output}", err=True)
         return
     content_type = "" if job.result is None else job.result.content_type
     if sys.stdout.isatty() and not content_type.startswith(_TEXTS):
-        raise ConfigError(
-            f"the result is {content_type or 'bytes'}, which is not for a terminal: give --output FILE"
-        )
+        raise ConfigError(f"the result ({content_type or 'bytes'}) is not text: save it with --output FILE")
     stdout = sys.stdout.buffer
     last = b"\n"
     for piece in client.stream_result(job.id):
@@ -37,7 +35,7 @@ def fetch_result(client: Any, job: Job, output: Path | None) -> None:
 
 
 def exit_status(job: Job) -> int:
-    """0 for a completed job; else 1, and on standard error what it came to."""
+    """Return 0 for a completed job. Otherwise print its state to standard error and return 1."""
     if job.state is JobState.COMPLETED:
         return 0
     why = "" if job.failure is None else f": {job.failure.cause.value}: {one_line(job.failure.message)}"

@@ -1,4 +1,4 @@
-"""Options that say which job API is asked, and how a command that asks one runs and ends."""
+"""Options for the job API, and the frame of commands that call it."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from headrace.cli.ending import INTERRUPTED, say_error
+from headrace.cli.reports import INTERRUPTED, print_error
 from headrace.core.errors import HeadraceError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -16,38 +16,50 @@ SERVER_DEFAULT = "http://localhost:8090"
 
 _OPTIONS = (
     click.option(
-        "--server", envvar="HEADRACE_SERVER", default=SERVER_DEFAULT, show_default=True, show_envvar=True,
-        metavar="URL", help="The job API.",
+        "--server",
+        envvar="HEADRACE_SERVER",
+        default=SERVER_DEFAULT,
+        show_default=True,
+        show_envvar=True,
+        metavar="URL",
+        help="URL of the job API.",
     ),
     click.option(
-        "--api-key", envvar="HEADRACE_API_KEY", show_envvar=True, metavar="KEY", default="",
-        help="Better in the environment: others see a command's arguments.",
+        "--api-key",
+        envvar="HEADRACE_API_KEY",
+        show_envvar=True,
+        metavar="KEY",
+        default="",
+        help="API key; prefer the environment variable, since arguments are visible to other users.",
     ),
-    click.option("--json", "json_lines", is_flag=True, help="As JSON, a line each."),
-)  # fmt: skip
+    click.option("--json", "json_lines", is_flag=True, help="Print JSON lines."),
+)
 
 
 def job_server_options(command: Command) -> Command:
-    """``--server``, ``--api-key`` and ``--json``."""
+    """Add ``--server``, ``--api-key`` and ``--json`` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def ask_jobs(given: dict[str, Any], ask: Callable[[Any], int | None]) -> None:
-    """Call `ask` with a client; an error ends the process with its line and status, Ctrl-C with 130."""
-    json_lines = given["json_lines"]
+def run_job_command(params: dict[str, Any], call: Callable[[Any], int | None]) -> None:
+    """Call `call` with a job client and exit with its status.
+
+    An error is printed and exits with its status. Ctrl-C exits with status 130.
+    """
+    json_lines = params["json_lines"]
     try:
-        # Whoever only streams or serves need not have what asking needs.
+        # The client is an optional dependency: the other commands work without it.
         from headrace.jobs.client import Client  # noqa: PLC0415
 
-        with Client(given["server"], api_key=given["api_key"]) as client:
-            status = ask(client)
+        with Client(params["server"], api_key=params["api_key"]) as client:
+            status = call(client)
         sys.stdout.flush()
     except HeadraceError as error:
         with suppress(BrokenPipeError):
             sys.stdout.flush()
-        sys.exit(say_error(error, json_lines=json_lines))
+        sys.exit(print_error(error, json_lines=json_lines))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     if status:

@@ -1,4 +1,4 @@
-"""``headrace jobs``: jobs of a running job API: list, show, watch, cancel, retry, result, requeue, delete."""
+"""``headrace jobs``: list, show, watch, cancel, retry and delete jobs, and fetch their results."""
 
 import sys
 from itertools import islice
@@ -8,32 +8,32 @@ from typing import Any, Final
 import click
 import orjson
 
-from headrace.cli.ending import say_error
-from headrace.cli.groups import ListsByDefault
-from headrace.cli.job_server import ask_jobs, job_server_options
-from headrace.cli.submit import pairs
+from headrace.cli.groups import DefaultListGroup, examples
+from headrace.cli.job_server import job_server_options, run_job_command
+from headrace.cli.reports import print_error
+from headrace.cli.submit import name_value_pairs
 from headrace.core.errors import HeadraceError
 from headrace.jobs.job import Job
 from headrace.jobs.state import JobState
 
 _EPILOG = """\b
 Examples:
-  The newest jobs; those of a queue that failed today:
+  List the newest jobs, or the failed jobs of a queue with a tag:
     headrace jobs list
     headrace jobs list --queue night --state failed --tag day=2026-11-21
-  One in full; one as it runs, until it ends; its result:
+  Show a job, follow it until it ends, and save its result:
     headrace jobs show 01a2007b-f2f8-7916-a901-e223a26ee99e
     headrace jobs watch 01a2007b-f2f8-7916-a901-e223a26ee99e
     headrace jobs result 01a2007b-f2f8-7916-a901-e223a26ee99e --output scores.csv
-  Stop two; try one again; try again all that failed, after a look at which they are:
+  Cancel two jobs, retry one, and retry all failed jobs of a queue after a look at them:
     headrace jobs cancel 01a2007b-f2f8-7916-a901-e223a26ee99e 01a2007b-f303-78e6-aa54-7e167cc78718
     headrace jobs retry 01a2007b-f2f8-7916-a901-e223a26ee99e
     headrace jobs requeue --queue night --dry-run
     headrace jobs requeue --queue night --yes
-  For a script:
+  Print the ids of failed jobs, for a script:
     headrace jobs list --state failed --json | jq -r .id
 """
-LISTED: Final = 50
+LIST_LIMIT: Final = 50
 REQUEUED_MAX: Final = 10_000
 _ENDED: Final = tuple(
     sorted(state.value for state in JobState if state.ended and state is not JobState.COMPLETED)
@@ -43,206 +43,235 @@ _ENDED: Final = tuple(
 def _filters(command: Any) -> Any:
     for option in reversed(
         (
-            click.option("--queue", "-q", default="", help="Of this queue."),
-            click.option("--model", "-m", default="", help="Of this model."),
-            click.option("--kind", default="", help="Of this kind."),
+            click.option("--queue", "-q", default="", help="Queue of the jobs."),
+            click.option("--model", "-m", default="", help="Model of the jobs."),
+            click.option("--kind", default="", help="Kind of the jobs."),
             click.option(
-                "--tag", "tags", multiple=True, metavar="NAME=VALUE", help="With this tag; all of several."
+                "--tag",
+                "tags",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="Tag of the jobs. Repeatable; jobs need all tags.",
             ),
-            click.option("--correlation-id", default="", help="By your own name for them."),
-            click.option("--tenant", help="For keys that see everybody's jobs."),
+            click.option("--correlation-id", default="", help="Correlation id of the jobs."),
+            click.option("--tenant", help="Tenant of the jobs, for keys that see all tenants."),
         )
     ):
         command = option(command)
     return command
 
 
-@click.group("jobs", cls=ListsByDefault, epilog=_EPILOG, short_help="Jobs of a running job API.")
+@click.group("jobs", cls=DefaultListGroup, epilog=_EPILOG, short_help="List and control jobs.")
 def jobs_command() -> None:
-    """Jobs: list, show, watch, cancel, retry, result, requeue, delete."""
+    """List and control the jobs of a running job API."""
 
 
-@jobs_command.command("list")
+@jobs_command.command(
+    "list", epilog=examples("headrace jobs list --queue night --state failed --tag day=2026-11-21")
+)
 @_filters
 @click.option(
     "--state",
     "states",
     multiple=True,
     type=click.Choice([s.value for s in JobState]),
-    help="May be repeated.",
+    help="State of the jobs. Repeatable.",
 )
 @click.option(
-    "--limit", "-n", type=click.IntRange(min=1), default=LISTED, show_default=True, help="At most so many."
+    "--limit", "-n", type=click.IntRange(min=1), default=LIST_LIMIT, show_default=True, help="Limit of jobs."
 )
 @job_server_options
-def list_command(**given: Any) -> None:
-    """Jobs, newest first: what `headrace jobs` alone does."""
+def list_command(**params: Any) -> None:
+    """List jobs, newest first. The default of `headrace jobs`."""
 
-    def ask(client: Any) -> None:
-        from headrace.cli.job_shown import say_job_json, say_jobs  # noqa: PLC0415 - see cli.infer
+    def call(client: Any) -> None:
+        from headrace.cli.job_display import print_job_json, print_jobs  # noqa: PLC0415
 
-        jobs = islice(client.list(**_wanted(given), states=given["states"]), given["limit"])
-        if not given["json_lines"]:
-            say_jobs(jobs)
+        jobs = islice(client.list(**_list_filters(params), states=params["states"]), params["limit"])
+        if not params["json_lines"]:
+            print_jobs(jobs)
             return
         for job in jobs:
-            say_job_json(job)
+            print_job_json(job)
 
-    ask_jobs(given, ask)
+    run_job_command(params, call)
 
 
-@jobs_command.command("show")
+@jobs_command.command("show", epilog=examples("headrace jobs show 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_id", metavar="ID")
 @job_server_options
-def show_command(job_id: str, **given: Any) -> None:
-    """One job in full, and what went wrong with it."""
+def show_command(job_id: str, **params: Any) -> None:
+    """Show a job with its history of failures."""
 
-    def ask(client: Any) -> None:
-        from headrace.cli.job_shown import say_job  # noqa: PLC0415 - see cli.infer
+    def call(client: Any) -> None:
+        from headrace.cli.job_display import print_job  # noqa: PLC0415
         from headrace.jobs.documents import history_document, job_document  # noqa: PLC0415
 
         job, history = client.get(job_id), client.history(job_id)
-        if given["json_lines"]:
+        if params["json_lines"]:
             document = {**job_document(job), "history": list(map(history_document, history))}
             click.echo(orjson.dumps(document))
         else:
-            say_job(job, history)
+            print_job(job, history)
 
-    ask_jobs(given, ask)
+    run_job_command(params, call)
 
 
-@jobs_command.command("watch")
+@jobs_command.command("watch", epilog=examples("headrace jobs watch 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_id", metavar="ID")
 @job_server_options
-def watch_command(job_id: str, **given: Any) -> None:
-    """Follow a job until it has ended. Exit status 0 where it is completed then, else 1."""
+def watch_command(job_id: str, **params: Any) -> None:
+    """Follow a job until it ends. Exit with status 0 if it completed, else 1."""
 
-    def ask(client: Any) -> int:
-        from headrace.cli.job_results import exit_status  # noqa: PLC0415 - see cli.infer
-        from headrace.cli.job_shown import follow  # noqa: PLC0415
+    def call(client: Any) -> int:
+        from headrace.cli.job_display import follow  # noqa: PLC0415
+        from headrace.cli.job_results import exit_status  # noqa: PLC0415
 
-        json_lines = given["json_lines"]
+        json_lines = params["json_lines"]
         job = follow(client.events(job_id), json_lines=json_lines) or client.get(job_id)
         if not json_lines:
             click.echo(job.state.value)
         return exit_status(job)
 
-    ask_jobs(given, ask)
+    run_job_command(params, call)
 
 
-@jobs_command.command("result")
+@jobs_command.command(
+    "result", epilog=examples("headrace jobs result 01a2007b-f2f8-7916-a901-e223a26ee99e --output scores.csv")
+)
 @click.argument("job_id", metavar="ID")
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Save it there.")
-@click.option("--wait", "waited", is_flag=True, help="Until the job has ended.")
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="File for the result.")
+@click.option("--wait", "wait", is_flag=True, help="Wait until the job ends.")
 @job_server_options
-def result_command(job_id: str, output: Path | None, waited: bool, **given: Any) -> None:
-    """A completed job's result, on standard output or as a file."""
+def result_command(job_id: str, output: Path | None, wait: bool, **params: Any) -> None:
+    """Print or save the result of a completed job."""
 
-    def ask(client: Any) -> int:
-        from headrace.cli.job_results import exit_status, fetch_result  # noqa: PLC0415 - see cli.infer
+    def call(client: Any) -> int:
+        from headrace.cli.job_results import exit_status, fetch_result  # noqa: PLC0415
 
-        job = client.wait(job_id) if waited else client.get(job_id)
-        if waited and (status := exit_status(job)):
+        job = client.wait(job_id) if wait else client.get(job_id)
+        if wait and (status := exit_status(job)):
             return status
         fetch_result(client, job, output)
         return 0
 
-    ask_jobs(given, ask)
+    run_job_command(params, call)
 
 
-@jobs_command.command("cancel")
+@jobs_command.command("cancel", epilog=examples("headrace jobs cancel 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @job_server_options
-def cancel_command(job_ids: tuple[str, ...], **given: Any) -> None:
-    """Cancel jobs: pending ones at once, running ones as soon as they are stopped."""
-    ask_jobs(given, lambda client: _each(job_ids, client.cancel, given))
+def cancel_command(job_ids: tuple[str, ...], **params: Any) -> None:
+    """Cancel pending or running jobs.
+
+    A running job ends when its worker has stopped it.
+    """
+    run_job_command(params, lambda client: _apply_to_each(job_ids, client.cancel, params))
 
 
-@jobs_command.command("retry")
+@jobs_command.command("retry", epilog=examples("headrace jobs retry 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @job_server_options
-def retry_command(job_ids: tuple[str, ...], **given: Any) -> None:
-    """Try jobs again that ended without a result, with all their attempts before them."""
-    ask_jobs(given, lambda client: _each(job_ids, client.retry, given))
+def retry_command(job_ids: tuple[str, ...], **params: Any) -> None:
+    """Retry jobs that ended without a result.
+
+    Their count of attempts starts again.
+    """
+    run_job_command(params, lambda client: _apply_to_each(job_ids, client.retry, params))
 
 
-@jobs_command.command("delete")
+@jobs_command.command("delete", epilog=examples("headrace jobs delete 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @job_server_options
-def delete_command(job_ids: tuple[str, ...], **given: Any) -> None:
-    """Remove jobs that have ended, with what was stored for them alone."""
+def delete_command(job_ids: tuple[str, ...], **params: Any) -> None:
+    """Delete ended jobs with their stored payloads and results."""
 
-    def ask(client: Any) -> int:
-        return _each(job_ids, client.delete, given, said="deleted")
+    def call(client: Any) -> int:
+        return _apply_to_each(job_ids, client.delete, params, label="deleted")
 
-    ask_jobs(given, ask)
+    run_job_command(params, call)
 
 
-@jobs_command.command("requeue")
+@jobs_command.command(
+    "requeue",
+    epilog=examples(
+        "headrace jobs requeue --queue night --dry-run", "headrace jobs requeue --queue night --yes"
+    ),
+)
 @_filters
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(_ENDED), default=("failed",), show_default=True,
-    help="May be repeated.",
-)  # fmt: skip
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_ENDED),
+    default=("failed",),
+    show_default=True,
+    help="State of the jobs. Repeatable.",
+)
 @click.option(
     "--limit",
     "-n",
     type=click.IntRange(1, REQUEUED_MAX),
     default=1000,
     show_default=True,
-    help="At most so many.",
+    help="Limit of jobs.",
 )
-@click.option("--dry-run", is_flag=True, help="Only list them.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="List the jobs and change nothing.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @job_server_options
-def requeue_command(dry_run: bool, yes: bool, **given: Any) -> None:
-    """Try again all that fit: dead jobs, by queue, model or tag."""
+def requeue_command(dry_run: bool, yes: bool, **params: Any) -> None:
+    """Retry all selected jobs that ended without a result."""
 
-    def ask(client: Any) -> int:
-        from headrace.cli.job_shown import say_job_json, say_jobs  # noqa: PLC0415 - see cli.infer
+    def call(client: Any) -> int:
+        from headrace.cli.job_display import print_job_json, print_jobs  # noqa: PLC0415
 
-        jobs: list[Job] = list(islice(client.list(**_wanted(given), states=given["states"]), given["limit"]))
+        jobs: list[Job] = list(
+            islice(client.list(**_list_filters(params), states=params["states"]), params["limit"])
+        )
         if dry_run:
-            for job in jobs if given["json_lines"] else ():
-                say_job_json(job)
-            if not given["json_lines"]:
-                say_jobs(jobs)
+            for job in jobs if params["json_lines"] else ():
+                print_job_json(job)
+            if not params["json_lines"]:
+                print_jobs(jobs)
             return 0
-        if jobs and not yes and not click.confirm(f"try {len(jobs):,} jobs again?", err=True):
+        if jobs and not yes and not click.confirm(f"Retry {len(jobs):,} jobs?", err=True):
             return 1
-        status = _each([job.id for job in jobs], client.retry, given)
-        if not given["json_lines"]:
+        status = _apply_to_each([job.id for job in jobs], client.retry, params)
+        if not params["json_lines"]:
             click.echo(f"{len(jobs):,} jobs", err=True)
         return status
 
-    ask_jobs(given, ask)
+    run_job_command(params, call)
 
 
-def _wanted(given: dict[str, Any]) -> dict[str, Any]:
+def _list_filters(params: dict[str, Any]) -> dict[str, Any]:
     names = ("queue", "model", "kind", "correlation_id")
-    wanted = {name: given[name] for name in names if given[name]}
-    if given["tenant"] is not None:
-        wanted["tenant"] = given["tenant"]
-    return {**wanted, "tags": pairs(given["tags"], "--tag")}
+    filters = {name: params[name] for name in names if params[name]}
+    if params["tenant"] is not None:
+        filters["tenant"] = params["tenant"]
+    return {**filters, "tags": name_value_pairs(params["tags"], "--tag")}
 
 
-def _each(job_ids: Any, do: Any, given: dict[str, Any], *, said: str = "") -> int:
-    """Do it to each, also after one for which it could not be done; 1 where there was such a one."""
+def _apply_to_each(job_ids: Any, action: Any, params: dict[str, Any], *, label: str = "") -> int:
+    """Apply an action to all jobs and return 1 if it failed for one of them, else 0.
+
+    A failure does not stop the loop.
+    """
     status = 0
     for job_id in job_ids:
         try:
-            job: Job | None = do(job_id)
+            job: Job | None = action(job_id)
         except HeadraceError as error:
             sys.stdout.flush()
-            status = say_error(error, json_lines=given["json_lines"])
+            status = print_error(error, json_lines=params["json_lines"])
             continue
-        state = said or ("" if job is None else _state(job))
+        state = label or ("" if job is None else _state(job))
         line: Any = (
-            orjson.dumps({"id": job_id, "state": state}) if given["json_lines"] else f"{job_id}  {state}"
+            orjson.dumps({"id": job_id, "state": state}) if params["json_lines"] else f"{job_id}  {state}"
         )
         click.echo(line)
     return status
 
 
 def _state(job: Job) -> str:
-    return "to be cancelled" if job.cancel_requested and not job.state.ended else job.state.value
+    return "cancel requested" if job.cancel_requested and not job.state.ended else job.state.value

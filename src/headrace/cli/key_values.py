@@ -1,4 +1,4 @@
-"""``KEY=VALUE`` options, as ``-O`` and ``-P`` take them."""
+"""Parse ``KEY=VALUE`` options such as ``-O`` and ``-P``."""
 
 import tomllib
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ from headrace.core.errors import ConfigError
 
 
 def key_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """The values by their keys: in TOML's spelling, else plain text. ConfigError names the `option` of what is no pair."""
+    """Return the values by key: TOML values where they parse as such, otherwise plain text.
+
+    Raises ConfigError with the name of the `option` for text without a key or ``=``.
+    """
     values: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

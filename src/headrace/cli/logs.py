@@ -1,7 +1,7 @@
-"""Logs on standard error.
+"""Configure logs on standard error.
 
-Of a stream: with ``-v`` one JSON object a line; warnings alone, and plain, without. Of a server: always, JSON or text, and of
-everything that logs in its process.
+A run logs JSON lines with ``-v``, and plain warnings without. A server always logs, as JSON or
+text, everything that its process logs.
 """
 
 import json
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from typing_extensions import override
+
 LogFormat = Literal["json", "text"]
 
 _ACCESS_LOGGER = "headrace.access"
@@ -18,10 +20,10 @@ _RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 class JsonFormatter(logging.Formatter):
-    """Time, level, logger, message, and whatever was passed as ``extra``."""
+    """A formatter of JSON lines with time, level, logger, message and the ``extra`` fields."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         line: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -35,11 +37,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people who watch a server: time, level, logger, message, extras as ``key=value``; a trace in lines of its own."""
+    """A formatter of lines for people: time, level, logger, message and ``key=value`` extras.
 
+    A traceback follows in lines of its own.
+    """
+
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and those of a trace."""
-        extras = "".join(f" {k}={_word(v)}" for k, v in _extras(record).items())
+        extras = "".join(f" {k}={_quoted(v)}" for k, v in _extras(record).items())
         message = record.getMessage().replace("\n", "\\n")
         line = f"{_time(record)} {record.levelname.lower():<7} {record.name}: {message}{extras}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
@@ -50,33 +55,36 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    # Libraries put marks of their own on every record of the process, as Ray does: private, and nothing that was logged.
+    # Libraries such as Ray add private attributes to every record; they are not log fields.
     return {k: v for k, v in record.__dict__.items() if k not in _RESERVED and not k.startswith("_")}
 
 
-def _word(value: Any) -> str:
-    """As it is, or quoted where it would not be one word of one line."""
+def _quoted(value: Any) -> str:
+    """Return the value as text, quoted unless it is a single word."""
     text = str(value)
     return text if text and text.isprintable() and not set(text) & {" ", '"', "="} else json.dumps(text)
 
 
 class PlainFormatter(logging.Formatter):
-    """For people who asked for no logs: what went wrong, in one line, without the trace."""
+    """A formatter of one line with level and message, without tracebacks."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         return f"{record.levelname.lower()}: {record.getMessage()}"
 
 
 class _StandardError(logging.Handler):
-    """Writes to whatever standard error is at that moment: a progress bar puts itself in its place, and makes room."""
+    """A handler that writes to the current `sys.stderr`, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(self.format(record) + "\n")
 
 
 def configure_logs(verbosity: int) -> None:
-    """0: warnings, as plain text; 1: info; 2 and more: debug, as JSON. Only headrace's own loggers."""
+    """Configure headrace's own loggers for a run.
+
+    Verbosity 0 logs warnings as plain text, 1 info and 2 debug messages as JSON.
+    """
     handler = _StandardError()
     handler.setFormatter(JsonFormatter() if verbosity else PlainFormatter())
     logger = logging.getLogger("headrace")
@@ -85,36 +93,37 @@ def configure_logs(verbosity: int) -> None:
     logger.propagate = False
 
 
-class _OfRequest(logging.Filter):
-    """Adds the ids of the request that a record is about, where requests are observed; never leaves a record out."""
+class _RequestIdFilter(logging.Filter):
+    """A filter that adds the request and trace ids of the current request. It keeps all records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        from headrace.server.observation import CURRENT  # noqa: PLC0415 - for those who serve
+        from headrace.server.observation import CURRENT  # noqa: PLC0415 - servers only
 
-        seen = CURRENT.get()
-        if seen is not None:
+        observation = CURRENT.get()
+        if observation is not None:
             fields: Mapping[str, str] = {
-                "request_id": seen.body_id or seen.request_id,
-                "trace_id": seen.trace_id,
+                "request_id": observation.body_id or observation.request_id,
+                "trace_id": observation.trace_id,
             }
             record.__dict__.update({k: v for k, v in fields.items() if v and k not in record.__dict__})
         return True
 
 
 def configure_server_logs(log_format: LogFormat, verbosity: int = 0, *, access: bool = False) -> None:
-    """Logs of everything in the process, one line each: headrace's from info on, or debug; of others warnings.
+    """Configure the logs of a server process: headrace's from info on, other libraries' warnings.
 
-    Warnings of Python come as records, too. With `access` the access log is among them, whatever the verbosity.
+    With a verbosity above 0, headrace's debug messages are included. Python warnings are logged,
+    too. `access` enables the access log at any verbosity.
     """
     handler = _StandardError()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    handler.addFilter(_OfRequest())
+    handler.addFilter(_RequestIdFilter())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
-    ours = logging.getLogger("headrace")
-    ours.handlers = []
-    ours.propagate = True
-    ours.setLevel(logging.DEBUG if verbosity else logging.INFO)
+    logger = logging.getLogger("headrace")
+    logger.handlers = []
+    logger.propagate = True
+    logger.setLevel(logging.DEBUG if verbosity else logging.INFO)
     logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO if access else logging.CRITICAL + 1)
     logging.captureWarnings(capture=True)

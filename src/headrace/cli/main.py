@@ -1,4 +1,4 @@
-"""``headrace``: the group of commands, and how an error ends one."""
+"""The ``headrace`` command group."""
 
 import click
 
@@ -34,7 +34,10 @@ Examples:
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(headrace.__version__, prog_name="headrace")
 def main() -> None:
-    """Keep a model supplied: run it over data too big, too slow or too bursty for request/response."""
+    """Run models over streams, batches, jobs and requests.
+
+    Each command has its own help, with examples: headrace COMMAND --help.
+    """
 
 
 main.add_command(stream_command)

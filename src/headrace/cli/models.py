@@ -1,111 +1,124 @@
-"""``headrace models``: what a running server has, and what it does; load and unload."""
+"""``headrace models``: list, load and unload the models of a server, and show statistics."""
 
 from typing import Any
 
 import click
 import orjson
 
-from headrace.cli.connecting import open_server, run_asking, server_options
-from headrace.cli.groups import ListsByDefault
+from headrace.cli.groups import DefaultListGroup, examples
+from headrace.cli.model_server import open_server, run_server_command, server_options
 
 _EPILOG = """\b
 Examples:
-  What is there, and whether it can be asked:
+  List all models and their state:
     headrace models
-  Load a model again after its files have changed, without a moment in which it cannot be asked:
+  Reload a model after its files have changed; requests continue meanwhile:
     headrace models load churn
-  How many requests, how full the batches, how long the waits:
+  Show the numbers of requests and calls, and their times:
     headrace models stats churn
-  For a script:
+  Print the names of ready models, for a script:
     headrace models list --json | jq -r '.[] | select(.state == "READY").name'
 """
-_JSON_OPTION = click.option("--json", "json_lines", is_flag=True, help="As JSON.")
+_JSON_OPTION = click.option("--json", "json_lines", is_flag=True, help="Print JSON.")
 _NS_PER_MS = 1e6
 
 
-@click.group("models", cls=ListsByDefault, epilog=_EPILOG, short_help="Models of a running server.")
+@click.group(
+    "models", cls=DefaultListGroup, epilog=_EPILOG, short_help="List, load and unload a server's models."
+)
 def models_command() -> None:
-    """What a running server has: list, load, unload, statistics.
+    """List, load and unload the models of a running server, and show their statistics.
 
-    Where the server asks for API keys, all but stats needs one with the role admin (HEADRACE_API_KEY). Loading and
-    unloading is for servers that were started with a models folder.
+    If the server uses API keys, all commands but stats need a key with the role admin
+    (HEADRACE_API_KEY). Only servers with a models folder can load and unload models.
     """
 
 
-@models_command.command("list")
+@models_command.command("list", epilog=examples("headrace models list --json"))
 @_JSON_OPTION
 @server_options()
-def list_command(**given: Any) -> None:
-    """Every version of every model, and whether it can be asked: what `headrace models` alone does."""
+def list_command(**params: Any) -> None:
+    """List every version of every model with its state. The default of `headrace models`."""
 
-    async def ask() -> None:
-        async with open_server(given) as server:
+    async def call() -> None:
+        async with open_server(params) as server:
             entries = await server.index()
-        if given["json_lines"]:
+        if params["json_lines"]:
             fields = ("name", "version", "state", "reason")
             click.echo(orjson.dumps([{f: getattr(e, f) for f in fields} for e in entries]))
             return
-        _say(
+        _print_table(
             ("model", "version", "state", "reason"), [(e.name, e.version, e.state, e.reason) for e in entries]
         )
 
-    run_asking(ask, json_lines=given["json_lines"])
+    run_server_command(call, json_lines=params["json_lines"])
 
 
-@models_command.command("load")
+@models_command.command("load", epilog=examples("headrace models load churn"))
 @click.argument("name")
 @_JSON_OPTION
 @server_options(timeout_s=600.0)
-def load_command(name: str, **given: Any) -> None:
-    """Load model NAME from the server's models folder, or load it again; returns when it can be asked."""
+def load_command(name: str, **params: Any) -> None:
+    """Load or reload model NAME from the server's models folder. Return when the model is ready."""
 
-    async def ask() -> None:
-        async with open_server(given) as server:
+    async def call() -> None:
+        async with open_server(params) as server:
             await server.load(name)
-        _say_done(name, "loaded", json_lines=given["json_lines"])
+        _print_done(name, "loaded", json_lines=params["json_lines"])
 
-    run_asking(ask, json_lines=given["json_lines"])
+    run_server_command(call, json_lines=params["json_lines"])
 
 
-@models_command.command("unload")
+@models_command.command("unload", epilog=examples("headrace models unload churn"))
 @click.argument("name")
 @_JSON_OPTION
 @server_options(timeout_s=600.0)
-def unload_command(name: str, **given: Any) -> None:
-    """Unload every version of model NAME, once it has answered what it had."""
+def unload_command(name: str, **params: Any) -> None:
+    """Unload every version of model NAME after its running requests."""
 
-    async def ask() -> None:
-        async with open_server(given) as server:
+    async def call() -> None:
+        async with open_server(params) as server:
             await server.unload(name)
-        _say_done(name, "unloaded", json_lines=given["json_lines"])
+        _print_done(name, "unloaded", json_lines=params["json_lines"])
 
-    run_asking(ask, json_lines=given["json_lines"])
+    run_server_command(call, json_lines=params["json_lines"])
 
 
-@models_command.command("stats")
+@models_command.command("stats", epilog=examples("headrace models stats churn"))
 @click.argument("name", default="")
 @_JSON_OPTION
 @server_options()
-def stats_command(name: str, **given: Any) -> None:
-    """Figures since loading, of model NAME or of all."""
+def stats_command(name: str, **params: Any) -> None:
+    """Show the statistics of model NAME, or of all models.
 
-    async def ask() -> None:
-        async with open_server(given) as server:
+    They count from the time at which a model was loaded.
+    """
+
+    async def call() -> None:
+        async with open_server(params) as server:
             statistics = await server.statistics(name)
         figures = [_figures(s) for s in statistics]
-        if given["json_lines"]:
+        if params["json_lines"]:
             click.echo(orjson.dumps(figures))
             return
         columns = (
-            "model", "version", "requests ", "failed ", "rows ", "calls ", "rows/call ", "queue ms ", "model ms ",
-        )  # fmt: skip
-        _say(columns, [tuple(map(_shown, f.values())) for f in figures])
+            "model",
+            "version",
+            "requests ",
+            "failed ",
+            "rows ",
+            "calls ",
+            "rows/call ",
+            "queue ms ",
+            "model ms ",
+        )
+        _print_table(columns, [tuple(map(_format_figure, f.values())) for f in figures])
 
-    run_asking(ask, json_lines=given["json_lines"])
+    run_server_command(call, json_lines=params["json_lines"])
 
 
 def _figures(s: Any) -> dict[str, Any]:
-    """Means are over requests (queue) and over calls of the model (model)."""
+    """Return the statistics of a model: queue time is per request, model time per call."""
     return {
         "model": s.name,
         "version": s.version,
@@ -123,7 +136,7 @@ def _mean_ms(duration: Any) -> float | None:
     return duration.ns / duration.count / _NS_PER_MS if duration.count else None
 
 
-def _shown(value: Any) -> str:
+def _format_figure(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -131,21 +144,21 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _say(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.text import Text  # noqa: PLC0415 - see cli.infer
+def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.text import Text  # noqa: PLC0415
 
-    from headrace.cli.answers import plain_table, printable, say_table  # noqa: PLC0415
+    from headrace.cli.responses import plain_table, print_table, printable  # noqa: PLC0415
 
     if not rows:
-        click.echo("there is no model", err=True)
+        click.echo("no models", err=True)
         return
     if columns[-1] == "reason" and not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     table = plain_table(*columns)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    say_table(table)
+    print_table(table)
 
 
-def _say_done(name: str, what: str, *, json_lines: bool) -> None:
-    click.echo(orjson.dumps({"name": name, what: True}) if json_lines else f"{name} {what}")
+def _print_done(name: str, action: str, *, json_lines: bool) -> None:
+    click.echo(orjson.dumps({"name": name, action: True}) if json_lines else f"{name} {action}")

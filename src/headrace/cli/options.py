@@ -1,6 +1,6 @@
-"""What ``headrace stream`` can be told: options, how their values are read, and the settings they make.
+"""Options of ``headrace stream``: their parsers and the settings made from them.
 
-A value that cannot be is refused here, with exit status 2 and before anything is opened.
+Invalid values exit with status 2 before a source is opened.
 """
 
 import re
@@ -23,7 +23,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", re.IGNORECASE)
 _SCALES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _COLUMNS_MAX = 100_000
-_NEEDS = {
+_REQUIRED_OPTIONS = {
     "instances": "model",
     "protocol": "endpoint",
     "endpoint_model": "endpoint",
@@ -35,78 +35,81 @@ _NEEDS = {
     "sequence_end": "sequence",
     "sequences_live_max": "sequence",
 }
-"""Options that would be passed over in silence without another."""
+"""Options that have no effect without another option."""
 
 
 def parse_bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """``16MiB``, ``64k``, ``1000``: units are powers of 1024."""
+    """Return a size in bytes: ``16MiB``, ``64k`` or ``1000``. Units are powers of 1024."""
     if value is None:
         return None
     match = _SIZE.fullmatch(value.strip())
     size = int(float(match[1]) * _SCALES[match[2].lower()]) if match else 0
     if size < 1:
-        raise click.BadParameter(f"{value!r} is no size: write 16MiB, 64k or 1000", param=parameter)
+        raise click.BadParameter(f"{value!r} is not a size: write 16MiB, 64k or 1000", param=parameter)
     return size
 
 
 def parse_columns(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str | int, ...]:
-    """``a,b,c``, ``0,3,5-9``."""
+    """Return the columns of ``a,b,c`` or ``0,3,5-9``."""
     if not value:
         return ()
     found: list[str | int] = []
     for part in map(str.strip, value.split(",")):
         span = _RANGE.fullmatch(part)
         if not part:
-            raise click.BadParameter(f"{value!r} has an empty name in it", param=parameter)
+            raise click.BadParameter(f"{value!r} contains an empty column name", param=parameter)
         if span is None:
             found.append(int(part) if part.isdecimal() else part)
             continue
         low, high = int(span[1]), int(span[2])
         if not low <= high < low + _COLUMNS_MAX:
             raise click.BadParameter(
-                f"{part} is no range: write the lower number first, and at most {_COLUMNS_MAX} columns",
+                f"{part} is not a range: write the lower index first, and at most {_COLUMNS_MAX} columns",
                 param=parameter,
             )
         found.extend(range(low, high + 1))
     if len({type(c) for c in found}) > 1:
-        raise click.BadParameter("name all columns, or number all of them", param=parameter)
+        raise click.BadParameter("name all columns, or give the indices of all columns", param=parameter)
     return tuple(found)
 
 
 def parse_sequence(_: click.Context, parameter: click.Parameter, value: str | None) -> str | int | None:
-    """A column by its name or index, or one of the words that begin with @."""
+    """Return a column name or index, or one of the words with ``@``."""
     if value is not None and (not value or (value[0] == "@" and value not in BY_PLACE)):
         raise click.BadParameter(
-            f"{value!r} is neither a column (write its index where its name begins with @) nor {' or '.join(BY_PLACE)}",
+            f"{value!r} is neither a column nor {' or '.join(BY_PLACE)}: "
+            "for a column whose name begins with @, give its index",
             param=parameter,
         )
-    return _column(value)
+    return _name_or_index(value)
 
 
 def parse_delimiter(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    r"""One character; a tab may be written ``\t``."""
+    r"""Return a single character; ``\t`` is a tab."""
     if value is None:
         return None
     found = "\t" if value == r"\t" else value
     if len(found) != 1:
-        raise click.BadParameter(f"{value!r} is not one character", param=parameter)
+        raise click.BadParameter(f"{value!r} is not a single character", param=parameter)
     return found
 
 
 def parse_size_px(
     _context: click.Context, parameter: click.Parameter, value: str | None
 ) -> tuple[int, int] | None:
-    """``224x224``: height, width."""
+    """Return height and width of ``224x224``."""
     if value is None:
         return None
     height, _, width = value.lower().partition("x")
     if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise click.BadParameter("write HEIGHTxWIDTH, as in 224x224", param=parameter)
+        raise click.BadParameter(
+            f"{value!r} is not a size: write HEIGHTxWIDTH, as in 224x224", param=parameter
+        )
     return int(height), int(width)
 
 
-def options(*parts: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several decorators as one; in the help they stand in this order."""
+def combined_options(*parts: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return one decorator for several options; the help lists them in this order."""
 
     def decorate(command: Command) -> Command:
         for part in reversed(parts):
@@ -116,209 +119,327 @@ def options(*parts: Callable[[Command], Command]) -> Callable[[Command], Command
     return decorate
 
 
-MEDIA_OPTIONS = options(
-    click.option("--image-size", callback=parse_size_px, metavar="HxW", help="Images and frames are brought to this size."),
+MEDIA_OPTIONS = combined_options(
     click.option(
-        "--image-mode", default="RGB", show_default=True, type=click.Choice(["RGB", "L"]),
-        help="Their channels: three, or L for one of grey.",
+        "--image-size",
+        callback=parse_size_px,
+        metavar="HxW",
+        help="Height and width in pixels to which images and frames are resized.",
     ),
     click.option(
-        "--image-scale", type=_POSITIVE, default=1 / 255, show_default="1/255",
-        help="What their 0-255 is multiplied by for a model that takes floats.",
+        "--image-mode",
+        default="RGB",
+        show_default=True,
+        type=click.Choice(["RGB", "L"]),
+        help="Channels of images and frames: RGB, or L for greyscale.",
     ),
-    click.option("--window-ms", type=_POSITIVE, help="Audio: the length of a window."),
-    click.option("--hop-ms", type=_POSITIVE, help="Audio: from one window's start to the next.  [default: --window-ms]"),
-    click.option("--sample-rate", "sample_rate_hz", type=_COUNT, help="Audio: resample to this rate in Hz."),
     click.option(
-        "--audio-channels", default="mono", show_default=True, type=click.Choice(["mono", "keep"]),
-        help="Audio: the mean of the channels, or each of them.",
+        "--image-scale",
+        type=_POSITIVE,
+        default=1 / 255,
+        show_default="1/255",
+        help="Factor that is applied to pixel values (0-255) for float inputs.",
     ),
-    click.option("--every-frames", type=_COUNT, help="Video: every n-th frame."),
-    click.option("--every-ms", type=_POSITIVE, help="Video: a frame every t ms."),
-)  # fmt: skip
+    click.option("--window-ms", type=_POSITIVE, help="Audio window length in milliseconds."),
+    click.option(
+        "--hop-ms",
+        type=_POSITIVE,
+        help="Time between the starts of two audio windows in milliseconds.  [default: --window-ms]",
+    ),
+    click.option(
+        "--sample-rate", "sample_rate_hz", type=_COUNT, help="Audio sample rate in Hz after resampling."
+    ),
+    click.option(
+        "--audio-channels",
+        default="mono",
+        show_default=True,
+        type=click.Choice(["mono", "keep"]),
+        help="Audio channels: their mean (mono), or all of them (keep).",
+    ),
+    click.option("--every-frames", type=_COUNT, help="Interval of video frames to read, in frames."),
+    click.option("--every-ms", type=_POSITIVE, help="Interval of video frames to read, in milliseconds."),
+)
 
-SOURCE_OPTIONS = options(
-    click.option("--members", multiple=True, metavar="GLOB", help="Archive members to read; may be repeated."),
+SOURCE_OPTIONS = combined_options(
+    click.option("--members", multiple=True, metavar="GLOB", help="Archive members to read. Repeatable."),
     click.option(
-        "--format", "format_", default="auto", show_default=True,
+        "--format",
+        "format_",
+        default="auto",
+        show_default=True,
         type=click.Choice(["auto", *get_args(FormatName)]),
-        help="What objects and members are; auto goes by their names.",
+        help="Format of objects and members; auto chooses by file name.",
     ),
     click.option(
-        "--compression", default="auto", show_default=True,
-        type=click.Choice(["auto", "none", "gzip", "bzip2", "zstd"]), help="How objects are compressed.",
+        "--compression",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "none", "gzip", "bzip2", "zstd"]),
+        help="Compression of objects.",
     ),
     click.option(
-        "--delimiter", callback=parse_delimiter, metavar="C",
-        help=r"Of CSV cells; \t is a tab.  [default: , or tab for .tsv]",
+        "--delimiter",
+        callback=parse_delimiter,
+        metavar="C",
+        help=r"Delimiter of CSV cells; \t is a tab.  [default: , or tab for .tsv]",
     ),
     click.option(
-        "--header", default="none", show_default=True, type=click.Choice(["none", "drop", "names"]),
-        help="A CSV file's first record: a record, a header to drop, or the columns' names.",
+        "--header",
+        default="none",
+        show_default=True,
+        type=click.Choice(["none", "drop", "names"]),
+        help="First record of a CSV file: data (none), a header to skip (drop), or column names (names).",
     ),
-    click.option("--columns", callback=parse_columns, metavar="A,B,…", help="Columns or fields, by name or index (0-9)."),
-    click.option("--text-column", metavar="NAME", help="One column or field, as text."),
     click.option(
-        "--record-bytes-max", default="16MiB", show_default=True, callback=parse_bytes,
-        help="A longer record fails instead of filling the memory.",
+        "--columns",
+        callback=parse_columns,
+        metavar="A,B,…",
+        help="Columns or fields for the model, by name or by index (0-9).",
+    ),
+    click.option("--text-column", metavar="NAME", help="Column or field for the model, as text."),
+    click.option(
+        "--record-bytes-max",
+        default="16MiB",
+        show_default=True,
+        callback=parse_bytes,
+        metavar="SIZE",
+        help="Size limit of a record; longer records fail.",
     ),
     MEDIA_OPTIONS,
-)  # fmt: skip
+)
 
-SEQUENCE_OPTIONS = options(
+SEQUENCE_OPTIONS = combined_options(
     click.option(
-        "--sequence", metavar="COLUMN", callback=parse_sequence,
-        help="For models with a step: the column or field that names a record's sequence; or @object, or @member of an archive: "
-        "each of these is one. Unset, each record is one by itself.",
+        "--sequence",
+        metavar="COLUMN",
+        callback=parse_sequence,
+        help="Column or field with the sequence id, for models with a step method; or @object or @member, "
+        "for one sequence per object or archive member.  [default: each record is a sequence]",
     ),
-    click.option("--sequence-end", metavar="COLUMN", help="Is true, or 1, in the last record of a sequence."),
     click.option(
-        "--sequences-live-max", type=_COUNT,
-        help="Sequences that may be unfinished at once.  [default: the model's sequences.live_max]",
+        "--sequence-end",
+        metavar="COLUMN",
+        help="Column or field that is true, or 1, in the last record of a sequence.",
     ),
-)  # fmt: skip
+    click.option(
+        "--sequences-live-max",
+        type=_COUNT,
+        help="Limit of unfinished sequences.  [default: the model's sequences.live_max]",
+    ),
+)
 
-FLOW_OPTIONS = options(
-    click.option("--batch-rows", type=_COUNT, help="Records a batch.  [default: the model's max_batch_rows]"),
-    click.option("--batch-bytes", default="64MiB", show_default=True, callback=parse_bytes, help="Or this much of records."),
+FLOW_OPTIONS = combined_options(
     click.option(
-        "--batch-delay-ms", type=_POSITIVE,
-        help="Or when the first record has waited so long. Unset, batches depend on the source alone.",
+        "--batch-rows", type=_COUNT, help="Batch size in records.  [default: the model's max_batch_rows]"
     ),
-    click.option("--prefetch-bytes", default="32MiB", show_default=True, callback=parse_bytes, help="Read ahead at most."),
-    click.option("--instances", type=_COUNT, default=1, show_default=True, help="Loaded copies of the model, a thread each."),
     click.option(
-        "--protocol", default="auto", show_default=True, type=click.Choice(["auto", "oip", "torchserve"]),
-        help="What the endpoint speaks; auto goes by the URL.",
+        "--batch-bytes",
+        default="64MiB",
+        show_default=True,
+        callback=parse_bytes,
+        metavar="SIZE",
+        help="Batch size in bytes.",
     ),
-    click.option("--endpoint-model", help="The model's name, when the endpoint's URL is its root."),
-    click.option("--in-flight", type=_COUNT, default=16, show_default=True, help="Requests under way to an endpoint."),
-    click.option("--timeout-s", type=_POSITIVE, default=60.0, show_default=True, help="For one request to an endpoint."),
     click.option(
-        "--retry-s", type=click.FloatRange(min=0), default=120.0, show_default=True,
-        help="How long a failing request is retried.",
+        "--batch-delay-ms",
+        type=_POSITIVE,
+        help="Longest wait of a batch's first record in milliseconds.  [default: no limit]",
     ),
-)  # fmt: skip
+    click.option(
+        "--prefetch-bytes",
+        default="32MiB",
+        show_default=True,
+        callback=parse_bytes,
+        metavar="SIZE",
+        help="Size of the read-ahead.",
+    ),
+    click.option(
+        "--instances",
+        type=_COUNT,
+        default=1,
+        show_default=True,
+        help="Number of model instances, each in a thread.",
+    ),
+    click.option(
+        "--protocol",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "oip", "torchserve"]),
+        help="Protocol of the endpoint; auto chooses by URL.",
+    ),
+    click.option("--endpoint-model", metavar="NAME", help="Model name, for an endpoint URL without one."),
+    click.option(
+        "--in-flight",
+        type=_COUNT,
+        default=16,
+        show_default=True,
+        help="Limit of concurrent requests to the endpoint.",
+    ),
+    click.option(
+        "--timeout-s",
+        type=_POSITIVE,
+        default=60.0,
+        show_default=True,
+        help="Timeout of a request to the endpoint in seconds.",
+    ),
+    click.option(
+        "--retry-s",
+        type=click.FloatRange(min=0),
+        default=120.0,
+        show_default=True,
+        help="Seconds for which a failed request is retried.",
+    ),
+)
 
-OUTPUT_OPTIONS = options(
+OUTPUT_OPTIONS = combined_options(
     click.option(
-        "--output-format", default="csv", show_default=True, type=click.Choice(["csv", "jsonl", "parquet"]),
+        "--output-format",
+        default="csv",
+        show_default=True,
+        type=click.Choice(["csv", "jsonl", "parquet"]),
+        help="Format of the predictions.",
     ),
     click.option(
-        "--join", default="none", show_default=True, type=click.Choice(["none", "input"]),
-        help="Keep the input line beside its prediction; of media, where it comes from.",
+        "--join",
+        default="none",
+        show_default=True,
+        type=click.Choice(["none", "input"]),
+        help="Columns beside a prediction: none, or the input record (for media, its position).",
     ),
-    click.option("--output-header/--no-output-header", default=None, help="A header in CSV parts."),
-    click.option("--part-bytes", default="16MiB", show_default=True, callback=parse_bytes, help="A part's size, about."),
     click.option(
-        "--checkpoint-s", type=click.FloatRange(min=0), default=5.0, show_default=True,
-        help="The most work that a kill can cost.",
+        "--output-header/--no-output-header",
+        default=None,
+        help="Write a header line in CSV parts.  [default: with --header names]",
     ),
-    click.option("--resume", is_flag=True, help="Go on with the run that is there, or begin one."),
-    click.option("--overwrite", is_flag=True, help="Delete the run that is there, and begin anew."),
-    click.option("--watch", is_flag=True, help="Poll the source, and score what is new, until stopped."),
-    click.option("--poll-s", type=_POSITIVE, default=5.0, show_default=True, help="Between two polls."),
-    click.option("--json", "json_lines", is_flag=True, help="Progress and report as JSON lines on standard output."),
-    click.option("--quiet", "-q", is_flag=True, help="No progress."),
-    click.option("-v", "--verbose", count=True, help="Structured logs on standard error; twice for more."),
-)  # fmt: skip
+    click.option(
+        "--part-bytes",
+        default="16MiB",
+        show_default=True,
+        callback=parse_bytes,
+        metavar="SIZE",
+        help="Approximate size of a part.",
+    ),
+    click.option(
+        "--checkpoint-s",
+        type=click.FloatRange(min=0),
+        default=5.0,
+        show_default=True,
+        help="Checkpoint interval in seconds: the most work that a kill can lose.",
+    ),
+    click.option("--resume", is_flag=True, help="Continue the run at the output, or start a new one."),
+    click.option("--overwrite", is_flag=True, help="Delete the run at the output and start a new one."),
+    click.option("--watch", is_flag=True, help="Poll the source and score new objects until stopped."),
+    click.option(
+        "--poll-s", type=_POSITIVE, default=5.0, show_default=True, help="Polling interval in seconds."
+    ),
+    click.option(
+        "--json",
+        "json_lines",
+        is_flag=True,
+        help="Print progress and report as JSON lines on standard output.",
+    ),
+    click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
+    click.option(
+        "-v", "--verbose", count=True, help="Write JSON logs to standard error; -vv includes debug logs."
+    ),
+)
 
 
-def stream_settings(given: Mapping[str, Any]) -> StreamSettings:
-    """The settings that these options make. Raises ConfigError for bounds that cannot be."""
+def stream_settings(params: Mapping[str, Any]) -> StreamSettings:
+    """Return the stream settings of the options. Raise ConfigError for invalid limits."""
     return StreamSettings(
         read=ReadOptions(
-            compression=given["compression"],
-            format=given["format_"],
-            members=given["members"],
-            delimiter=given["delimiter"],
-            header=given["header"],
-            record_bytes_max=given["record_bytes_max"],
-            size_px=given["image_size"],
-            image_mode=given["image_mode"],
-            window_ms=given["window_ms"],
-            hop_ms=given["hop_ms"],
-            sample_rate_hz=given["sample_rate_hz"],
-            audio_channels=given["audio_channels"],
-            every_frames=given["every_frames"],
-            every_ms=given["every_ms"],
+            compression=params["compression"],
+            format=params["format_"],
+            members=params["members"],
+            delimiter=params["delimiter"],
+            header=params["header"],
+            record_bytes_max=params["record_bytes_max"],
+            size_px=params["image_size"],
+            image_mode=params["image_mode"],
+            window_ms=params["window_ms"],
+            hop_ms=params["hop_ms"],
+            sample_rate_hz=params["sample_rate_hz"],
+            audio_channels=params["audio_channels"],
+            every_frames=params["every_frames"],
+            every_ms=params["every_ms"],
         ),
         mapping=MappingOptions(
-            columns=given["columns"],
-            text_column=_column(given["text_column"]),
-            image_scale=given["image_scale"],
-            sequence=given["sequence"],
-            sequence_end=_column(given["sequence_end"]),
+            columns=params["columns"],
+            text_column=_name_or_index(params["text_column"]),
+            image_scale=params["image_scale"],
+            sequence=params["sequence"],
+            sequence_end=_name_or_index(params["sequence_end"]),
         ),
         flow=FlowSettings(
-            batch_rows_max=given["batch_rows"],
-            batch_bytes_max=given["batch_bytes"],
-            batch_delay_ms=given["batch_delay_ms"],
-            prefetch_bytes_max=given["prefetch_bytes"],
-            sequences_live_max=given["sequences_live_max"],
+            batch_rows_max=params["batch_rows"],
+            batch_bytes_max=params["batch_bytes"],
+            batch_delay_ms=params["batch_delay_ms"],
+            prefetch_bytes_max=params["prefetch_bytes"],
+            sequences_live_max=params["sequences_live_max"],
         ),
         output=OutputSettings(
-            format=given["output_format"],
-            join=given["join"],
-            header=given["output_header"],
-            part_bytes_max=given["part_bytes"],
-            checkpoint_s=given["checkpoint_s"],
+            format=params["output_format"],
+            join=params["join"],
+            header=params["output_header"],
+            part_bytes_max=params["part_bytes"],
+            checkpoint_s=params["checkpoint_s"],
         ),
     )
 
 
-def _column(text: str | None) -> str | int | None:
+def _name_or_index(text: str | None) -> str | int | None:
     return int(text) if text and text.isdecimal() else text
 
 
-def predictor_options(given: Mapping[str, Any]) -> PredictorOptions:
-    """How the model, or the endpoint, is asked."""
+def predictor_options(params: Mapping[str, Any]) -> PredictorOptions:
+    """Return the predictor options for the model or endpoint."""
     return PredictorOptions(
-        instances=given["instances"],
-        protocol=given["protocol"],
-        endpoint_model=given["endpoint_model"],
-        in_flight_max=given["in_flight"],
-        timeout_s=given["timeout_s"],
-        retry_s=given["retry_s"],
+        instances=params["instances"],
+        protocol=params["protocol"],
+        endpoint_model=params["endpoint_model"],
+        in_flight_max=params["in_flight"],
+        timeout_s=params["timeout_s"],
+        retry_s=params["retry_s"],
     )
 
 
-def if_exists(given: Mapping[str, Any]) -> IfExists:
-    """What to do about a run that is there already."""
-    return "resume" if given["resume"] else "overwrite" if given["overwrite"] else "refuse"
+def if_exists(params: Mapping[str, Any]) -> IfExists:
+    """Return the action for an existing run at the output."""
+    return "resume" if params["resume"] else "overwrite" if params["overwrite"] else "refuse"
 
 
 def check_usage(context: click.Context) -> None:
-    """Refuse options that contradict each other, or miss each other."""
-    given, source = context.params, context.params["source"]
-    # As a shell makes them of a variable that is not set; the empty path would be the whole disk.
+    """Raise UsageError for options that exclude or require each other."""
+    params, source = context.params, context.params["source"]
+    # An unset shell variable yields an empty string. An empty path would read the whole disk.
     if not all(s.removeprefix("manifest:") for s in source):
         raise click.UsageError("SOURCE is empty")
-    if not given["output"]:
+    if not params["output"]:
         raise click.UsageError("--output is empty")
-    if (given["model"] is None) == (given["endpoint"] is None):
-        raise click.UsageError("give either --model or --endpoint, not both and not neither")
-    if given["resume"] and given["overwrite"]:
-        raise click.UsageError("--resume and --overwrite contradict each other")
-    if given["columns"] and given["text_column"] is not None:
-        raise click.UsageError("--columns and --text-column contradict each other")
-    if given["sequence"] in BY_PLACE and given["sequence_end"] is not None:
-        raise click.UsageError(f"--sequence {given['sequence']} and --sequence-end contradict each other")
-    if given["every_frames"] and given["every_ms"]:
-        raise click.UsageError("--every-frames and --every-ms contradict each other")
-    for name, needed in _NEEDS.items():
-        missing = given[needed] is None or given[needed] is False
+    if (params["model"] is None) == (params["endpoint"] is None):
+        raise click.UsageError("give either --model or --endpoint")
+    if params["resume"] and params["overwrite"]:
+        raise click.UsageError("--resume and --overwrite cannot be combined")
+    if params["columns"] and params["text_column"] is not None:
+        raise click.UsageError("--columns and --text-column cannot be combined")
+    if params["sequence"] in BY_PLACE and params["sequence_end"] is not None:
+        raise click.UsageError(f"--sequence {params['sequence']} and --sequence-end cannot be combined")
+    if params["every_frames"] and params["every_ms"]:
+        raise click.UsageError("--every-frames and --every-ms cannot be combined")
+    for name, required in _REQUIRED_OPTIONS.items():
+        missing = params[required] is None or params[required] is False
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and missing:
-            option, wanted = (f"--{n.replace('_', '-')}" for n in (name, needed))
-            raise click.UsageError(f"{option} has no meaning without {wanted}")
+            option, required_option = (f"--{n.replace('_', '-')}" for n in (name, required))
+            raise click.UsageError(f"{option} requires {required_option}")
 
 
 def log_format_option(default: str) -> Callable[[Command], Command]:
-    """How a server's logs are written."""
+    """Return the option for the format of a server's logs."""
     return click.option(
         "--log-format",
         type=click.Choice(["json", "text"]),
         default=default,
         show_default=True,
-        help="How logs are written to standard error.",
+        help="Format of logs on standard error.",
     )

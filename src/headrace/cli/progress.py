@@ -1,6 +1,6 @@
-"""A run while it runs: a bar on a terminal, plain lines elsewhere, JSON lines for machines.
+"""Show the progress of a run: a bar on a terminal, plain lines elsewhere, or JSON lines.
 
-All of it goes to standard error, but for JSON, which is what standard output is for then.
+Bars and lines go to standard error, JSON lines to standard output.
 """
 
 import json
@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace.core.predictor import PredictorStatistics
-from headrace.pipeline.progress import Progress as Counters
+from headrace.pipeline.progress import RunProgress
 
 Style = Literal["bar", "lines", "json", "none"]
 
@@ -26,8 +26,8 @@ _NAMES_SHOWN = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is shown at one moment."""
+class ProgressSnapshot:
+    """The progress of a run at one moment."""
 
     bytes_read: int
     bytes_total: int
@@ -38,19 +38,19 @@ class Look:
     rows_per_s: float
     instance_busy_share: float
     reading: tuple[str, ...] = ()
-    """The objects that are being read, where that is told."""
+    """The objects that are being read; empty if the run does not report them."""
     records_replayed: int = 0
     records_to_replay: int = 0
-    """Given to the model again, for the states of its sequences, before anything new."""
+    """Records sent to the model again to restore sequence states, before any new record."""
 
 
-class Display:
-    """Looks at a run's counters now and then, on a thread of its own; a context manager."""
+class ProgressDisplay:
+    """A context manager that shows a run's counters at regular intervals, in a thread."""
 
     def __init__(
         self,
         style: Style,
-        counters: Counters,
+        counters: RunProgress,
         statistics: Callable[[], PredictorStatistics],
         *,
         reading: Callable[[], Sequence[str]] | None = None,
@@ -60,9 +60,9 @@ class Display:
         self._statistics = statistics
         self._reading = reading
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="headrace-display", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="headrace-display", daemon=True)
         self._console = Console(stderr=True)
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -92,16 +92,16 @@ class Display:
             self._show()
             self._bar.stop()
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         while not self._ended.wait(_INTERVAL_S[self._style]):
             self._show()
 
-    def look(self) -> Look:
-        """The counters as they are now."""
+    def snapshot(self) -> ProgressSnapshot:
+        """Return the current progress."""
         counters, now = self._counters, time.monotonic()
         records = counters.records
-        rate = (records - counters.records_before) / max(now - self._began_s, 1e-9)
-        return Look(
+        rate = (records - counters.records_before) / max(now - self._started_s, 1e-9)
+        return ProgressSnapshot(
             bytes_read=counters.bytes_before + counters.bytes_read,
             bytes_total=counters.bytes_total,
             objects_read=counters.objects_before + counters.objects_read,
@@ -116,60 +116,62 @@ class Display:
         )
 
     def _show(self) -> None:
-        look = self.look()
+        snapshot = self.snapshot()
         if self._style == "json":
-            line = {"event": "progress"} | {k: getattr(look, k) for k in Look.__slots__}
+            line = {"event": "progress"} | {k: getattr(snapshot, k) for k in ProgressSnapshot.__slots__}
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
         elif self._bar:
             self._bar.update(
                 self._bar.task_ids[0],
-                total=look.bytes_total or None,
-                completed=look.bytes_read,
-                done=_done(look, "/", percent=True),
-                records=f"{look.records:,}",
-                rate=f"{look.rows_per_s:,.0f}",
-                busy=f"{look.instance_busy_share:.0%}",
-                failed=f" [red]{look.rows_failed:,} failed[/]" if look.rows_failed else "",
-                eta=" ETA" if look.bytes_total else "",
-                reading=_objects(look),
+                total=snapshot.bytes_total or None,
+                completed=snapshot.bytes_read,
+                done=_read_text(snapshot, "/", percent=True),
+                records=f"{snapshot.records:,}",
+                rate=f"{snapshot.rows_per_s:,.0f}",
+                busy=f"{snapshot.instance_busy_share:.0%}",
+                failed=f" [red]{snapshot.rows_failed:,} failed[/]" if snapshot.rows_failed else "",
+                eta=" ETA" if snapshot.bytes_total else "",
+                reading=_objects_text(snapshot),
             )
         elif self._style == "lines":
             self._console.print(
-                f"{_done(look, ' of ')}, {look.records:,} records, "
-                f"{look.rows_per_s:,.0f} rows/s, {look.rows_failed:,} failed, "
-                f"instances busy {look.instance_busy_share:.0%}{_objects(look)}",
+                f"{_read_text(snapshot, ' of ')}, {snapshot.records:,} records, "
+                f"{snapshot.rows_per_s:,.0f} rows/s, {snapshot.rows_failed:,} failed, "
+                f"instances busy {snapshot.instance_busy_share:.0%}{_objects_text(snapshot)}",
                 highlight=False,
-                soft_wrap=True,  # a line is a line, wherever it is read
+                soft_wrap=True,
             )
 
 
-def _objects(look: Look) -> str:
-    """How many objects are done, and the last part of the name of what is being read."""
-    if not look.reading:
+def _objects_text(snapshot: ProgressSnapshot) -> str:
+    """Return the number of finished objects and the names of objects that are being read."""
+    if not snapshot.reading:
         return ""
-    names = ", ".join(uri.rsplit("/", 1)[-1] for uri in look.reading[:_NAMES_SHOWN])
-    more = ", …" if len(look.reading) > _NAMES_SHOWN else ""
-    return f"  {look.objects_read:,}/{look.objects_total:,} {names}{more}"
+    names = ", ".join(uri.rsplit("/", 1)[-1] for uri in snapshot.reading[:_NAMES_SHOWN])
+    more = ", …" if len(snapshot.reading) > _NAMES_SHOWN else ""
+    return f"  {snapshot.objects_read:,}/{snapshot.objects_total:,} {names}{more}"
 
 
-def _done(look: Look, of: str, *, percent: bool = False) -> str:
-    """How much has been read; of how much where that is known, which not every web server tells."""
-    if not look.objects_total:
+def _read_text(snapshot: ProgressSnapshot, separator: str, *, percent: bool = False) -> str:
+    """Return the size read so far, with the total if it is known.
+
+    Some web servers do not report the size of an object.
+    """
+    if not snapshot.objects_total:
         return _LISTING
-    if look.records_replayed < look.records_to_replay:
-        return (
-            f"replaying {look.records_replayed:,}{of}{look.records_to_replay:,} records for their sequences"
-        )
-    read, total = decimal(look.bytes_read), look.bytes_total
+    if snapshot.records_replayed < snapshot.records_to_replay:
+        replayed = f"{snapshot.records_replayed:,}{separator}{snapshot.records_to_replay:,}"
+        return f"replaying {replayed} records to restore sequence states"
+    read, total = decimal(snapshot.bytes_read), snapshot.bytes_total
     if not total:
         return read
-    share = f"{look.bytes_read / total:>4.0%} " if percent else ""
-    return f"{share}{read}{of}{decimal(total)}"
+    share = f"{snapshot.bytes_read / total:>4.0%} " if percent else ""
+    return f"{share}{read}{separator}{decimal(total)}"
 
 
 def choose_style(*, json_lines: bool, quiet: bool) -> Style:
-    """JSON when asked for, a bar on a terminal, plain lines elsewhere."""
+    """Return the style: JSON or none on request, otherwise a bar on a terminal or lines."""
     if json_lines:
         return "json"
     if quiet:

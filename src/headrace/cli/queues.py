@@ -1,106 +1,112 @@
-"""``headrace queues``: queues of a running job API: list, pause, resume, drain, bound, scale."""
+"""``headrace queues``: list, pause, resume, drain, limit and scale job queues."""
 
 from typing import Any
 
 import click
 import orjson
 
-from headrace.cli.groups import ListsByDefault
-from headrace.cli.job_server import ask_jobs, job_server_options
+from headrace.cli.groups import DefaultListGroup, examples
+from headrace.cli.job_server import job_server_options, run_job_command
 
 _EPILOG = """\b
 Examples:
-  What waits where:
+  List all queues with their numbers of jobs:
     headrace queues list
-  Give out no jobs of a queue for a while, then go on:
+  Pause a queue, then resume it:
     headrace queues pause night
     headrace queues resume night
-  Take no new ones, and work on what is there; take at most a thousand that wait:
+  Refuse new jobs of a queue; limit a queue to a thousand waiting jobs:
     headrace queues drain night
     headrace queues bound night 1000
-  How many workers it wants, for a script:
+  Print the desired number of workers, for a script:
     headrace queues scale night --json | jq .desired
 """
 _COLUMNS = ("queue", "queued ", "later ", "running ", "oldest s ", "bound ", "state")
 
 
-@click.group("queues", cls=ListsByDefault, epilog=_EPILOG, short_help="Queues of a running job API.")
+@click.group("queues", cls=DefaultListGroup, epilog=_EPILOG, short_help="List and control job queues.")
 def queues_command() -> None:
-    """Queues: list, pause, resume, drain, bound, scale. All but list and scale need a key that operates."""
+    """List and control job queues. All commands but list and scale need a key with the scope operate."""
 
 
-@queues_command.command("list")
+@queues_command.command("list", epilog=examples("headrace queues list --json"))
 @job_server_options
-def list_command(**given: Any) -> None:
-    """All queues, and how many jobs are in them: what `headrace queues` alone does."""
+def list_command(**params: Any) -> None:
+    """List all queues with their numbers of jobs. The default of `headrace queues`."""
 
-    def ask(client: Any) -> None:
-        _say(client.queues(), given)
+    def call(client: Any) -> None:
+        _print_queues(client.queues(), params)
 
-    ask_jobs(given, ask)
+    run_job_command(params, call)
 
 
-@queues_command.command("pause")
+@queues_command.command("pause", epilog=examples("headrace queues pause night"))
 @click.argument("queue")
 @job_server_options
-def pause_command(queue: str, **given: Any) -> None:
-    """Give out none of QUEUE's jobs. What runs goes on, and submissions are taken."""
-    ask_jobs(given, lambda client: _say([client.pause_queue(queue)], given))
+def pause_command(queue: str, **params: Any) -> None:
+    """Stop workers from taking jobs of QUEUE. Running jobs continue, and submissions are accepted."""
+    run_job_command(params, lambda client: _print_queues([client.pause_queue(queue)], params))
 
 
-@queues_command.command("resume")
+@queues_command.command("resume", epilog=examples("headrace queues resume night"))
 @click.argument("queue")
 @job_server_options
-def resume_command(queue: str, **given: Any) -> None:
-    """Give out QUEUE's jobs, and take submissions, again."""
-    ask_jobs(given, lambda client: _say([client.resume_queue(queue)], given))
+def resume_command(queue: str, **params: Any) -> None:
+    """End the pause or drain of QUEUE.
+
+    Workers take its jobs again, and submissions are accepted.
+    """
+    run_job_command(params, lambda client: _print_queues([client.resume_queue(queue)], params))
 
 
-@queues_command.command("drain")
+@queues_command.command("drain", epilog=examples("headrace queues drain night"))
 @click.argument("queue")
 @job_server_options
-def drain_command(queue: str, **given: Any) -> None:
-    """Take no submissions to QUEUE. What is in it is worked on."""
-    ask_jobs(given, lambda client: _say([client.drain_queue(queue)], given))
+def drain_command(queue: str, **params: Any) -> None:
+    """Refuse submissions to QUEUE. Workers still take its jobs."""
+    run_job_command(params, lambda client: _print_queues([client.drain_queue(queue)], params))
 
 
-@queues_command.command("bound")
+@queues_command.command("bound", epilog=examples("headrace queues bound night 1000"))
 @click.argument("queue")
 @click.argument("pending_max", type=click.IntRange(min=0), required=False)
 @job_server_options
-def bound_command(queue: str, pending_max: int | None, **given: Any) -> None:
-    """Let at most PENDING_MAX jobs wait in QUEUE; any number, where it is left out."""
-    ask_jobs(given, lambda client: _say([client.bound_queue(queue, pending_max)], given))
+def bound_command(queue: str, pending_max: int | None, **params: Any) -> None:
+    """Limit the waiting jobs of QUEUE to PENDING_MAX. Without PENDING_MAX, remove the limit."""
+    run_job_command(params, lambda client: _print_queues([client.bound_queue(queue, pending_max)], params))
 
 
-@queues_command.command("scale")
+@queues_command.command("scale", epilog=examples("headrace queues scale night --json | jq .desired"))
 @click.argument("queue")
 @job_server_options
-def scale_command(queue: str, **given: Any) -> None:
-    """How many workers QUEUE wants: its jobs that are due or run, over what a worker runs at once."""
+def scale_command(queue: str, **params: Any) -> None:
+    """Show the desired number of workers of QUEUE.
 
-    def ask(client: Any) -> None:
+    It is the number of due and running jobs divided by the concurrency of a worker.
+    """
+
+    def call(client: Any) -> None:
         scale = client.scale(queue)
-        if given["json_lines"]:
+        if params["json_lines"]:
             click.echo(orjson.dumps(scale))
             return
         for name, value in scale.items():
             click.echo(f"{click.style(f'{name:<17}', bold=True)}  {value}")
 
-    ask_jobs(given, ask)
+    run_job_command(params, call)
 
 
-def _say(queues: Any, given: dict[str, Any]) -> None:
-    if given["json_lines"]:
+def _print_queues(queues: Any, params: dict[str, Any]) -> None:
+    if params["json_lines"]:
         for queue in queues:
             click.echo(orjson.dumps(queue))
         return
     if not queues:
-        click.echo("there is no queue: the first job makes one", err=True)
+        click.echo("no queues: the first job creates one", err=True)
         return
-    from headrace.cli.answers import plain_table, say_table  # noqa: PLC0415 - see cli.infer
+    from headrace.cli.responses import plain_table, print_table  # noqa: PLC0415
 
-    # A column for whoever has regions: what waits in one that no worker takes is seen here.
+    # Jobs of a region without workers wait forever; this column shows them.
     regions = any(_regions(queue) for queue in queues)
     table = plain_table(*_COLUMNS, *(["queued by region"] if regions else []))
     for queue in queues:
@@ -114,11 +120,11 @@ def _say(queues: Any, given: dict[str, Any]) -> None:
             _state(queue),
             *([_regions(queue)] if regions else []),
         )
-    say_table(table)
+    print_table(table)
 
 
 def _regions(queue: dict[str, Any]) -> str:
-    # An older API does not tell.
+    # Older servers do not send this member.
     return ", ".join(
         f"{region} {jobs:,}" for region, jobs in sorted(queue.get("queued_by_region", {}).items())
     )

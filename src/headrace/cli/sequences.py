@@ -1,103 +1,102 @@
-"""``headrace sequences``: the sequences that live on a running server, and how they stand; cancel one."""
+"""``headrace sequences``: list the live sequences of a server, and cancel one."""
 
 from typing import Any
 
 import click
 import orjson
 
-from headrace.cli.connecting import open_server, run_asking, server_options
+from headrace.cli.model_server import open_server, run_server_command, server_options
 from headrace.core.errors import ConfigError
 
 _EPILOG = """\b
 Examples:
-  What lives, of all models, the oldest first:
+  List the live sequences of all models, oldest first:
     headrace sequences
-  Of one model, and of one version of it:
+  List the sequences of a model, or of one version:
     headrace sequences vad
     headrace sequences vad --version 2
-  End one, with all that waits for it:
+  Cancel a sequence and its waiting requests:
     headrace sequences vad --cancel call-17
-  For a script: those that nobody has asked for ten seconds:
+  Print the ids of sequences that are idle for ten seconds, for a script:
     headrace sequences --json | jq -r '.[].sequences[] | select(.idle_s > 10).id'
 """
 _COLUMNS = ("model", "id", "state", "instance ", "steps ", "requests ", "age ", "idle ")
 
 
-@click.command("sequences", epilog=_EPILOG, short_help="Sequences of a running server.")
+@click.command("sequences", epilog=_EPILOG, short_help="List and cancel live sequences.")
 @click.argument("model", default="")
-@click.option("--version", default="", help="A version of MODEL. Default: the one that the server chooses.")
-@click.option("--cancel", "cancelled", metavar="ID", help="End this sequence of MODEL instead.")
+@click.option("--version", default="", help="Version of MODEL.  [default: the server's choice]")
+@click.option("--cancel", "cancel_id", metavar="ID", help="Id of a sequence of MODEL to cancel.")
 @click.option(
     "--limit",
-    "most",
     type=click.IntRange(0, 100_000),
     default=1000,
     show_default=True,
-    help="How many are listed of each model.",
+    help="Limit of listed sequences per model.",
 )
-@click.option("--json", "json_lines", is_flag=True, help="As JSON.")
+@click.option("--json", "json_lines", is_flag=True, help="Print JSON.")
 @server_options()
-def sequences_command(model: str, **given: Any) -> None:
-    """Sequences that live: of MODEL, or of every model that is ready.
+def sequences_command(model: str, **params: Any) -> None:
+    """List the live sequences of MODEL, or of all ready models, or cancel a sequence.
 
-    Asked over REST. Where the server asks for API keys it needs one with the role admin (HEADRACE_API_KEY). Requests that are a
-    sequence by themselves have no id, and are counted, not listed.
+    The command uses REST. If the server uses API keys, it needs a key with the role admin
+    (HEADRACE_API_KEY). Single-request sequences have no id; they are counted but not listed.
     """
 
-    async def ask() -> None:
-        if given["cancelled"] is None:
-            _say(await _listings(model, given), json_lines=given["json_lines"])
+    async def call() -> None:
+        if params["cancel_id"] is None:
+            _print_listings(await _listings(model, params), json_lines=params["json_lines"])
             return
         if not model:
-            raise ConfigError("--cancel needs the MODEL whose sequence it is")
-        async with open_server(given) as server:
-            await server.cancel_sequence(_address(model, given["version"]), given["cancelled"])
-        _say_done(given["cancelled"], json_lines=given["json_lines"])
+            raise ConfigError("--cancel needs MODEL")
+        async with open_server(params) as server:
+            await server.cancel_sequence(_address(model, params["version"]), params["cancel_id"])
+        _print_cancelled(params["cancel_id"], json_lines=params["json_lines"])
 
-    run_asking(ask, json_lines=given["json_lines"])
+    run_server_command(call, json_lines=params["json_lines"])
 
 
 def _address(model: str, version: str) -> Any:
-    from headrace.client.server import ModelAddress  # noqa: PLC0415 - see cli.infer
+    from headrace.client.model_server import ModelAddress  # noqa: PLC0415
 
     return ModelAddress(model, version)
 
 
-async def _listings(model: str, given: dict[str, Any]) -> list[Any]:
-    async with open_server(given) as server:
+async def _listings(model: str, params: dict[str, Any]) -> list[Any]:
+    async with open_server(params) as server:
         if model:
-            return [await server.sequences(_address(model, given["version"]), most=given["most"])]
-        if given["version"]:
-            raise ConfigError("--version needs the MODEL whose version it is")
+            return [await server.sequences(_address(model, params["version"]), limit=params["limit"])]
+        if params["version"]:
+            raise ConfigError("--version needs MODEL")
         ready = [entry for entry in await server.index() if entry.state == "READY"]
-        every = [await server.sequences(_address(e.name, e.version), most=given["most"]) for e in ready]
-        # What has no step can have none.
-        return [listing for listing in every if listing.live_max]
+        listings = [await server.sequences(_address(e.name, e.version), limit=params["limit"]) for e in ready]
+        # Models without a step method have no sequences.
+        return [listing for listing in listings if listing.live_max]
 
 
-def _say(listings: list[Any], *, json_lines: bool) -> None:
+def _print_listings(listings: list[Any], *, json_lines: bool) -> None:
     if json_lines:
-        from headrace.protocols.oip_sequences import encode_listing  # noqa: PLC0415 - see cli.infer
+        from headrace.protocols.oip_sequences import encode_listing  # noqa: PLC0415
 
         click.echo(orjson.dumps([orjson.Fragment(encode_listing(listing)) for listing in listings]))
         return
-    rows = [(_called(listing), info) for listing in listings for info in listing.sequences]
+    rows = [(_model_label(listing), info) for listing in listings for info in listing.sequences]
     if rows:
-        _say_table(rows)
+        _print_sequences(rows)
     for listing in listings:
         click.echo(_summary(listing), err=True)
     if not listings:
-        click.echo("no model has a step: none keeps anything between requests", err=True)
+        click.echo("no sequences: no ready model has a step method", err=True)
 
 
-def _called(listing: Any) -> str:
+def _model_label(listing: Any) -> str:
     return f"{listing.model} {listing.version}" if listing.version not in ("", "1") else listing.model
 
 
-def _say_table(rows: list[tuple[str, Any]]) -> None:
-    from rich.text import Text  # noqa: PLC0415 - see cli.infer
+def _print_sequences(rows: list[tuple[str, Any]]) -> None:
+    from rich.text import Text  # noqa: PLC0415
 
-    from headrace.cli.answers import plain_table, printable, say_table  # noqa: PLC0415
+    from headrace.cli.responses import plain_table, print_table, printable  # noqa: PLC0415
 
     table = plain_table(*_COLUMNS)
     for model, info in rows:
@@ -108,14 +107,14 @@ def _say_table(rows: list[tuple[str, Any]]) -> None:
             f"{info.instance}",
             f"{info.steps:,}",
             f"{info.requests:,}",
-            _lasting(info.age_s),
-            "-" if info.requests else _lasting(info.idle_s),
+            _duration_text(info.age_s),
+            "-" if info.requests else _duration_text(info.idle_s),
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
-    say_table(table)
+    print_table(table)
 
 
-def _lasting(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -131,8 +130,9 @@ def _summary(listing: Any) -> str:
     shown = len(listing.sequences)
     unnamed = f", of which {shown:,} are listed" if shown < listing.live else ""
     why = f" ({by_reason})" if by_reason else ""
-    return f"{_called(listing)}: {listing.live:,} of {listing.live_max:,} live{unnamed}; {ended:,} ended{why}"
+    live = f"{listing.live:,} of {listing.live_max:,} live{unnamed}"
+    return f"{_model_label(listing)}: {live}; {ended:,} ended{why}"
 
 
-def _say_done(id: str, *, json_lines: bool) -> None:
+def _print_cancelled(id: str, *, json_lines: bool) -> None:
     click.echo(orjson.dumps({"id": id, "cancelled": True}) if json_lines else f"{id} cancelled")

@@ -1,4 +1,4 @@
-"""The files that ``headrace init`` writes; pure."""
+"""The files of ``headrace init``."""
 
 import keyword
 import re
@@ -9,7 +9,7 @@ from string import Template
 from headrace.core.errors import ConfigError
 
 _PREDICT_MODEL = Template('''\
-"""A model: numpy in, numpy out, the first axis is rows."""
+"""A model with numpy inputs and outputs; the first axis is rows."""
 
 import numpy as np
 
@@ -21,11 +21,11 @@ class $cls(Model):
     outputs = (TensorSpec("score", "FP32", (-1,)),)
 
     def load(self):
-        """Once for each instance, before anything else: read weights here."""
+        """Load the weights. Called once per instance, before predict."""
         self.weights = np.array([0.5, 0.3, 0.2], np.float32)
 
     def predict(self, x):
-        """A whole batch at once: the rows of one request, or of many."""
+        """Return the outputs of a batch: rows of one or several requests."""
         bad = np.flatnonzero((x < 0).any(axis=1))
         if len(bad):
             raise RowError({int(row): "a value is negative" for row in bad})
@@ -47,19 +47,19 @@ def model():
     return model
 
 
-def test_a_row_is_scored(model):
+def test_row_is_scored(model):
     outputs = model.predict(x=np.array([[1, 2, 3], [0, 0, 0]], np.float32))
     np.testing.assert_allclose(outputs["score"], [1.7, 0], rtol=1e-6)
 
 
-def test_a_bad_row_is_named(model):
+def test_bad_row_is_named(model):
     with pytest.raises(RowError) as refused:
         model.predict(x=np.array([[1, 2, 3], [1, -2, 3]], np.float32))
     assert refused.value.rows == {1: "a value is negative"}
 """)
 
 _STREAM_MODEL = Template('''\
-"""A model that streams: a request in, and items that go to their caller one by one."""
+"""A model that streams its responses item by item."""
 
 from headrace import Model, TensorSpec
 
@@ -69,11 +69,11 @@ class $cls(Model):
     outputs = (TensorSpec("token", "BYTES", (-1,)),)
 
     def load(self):
-        """Once for each instance, before anything else: read weights here."""
+        """Load the weights. Called once per instance, before predict_stream."""
         self.max_tokens = 32
 
     def predict_stream(self, requests):
-        """Yield as soon as there is something. A caller who goes away closes this generator."""
+        """Yield items as soon as they are ready. A cancelled request closes this generator."""
         for request in requests:
             words = str(request["text"][0]).split()
             wanted = int(request.parameters.get("max_tokens", self.max_tokens))
@@ -101,11 +101,11 @@ def tokens(model, text, **parameters):
     return [item["token"][0] for item in model.predict_stream([request])]
 
 
-def test_words_come_one_by_one(model):
+def test_words_are_streamed_one_by_one(model):
     assert tokens(model, "to be or") == ["or ", "be ", "to "]
 
 
-def test_it_stops_when_it_has_said_enough(model):
+def test_stream_stops_at_max_tokens(model):
     assert tokens(model, "to be or", max_tokens=1) == ["or "]
 """)
 
@@ -115,41 +115,41 @@ version = "1"
 model = "$module.py:$cls"
 
 [serve]
-# How many copies, and where each runs: auto, inline, thread or process.
+# Number of model instances, and their isolation: auto, inline, thread or process.
 instances = 1
 isolation = "auto"
-# Rows that go to the model in one call, and how long one may wait for company that is expected.
+# Batch size limit in rows, and the longest wait of a row for rows of other requests.
 max_batch_rows = 64
 max_batch_delay_ms = 2.0
-# Rows that may wait; beyond, callers are told to ask again later.
+# Limit of waiting rows; requests above it are refused with status 429.
 queue_rows_max = 4096
 """)
 
 
 @dataclass(frozen=True, slots=True)
-class Starter:
-    """Files by name, and what to type next."""
+class StarterProject:
+    """The files of a new model project by name."""
 
     name: str
     files: dict[str, str]
     streams: bool
 
     def commands(self, folder: str) -> list[str]:
-        """For a shell, in order; `folder` is where the files are."""
-        ask = "--text 'to be or not' --stream" if self.streams else "--input '[[1, 2, 3]]'"
+        """Return the next shell commands in order; `folder` contains the files."""
+        request_options = "--text 'to be or not' --stream" if self.streams else "--input '[[1, 2, 3]]'"
         return [
             f"pytest {quote(folder)}",
             f"headrace serve {quote(folder)}",
-            f"headrace infer {quote(self.name)} {ask}",
+            f"headrace infer {quote(self.name)} {request_options}",
         ]
 
 
-def starter(name: str, *, streams: bool) -> Starter:
-    """A model called `name` to begin with. ConfigError for a name that no model can have."""
+def starter_project(name: str, *, streams: bool) -> StarterProject:
+    """Return a project for a model called `name`. Raise ConfigError for an invalid model name."""
     module = re.sub(r"[-.]", "_", name)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name) or keyword.iskeyword(module):
         raise ConfigError(
-            f"{name!r} cannot be a model's name: it begins with a letter, and has letters, digits, - _ and . in it"
+            f"{name!r} is not a valid model name: use a letter, then letters, digits, '-', '_' or '.'"
         )
     words = {
         "name": name,
@@ -162,4 +162,4 @@ def starter(name: str, *, streams: bool) -> Starter:
         "model.toml": _SETTINGS.substitute(words),
         f"test_{module}.py": test.substitute(words),
     }
-    return Starter(name, files, streams)
+    return StarterProject(name, files, streams)

@@ -1,4 +1,4 @@
-"""``headrace transform``: a prefix full of files in, one predictions file each out."""
+"""``headrace transform``: score files with one predictions file each."""
 
 import logging
 import sys
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from headrace.app.streaming import see_modules_here
+from headrace.app.streaming import add_current_folder_to_path
 from headrace.app.transforming import (
     DryRun,
     OpenedTransform,
@@ -17,75 +17,94 @@ from headrace.app.transforming import (
     open_transform,
     retry_failed,
 )
-from headrace.cli.ending import say_error
-from headrace.cli.interrupt import Interrupts
+from headrace.cli.interrupt import InterruptHandler
 from headrace.cli.logs import configure_logs
-from headrace.cli.options import options
-from headrace.cli.progress import Display, choose_style
-from headrace.cli.transform_ending import say_dry_run, say_transform_report
+from headrace.cli.options import combined_options
+from headrace.cli.progress import ProgressDisplay, choose_style
+from headrace.cli.reports import print_error
+from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, workers_from
 from headrace.cli.transform_options import (
     FAILURE_OPTIONS,
     INPUT_OPTIONS,
     OUTPUT_OPTIONS,
     WORK_OPTIONS,
-    in_options_words,
     predictor_options_from,
     spec_from,
+    with_option_names,
 )
-from headrace.cli.worker_options import WORKER_OPTIONS, regions_from, workers_from
+from headrace.cli.transform_reports import print_dry_run, print_transform_report
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Predictor
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.progress import RunProgress
 from headrace.storage.resolve import Stores
-from headrace.transforms.retry import Retry
+from headrace.transforms.retry import FailedRecordsRetry
 from headrace.transforms.run import IfExists
 from headrace.transforms.spec import TransformSpec
 
 _EPILOG = """\b
 Examples:
-  Score every CSV below a prefix; each line stays beside its prediction:
+  Score every CSV below a prefix and write each line beside its prediction:
     headrace transform s3://bucket/in/ s3://bucket/out/ --model churn.onnx --join input
-  Leave the ID column out of what the model sees, and keep only it and the prediction:
+  Hide the ID column from the model, and write only the ID and the prediction:
     headrace transform in/ out/ --model churn.onnx --header drop \\
         --input-filter '$[1:]' --join input --output-filter '$[0,-1]'
-  See what would be done, and what the model would be given, and write nothing:
+  Show the plan and the model's inputs, and write nothing:
     headrace transform in/ out/ --model churn.onnx --dry-run
-  All cores; stop when more than one record in a hundred fails:
+  Use eight workers, and stop when more than one record in a hundred fails:
     headrace transform in/ out/ --model churn.onnx --workers 8 --max-failed 1%
-  On a Ray cluster, workers with half an accelerator each; on Flink, through Beam:
+  Run on a Ray cluster with half a GPU per worker, or on Flink through Beam:
     headrace transform s3://bucket/in/ s3://bucket/out/ --model net.onnx \\
         --runner ray --ray-address auto --worker-gpus 0.5
     headrace transform s3://bucket/in/ s3://bucket/out/ --model net.onnx --runner beam \\
         --beam-options '--runner=FlinkRunner --flink_master=flink:8081 --environment_type=LOOPBACK'
-  A job as SageMaker has it (CreateTransformJob, as JSON or TOML), on this machine:
+  Run a SageMaker job (CreateTransformJob, as JSON or TOML) on this machine:
     headrace transform --spec job.json --model churn.onnx
-  Go on after a kill, or after Ctrl-C; then try the failed records again:
+  Resume after a kill or Ctrl-C, then retry the failed records:
     headrace transform in/ out/ --model churn.onnx --resume
     headrace transform retry-failed out/
 
 \b
-in/day/a.csv becomes out/day/a.csv.out, whole or not at all, its records in order; those that
-failed, with line, byte, reason and bytes, out/day/a.csv.out.failed.
+in/day/a.csv becomes out/day/a.csv.out, whole or not at all, with its records in order. Failed
+records go to out/day/a.csv.out.failed, with line, byte, reason and bytes.
 
 \b
-Exit status: 0 all records predicted; 3 some records failed (see *.failed); 1 the run broke, an
+Exit status: 0 all records predicted; 3 some records failed (see *.failed); 1 the run failed, an
 object is broken or has no output, or tasks are left for workers in other regions; 2 wrong usage;
 130 stopped by Ctrl-C (resume with --resume).
+"""
+
+_RETRY_EPILOG = """\b
+Examples:
+  headrace transform retry-failed s3://bucket/out/
+
+\b
+Exit status: 0 no failed record is left; 3 some are left; 1 the retry failed.
 """
 
 _log = logging.getLogger("headrace.cli")
 _DRY_RECORDS: Final = 3
 
-ENDING_OPTIONS = options(
-    click.option("--report", type=click.Choice(["html"]), help="A page too, DEST/_report.html, with plots; _report.json is always written."),
-    click.option("--json", "json_lines", is_flag=True, help="Progress and report as JSON lines on standard output."),
-    click.option("--quiet", "-q", is_flag=True, help="No progress."),
-    click.option("-v", "--verbose", count=True, help="Structured logs on standard error; twice for more."),
-)  # fmt: skip
+REPORT_OPTIONS = combined_options(
+    click.option(
+        "--report",
+        type=click.Choice(["html"]),
+        help="Additional report with plots, DEST/_report.html. DEST/_report.json is always written.",
+    ),
+    click.option(
+        "--json",
+        "json_lines",
+        is_flag=True,
+        help="Print progress and report as JSON lines on standard output.",
+    ),
+    click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
+    click.option(
+        "-v", "--verbose", count=True, help="Write JSON logs to standard error; -vv includes debug logs."
+    ),
+)
 
 
 class _Transform(click.Group):
-    """``transform SOURCE DEST`` is the command itself; a name of another one in SOURCE's place is that."""
+    """A group whose default command is ``run``, unless the first argument names another command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or args[0] not in self.commands:
@@ -96,13 +115,13 @@ class _Transform(click.Group):
 _RUN: Final = "run"
 
 
-@click.group("transform", cls=_Transform, short_help="Score files in batch; one predictions file each.")
+@click.group("transform", cls=_Transform, short_help="Score files, with one predictions file each.")
 def transform_command() -> None:
-    """Score files in batch."""
+    """Score files, with one predictions file each."""
 
 
 class _Run(click.Command):
-    """Is called what its group is."""
+    """The ``run`` command; its usage shows the name of its group."""
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         path = ctx.parent.command_path if ctx.parent else ctx.command_path
@@ -116,141 +135,139 @@ class _Run(click.Command):
     "--spec",
     "spec_file",
     metavar="FILE",
-    help="A spec, .toml or .json, in SageMaker's words; options count before it.",
+    help="Spec file (.toml, .json) in the format of SageMaker; options override it.",
 )
-@click.option("--model", metavar="MODEL", help="model.onnx, file.py, file.py:Class or module:Class.")
-@click.option("--endpoint", metavar="URL", help="A model served elsewhere, instead of --model.")
+@click.option("--model", metavar="MODEL", help="Model: model.onnx, file.py, file.py:Class or module:Class.")
+@click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
 @INPUT_OPTIONS
 @OUTPUT_OPTIONS
 @FAILURE_OPTIONS
 @WORK_OPTIONS
-@WORKER_OPTIONS
-@click.option("--resume", is_flag=True, help="Go on with the run that is there, or begin one.")
-@click.option("--overwrite", is_flag=True, help="Delete the run that is there, and begin anew.")
-@click.option("--dry-run", is_flag=True, help="Show the plan, and what the model would see; write nothing.")
-@ENDING_OPTIONS
-def run_command(source: tuple[str, ...], **given: Any) -> None:  # fmt: skip
-    """Run a model over every object of SOURCE, and write one predictions file for each below DEST.
+@RUNNER_OPTIONS
+@click.option("--resume", is_flag=True, help="Continue the run at DEST, or start a new one.")
+@click.option("--overwrite", is_flag=True, help="Delete the run at DEST and start a new one.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and the model's inputs; write nothing.")
+@REPORT_OPTIONS
+def run_command(source: tuple[str, ...], **params: Any) -> None:
+    """Run a model over every object of SOURCE and write one predictions file for each below DEST.
 
-    SOURCE is an object, a prefix that ends with /, a glob, or manifest:URI; DEST a folder or prefix outside of it; on
-    s3://, gs://, az://, file://, a plain path, SOURCE on http(s):// too. More than one SOURCE may stand before DEST.
+    SOURCE is an object, a prefix that ends with /, a glob or manifest:URI. DEST is a folder or prefix
+    outside SOURCE. Both are on s3://, gs://, az://, file://, or a plain path; SOURCE can also be on
+    http(s)://. More than one SOURCE can precede DEST.
     """
-    configure_logs(given["verbose"])
-    see_modules_here()
+    configure_logs(params["verbose"])
+    add_current_folder_to_path()
     try:
-        code = _transform(source, given)
+        code = _transform(source, params)
     except HeadraceError as error:
-        _log.debug("transform broke", exc_info=True)
-        code = say_error(error, json_lines=given["json_lines"])
+        _log.debug("transform failed", exc_info=True)
+        code = print_error(error, json_lines=params["json_lines"])
     sys.stdout.flush()
     raise SystemExit(code)
 
 
-@transform_command.command("retry-failed")
+@transform_command.command("retry-failed", epilog=_RETRY_EPILOG)
 @click.argument("destination", metavar="DEST")
-@click.option("--model", metavar="MODEL", help="Where the model is now.  [default: where it was]")
-@click.option("--endpoint", metavar="URL", help="A model served elsewhere, instead of --model.")
-@click.option("--other-model", is_flag=True, help="Take another model than the one that wrote the rest.")
-@ENDING_OPTIONS
-def retry_failed_command(destination: str, **given: Any) -> None:
-    r"""Try the failed records of a finished transform once more, and merge what comes out into place.
+@click.option("--model", metavar="MODEL", help="Current name of the model.  [default: its name in the run]")
+@click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
+@click.option("--other-model", is_flag=True, help="Allow a model that differs from the model of the run.")
+@REPORT_OPTIONS
+def retry_failed_command(destination: str, **params: Any) -> None:
+    """Retry the failed records of a finished transform and merge the results into its outputs.
 
-    Only the records in DEST/**.failed are asked about again. Objects that broke, and outputs in Parquet or Arrow, are
-    done again whole.
-
-    \b
-    Exit status: 0 no record is left that failed; 3 some are; 1 it broke.
+    Only the records in DEST/**.failed are sent to the model again. Broken objects, and outputs in
+    Parquet or Arrow, are processed again as a whole.
     """
-    configure_logs(given["verbose"])
-    see_modules_here()
-    json_lines = given["json_lines"]
-    progress = Progress()
+    configure_logs(params["verbose"])
+    add_current_folder_to_path()
+    json_lines = params["json_lines"]
+    progress = RunProgress()
 
-    def shown(retry: Retry, predictor: Predictor) -> Display:
+    def open_display(retry: FailedRecordsRetry, predictor: Predictor) -> ProgressDisplay:
         nonlocal progress
         progress = retry.progress
-        style = choose_style(json_lines=json_lines, quiet=given["quiet"])
-        return Display(style, retry.progress, predictor.statistics)
+        style = choose_style(json_lines=json_lines, quiet=params["quiet"])
+        return ProgressDisplay(style, retry.progress, predictor.statistics)
 
     try:
         report = retry_failed(
             destination,
-            model=given["model"],
-            endpoint=given["endpoint"],
-            other_model=given["other_model"],
-            around=shown,
+            model=params["model"],
+            endpoint=params["endpoint"],
+            other_model=params["other_model"],
+            around=open_display,
         )
-        code = say_transform_report(report, progress, json_lines=json_lines)
+        code = print_transform_report(report, progress, json_lines=json_lines)
     except HeadraceError as error:
-        _log.debug("retry broke", exc_info=True)
-        code = say_error(error, json_lines=json_lines)
+        _log.debug("retry failed", exc_info=True)
+        code = print_error(error, json_lines=json_lines)
     sys.stdout.flush()
     raise SystemExit(code)
 
 
-def _spec(given: Mapping[str, Any]) -> TransformSpec:
-    """The spec; what is wrong with the options alone is wrong usage, and is told in their words."""
+def _spec(params: Mapping[str, Any]) -> TransformSpec:
+    """Return the spec. Without a spec file, errors are usage errors with the options' names."""
     try:
-        return spec_from(given, given["spec_file"])
+        return spec_from(params, params["spec_file"])
     except ConfigError as error:
-        if given["spec_file"] is not None:
+        if params["spec_file"] is not None:
             raise
-        raise click.UsageError(in_options_words(str(error))) from error
+        raise click.UsageError(with_option_names(str(error))) from error
 
 
-def _transform(places: tuple[str, ...], given: dict[str, Any]) -> int:
-    spec = _spec(given)
-    source, destination = _places(places, spec)
-    model = given["model"] or (None if given["endpoint"] else spec.model)
-    if (model is None) == (given["endpoint"] is None):
-        raise click.UsageError("give either --model or --endpoint, not both and not neither")
-    if given["resume"] and given["overwrite"]:
-        raise click.UsageError("--resume and --overwrite contradict each other")
-    for name in spec.passed_over:
-        click.echo(f"{name} has no meaning here, and is passed over", err=True)
+def _transform(arguments: tuple[str, ...], params: dict[str, Any]) -> int:
+    spec = _spec(params)
+    source, destination = _source_and_destination(arguments, spec)
+    model = params["model"] or (None if params["endpoint"] else spec.model)
+    if (model is None) == (params["endpoint"] is None):
+        raise click.UsageError("give either --model or --endpoint")
+    if params["resume"] and params["overwrite"]:
+        raise click.UsageError("--resume and --overwrite cannot be combined")
+    for name in spec.ignored_fields:
+        click.echo(f"warning: {name} has no effect here and is ignored", err=True)
     common: dict[str, Any] = {
         "model": model,
-        "endpoint": given["endpoint"],
+        "endpoint": params["endpoint"],
         "settings": spec.settings,
-        "options": predictor_options_from(given, spec),
-        "stores": Stores(retry_s=given["retry_s"]),
+        "options": predictor_options_from(params, spec),
+        "stores": Stores(retry_s=params["retry_s"]),
     }
-    if given["dry_run"]:
+    if params["dry_run"]:
         found: DryRun = dry_run(source, destination, **common, records=_DRY_RECORDS)
-        return say_dry_run(found, spec.settings, json_lines=given["json_lines"])
-    if_exists: IfExists = "resume" if given["resume"] else "overwrite" if given["overwrite"] else "refuse"
+        return print_dry_run(found, spec.settings, json_lines=params["json_lines"])
+    if_exists: IfExists = "resume" if params["resume"] else "overwrite" if params["overwrite"] else "refuse"
     opened = open_transform(
         source,
         destination,
         **common,
-        workers=workers_from(given, spec),
-        regions=regions_from(given),
+        workers=workers_from(params, spec),
+        regions=regions_from(params),
         if_exists=if_exists,
-        page=given["report"] == "html",
+        page=params["report"] == "html",
     )
-    return _run(opened, given)
+    return _run(opened, params)
 
 
-def _run(opened: OpenedTransform, given: dict[str, Any]) -> int:
-    run, json_lines = opened.transform, given["json_lines"]
-    style = choose_style(json_lines=json_lines, quiet=given["quiet"])
-    display = Display(style, run.progress, run.statistics, reading=run.reading)
-    with Interrupts(run.drain):
+def _run(opened: OpenedTransform, params: dict[str, Any]) -> int:
+    run, json_lines = opened.transform, params["json_lines"]
+    style = choose_style(json_lines=json_lines, quiet=params["quiet"])
+    display = ProgressDisplay(style, run.progress, run.statistics, reading=run.reading)
+    with InterruptHandler(run.drain):
         report = execute(opened, display)
-    return say_transform_report(report, run.progress, json_lines=json_lines, page=run.page)
+    return print_transform_report(report, run.progress, json_lines=json_lines, page=run.page)
 
 
-def _places(places: tuple[str, ...], spec: TransformSpec) -> tuple[str | list[str], str]:
-    """Source and destination, of the command line or the spec."""
-    if not all(places):
-        # As a shell makes them of a variable that is not set; the empty path would be the whole disk.
+def _source_and_destination(arguments: tuple[str, ...], spec: TransformSpec) -> tuple[str | list[str], str]:
+    """Return source and destination from the command line or the spec."""
+    if not all(arguments):
+        # An unset shell variable yields an empty string. An empty path would read the whole disk.
         raise click.UsageError("SOURCE or DEST is empty")
-    if not places and spec.source and spec.output:
+    if not arguments and spec.source and spec.output:
         return spec.source, spec.output
-    if len(places) == 1 and spec.output:
-        return places[0], spec.output
-    if len(places) < 2:
+    if len(arguments) == 1 and spec.output:
+        return arguments[0], spec.output
+    if len(arguments) < 2:
         raise click.UsageError("give SOURCE and DEST, or a --spec that names both")
-    if Path(places[-1]).is_file():
-        raise click.UsageError(f"DEST, {places[-1]}, is a file: name a folder")
-    return (places[0] if len(places) == 2 else list(places[:-1])), places[-1]
+    if Path(arguments[-1]).is_file():
+        raise click.UsageError(f"DEST {arguments[-1]} is a file: name a folder")
+    return (arguments[0] if len(arguments) == 2 else list(arguments[:-1])), arguments[-1]

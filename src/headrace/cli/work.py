@@ -1,16 +1,15 @@
-"""``headrace work``: a worker of jobs."""
+"""``headrace work``: run a job worker."""
 
 import sys
 from typing import Any
 
 import click
 
-from headrace.cli.ending import say_error
 from headrace.cli.job_options import (
+    JOB_LOCATION_OPTIONS,
     JOB_MODEL_OPTIONS,
-    JOBS_AT_OPTIONS,
     WORKER_OPTIONS,
-    jobs_at,
+    job_locations,
     retention,
     serve_settings,
     worker_settings,
@@ -18,53 +17,55 @@ from headrace.cli.job_options import (
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
 from headrace.cli.options import log_format_option
+from headrace.cli.reports import print_error
 from headrace.core.errors import HeadraceError
 
 _EPILOG = """\b
 Examples:
-  One model, the jobs in ./headrace-data:
+  Work on the jobs of a model, with data in ./headrace-data:
     headrace work churn.onnx
-  Sixteen jobs at once, which share the model's calls, from two queues:
+  Run sixteen jobs at once, from two queues, with shared batches:
     headrace work churn.onnx --queue urgent --queue default --concurrency 16
-  Beside the data: its own region's jobs first, others' while it has none of those (or --other-regions never):
+  Work on the jobs of a region first, and on others when idle (or --other-regions never):
     headrace work churn.onnx --region eu-west-1 --config jobs.toml
-  Jobs in PostgreSQL, payloads and results in S3:
+  Use a ledger in PostgreSQL, and payloads and results in S3:
     headrace work models/ --ledger postgresql://jobs@db/jobs --store s3://bucket/jobs/
 """
 
 
 @click.command("work", epilog=_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_WORK"})
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@JOBS_AT_OPTIONS
+@JOB_LOCATION_OPTIONS
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
 @log_format_option("json")
-@click.option("-v", "--verbose", count=True, help="Log more.")
-def work_command(models: tuple[str, ...], **given: Any) -> None:
-    """Do the jobs that are submitted for MODEL...
+@click.option("-v", "--verbose", count=True, help="Include debug logs.")
+def work_command(models: tuple[str, ...], **params: Any) -> None:
+    """Run a worker for the jobs of MODEL...
 
-    A MODEL is named as for `headrace serve`. Run as many workers as you like, anywhere: each job is done by one of them, and
-    again soon by another when that one dies. SIGTERM drains: short jobs end, long ones go back, exit status 0.
-    """  # fmt: skip
-    configure_server_logs(given["log_format"], given["verbose"])
+    MODEL is named as for `headrace serve`. Any number of workers can run on any machine. One worker
+    runs each job; if it dies, another worker retries the job. SIGTERM drains: short jobs finish, long
+    jobs return to their queues, and the exit status is 0.
+    """
+    configure_server_logs(params["log_format"], params["verbose"])
     try:
-        # Whoever only streams need not have what jobs need.
-        from headrace.app.working import open_worker  # noqa: PLC0415
+        # Jobs are an optional dependency: the other commands work without it.
+        from headrace.app.job_worker import open_worker  # noqa: PLC0415
         from headrace.config.jobs_file import read_jobs_file  # noqa: PLC0415
 
-        at, config = jobs_at(given), given["config"]
+        at, config = job_locations(params), params["config"]
         worker = open_worker(
             models,
             at,
-            settings=worker_settings(given),
-            serving=serve_settings(given),
-            model_options=key_values(given["model_options"], "--option") or None,
-            isolation=given["isolation"],
-            retention=retention(given),
+            settings=worker_settings(params),
+            serving=serve_settings(params),
+            model_options=key_values(params["model_options"], "--option") or None,
+            isolation=params["isolation"],
+            retention=retention(params),
             file=None
             if config is None
-            else read_jobs_file(config, store_uri=at.store_uri, reserved=at.own_places),
+            else read_jobs_file(config, store_uri=at.store_uri, reserved=at.reserved_uris),
         )
         worker.run(lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
     except HeadraceError as error:
-        sys.exit(say_error(error, json_lines=False))
+        sys.exit(print_error(error, json_lines=False))

@@ -1,4 +1,4 @@
-"""Jobs on a terminal: tables, a job in full, and one that is followed while it runs."""
+"""Print jobs to a terminal: tables, details, and the progress of a running job."""
 
 import sys
 import time
@@ -15,10 +15,10 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from headrace.cli.answers import plain_table, printable, say_table
-from headrace.cli.ending import one_line
+from headrace.cli.reports import one_line
+from headrace.cli.responses import plain_table, print_table, printable
 from headrace.jobs.documents import job_document
-from headrace.jobs.job import HistoryEntry, Job, Progress
+from headrace.jobs.job import HistoryEntry, Job, JobProgress
 from headrace.jobs.state import JobState
 
 _COLOURS: Final = {
@@ -29,18 +29,18 @@ _COLOURS: Final = {
     JobState.CANCELLED: "magenta",
     JobState.EXPIRED: "magenta",
 }
-_WHY_CHARS: Final = 60
+_REASON_CHARS_MAX: Final = 60
 
 
-def say_job_json(job: Job) -> None:
-    """One job as one line of JSON."""
+def print_job_json(job: Job) -> None:
+    """Print a job as one line of JSON."""
     click.echo(orjson.dumps(job_document(job)))
 
 
-def say_jobs(jobs: Iterable[Job]) -> int:
-    """A line a job; how many there were."""
+def print_jobs(jobs: Iterable[Job]) -> int:
+    """Print a table of jobs and return their number."""
     listed = list(jobs)
-    # A column that is empty for whoever has no regions is left out.
+    # The region column is left out if no job has a region.
     regions = any(job.spec.region for job in listed)
     table = plain_table(
         "id",
@@ -63,28 +63,28 @@ def say_jobs(jobs: Iterable[Job]) -> int:
             progress_text(job.progress) or "-",
             f"{job.attempt}/{job.spec.attempts_max}",
             _age(job.created_at_ms),
-            Text(_why(job)),
+            Text(_failure_text(job)),
         )
     if listed:
-        say_table(table)
+        print_table(table)
     else:
-        click.echo("there is no such job", err=True)
+        click.echo("no matching jobs", err=True)
     return len(listed)
 
 
-def say_job(job: Job, history: Iterable[HistoryEntry]) -> None:
-    """A job in full, and what went wrong with it."""
+def print_job(job: Job, history: Iterable[HistoryEntry]) -> None:
+    """Print the details and the history of a job."""
     for name, value in _figures(job).items():
         if value:
             click.echo(f"{click.style(f'{name:<12}', bold=True)}  {printable(value)}")
     for entry in history:
         by = f" by {entry.by}" if entry.by else ""
         message = f": {printable(one_line(entry.message))}" if entry.message else ""
-        click.echo(f"  {_moment(entry.at_ms)}  attempt {entry.attempt}  {entry.event.value}{by}{message}")
+        click.echo(f"  {_timestamp(entry.at_ms)}  attempt {entry.attempt}  {entry.event.value}{by}{message}")
 
 
-def progress_text(progress: Progress | None) -> str:
-    """How far it is, in a few words."""
+def progress_text(progress: JobProgress | None) -> str:
+    """Return the progress of a job in a few words."""
     if progress is None:
         return ""
     share = progress.done / progress.total if progress.total else 1.0
@@ -97,45 +97,48 @@ def progress_text(progress: Progress | None) -> str:
 
 
 def follow(jobs: Iterable[Job], *, json_lines: bool, quiet: bool = False) -> Job | None:
-    """Show a job that is followed until it has ended, on standard error, or as JSON lines; the job as it was last."""
+    """Show a job until it ends and return its last state, or None if there was none.
+
+    The display is on standard error, or JSON lines on standard output.
+    """
     last: Job | None = None
-    with _shown(json_lines=json_lines, quiet=quiet) as show:
+    with _open_display(json_lines=json_lines, quiet=quiet) as show:
         for last in jobs:
-            show.look(last)
+            show.update(last)
     return last
 
 
-class _Quiet:
-    def look(self, job: Job) -> None:
-        """Nothing."""
+class _NoDisplay:
+    def update(self, job: Job) -> None:
+        """Show nothing."""
 
 
-class _JsonLines:
-    def look(self, job: Job) -> None:
-        say_job_json(job)
+class _JsonDisplay:
+    def update(self, job: Job) -> None:
+        print_job_json(job)
         sys.stdout.flush()
 
 
-class _Lines:
-    """A line whenever there is something to say, for what is no terminal."""
+class _LineDisplay:
+    """Prints a line for each change, for output that is not a terminal."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self._last_line = ""
 
-    def look(self, job: Job) -> None:
+    def update(self, job: Job) -> None:
         line = f"{job.id}  {job.state.value}  {progress_text(job.progress)}".rstrip()
-        if line != self._said:
+        if line != self._last_line:
             click.echo(line, err=True)
-            self._said = line
+            self._last_line = line
 
 
-class _Bars:
+class _BarDisplay:
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=None, state="", told="")
+        self._task = bar.add_task("", total=None, state="", progress="")
 
-    def look(self, job: Job) -> None:
-        progress = job.progress or Progress()
+    def update(self, job: Job) -> None:
+        progress = job.progress or JobProgress()
         ended = job.state.ended
         total = progress.total or (1 if ended else None)
         self._bar.update(
@@ -143,21 +146,23 @@ class _Bars:
             total=total,
             completed=total if job.state is JobState.COMPLETED else progress.done,
             state=f"[{_COLOURS[job.state]}]{job.state.value}[/]",
-            told=progress_text(job.progress),
+            progress=progress_text(job.progress),
         )
 
 
 @contextmanager
-def _shown(*, json_lines: bool, quiet: bool) -> Generator[Any]:
+def _open_display(*, json_lines: bool, quiet: bool) -> Generator[Any]:
     if json_lines or quiet or not sys.stderr.isatty():
-        yield _JsonLines() if json_lines else _Quiet() if quiet else _Lines()
+        yield _JsonDisplay() if json_lines else _NoDisplay() if quiet else _LineDisplay()
         return
     columns = (
-        BarColumn(bar_width=None), TextColumn("{task.fields[state]}"), TextColumn("{task.fields[told]}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[progress]}"),
         TimeElapsedColumn(),
-    )  # fmt: skip
+    )
     with Bar(*columns, console=Console(stderr=True), expand=True, transient=True) as bar:
-        yield _Bars(bar)
+        yield _BarDisplay(bar)
 
 
 def _figures(job: Job) -> dict[str, str]:
@@ -165,7 +170,7 @@ def _figures(job: Job) -> dict[str, str]:
     return {
         "id": job.id,
         "state": job.state.value
-        + (", to be cancelled" if job.cancel_requested and not job.state.ended else ""),
+        + (", cancel requested" if job.cancel_requested and not job.state.ended else ""),
         "queue": spec.queue,
         "kind": spec.kind,
         "model": spec.model,
@@ -177,11 +182,11 @@ def _figures(job: Job) -> dict[str, str]:
         "result": "" if result is None else _result(result),
         "failure": "" if failure is None else f"{failure.cause.value}: {one_line(failure.message)}",
         "details": "" if failure is None else failure.uri,
-        "submitted": _moment(job.created_at_ms),
-        "due": _moment(job.due_at_ms) if job.state is JobState.PENDING else "",
-        "begun": _moment(job.started_at_ms),
-        "ended": _moment(job.ended_at_ms),
-        "deadline": _moment(job.deadline_at_ms),
+        "submitted": _timestamp(job.created_at_ms),
+        "due": _timestamp(job.due_at_ms) if job.state is JobState.PENDING else "",
+        "started": _timestamp(job.started_at_ms),
+        "ended": _timestamp(job.ended_at_ms),
+        "deadline": _timestamp(job.deadline_at_ms),
         "tags": ", ".join(f"{name}={value}" for name, value in spec.tags.items()),
         "correlation": spec.correlation_id,
         "tenant": spec.tenant,
@@ -189,7 +194,7 @@ def _figures(job: Job) -> dict[str, str]:
 
 
 def _regions(job: Job) -> str:
-    where = f"worked on in {job.worker_region}" if job.worker_region else ""
+    where = f"processed in {job.worker_region}" if job.worker_region else ""
     return ", ".join(filter(None, (job.spec.region, where)))
 
 
@@ -198,14 +203,14 @@ def _result(result: Any) -> str:
     return f"{result.published_uri or result.uri}{size}"
 
 
-def _why(job: Job) -> str:
+def _failure_text(job: Job) -> str:
     if job.failure is None:
         return ""
     text = printable(one_line(f"{job.failure.cause.value}: {job.failure.message}"))
-    return text if len(text) <= _WHY_CHARS else f"{text[:_WHY_CHARS]}…"
+    return text if len(text) <= _REASON_CHARS_MAX else f"{text[:_REASON_CHARS_MAX]}…"
 
 
-def _moment(at_ms: int | None) -> str:
+def _timestamp(at_ms: int | None) -> str:
     if at_ms is None:
         return ""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,15 +1,15 @@
-"""How a transform ended, or what it would do, for people and for machines."""
+"""Print the report of a transform, or the plan of a dry run."""
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 import numpy as np
 import orjson
 
 from headrace.app.transforming import DryRun
-from headrace.cli.ending import INTERRUPTED, broken_line, one_line
-from headrace.pipeline.progress import Progress
-from headrace.transforms.probe import Seen
+from headrace.cli.reports import INTERRUPTED, broken_line, one_line
+from headrace.pipeline.progress import RunProgress
+from headrace.transforms.probe import ProbedRecord
 from headrace.transforms.report import TransformReport
 from headrace.transforms.settings import TransformSettings
 
@@ -19,19 +19,22 @@ _VALUES_SHOWN: Final = 8
 _REASONS_SHOWN: Final = 5
 
 
-def say_transform_report(
-    report: TransformReport, progress: Progress, *, json_lines: bool, page: str | None = None
+def print_transform_report(
+    report: TransformReport, progress: RunProgress, *, json_lines: bool, page: str | None = None
 ) -> int:
-    """Say it on standard output, as one JSON line or as a line a figure; the exit status. `page` is where one is."""
-    code = INTERRUPTED if report.status == "drained" else report.exit_code
+    """Print a report to standard output and return the exit status.
+
+    The report is one JSON line, or one line for each figure. `page` is the URI of the HTML report.
+    """
+    status = INTERRUPTED if report.status == "drained" else report.exit_code
     if json_lines:
-        click.echo(orjson.dumps({"event": "report", **report.to_json(), "exit_code": code}))
-        return code
-    _say_figures(_figures(report, progress) | {"page": page or ""})
-    return code
+        click.echo(orjson.dumps({"event": "report", **report.to_json(), "exit_code": status}))
+        return status
+    _print_figures(_figures(report, progress) | {"page": page or ""})
+    return status
 
 
-def _say_figures(figures: dict[str, str]) -> None:
+def _print_figures(figures: dict[str, str]) -> None:
     for name, value in figures.items():
         if value:
             first, *more = value.splitlines()
@@ -40,48 +43,49 @@ def _say_figures(figures: dict[str, str]) -> None:
                 click.echo(f"{'':<14}  {line}")
 
 
-def _figures(report: TransformReport, progress: Progress) -> dict[str, str]:
+def _figures(report: TransformReport, progress: RunProgress) -> dict[str, str]:
     failure, broken = progress.first_failure, progress.first_broken
-    withheld = f" + {report.rows_withheld:,} withheld" if report.rows_withheld else ""
+    suppressed = f" + {report.rows_suppressed:,} suppressed" if report.rows_suppressed else ""
     done = (
         f"{report.objects_done:,} of {report.objects:,}"
-        if report.status in _STATUS_WORDS
+        if report.status in _STATUS_TEXTS
         else f"{report.objects:,}"
     )
     return {
         "predictions": f"{report.output} ({done} object{'s' if report.objects != 1 else ''})",
-        "records in": f"{report.records_in:,} = {report.rows_out:,} out + {report.rows_failed:,} failed{withheld}",
+        "records in": f"{report.records_in:,} = {report.rows_out:,} out "
+        f"+ {report.rows_failed:,} failed{suppressed}",
         "failures": _failures(report),
         "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
         "broken objects": f"{report.objects_broken:,}" if report.objects_broken else "",
         "first broken": broken_line(broken) if broken else "",
-        "no output": f"{report.objects_withheld:,} objects, since a record of theirs failed"
-        if report.objects_withheld
+        "no output": f"{report.objects_suppressed:,} objects, since one of their records failed"
+        if report.objects_suppressed
         else "",
         "across regions": _across_regions(report),
         "rows/s": f"{report.rows_per_s:,.0f} over {report.elapsed_s:.2f} s",
         "instances busy": f"{report.instance_busy_share:.0%}, {report.model_calls:,} calls",
         "peak memory": f"{report.peak_memory_mb:,.0f} MB",
-        "status": _STATUS_WORDS.get(report.status, report.status),
+        "status": _STATUS_TEXTS.get(report.status, report.status),
     }
 
 
-_STATUS_WORDS: Final = {
-    "drained": "stopped: go on with --resume",
-    "partial": "tasks are left for workers in other regions: go on there, with --resume",
+_STATUS_TEXTS: Final = {
+    "drained": "stopped: continue with --resume",
+    "partial": "tasks are left for workers in other regions: continue there with --resume",
 }
 
 
 def _across_regions(report: TransformReport) -> str:
-    """What went from where to where, and what was left."""
+    """Return the bytes transferred between regions and the tasks left in them."""
     lines = [f"{c['bytes']:,} bytes from {c['from']} to {c['to']}" for c in report.bytes_across_regions]
     if report.status == "partial":
-        lines += [f"{count:,} task(s) of {region} left" for region, count in report.tasks_left.items()]
+        lines += [f"{count:,} task(s) left in {region}" for region, count in report.tasks_left.items()]
     return "\n".join(lines)
 
 
 def _failures(report: TransformReport) -> str:
-    """The most frequent reasons, a line each."""
+    """Return the most frequent failure reasons, one per line."""
     if not report.failures:
         return ""
     shown = list(report.failures.items())[:_REASONS_SHOWN]
@@ -92,8 +96,8 @@ def _failures(report: TransformReport) -> str:
     return "\n".join(lines)
 
 
-def say_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: bool) -> int:
-    """Say what would be done; the exit status."""
+def print_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: bool) -> int:
+    """Print the plan of a dry run and return the exit status."""
     if json_lines:
         click.echo(orjson.dumps(_dry_json(found, settings)))
         return 0
@@ -108,34 +112,34 @@ def say_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: bool)
             [f"{o.info.uri} → {o.output}" for o in plan.objects[:_OBJECTS_SHOWN]]
             + (["…"] if len(plan.objects) > _OBJECTS_SHOWN else [])
         ),
-        "read": _read_words(settings),
-        "written": _written_words(settings),
+        "read": _read_text(settings),
+        "written": _output_text(settings),
     }
-    _say_figures(figures)
+    _print_figures(figures)
     for number, seen in enumerate(found.seen, 1):
-        click.echo(click.style(f"\nrecord {number}", bold=True) + f"  {seen.place}")
-        click.echo(f"  as it stands      {_excerpt(seen.record)}")
+        click.echo(click.style(f"\nrecord {number}", bold=True) + f"  {seen.position}")
+        click.echo(f"  as read           {_excerpt(seen.record)}")
         if seen.failure is not None:
             click.echo(f"  would fail        {one_line(seen.failure.why)}")
         for name, value in seen.inputs.items():
-            click.echo(f"  the model sees    {name} = {_value(value)}")
+            click.echo(f"  model input       {name} = {_value(value)}")
     if not found.seen:
-        click.echo("\nno record was found in the first objects")
+        click.echo("\nno records in the first objects")
     return 0
 
 
-def _read_words(settings: TransformSettings) -> str:
+def _read_text(settings: TransformSettings) -> str:
     read = settings.read
-    words = f"{read.format}, compression {read.compression}, header {read.header}"
+    text = f"{read.format}, compression {read.compression}, header {read.header}"
     if settings.mapping.input_filter != "$":
-        words += f", input filter {settings.mapping.input_filter}"
-    return words
+        text += f", input filter {settings.mapping.input_filter}"
+    return text
 
 
-def _written_words(settings: TransformSettings) -> str:
+def _output_text(settings: TransformSettings) -> str:
     output = settings.output
-    words = f"{output.accept}, join {output.join}, assemble {output.assemble}"
-    return words if output.output_filter == "$" else f"{words}, output filter {output.output_filter}"
+    text = f"{output.accept}, join {output.join}, assemble {output.assemble}"
+    return text if output.output_filter == "$" else f"{text}, output filter {output.output_filter}"
 
 
 def _dry_json(found: DryRun, settings: TransformSettings) -> dict[str, Any]:
@@ -153,9 +157,9 @@ def _dry_json(found: DryRun, settings: TransformSettings) -> dict[str, Any]:
     }
 
 
-def _seen_json(seen: Seen) -> dict[str, Any]:
+def _seen_json(seen: ProbedRecord) -> dict[str, Any]:
     return {
-        "place": seen.place,
+        "place": seen.position,
         "record": seen.record.decode(errors="backslashreplace"),
         "inputs": {
             name: {"shape": list(np.shape(value)), "data": _plain(value)}
@@ -169,7 +173,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     plain = value.tolist() if hasattr(value, "tolist") else value
-    return plain if not isinstance(plain, list) else [_plain(v) for v in plain]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(plain, list):
+        return plain
+    return [_plain(v) for v in cast("list[Any]", plain)]
 
 
 def _excerpt(record: bytes) -> str:
@@ -179,7 +185,7 @@ def _excerpt(record: bytes) -> str:
 
 
 def _value(value: Any) -> str:
-    """A row of an input: its numbers, or how large it is."""
+    """Return a row of an input: its first values, type and shape."""
     if isinstance(value, str | bytes):
         return repr(value if len(value) <= _TEXT_SHOWN else value[:_TEXT_SHOWN])
     array = np.asarray(value)

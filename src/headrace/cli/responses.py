@@ -1,4 +1,4 @@
-"""Answers of a model, for people as a table or as plain text, for machines as JSON, and as files."""
+"""Print responses as tables, text or JSON, and save their outputs to files."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from headrace.protocols.oip_json import encode_response
 
 ROWS_SHOWN: Final = 20
 COLUMNS_SHOWN: Final = 8
-"""Of one output with several values a row; wider ones are abridged."""
+"""Table columns of one output with several values per row; wider outputs are abridged."""
 CELL_CHARS_MAX: Final = 200
 PLAIN_WIDTH: Final = 200
-"""Columns of a table that does not go to a terminal."""
-_ENDS: Final = 3
+"""Width of tables outside a terminal, in characters."""
+_EDGE_VALUES: Final = 3
 
 
-def say_table(table: Table) -> None:
-    """Print a table; wide enough for whoever pipes it on."""
+def print_table(table: Table) -> None:
+    """Print a table. Outside a terminal it has a fixed width."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
@@ -34,15 +34,15 @@ def say_table(table: Table) -> None:
 
 
 def plain_table(*columns: str) -> Table:
-    """An empty table in the one style of all commands; columns that end in a space are for numbers."""
+    """Return an empty table in the common style; a trailing space marks a numeric column."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column.strip(), justify="right" if column.endswith(" ") else "left")
     return table
 
 
-def say_response(response: InferResponse, *, json_lines: bool) -> None:
-    """On standard output: one JSON document, one text as it is, or a table with a line a row."""
+def print_response(response: InferResponse, *, json_lines: bool) -> None:
+    """Print a response: one JSON document, a single text, or a table with one line per row."""
     if json_lines:
         click.echo(_document(response))
         return
@@ -50,21 +50,26 @@ def say_response(response: InferResponse, *, json_lines: bool) -> None:
     if text is not None:
         click.echo(printable(text))
         return
-    say_table(_table(response))
+    print_table(_table(response))
     rows = max((t.rows for t in response.outputs), default=0)
     if rows > ROWS_SHOWN:
-        click.echo(f"… and {rows - ROWS_SHOWN:,} more rows: --json or --output FILE gives all", err=True)
+        click.echo(
+            f"… and {rows - ROWS_SHOWN:,} more rows: use --json or --output FILE for all rows", err=True
+        )
 
 
-class StreamDisplay:
-    """Prints the items of a stream as they come. Texts run on as the model cuts them; anything else has a line each."""
+class StreamPrinter:
+    """Prints the items of a stream as they arrive.
+
+    Texts continue on the current line; other items start a new line.
+    """
 
     def __init__(self, *, json_lines: bool) -> None:
         self._json_lines = json_lines
         self._in_line = False
 
-    def item(self, response: InferResponse) -> None:
-        """One item, on standard output at once."""
+    def print_item(self, response: InferResponse) -> None:
+        """Print one item at once."""
         if self._json_lines:
             click.echo(_document(response))
             return
@@ -79,22 +84,24 @@ class StreamDisplay:
             self._in_line = not shown.endswith("\n")
 
     def end(self) -> None:
-        """The stream is over, however it ended: the line too."""
+        """End the current line. Call it when the stream ends, also after an error."""
         if self._in_line:
             click.echo()
             self._in_line = False
 
 
 def save_response(response: InferResponse, path: Path) -> None:
-    """Outputs as ``.npz`` (by name), ``.npy`` (the one output) or ``.json`` (the whole answer).
+    """Save the outputs to a file.
 
-    Raises ConfigError for another ending, or several outputs for one array, or when the file cannot be written.
+    The file type is ``.npz`` (outputs by name), ``.npy`` (a single output) or ``.json`` (the
+    response). Raises ConfigError for another file type, for several outputs in ``.npy``, and for a
+    failed write.
     """
     check_output(path)
-    arrays = {t.name: _savable(t) for t in response.outputs}
+    arrays = {t.name: _array_to_save(t) for t in response.outputs}
     if path.suffix == ".npy" and len(arrays) != 1:
         raise ConfigError(
-            f"{path} takes one array, but there are outputs {', '.join(arrays)}: use .npz or .json"
+            f"{path}: a .npy file holds one array, but the outputs are {', '.join(arrays)}: use .npz or .json"
         )
     try:
         with path.open("wb") as file:
@@ -109,13 +116,13 @@ def save_response(response: InferResponse, path: Path) -> None:
 
 
 def check_output(path: Path) -> None:
-    """ConfigError unless the path's ending is one that is written."""
+    """Raise ConfigError if the file type is not supported."""
     if path.suffix not in (".npz", ".npy", ".json"):
-        raise ConfigError(f"--output {path}: a file for outputs ends in .npz, .npy or .json")
+        raise ConfigError(f"--output {path}: unknown file type: use .npz, .npy or .json")
 
 
 def printable(text: str) -> str:
-    """Text that cannot move a terminal's cursor or change its colours."""
+    """Return the text without terminal control characters, except line feeds and tabs."""
     return "".join(
         c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text.replace("\r\n", "\n")
     )
@@ -125,8 +132,8 @@ def _save_npz(file: Any, arrays: dict[str, Array]) -> None:
     np.savez(file, allow_pickle=False, **arrays)
 
 
-def _savable(tensor: Tensor) -> Array:
-    """Text as numpy's own strings: arrays of objects would be pickled."""
+def _array_to_save(tensor: Tensor) -> Array:
+    """Return text as numpy strings: arrays of objects would be pickled."""
     if tensor.datatype != "BYTES":
         return tensor.data
     return np.array([_as_text(v) for v in tensor.data.ravel().tolist()], "U").reshape(tensor.data.shape)
@@ -136,7 +143,7 @@ def _document(response: InferResponse) -> bytes:
     try:
         return encode_response(response).body
     except DataError:
-        # Infinity, or bytes that are no text: shown as well as JSON can.
+        # JSON has no infinity and no binary data: use text for both.
         outputs = [
             {"name": t.name, "shape": list(t.data.shape), "datatype": t.datatype, "data": _json_values(t)}
             for t in response.outputs
@@ -156,7 +163,7 @@ def _json_number(value: Any) -> Any:
 
 
 def _single_text(response: InferResponse) -> str | None:
-    """The text, when the answer is one text and nothing else."""
+    """Return the text of a response with a single text value, otherwise None."""
     if len(response.outputs) != 1:
         return None
     tensor = response.outputs[0]
@@ -210,7 +217,7 @@ def _values(tensor: Tensor) -> str:
 def _abridged(values: Array) -> str:
     if values.size <= COLUMNS_SHOWN:
         return f"[{', '.join(_cell(v) for v in values.tolist())}]"
-    first, last = values[:_ENDS].tolist(), values[-_ENDS:].tolist()
+    first, last = values[:_EDGE_VALUES].tolist(), values[-_EDGE_VALUES:].tolist()
     shown = f"{', '.join(map(_cell, first))}, …, {', '.join(map(_cell, last))}"
     return f"[{shown}] ({values.size:,} values)"
 

@@ -1,0 +1,128 @@
+"""Options of ``headrace transform`` for runners, workers and regions."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+import click
+
+from headrace.app.runners import AnyWorkers, DataRegions, Workers
+from headrace.cli.options import combined_options, parse_bytes
+from headrace.core.errors import ConfigError
+from headrace.storage.regions import RegionRules, require_region
+from headrace.transforms.locality import OtherRegions
+from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
+from headrace.transforms.spec import TransformSpec
+
+_COUNT = click.IntRange(min=1)
+
+RUNNER_OPTIONS = combined_options(
+    click.option(
+        "--runner",
+        type=click.Choice(["local", "ray", "beam"]),
+        default="local",
+        show_default=True,
+        help="Runner of the tasks: this machine, Ray, or an Apache Beam runner; see docs/clusters.md.",
+    ),
+    click.option(
+        "--workers",
+        type=_COUNT,
+        help="Number of workers; on Ray, their limit.  [default: 1; on Ray, the capacity of the cluster]",
+    ),
+    click.option(
+        "--isolation",
+        type=click.Choice(["thread", "process"]),
+        help="Isolation of workers: threads that share reading and writing, or separate processes.  "
+        "[default: thread; process for more than one worker]",
+    ),
+    click.option("--workers-min", type=_COUNT, help="On Ray: number of workers at the start.  [default: 1]"),
+    click.option(
+        "--worker-cpus", type=click.FloatRange(min=0), help="On Ray: CPUs of a worker.  [default: 1]"
+    ),
+    click.option(
+        "--worker-gpus",
+        type=click.FloatRange(min=0),
+        help="On Ray: GPUs of a worker, fractions allowed.  [default: 0]",
+    ),
+    click.option("--worker-memory", callback=parse_bytes, metavar="SIZE", help="On Ray: memory of a worker."),
+    click.option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="Address of the Ray cluster; auto is the cluster of this machine.  "
+        "[default: RAY_ADDRESS, or a cluster for this run]",
+    ),
+    click.option(
+        "--beam-options",
+        multiple=True,
+        metavar="'…'",
+        help="Beam pipeline options, as in '--runner=FlinkRunner --parallelism=8'. Repeatable.  "
+        "[default: DirectRunner with --workers processes]",
+    ),
+    click.option(
+        "--region", metavar="REGION", help="Region of the workers; objects in it are processed first."
+    ),
+    click.option(
+        "--data-region",
+        multiple=True,
+        metavar="PREFIX=REGION",
+        help="Region of the objects below a prefix, as in s3://logs-eu/=eu-west-1. Repeatable.  "
+        "[default: the region of the S3 bucket]",
+    ),
+    click.option(
+        "--other-regions",
+        type=click.Choice(get_args(OtherRegions)),
+        help="Use of workers for objects of other regions: when idle, or never. "
+        "Objects left over wait for a run with --resume in their region.  [default: idle]",
+    ),
+)
+
+_OPTIONS_BY_RUNNER: Final[Mapping[str, tuple[str, ...]]] = {
+    "local": ("isolation",),
+    "ray": ("workers_min", "worker_cpus", "worker_gpus", "worker_memory", "ray_address"),
+    "beam": ("beam_options",),
+}
+
+
+def workers_from(params: Mapping[str, Any], spec: TransformSpec) -> AnyWorkers:
+    """Return the workers that the options select. Raise UsageError for options of another runner."""
+    runner = params["runner"]
+    for other, names in _OPTIONS_BY_RUNNER.items():
+        set_options = [name for name in names if params[name] not in (None, ())]
+        if other != runner and set_options:
+            option = "--" + set_options[0].replace("_", "-")
+            raise click.UsageError(f"{option} requires --runner {other}; the runner is {runner}")
+    count = params["workers"] or spec.instances
+    try:
+        if runner == "ray":
+            return _ray_workers(params, count)
+        if runner == "beam":
+            flags = tuple(flag for text in params["beam_options"] for flag in shlex.split(text))
+            return BeamWorkers(flags, direct_workers=count or 1)
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    isolation = params["isolation"] or ("process" if (params["workers"] or 1) > 1 else "thread")
+    return Workers(count or 1, isolation)
+
+
+def _ray_workers(params: Mapping[str, Any], count: int | None) -> RayWorkers:
+    fields = {
+        "cpus": "worker_cpus",
+        "gpus": "worker_gpus",
+        "memory_bytes": "worker_memory",
+        "address": "ray_address",
+    }
+    set_options = {field: params[name] for field, name in fields.items() if params[name] is not None}
+    return RayWorkers(params["workers_min"] or 1, count, **set_options)
+
+
+def regions_from(params: Mapping[str, Any]) -> DataRegions:
+    """Return the regions of data and workers. Raise UsageError for an invalid region."""
+    try:
+        rules = RegionRules.parse(params["data_region"])
+        region = None if params["region"] is None else require_region(params["region"])
+        regions = DataRegions(rules, region, params["other_regions"] or "idle")
+        if params["runner"] != "ray":
+            regions.locality.require_region()
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    return regions
