@@ -1,8 +1,8 @@
-"""headrace's models inside Apache Beam: handlers for Beam's own RunInference. Needs the extra `beam`."""
+"""headrace models inside Apache Beam: handlers for Beam's own RunInference. Needs the extra `beam`."""
 
 from headrace.beam.elements import ElementFailure
 from headrace.beam.handler import ModelHandler
-from headrace.beam.loaded import LoadedModel
+from headrace.beam.loaded_model import LoadedModel
 from headrace.beam.remote import RemoteModelHandler
 from headrace.beam.results import SplitFailures, SplitResults
 

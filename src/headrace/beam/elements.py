@@ -1,6 +1,8 @@
-"""Elements of a PCollection to requests of the model, and responses back to elements. Knows nothing of Beam.
+"""Elements of a PCollection to requests of the model, and responses back to elements.
 
-Arrives: the elements of one of Beam's batches. Leaves: for every one of them, in its place, what it came to.
+Independent of Beam.
+
+Input: the elements of one of Beam's batches. Output: an inference for each element, in its place.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,19 +21,21 @@ from headrace.core.errors import (
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, datatype_of
 
 Element = Array | Mapping[str, Any] | InferRequest
-"""One row as an array, one row by the names of inputs, or a request of one or more rows."""
+"""One row as an array, one row as arrays by input name, or a request of one or more rows."""
 
 ONLY_INPUT: Final = ""
-"""The name that a bare array has until it is with the model, which knows what its one input is called."""
+"""Placeholder name of an array without a name. `LoadedModel` replaces it by the model's input."""
 
 _Row = tuple[tuple[str, Array], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ElementFailure:
-    """Stands in `PredictionResult.inference` for an element that has no prediction; `why` says why, in words.
+    """The value of `PredictionResult.inference` for an element without a prediction.
 
-    `attempts` is how often the model, or the endpoint, was asked about it.
+    `why` is the reason.
+
+    `attempts` is the number of calls to the model, or the endpoint, with the element.
     """
 
     why: str
@@ -41,12 +45,15 @@ class ElementFailure:
 
 
 Inference = Mapping[str, Any] | InferResponse | ElementFailure
-"""A row's outputs by name (numpy scalars for 1-D outputs, arrays otherwise), a request's response, or a failure."""
+"""A row's outputs by name (numpy scalars of 1-D outputs, else arrays), a response, or a failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, and which elements of the batch its rows are. `whole`: it is an element by itself."""
+class ElementRequest:
+    """A request, and the elements of the batch that are its rows.
+
+    `whole` marks a request that is an element itself.
+    """
 
     request: InferRequest
     elements: tuple[int, ...]
@@ -54,26 +61,28 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Batch:
-    """A batch of elements as requests, and those that can be none."""
+class ElementBatch:
+    """A batch of elements as requests, and the failures of elements that cannot be requests."""
 
     size: int
-    asked: list[Asked] = field(default_factory=list[Asked])
+    requests: list[ElementRequest] = field(default_factory=list[ElementRequest])
     failures: dict[int, ElementFailure] = field(default_factory=dict[int, ElementFailure])
 
 
-def batch_of(elements: Sequence[Any], parameters: Mapping[str, Any]) -> Batch:
-    """Rows of equal names, types and shapes share a request; requests stay what they are.
+def build_batch(elements: Sequence[Any], parameters: Mapping[str, Any]) -> ElementBatch:
+    """Return the batch.
 
-    `parameters` go with every request; what a request has itself comes first. Its deadline is dropped: it is in another
-    machine's time.
+    Rows of equal names, types and shapes share a request. Elements that are requests stay requests.
+
+    `parameters` are added to every request; a request's own parameters take precedence. Its
+    deadline is dropped: it refers to another machine's clock.
     """
-    batch = Batch(len(elements))
-    alike: dict[Any, list[tuple[int, _Row]]] = {}
+    batch = ElementBatch(len(elements))
+    groups: dict[Any, list[tuple[int, _Row]]] = {}
     for index, element in enumerate(elements):
         if isinstance(element, InferRequest):
             request = replace(element, parameters={**parameters, **element.parameters}, deadline=None)
-            batch.asked.append(Asked(request, (index,), whole=True))
+            batch.requests.append(ElementRequest(request, (index,), whole=True))
             continue
         try:
             row = _row(element)
@@ -81,28 +90,29 @@ def batch_of(elements: Sequence[Any], parameters: Mapping[str, Any]) -> Batch:
         except (TypeError, ValueError) as error:
             batch.failures[index] = ElementFailure(str(error), 0)
         else:
-            alike.setdefault(key, []).append((index, row))
-    for rows in alike.values():
+            groups.setdefault(key, []).append((index, row))
+    for rows in groups.values():
         names = [name for name, _ in rows[0][1]]
         stacked = [np.stack([row[at][1] for _, row in rows]) for at in range(len(names))]
         tensors = tuple(Tensor(name, data) for name, data in zip(names, stacked, strict=True))
-        batch.asked.append(Asked(InferRequest(tensors, parameters=parameters), tuple(i for i, _ in rows)))
+        batch.requests.append(
+            ElementRequest(InferRequest(tensors, parameters=parameters), tuple(i for i, _ in rows))
+        )
     return batch
 
 
 def _row(element: Any) -> _Row:
-    """An element's inputs, sorted by name."""
+    """Return an element's inputs, sorted by name."""
     if isinstance(element, np.ndarray | np.generic):
         return ((ONLY_INPUT, _array(element, "the element")),)
     if not isinstance(element, Mapping):
         kind = type(cast("object", element)).__name__
         keyed = (
-            ": for pairs of a key and an element there is KeyedModelHandler"
-            if isinstance(element, tuple)
-            else ""
+            ": use KeyedModelHandler for pairs of a key and an element" if isinstance(element, tuple) else ""
         )
         raise TypeError(
-            f"an element is a numpy array, a dict of arrays by input name or an InferRequest, not a {kind}{keyed}"
+            f"an element must be a numpy array, a dict of arrays by input name or an InferRequest, "
+            f"not a {kind}{keyed}"
         )
     named = cast("Mapping[Any, Any]", element)
     if not named:
@@ -112,7 +122,10 @@ def _row(element: Any) -> _Row:
 
 
 def _array(value: Any, what: str) -> Array:
-    """What numpy makes of it; text as objects, since numpy's own would be cut at trailing zeros, and padded."""
+    """Return a value as an array.
+
+    Text becomes objects: numpy's own text types pad, and cut trailing zeros.
+    """
     if isinstance(value, str | bytes):
         made = np.empty((), object)
         made[()] = value
@@ -120,7 +133,7 @@ def _array(value: Any, what: str) -> Array:
     try:
         array: Array = np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"{what} is no array: {error}") from error
+        raise ValueError(f"{what} is not an array: {error}") from error
     if array.dtype.kind in "SU":
         return np.array(value, object)
     try:
@@ -131,63 +144,68 @@ def _array(value: Any, what: str) -> Array:
 
 
 _ABOUT_ELEMENTS: Final = (ModelInputError, PredictError, RefusedRowsError)
-"""Errors of a request that are about what it asks. All others are the model's own, or the endpoint's, and end the batch."""
+"""Errors about the request itself. Other errors, of the model or the endpoint, fail the batch."""
 
 
-def inferences(batch: Batch, answers: Sequence[InferResponse | HeadraceError]) -> list[Inference]:
-    """One for each element, in their order.
+def inferences(batch: ElementBatch, responses: Sequence[InferResponse | HeadraceError]) -> list[Inference]:
+    """Return an inference for each element, in order.
 
-    Raises whatever is not about elements, and ModelContractError for a response that has not a prediction or a failure for each row.
+    Raises:
+        HeadraceError: An error that is not about single elements.
+        ModelContractError: A response has neither a prediction nor a failure for a row.
     """
-    found: dict[int, Inference] = dict(batch.failures)
-    for asked, answer in zip(batch.asked, answers, strict=True):
-        if isinstance(answer, _ABOUT_ELEMENTS):
-            found.update((index, ElementFailure(str(answer))) for index in asked.elements)
-        elif isinstance(answer, HeadraceError):
-            raise answer
-        elif asked.whole:
-            found[asked.elements[0]] = _of_request(asked.request, answer)
+    results: dict[int, Inference] = dict(batch.failures)
+    for request, response in zip(batch.requests, responses, strict=True):
+        if isinstance(response, _ABOUT_ELEMENTS):
+            results.update((index, ElementFailure(str(response))) for index in request.elements)
+        elif isinstance(response, HeadraceError):
+            raise response
+        elif request.whole:
+            results[request.elements[0]] = _request_inference(request.request, response)
         else:
-            found.update(_of_rows(asked.elements, answer))
-    return [found[index] for index in range(batch.size)]
+            results.update(_row_inferences(request.elements, response))
+    return [results[index] for index in range(batch.size)]
 
 
-def _of_request(request: InferRequest, response: InferResponse) -> Inference:
-    """The response; a failure where no row of it is predicted."""
+def _request_inference(request: InferRequest, response: InferResponse) -> Inference:
+    """Return the response, or a failure if no row has a prediction."""
     if len(response.failures) < request.rows:
         return response
-    whys = "; ".join(f"row {f.row}: {f.why}" for f in response.failures[:8])
-    return ElementFailure(whys, max(f.attempts for f in response.failures))
+    reasons = "; ".join(f"row {f.row}: {f.why}" for f in response.failures[:8])
+    return ElementFailure(reasons, max(f.attempts for f in response.failures))
 
 
-def _of_rows(elements: tuple[int, ...], response: InferResponse) -> dict[int, Inference]:
-    """Each row's own outputs, or its failure."""
+def _row_inferences(elements: tuple[int, ...], response: InferResponse) -> dict[int, Inference]:
+    """Return each row's own outputs, or its failure."""
     failed = {failure.row: failure for failure in response.failures}
     good = [index for row, index in enumerate(elements) if row not in failed]
     _check_rows(len(elements), len(good), response)
-    found: dict[int, Inference] = {
+    results: dict[int, Inference] = {
         elements[row]: ElementFailure(failure.why, failure.attempts) for row, failure in failed.items()
     }
     for at, index in enumerate(good):
-        found[index] = {tensor.name: tensor.data[at] for tensor in response.outputs}
-    return found
+        results[index] = {tensor.name: tensor.data[at] for tensor in response.outputs}
+    return results
 
 
 def _check_rows(rows: int, good: int, response: InferResponse) -> None:
-    """Nothing is dropped, and nothing is doubled."""
+    """Check that no row is missing and none is doubled."""
     for tensor in response.outputs:
         if tensor.data.ndim == 0 or tensor.rows != good:
             raise ModelContractError(
                 response.model_name or "?",
-                f"output {tensor.name!r} has shape {list(tensor.data.shape)} for {good} predicted rows of {rows}: "
-                "the first axis must be rows",
+                f"output {tensor.name!r} has shape {list(tensor.data.shape)} "
+                f"for {good} predicted rows of {rows}: the first axis must be rows",
             )
     if good and not response.outputs:
         raise ModelContractError(response.model_name or "?", f"it returned no output for {good} rows")
 
 
 def element_bytes(element: Any) -> int:
-    """The bytes of an element's arrays; of text its own, where numpy would count pointers."""
+    """Return the bytes of an element's arrays.
+
+    Text counts its own bytes, where numpy counts pointers.
+    """
     if isinstance(element, InferRequest):
         return sum(element_bytes(tensor.data) for tensor in element.inputs)
     if isinstance(element, Mapping):
@@ -198,4 +216,4 @@ def element_bytes(element: Any) -> int:
         return int(array.nbytes)
     if isinstance(element, Iterable):
         return sum(map(element_bytes, cast("Iterable[Any]", element)))
-    return 8  # a number of Python's, as the model gets it
+    return 8  # A number of Python, as the model receives it.

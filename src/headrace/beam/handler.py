@@ -1,4 +1,4 @@
-"""Any headrace model inside Beam's own RunInference, loaded in Beam's workers."""
+"""headrace models inside Beam's own RunInference, loaded in Beam's workers."""
 
 import logging
 import shutil
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.app.streaming import PredictorOptions, open_predictor
-from headrace.beam.answering import Answering
-from headrace.beam.fetched import fetched, is_remote
+from headrace.beam.handler_mixin import HandlerMixin
 from headrace.beam.library import base
-from headrace.beam.loaded import LoadedModel
+from headrace.beam.loaded_model import LoadedModel
+from headrace.beam.model_download import download_model, is_remote
 from headrace.beam.results import NAMESPACE, Failures
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.model import Model
@@ -18,46 +18,55 @@ from headrace.core.model import Model
 _log = logging.getLogger("headrace.beam")
 
 MAX_BATCH_ROWS: Final = Model.max_batch_rows
-"""Hint for a model that cannot be looked at where the pipeline is built."""
+"""Batch size for a model that cannot be loaded where the pipeline is built."""
 
 BeamModel = str | Path | type[Model] | Callable[[], Model]
-"""A file (``model.onnx``, ``file.py:Class``), a folder, ``module:Class``, the URI of any of these files, or a Model class."""
+"""A model: a file (``model.onnx``, ``file.py:Class``), a folder, ``module:Class``, a URI, or a class."""
 
 
-class ModelHandler(Answering, base.ModelHandler):
-    """Runs a headrace model in `apache_beam.ml.inference.RunInference`.
+class ModelHandler(HandlerMixin, base.ModelHandler):
+    """A handler that runs a headrace model in `apache_beam.ml.inference.RunInference`.
 
     ::
 
         predictions = rows | RunInference(ModelHandler("churn.onnx"))
 
-    Elements are numpy arrays (one row each, for a model of one input), dicts of arrays by input name (one row each), or
-    `InferRequest` (one row or more). For every one there is a `PredictionResult(example, inference, model_id)`, whose
-    inference is a dict of the row's outputs by name, or, for a request, an `InferResponse`. Rows of one batch may differ in shape:
-    those that are alike are asked together.
+    Elements are numpy arrays (one row each, for a model of one input), dicts of arrays by input
+    name (one row each), or `InferRequest` (one row or more). For each element there is a
+    `PredictionResult(example, inference, model_id)`. The inference is a dict of the row's outputs
+    by name, or, for a request, an `InferResponse`. Rows of one batch may differ in shape: rows of
+    equal shapes share a request.
 
-    A model that is at fault itself (it does not load, returns n-1 rows for n, dies) fails the batch. A row that it refuses,
-    or that does not fit, is isolated: with ``failures="return"`` its inference is an `ElementFailure`, and all other rows have
-    their predictions; `SplitFailures` parts them. With ``failures="raise"`` the batch fails, with RefusedRowsError that
-    names the row, and Beam's `with_exception_handling` puts the whole batch aside, as it does for every handler.
+    A failure of the model itself (it does not load, returns n-1 rows for n, dies) fails the batch.
+    A row that the model refuses, or that does not fit, is isolated. With ``failures="return"`` its
+    inference is an `ElementFailure`, and all other rows have their predictions; `SplitFailures`
+    separates them. With ``failures="raise"`` the batch fails with a RefusedRowsError that names the
+    row. Beam's `with_exception_handling` then puts the whole batch aside, as for every handler.
 
-    Each process loads the model once, in an engine of its own (with `large_model`, one process for all), which ends when
-    Beam drops the model, or its process ends. RunInference's `inference_args` are parameters of each request.
+    Each process loads the model once, in an engine of its own (with `large_model`, one process for
+    all). The engine stops when Beam drops the model, or the process ends. RunInference's
+    `inference_args` are parameters of each request.
 
     Args:
-        model: What `headrace.stream` takes, or a file's URI such as ``s3://models/churn.onnx`` (a folder's ends in ``/``), which
-            each process fetches with the credentials of its environment. Plain paths are paths on the workers.
+        model: A model as for `headrace.stream`, or the URI of a file such as
+            ``s3://models/churn.onnx`` (a folder's ends in ``/``). Each process downloads a URI with
+            the credentials of its environment. Plain paths are paths on the workers.
         options: Instances and `model_options`.
-        failures: What happens to elements that have no prediction, ``"raise"`` or ``"return"``.
-        min_batch_size, max_batch_size: Bounds of Beam's batches. Where no maximum is given, no batch is larger than what the model takes
-            in one call; to know that, the model is loaded once where the pipeline is built, unless it is not there, or `large_model`.
-        max_batch_duration_secs, max_batch_weight, element_size_fn, batch_length_fn, batch_bucket_boundaries: As Beam has them.
-        large_model: One copy of the model for all processes of a worker; what it is asked crosses a pipe.
-        model_copies: So many copies for all processes of a worker.
-        min_ram, accelerator: Resource hints, such as ``"12GB"`` and ``"type:nvidia-tesla-t4;count:1;install-nvidia-driver"``.
-        env_vars: Set in the workers before the model is loaded. They are part of the pipeline: no place for secrets.
+        failures: The treatment of elements without a prediction, ``"raise"`` or ``"return"``.
+        min_batch_size, max_batch_size: Bounds of Beam's batches. The default maximum is the row
+            limit of the model's calls. To find it, the model is loaded once where the pipeline is
+            built, unless the model is not there, or with `large_model`.
+        max_batch_duration_secs, max_batch_weight, element_size_fn, batch_length_fn,
+            batch_bucket_boundaries: As in Beam.
+        large_model: Keep one copy of the model for all processes of a worker. Its requests cross a
+            pipe.
+        model_copies: The number of copies for all processes of a worker.
+        min_ram, accelerator: Resource hints, such as ``"12GB"`` and
+            ``"type:nvidia-tesla-t4;count:1;install-nvidia-driver"``.
+        env_vars: Variables set in the workers before the model is loaded. They are part of the
+            pipeline: do not put secrets there.
 
-    Raises ConfigError for what cannot be. May be pickled before and after use.
+    Raises ConfigError for invalid arguments. May be pickled before and after use.
     """
 
     def __init__(
@@ -92,10 +101,11 @@ class ModelHandler(Answering, base.ModelHandler):
             model_copies=model_copies,
             env_vars=dict(env_vars or {}),
         )
-        Answering.__init__(self, failures, NAMESPACE)
+        HandlerMixin.__init__(self, failures, NAMESPACE)
         if not isinstance(model, str | Path) and not callable(model):
             raise ConfigError(
-                f"a handler takes a model's name or class, which every worker makes anew, not a {type(model).__name__}"
+                f"model must be a model's name or class, from which every worker makes its own model, "
+                f"not a {type(model).__name__}"
             )
         self._model: str | Callable[[], Model] = str(model) if isinstance(model, Path) else model
         self._options = options or PredictorOptions()
@@ -107,37 +117,47 @@ class ModelHandler(Answering, base.ModelHandler):
         self._rows_hint: int | None = None
 
     def load_model(self) -> LoadedModel:
-        """The model in a started engine. Raises ModelLoadError and the like."""
+        """Return the model in a started engine. Raises ModelLoadError and similar errors."""
         if not isinstance(self._model, str):
             return _loaded(self._model, self._options, getattr(self._model, "__name__", "model"))
-        here = fetched(self._model)
-        return _loaded(here.spec, self._options, self._model, here.folder)
+        local = download_model(self._model)
+        return _loaded(local.spec, self._options, self._model, local.folder)
 
     def run_inference(
         self, batch: Sequence[Any], model: LoadedModel, inference_args: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """A PredictionResult for each element, in their order; all at once, so that Beam counts a batch that fails."""
-        return self._answers(batch, model, inference_args)
+        """Return a PredictionResult for each element, in order.
+
+        All are computed before Beam sees one.
+        """
+        return self._predict(batch, model, inference_args)
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
-        """What was given, and else the most rows that the model takes in one call."""
-        given: dict[str, Any] = dict(base.ModelHandler.batch_elements_kwargs(self))
-        if "max_batch_size" not in given:
-            given["max_batch_size"] = max(self._rows_of_model(), given.get("min_batch_size", 1))
-        return given
+        """Return Beam's batch settings.
 
-    def _rows_of_model(self) -> int:
+        The default of `max_batch_size` is the row limit of the model's calls.
+        """
+        settings: dict[str, Any] = dict(base.ModelHandler.batch_elements_kwargs(self))
+        if "max_batch_size" not in settings:
+            settings["max_batch_size"] = max(self._model_rows(), settings.get("min_batch_size", 1))
+        return settings
+
+    def _model_rows(self) -> int:
         if self._rows_hint is None:
-            self._rows_hint = self._look_at_rows()
+            self._rows_hint = self._probe_max_rows()
         return self._rows_hint
 
-    def _look_at_rows(self) -> int:
+    def _probe_max_rows(self) -> int:
         if self.share_model_across_processes() or (isinstance(self._model, str) and is_remote(self._model)):
             return MAX_BATCH_ROWS
         try:
             loaded = self.load_model()
         except HeadraceError as error:
-            _log.info("%s is not looked at where the pipeline is built: %s", self._model, error)
+            _log.info(
+                "%s cannot be loaded where the pipeline is built; its row limit is not known: %s",
+                self._model,
+                error,
+            )
             return MAX_BATCH_ROWS
         try:
             return loaded.metadata().max_batch_rows
@@ -145,11 +165,11 @@ class ModelHandler(Answering, base.ModelHandler):
             loaded.close()
 
     def get_resource_hints(self) -> dict[str, Any]:
-        """As given."""
+        """Return the resource hints."""
         return dict(self._resource_hints)
 
     def update_model_path(self, model_path: str | None = None) -> None:
-        """The next `load_model` loads this model: a path, a URI, or a name, as for `model`."""
+        """Set the model of the next `load_model`: a path, a URI, or a name, as for `model`."""
         if model_path:
             self._model = model_path
 

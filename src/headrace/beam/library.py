@@ -1,6 +1,6 @@
-"""What is used of Apache Beam, in one place. Importing it takes some seconds: Beam is large.
+"""The only module that imports Apache Beam. The import takes some seconds: Beam is large.
 
-It imports without its extra `gcp`, but warns of BigQuery by `logging`, which is none of our business and left alone.
+Beam without its extra `gcp` logs a warning about BigQuery. headrace does not suppress it.
 """
 
 from typing import Any

@@ -1,57 +1,68 @@
-"""Any served model inside Beam's own RunInference, asked by the Open Inference Protocol."""
+"""Served models inside Beam's own RunInference, called by the Open Inference Protocol."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from headrace.app.asking import open_model_server
+from headrace.app.server_client import open_model_server
 from headrace.app.streaming import PredictorOptions, open_predictor
-from headrace.beam.answering import Answering
+from headrace.beam.handler_mixin import HandlerMixin
 from headrace.beam.library import base
-from headrace.beam.loaded import LoadedModel
+from headrace.beam.loaded_model import LoadedModel
 from headrace.beam.results import NAMESPACE, Failures
 from headrace.client.address import TOKEN_VARIABLE, resolve_address
-from headrace.client.server import ModelAddress
+from headrace.client.model_server import ModelAddress
 from headrace.core.errors import EndpointUnavailableError, OverloadedError
 from headrace.core.predictor import Predictor
 
 MAX_BATCH_ROWS: Final = 128
-"""Of one batch, where none is given: what a server takes in one call is not known where the pipeline is built."""
+"""Default row limit of a batch. The server's limit is not known where the pipeline is built."""
 _GRPC: Final = {"grpc://": "http://", "grpcs://": "https://"}
 
 
 def is_retryable(error: Exception) -> bool:
-    """Whether asking again may help: the endpoint did not answer, or was too busy to. What it refuses, it refuses again."""
+    """Return True if a retry may succeed: the endpoint did not respond, or was overloaded.
+
+    Refusals are final.
+    """
     return isinstance(error, EndpointUnavailableError | OverloadedError | base.RateLimitExceeded)
 
 
-class RemoteModelHandler(Answering, base.RemoteModelHandler):
-    """Runs a model that is served elsewhere, by headrace or any other server of the Open Inference Protocol, in RunInference.
+class RemoteModelHandler(HandlerMixin, base.RemoteModelHandler):
+    """A handler that runs a served model in RunInference.
+
+    The server is headrace or another server of the Open Inference Protocol.
 
     ::
 
         handler = RemoteModelHandler("http://models:8080/v2/models/churn")
 
-    Elements and results are those of `ModelHandler`, and so is `failures`; a batch's rows go in one request for each shape. Where the
-    endpoint refuses a request, its rows are parted until those at fault are found. Where it does not answer, or says that it is busy,
-    the batch is asked again, and requests are held back, as Beam's own class for remote models has it.
+    Elements and results are those of `ModelHandler`, and so is `failures`. The rows of a batch go
+    in one request for each shape. If the endpoint refuses a request, its rows are bisected until
+    the refused ones are found. If it does not respond, or is overloaded, the batch is retried and
+    requests are throttled, as by Beam's own class for remote models.
 
-    Credentials are read in the workers, from ``HEADRACE_ENDPOINT_TOKEN``: they are no part of the pipeline.
+    The workers read credentials from ``HEADRACE_ENDPOINT_TOKEN``. Credentials are not part of the
+    pipeline.
 
     Args:
-        url: ``http(s)://host:8080/v2/models/NAME[/versions/VERSION]``, or ``grpc(s)://host:8081/v2/models/NAME``; a server's root
-            with `model`. ``http://host/predictions/NAME`` asks TorchServe.
-        model: The model's name, where the URL has none.
-        failures: What happens to elements that have no prediction, ``"raise"`` or ``"return"``.
-        timeout_s: For one request, from sending it to the last byte of its answer.
-        in_flight_max: The most requests unanswered at once, of all threads of a process.
-        min_batch_size, max_batch_size: Bounds of Beam's batches; by default at most 128 elements.
-        max_batch_duration_secs, max_batch_weight, element_size_fn: As Beam has them.
-        namespace: Of metrics and logs.
-        num_retries, throttle_delay_secs, window_ms, bucket_ms, overload_ratio, rate_limiter: As Beam has them.
-        env_vars: Set in the workers. They are part of the pipeline: no place for secrets.
+        url: ``http(s)://host:8080/v2/models/NAME[/versions/VERSION]``, or
+            ``grpc(s)://host:8081/v2/models/NAME``; a server's root with `model`.
+            ``http://host/predictions/NAME`` is a TorchServe model.
+        model: The model's name, if the URL has none.
+        failures: The treatment of elements without a prediction, ``"raise"`` or ``"return"``.
+        timeout_s: Seconds for one request, from sending it to the last byte of its response.
+        in_flight_max: The limit of requests in flight, of all threads of a process.
+        min_batch_size, max_batch_size: Bounds of Beam's batches. The default maximum is 128
+            elements.
+        max_batch_duration_secs, max_batch_weight, element_size_fn: As in Beam.
+        namespace: The namespace of metrics and logs.
+        num_retries, throttle_delay_secs, window_ms, bucket_ms, overload_ratio, rate_limiter: As in
+            Beam.
+        env_vars: Variables set in the workers. They are part of the pipeline: do not put secrets
+            there.
 
-    Raises ConfigError for a URL that cannot be.
+    Raises ConfigError for an invalid URL.
     """
 
     def __init__(
@@ -87,7 +98,7 @@ class RemoteModelHandler(Answering, base.RemoteModelHandler):
             overload_ratio=overload_ratio,
             rate_limiter=rate_limiter,
         )
-        # Beam's class for remote models leaves this out, and its users without batching.
+        # Beam's class for remote models does not call this, and so has no batching.
         base.ModelHandler.__init__(
             self,
             min_batch_size=min_batch_size,
@@ -99,7 +110,7 @@ class RemoteModelHandler(Answering, base.RemoteModelHandler):
             element_size_fn=element_size_fn,
             env_vars=dict(env_vars or {}),
         )
-        Answering.__init__(self, failures, namespace)
+        HandlerMixin.__init__(self, failures, namespace)
         resolve_address(_over_http(url), model=model)
         self._url = url
         self._model = model
@@ -108,7 +119,10 @@ class RemoteModelHandler(Answering, base.RemoteModelHandler):
         )
 
     def create_client(self) -> LoadedModel:
-        """Connections to the endpoint, which has told of its model. Raises EndpointError."""
+        """Return a client of the endpoint, which has read the model's metadata.
+
+        Raises EndpointError.
+        """
         if _over_http(self._url) == self._url:
             predictor = open_predictor(None, self._url, self._options).predictor
         else:
@@ -117,7 +131,7 @@ class RemoteModelHandler(Answering, base.RemoteModelHandler):
         return LoadedModel(predictor, self._url)
 
     def _over_grpc(self) -> Predictor:
-        from headrace.beam.grpc_predictor import GrpcPredictor  # noqa: PLC0415 - who asks over REST need not have gRPC
+        from headrace.beam.grpc_predictor import GrpcPredictor  # noqa: PLC0415 - REST needs no gRPC
 
         address = resolve_address(_over_http(self._url), protocol="oip", model=self._model)
         scheme = self._url.partition("://")[0]
@@ -132,17 +146,17 @@ class RemoteModelHandler(Answering, base.RemoteModelHandler):
     def request(
         self, batch: Sequence[Any], model: LoadedModel, inference_args: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """A PredictionResult for each element, in their order. What it raises, `is_retryable` judges."""
-        return self._answers(batch, model, inference_args)
+        """Return a PredictionResult for each element, in order. `is_retryable` judges the errors."""
+        return self._predict(batch, model, inference_args)
 
     def update_model_path(self, model_path: str | None = None) -> None:
-        """The next client asks this URL, such as another version's."""
+        """Set the URL of the next client, such as another version's."""
         if model_path:
             self._url = model_path
 
 
 def _over_http(url: str) -> str:
-    """The URL with http in the place of grpc, which has the same forms."""
+    """Return the URL with http in place of grpc. Both schemes have the same forms."""
     for scheme, http in _GRPC.items():
         if url.startswith(scheme):
             return http + url.removeprefix(scheme)
