@@ -1,6 +1,7 @@
-"""For pipelines of Ray Data: a callable class for ``map_batches``. Nothing here imports ray; Ray makes the instances.
+"""Prediction in pipelines of Ray Data: a callable class for ``map_batches``.
 
-Batches arrive, as Ray cuts them; they leave with the predictions beside their columns, as many rows as came.
+No module here imports ray. Ray makes the instances, calls them with batches of its own size, and
+receives each batch with the predictions beside its columns, with as many rows.
 """
 
 from headrace.ray.predict import Predict
