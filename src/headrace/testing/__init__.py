@@ -1,7 +1,8 @@
-"""For tests of code that stands on headrace, and of stores, formats, predictors, checkpoint stores and dispatchers that are not ours.
+"""Test doubles, and conformance suites for implementations of headrace's contracts.
 
-A contract comes with its suite: what is called ``check_...`` raises AssertionError naming the promise that broke. Our
-own implementations go through the same doors.
+A function `check_...` raises AssertionError with the broken guarantee. headrace's own
+implementations pass the same suites as external stores, formats, predictors, checkpoint stores,
+ledgers and wakeup brokers.
 """
 
 from headrace.testing.checkpoints import (
@@ -11,8 +12,7 @@ from headrace.testing.checkpoints import (
     check_checkpoint_store,
 )
 from headrace.testing.clock import ManualClock, ManualWallClock
-from headrace.testing.dispatcher import DISPATCHER_CHECKS, check_dispatcher, check_outage
-from headrace.testing.endpoint import EndpointFault, ScriptedEndpoint, SeenRequest
+from headrace.testing.endpoint import EndpointFault, RecordedRequest, ScriptedEndpoint
 from headrace.testing.flaky_store import FlakyStore
 from headrace.testing.formats import FORMAT_CHECKS, FormatSample, check_format
 from headrace.testing.job_checks.bench import LedgerBench
@@ -22,15 +22,16 @@ from headrace.testing.models import EchoModel, HeldModel, PickyModel
 from headrace.testing.outbox import OUTBOX_CHECKS, OutboxBench, check_outbox
 from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, check_reading, check_store
+from headrace.testing.wakeup_broker import WAKEUP_BROKER_CHECKS, check_outage, check_wakeup_broker
 
 __all__ = [
     "CHECKPOINT_CHECKS",
-    "DISPATCHER_CHECKS",
     "FORMAT_CHECKS",
     "JOB_LEDGER_CHECKS",
     "OUTBOX_CHECKS",
     "SHARED_CHECKPOINT_CHECKS",
     "STORE_CHECKS",
+    "WAKEUP_BROKER_CHECKS",
     "CheckpointBench",
     "EchoModel",
     "EndpointFault",
@@ -43,10 +44,9 @@ __all__ = [
     "MemoryJobLedger",
     "OutboxBench",
     "PickyModel",
+    "RecordedRequest",
     "ScriptedEndpoint",
-    "SeenRequest",
     "check_checkpoint_store",
-    "check_dispatcher",
     "check_format",
     "check_job_ledger",
     "check_outage",
@@ -55,4 +55,5 @@ __all__ = [
     "check_reading",
     "check_service",
     "check_store",
+    "check_wakeup_broker",
 ]

@@ -1,17 +1,22 @@
-"""Clocks that stand still until a test moves them."""
+"""Manual clocks, for tests of code that waits or reads the time of day."""
 
 import threading
 from collections.abc import Callable
 
+from typing_extensions import override
+
+from headrace.core.clock import Clock
+
 _POLL_S = 0.002
-"""How often a sleeper with an event of its own looks whether that is set; real time, and nothing depends on it."""
+"""Interval in real seconds at which a sleep reads its event; no result depends on it."""
 
 
-class ManualClock:
-    """A `Clock` whose time passes only by `advance`, or, with `auto`, by sleeping itself.
+class ManualClock(Clock):
+    """A `Clock` whose time passes only by `advance` or, with `auto`, by `sleep`. Thread-safe.
 
-    With ``auto=True`` a sleep moves the clock and returns at once: for loops that back off. Without, it blocks its
-    thread until another thread advances far enough or sets `wake`. Safe from any thread.
+    With ``auto=True`` a sleep advances the clock and returns at once, for loops with back-off.
+    Without it, a sleep blocks its thread until another thread advances the clock far enough or sets
+    `wake`.
     """
 
     def __init__(self, start_s: float = 0.0, *, auto: bool = False) -> None:
@@ -21,13 +26,13 @@ class ManualClock:
         self._sleepers = 0
         self._slept: list[float] = []
 
+    @override
     def now(self) -> float:
-        """Seconds since whatever `start_s` meant."""
         with self._changed:
             return self._now_s
 
+    @override
     def sleep(self, seconds: float, wake: threading.Event | None = None) -> bool:
-        """Let `seconds` of this clock pass; whether `wake` is set."""
         with self._changed:
             self._slept.append(seconds)
             if self._auto and not (wake and wake.is_set()):
@@ -45,52 +50,56 @@ class ManualClock:
             return bool(wake and wake.is_set())
 
     def advance(self, seconds: float) -> None:
-        """Move the clock; sleepers whose time has come go on."""
+        """Advance the clock and end the sleeps whose time has passed."""
         with self._changed:
             self._now_s += seconds
             self._changed.notify_all()
 
     def wait_for_sleepers(self, count: int = 1, *, timeout_s: float = 10.0) -> None:
-        """Block until `count` threads sleep on this clock, so that advancing it cannot come too early.
+        """Block until `count` threads sleep on this clock.
 
-        Raises TimeoutError after `timeout_s` of real time.
+        Prevents an `advance` that comes too early. Raise TimeoutError after `timeout_s` of real
+        time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._sleepers >= count, timeout_s):
                 raise TimeoutError(
-                    f"{self._sleepers} threads sleep on the clock after {timeout_s} s, not {count}"
+                    f"{self._sleepers} threads sleep on the clock after {timeout_s} s, expected {count}"
                 )
 
     @property
     def slept_s(self) -> tuple[float, ...]:
-        """Every sleep that was asked for, in order."""
+        """Every requested sleep in seconds, in order."""
         with self._changed:
             return tuple(self._slept)
 
 
 class ManualWallClock:
-    """The time of day, in milliseconds since the epoch, that moves only when a test moves it. Safe from any thread."""
+    """The time of day in milliseconds since the epoch. Moves only by `advance`. Thread-safe."""
 
     def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
         self._now_ms = start_ms
-        self._followers: list[Callable[[int], None]] = []
+        self._callbacks: list[Callable[[int], None]] = []
         self._lock = threading.RLock()
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return the milliseconds since the epoch."""
         with self._lock:
             return self._now_ms
 
     def advance(self, ms: int) -> int:
-        """Move it by `ms`, back where that is negative; the time it is then."""
+        """Move the clock by `ms`, backwards if negative. Return the new time."""
         with self._lock:
             self._now_ms += ms
-            for follow in self._followers:
-                follow(self._now_ms)
+            for callback in self._callbacks:
+                callback(self._now_ms)
             return self._now_ms
 
-    def follow(self, follower: Callable[[int], None]) -> None:
-        """Tell `follower` the time: now, and whenever it moves. For clocks that live elsewhere, such as in a database."""
+    def subscribe(self, callback: Callable[[int], None]) -> None:
+        """Call `callback` with the time, now and after each move.
+
+        For clocks elsewhere, such as in a database.
+        """
         with self._lock:
-            self._followers.append(follower)
-            follower(self._now_ms)
+            self._callbacks.append(callback)
+            callback(self._now_ms)

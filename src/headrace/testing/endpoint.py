@@ -1,7 +1,6 @@
-"""A model behind real HTTP on loopback, for tests of what asks endpoints; it fails exactly as it is told.
+"""A model behind HTTP on loopback with scripted faults, for tests of endpoint clients.
 
-Speaks the Open Inference Protocol (JSON and binary tensors) and TorchServe's ``/predictions`` at once. Needs nothing
-but the standard library.
+Serves the Open Inference Protocol (JSON and binary tensors) and TorchServe's ``/predictions``.
 """
 
 import asyncio
@@ -23,12 +22,12 @@ from headrace.protocols.oip_json import (
     encode_error,
     encode_metadata,
     encode_response,
-    header_length,
+    parse_header_length,
 )
 from headrace.protocols.torchserve import decode_body, encode_error_body, encode_row
 
 _WAIT_S = 30.0
-"""How long a test that waits for requests hangs before it fails; real time."""
+"""Limit of a wait for requests, in real seconds."""
 _HEAD_BYTES_MAX = 1 << 16
 
 Predict = Callable[[Mapping[str, Array]], Array | Mapping[str, Array]]
@@ -36,23 +35,23 @@ Predict = Callable[[Mapping[str, Array]], Array | Mapping[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class EndpointFault:
-    """What is done to one request instead of answering it well; the first that is set counts."""
+    """A deviation from the normal response to one request. The first field that is set counts."""
 
     hang: bool = False
-    """Say nothing until the endpoint is stopped or the client hangs up."""
+    """Send nothing until the endpoint stops or the client disconnects."""
     drop: bool = False
-    """Close the connection without a word."""
+    """Close the connection without a response."""
     status: int = 0
-    """Answer with this status, `headers` and `body`."""
+    """Respond with this status, `headers` and `body`."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
     cut_bytes: int | None = None
-    """Answer well, but close after so many bytes of the body."""
+    """Respond normally, but close the connection after so many bytes of the body."""
 
 
 @dataclass(frozen=True, slots=True)
-class SeenRequest:
-    """A request as it came in; header names are in lower case."""
+class RecordedRequest:
+    """A received request. Header names are in lower case."""
 
     method: str
     path: str
@@ -61,39 +60,42 @@ class SeenRequest:
 
     @property
     def binary(self) -> bool:
-        """Whether its tensors are binary data."""
+        """Return True if the tensors are binary data."""
         return HEADER_LENGTH.lower() in self.headers
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Response:
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class ScriptedEndpoint:
-    """Serves `predict`, which takes arrays by input name, first axis rows, and returns an array or arrays by name.
+    """A server of `predict`, a function of arrays by input name, first axis rows.
 
-    ::
+    `predict` returns one array, or arrays by output name. ::
 
-        with ScriptedEndpoint(lambda x: x["x"] * 2, inputs=(TensorSpec("x", "FP32", (-1, 4)),)) as endpoint:
+        with ScriptedEndpoint(
+            lambda x: x["x"] * 2, inputs=(TensorSpec("x", "FP32", (-1, 4)),)
+        ) as endpoint:
             endpoint.faults += [EndpointFault(status=503)] * 3
             run_sync(source, output=output, endpoint=endpoint.oip_url)
             assert endpoint.in_flight_peak <= 16
 
-    What `predict` raises is answered as the real servers do: RowError by 400, anything else by 500 (TorchServe: 503,
-    InternalServerException). It runs in the endpoint's one thread. A public method may be called from any thread, and
-    the settings below changed at any time. Health and metadata paths are answered too; faults and delays are for
-    predictions alone, `always` and `token` for everything.
+    Errors of `predict` become responses as in the real servers: RowError 400, others 500
+    (TorchServe: 503, InternalServerException). `predict` runs in the endpoint's only thread. Public
+    methods may be called from any thread, and the settings below may change at any time. Health and
+    metadata requests are served too. `faults` and `delay_s` apply to predictions only;
+    `default_fault` and `token` apply to all requests.
 
     Args:
         predict: The model.
-        name: Its name in URLs.
-        inputs: What its metadata tells; empty is not told.
-        outputs: The same.
-        binary: Whether binary tensors are taken; otherwise they are refused by 422, as MLServer does.
-        token: A bearer token that every request must bring, or is answered by 401.
+        name: The model's name in URLs.
+        inputs: The inputs in the model's metadata; empty omits them.
+        outputs: The outputs in the model's metadata; empty omits them.
+        binary: Accept binary tensors. If false, they are refused with 422, as by MLServer.
+        token: A bearer token required in every request; requests without it get 401.
     """
 
     def __init__(
@@ -110,33 +112,31 @@ class ScriptedEndpoint:
         self.binary = binary
         self.token = token
         self.faults: list[EndpointFault | None] = []
-        """Used up one a prediction, in order of arrival; None answers well."""
-        self.always: EndpointFault | None = None
-        """Done to every request, once `faults` are used up."""
+        """One fault for each prediction, removed in order of arrival; None responds normally."""
+        self.default_fault: EndpointFault | None = None
+        """Applied to predictions once `faults` is empty, and to all other requests."""
         self.delay_s: Callable[[int], float] = lambda _: 0.0
-        """How long the n-th prediction (from 0) waits for its answer."""
-        self.requests: list[SeenRequest] = []
-        """Predictions that were asked for, in order of arrival."""
-        self.others: list[SeenRequest] = []
-        """Everything else: metadata, health, and what is not there."""
-        self.answered: list[int] = []
-        """Their numbers, in order of answering; faults are not among them."""
+        """The delay of the response to the n-th prediction (from 0), in seconds."""
+        self.requests: list[RecordedRequest] = []
+        """Requested predictions, in order of arrival."""
+        self.other_requests: list[RecordedRequest] = []
+        """All other requests: metadata, health, and unknown paths."""
+        self.completed: list[int] = []
+        """Indexes into `requests`, in order of completion, without those that had faults."""
         self.in_flight_peak = 0
-        """The most predictions that were under way at once."""
-        self.rows_answered = 0
+        """The maximum of concurrent predictions."""
+        self.rows_completed = 0
         self._predict = predict
         self._metadata = ModelMetadata(name, "1", "scripted", tuple(inputs), tuple(outputs))
         self._in_flight = 0
         self._arrived = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._over = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._gate = asyncio.Event()
         self._gate.set()
         self._port = 0
-        self._conversations: set[asyncio.Task[None]] = set()
-
-    # Life
+        self._connections: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
         self.start()
@@ -146,58 +146,62 @@ class ScriptedEndpoint:
         self.stop()
 
     def start(self) -> None:
-        """Listen; on the port of the last time, where there was one."""
+        """Listen, on the previous port after a restart.
+
+        Raise TimeoutError if the listener does not start.
+        """
         if self._thread is not None:
             return
         ready = threading.Event()
-        self._over = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(ready)), name="scripted-endpoint", daemon=True
         )
         self._thread.start()
         if not ready.wait(_WAIT_S):
-            raise TimeoutError("the endpoint did not begin to listen")
+            raise TimeoutError(f"the endpoint did not listen within {_WAIT_S} s")
 
     def stop(self) -> None:
-        """Close all connections, and listen no more: clients are refused from now on."""
+        """Close all connections and stop listening. New connections are refused."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._over.set)
+            self._loop.call_soon_threadsafe(self._stopping.set)
         thread.join()
 
     @property
     def url(self) -> str:
-        """The server's root."""
+        """The root URL of the server."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def oip_url(self) -> str:
-        """The model by the Open Inference Protocol."""
+        """The model's URL in the Open Inference Protocol."""
         return f"{self.url}/v2/models/{self.name}"
 
     @property
     def torchserve_url(self) -> str:
-        """The model by TorchServe's API."""
+        """The model's URL in TorchServe's API."""
         return f"{self.url}/predictions/{self.name}"
 
-    # The test's hand
-
     def hold(self) -> None:
-        """Let no prediction be answered until `release`."""
+        """Block the responses of all predictions until `release`."""
         self._in_loop(self._gate.clear)
 
     def release(self) -> None:
-        """Answer what was held, and go on."""
+        """Send the held responses and hold no more."""
         self._in_loop(self._gate.set)
 
-    def wait_for_requests(self, count: int, *, others: bool = False) -> None:
-        """Block until `count` predictions (or others) have been asked for in all."""
-        seen = self.others if others else self.requests
+    def wait_for_requests(self, count: int, *, other_requests: bool = False) -> None:
+        """Block until `count` predictions, or with `other_requests` others, have arrived in total.
+
+        Raise TimeoutError after 30 s of real time.
+        """
+        arrived = self.other_requests if other_requests else self.requests
         with self._arrived:
-            if not self._arrived.wait_for(lambda: len(seen) >= count, _WAIT_S):
-                raise TimeoutError(f"{len(seen)} requests have arrived, not {count}")
+            if not self._arrived.wait_for(lambda: len(arrived) >= count, _WAIT_S):
+                raise TimeoutError(f"{len(arrived)} requests have arrived, expected {count}")
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         if self._loop is None or self._thread is None:
@@ -207,38 +211,36 @@ class ScriptedEndpoint:
         self._loop.call_soon_threadsafe(lambda: (call(), done.set()))
         done.wait(_WAIT_S)
 
-    # HTTP, in the endpoint's thread
-
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        # By hand, since asyncio's own server leaves a connection open that it accepts while it is closed.
+        # asyncio's own server would leave a connection open that it accepts while it closes.
         with socket.create_server(("127.0.0.1", self._port), backlog=1024) as listener:
             listener.setblocking(False)
             self._port = listener.getsockname()[1]
             self._loop.add_reader(listener, self._accept, listener)
             ready.set()
-            await self._over.wait()
+            await self._stopping.wait()
             self._loop.remove_reader(listener)
-        for conversation in self._conversations:
-            conversation.cancel()
-        if self._conversations:
-            await asyncio.wait(self._conversations)
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(BlockingIOError, ConnectionError):
-            connected, _ = listener.accept()
-            connected.setblocking(False)
-            conversation = asyncio.ensure_future(self._converse(connected))
-            self._conversations.add(conversation)
-            # Here and not in the conversation, which may be cancelled before it began.
-            conversation.add_done_callback(self._conversations.discard)
-            conversation.add_done_callback(lambda _: connected.close())
+            client_socket, _ = listener.accept()
+            client_socket.setblocking(False)
+            connection = asyncio.ensure_future(self._serve_connection(client_socket))
+            self._connections.add(connection)
+            # Close here: the connection's task may be cancelled before it begins.
+            connection.add_done_callback(self._connections.discard)
+            connection.add_done_callback(lambda _: client_socket.close())
 
-    async def _converse(self, connected: socket.socket) -> None:
-        """One connection: requests one after another, until either side closes it."""
-        # The client hung up, or the endpoint stops.
+    async def _serve_connection(self, client_socket: socket.socket) -> None:
+        """Serve the requests of one connection in order, until either side closes it."""
+        # These mean that the client disconnected or the endpoint stops.
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            reader, writer = await asyncio.open_connection(sock=connected, limit=_HEAD_BYTES_MAX)
+            reader, writer = await asyncio.open_connection(sock=client_socket, limit=_HEAD_BYTES_MAX)
             try:
                 while (request := await _read_request(reader, writer)) is not None:
                     if not await self._respond(request, reader, writer):
@@ -248,9 +250,9 @@ class ScriptedEndpoint:
                 await writer.wait_closed()
 
     async def _respond(
-        self, request: SeenRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: RecordedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one request; whether the connection goes on."""
+        """Respond to one request. Return True if the connection stays open."""
         prediction = request.method == "POST"
         number = len(self.requests)
         fault = self._next_fault(prediction=prediction)
@@ -258,7 +260,7 @@ class ScriptedEndpoint:
             self._in_flight += 1
             self.in_flight_peak = max(self.in_flight_peak, self._in_flight)
         with self._arrived:
-            (self.requests if prediction else self.others).append(request)
+            (self.requests if prediction else self.other_requests).append(request)
             self._arrived.notify_all()
         try:
             if prediction:
@@ -266,32 +268,32 @@ class ScriptedEndpoint:
                 if delay_s := self.delay_s(number):
                     await asyncio.sleep(delay_s)
             if fault is not None and fault.hang:
-                # Ends when the client hangs up, or by being cancelled.
+                # This ends when the client disconnects, or by cancellation.
                 await reader.read(1)
                 return False
             if fault is not None and fault.drop:
                 return False
-            answer = self._answer(request, fault)
+            response = self._response_to(request, fault)
             if prediction and fault is None:
-                self.answered.append(number)
+                self.completed.append(number)
         finally:
-            # Before the answer goes out, since its receiver may ask the next at once.
+            # Count down before the response is sent: its client may send the next request at once.
             self._in_flight -= prediction
         cut = fault.cut_bytes if fault is not None else None
-        writer.write(_wire(answer, cut))
+        writer.write(_encode(response, cut))
         await writer.drain()
-        return cut is None and answer.status < 400  # as TorchServe does
+        return cut is None and response.status < 400  # like TorchServe
 
     def _next_fault(self, *, prediction: bool) -> EndpointFault | None:
         if prediction and self.faults:
             return self.faults.pop(0)
-        return self.always
+        return self.default_fault
 
-    def _answer(self, request: SeenRequest, fault: EndpointFault | None) -> _Answer:
+    def _response_to(self, request: RecordedRequest, fault: EndpointFault | None) -> _Response:
         if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
-            return _Answer(401, encode_error("a token is needed"))
+            return _Response(401, encode_error("a bearer token is required"))
         if fault is not None and fault.status:
-            return _Answer(fault.status, fault.body, fault.headers)
+            return _Response(fault.status, fault.body, fault.headers)
         path = request.path
         torchserve = f"/predictions/{self.name}"
         if request.method == "POST" and (path == torchserve or path.startswith(torchserve + "/")):
@@ -302,54 +304,54 @@ class ScriptedEndpoint:
         if request.method == "POST" and path == f"{model}/infer":
             return self._oip(request)
         if request.method == "GET" and path == model:
-            return _Answer(200, encode_metadata(self._metadata))
+            return _Response(200, encode_metadata(self._metadata))
         if request.method == "GET" and path in (
             "/v2/health/live",
             "/v2/health/ready",
             f"{model}/ready",
             "/ping",
         ):
-            return _Answer(200)
-        return _Answer(404, encode_error(f"nothing is at {path}"))
+            return _Response(200)
+        return _Response(404, encode_error(f"no resource at {path}"))
 
-    def _oip(self, request: SeenRequest) -> _Answer:
+    def _oip(self, request: RecordedRequest) -> _Response:
         if request.binary and not self.binary:
-            return _Answer(422, b'{"detail":[{"type":"json_invalid","msg":"JSON decode error"}]}')
+            return _Response(422, b'{"detail":[{"type":"json_invalid","msg":"JSON decode error"}]}')
         try:
-            json_bytes = header_length(request.headers.get(HEADER_LENGTH.lower()))
+            json_bytes = parse_header_length(request.headers.get(HEADER_LENGTH.lower()))
             wire = decode_request(request.body, json_bytes)
-            outputs = self._predicted({t.name: t.data for t in wire.request.inputs})
+            outputs = self._call_predict({t.name: t.data for t in wire.request.inputs})
         except RowError as error:
-            return _Answer(400, encode_error(str(error)))
-        except Exception as error:  # noqa: BLE001 - as a server must
+            return _Response(400, encode_error(str(error)))
+        except Exception as error:  # noqa: BLE001 - a server responds to every error
             status = 400 if isinstance(error, DataError) else 500
-            return _Answer(status, encode_error(f"{type(error).__name__}: {error}"))
-        wanted = tuple(t for t in outputs if t.name in wire.request.outputs or not wire.request.outputs)
-        response = InferResponse(wanted, self.name, "1", id=wire.request.id)
-        body = encode_response(response, binary=wire.binary)
-        return _Answer(200, body.body, body.headers)
+            return _Response(status, encode_error(f"{type(error).__name__}: {error}"))
+        requested = tuple(t for t in outputs if t.name in wire.request.outputs or not wire.request.outputs)
+        response = InferResponse(requested, self.name, "1", id=wire.request.id)
+        encoded = encode_response(response, binary=wire.binary)
+        return _Response(200, encoded.body, encoded.headers)
 
-    def _torchserve(self, request: SeenRequest) -> _Answer:
+    def _torchserve(self, request: RecordedRequest) -> _Response:
         try:
-            outputs = self._predicted(self._row(decode_body(request.body)))
+            outputs = self._call_predict(self._row(decode_body(request.body)))
         except RowError as error:
-            return _Answer(400, encode_error_body(400, "BadRequestException", str(error)))
-        except Exception:  # noqa: BLE001 - as a server must
-            return _Answer(503, encode_error_body(503, "InternalServerException", "Prediction failed"))
+            return _Response(400, encode_error_body(400, "BadRequestException", str(error)))
+        except Exception:  # noqa: BLE001 - a server responds to every error
+            return _Response(503, encode_error_body(503, "InternalServerException", "Prediction failed"))
         row = encode_row(outputs, 0)
-        return _Answer(200, row.body + b"\n" * (row.content_type == "application/json"))
+        return _Response(200, row.body + b"\n" * (row.content_type == "application/json"))
 
     def _row(self, value: Any) -> dict[str, Array]:
-        """One row as arrays of one row; an object has an input in each of its fields."""
+        """Return one row as arrays of one row. A JSON object has one input in each member."""
         specs = {s.name: s.datatype for s in self._metadata.inputs}
         named = cast("dict[str, Any]", value) if isinstance(value, dict) else {next(iter(specs), "x"): value}
         return {n: _one_row(v, specs.get(n)) for n, v in named.items()}
 
-    def _predicted(self, tensors: Mapping[str, Array]) -> tuple[Tensor, ...]:
+    def _call_predict(self, tensors: Mapping[str, Array]) -> tuple[Tensor, ...]:
         returned = self._predict(tensors)
         named = returned if isinstance(returned, Mapping) else {"output": returned}
         outputs = tuple(Tensor(name, np.asarray(data)) for name, data in named.items())
-        self.rows_answered += outputs[0].rows if outputs else 0
+        self.rows_completed += outputs[0].rows if outputs else 0
         return outputs
 
 
@@ -359,8 +361,11 @@ def _one_row(value: Any, datatype: str | None) -> Array:
     return np.array([value], dtype_of(datatype or "FP32"))
 
 
-async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> SeenRequest | None:
-    """The next request of a connection; None when the client closed it instead, or sends what is no HTTP."""
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RecordedRequest | None:
+    """Return the next request of a connection.
+
+    Return None if the client closed it or sent something other than HTTP.
+    """
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
@@ -372,17 +377,17 @@ async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return SeenRequest(method, path.partition("?")[0], headers, body)
+    return RecordedRequest(method, path.partition("?")[0], headers, body)
 
 
-def _wire(answer: _Answer, cut_bytes: int | None) -> bytes:
-    closes = answer.status >= 400 or cut_bytes is not None
+def _encode(response: _Response, cut_bytes: int | None) -> bytes:
+    closes = response.status >= 400 or cut_bytes is not None
     headers = {
         "Content-Type": "application/json",
-        **answer.headers,
-        "Content-Length": str(len(answer.body)),
+        **response.headers,
+        "Content-Length": str(len(response.body)),
         "Connection": "close" if closes else "keep-alive",
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"HTTP/1.1 {answer.status} {'OK' if answer.status < 400 else 'Refused'}\r\n{lines}\r\n"
-    return head.encode("latin-1") + answer.body[:cut_bytes]
+    head = f"HTTP/1.1 {response.status} {'OK' if response.status < 400 else 'Refused'}\r\n{lines}\r\n"
+    return head.encode("latin-1") + response.body[:cut_bytes]

@@ -1,36 +1,39 @@
-"""What the checks say when a promise is broken: an AssertionError that shows what came and what was promised."""
+"""Assertions of the conformance suites: an AssertionError names the subject and both values."""
 
 from collections.abc import Callable
 
 from headrace.core.errors import HeadraceError
 
-_SHOWN_CHARACTERS_MAX = 300
+_REPR_CHARACTERS_MAX = 300
 
 
-def equal(found: object, wanted: object, what: str) -> None:
-    """Raises AssertionError, naming `what` it is of and showing both, when they differ."""
-    if found != wanted:
-        raise AssertionError(f"{what}: got {shown(found)}, wanted {shown(wanted)}")
+def equal(actual: object, expected: object, subject: str) -> None:
+    """Raise AssertionError with `subject` and both values if they differ."""
+    if actual != expected:
+        raise AssertionError(f"{subject}: got {short_repr(actual)}, expected {short_repr(expected)}")
 
 
-def true(holds: bool, why: str) -> None:
-    """Raises AssertionError saying `why` when it does not hold."""
-    if not holds:
-        raise AssertionError(why)
+def true(condition: bool, message: str) -> None:
+    """Raise AssertionError with `message` if `condition` is false."""
+    if not condition:
+        raise AssertionError(message)
 
 
-def raises(kind: type[HeadraceError], act: Callable[[], object], what: str) -> HeadraceError:
-    """The error of this kind that `act` raises; AssertionError when it answers instead."""
+def raises(kind: type[HeadraceError], call: Callable[[], object], subject: str) -> HeadraceError:
+    """Return the error of type `kind` that `call` raises, or raise AssertionError if it returns.
+
+    Errors of other types pass through.
+    """
     try:
-        answer = act()
+        result = call()
     except kind as error:
         return error
-    raise AssertionError(f"{what}: got {shown(answer)}, wanted {kind.__name__}")
+    raise AssertionError(f"{subject}: got {short_repr(result)}, expected {kind.__name__}")
 
 
-def shown(value: object) -> str:
-    """Its `repr`, cut where it gets long."""
+def short_repr(value: object) -> str:
+    """Return the `repr` of a value, truncated if long."""
     text = repr(value)
-    if len(text) <= _SHOWN_CHARACTERS_MAX:
+    if len(text) <= _REPR_CHARACTERS_MAX:
         return text
-    return f"{text[:_SHOWN_CHARACTERS_MAX]}… ({len(text)} characters)"
+    return f"{text[:_REPR_CHARACTERS_MAX]}… ({len(text)} characters)"

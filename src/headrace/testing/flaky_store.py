@@ -1,23 +1,26 @@
-"""A store that fails on purpose, for tests of what stands on a store."""
+"""A store that fails on purpose, for tests of code that uses a store."""
 
 import random
 import threading
 from collections.abc import Callable, Iterator
 
+from typing_extensions import override
+
 from headrace.core.errors import UnavailableError
 from headrace.storage.contract import ObjectInfo, Store, Writer
 
 
-class FlakyStore:
-    """Fails on purpose. Same seed and calls, same failures.
+class FlakyStore(Store):
+    """A store that fails on purpose. The same seed and calls give the same failures.
 
-    Real stores raise UnavailableError only after all their retries; this one does it whenever it likes.
+    A writer fails when it is opened, never later. Other stores raise UnavailableError only after
+    all their retries; this store has none.
 
     Args:
-        inner: Does the work.
-        fail_every: Every so many calls of a verb one raises UnavailableError; 0 for none.
-        cut_reads_at: Every stream raises UnavailableError after that many bytes; None for never.
-        seed: Decides whether a failing write was done before its answer was lost (as happens), or not at all.
+        inner: The store that performs the operations.
+        fail_every: One of so many calls raises UnavailableError; 0 for none.
+        cut_reads_at: Every stream raises UnavailableError after so many bytes; None for never.
+        seed: Decides whether a failing write happens before its response is lost, or not at all.
     """
 
     def __init__(
@@ -31,54 +34,54 @@ class FlakyStore:
         self.calls = 0
         self.failures = 0
 
+    @override
     def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
-        """See `Store.stream`; cut after `cut_reads_at` bytes."""
         self._maybe_fail(uri)
         left = self._cut_reads_at
         for chunk in self._inner.stream(uri, start=start, etag=etag):
             if left is not None and len(chunk) >= left:
                 yield chunk[:left]
-                raise UnavailableError(uri, "cut off on purpose")
+                raise UnavailableError(uri, "the stream was cut off on purpose")
             left = None if left is None else left - len(chunk)
             yield chunk
 
+    @override
     def get(self, uri: str) -> bytes:
-        """See `Store.get`."""
         self._maybe_fail(uri)
         return self._inner.get(uri)
 
+    @override
     def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
-        """See `Store.get_range`."""
         self._maybe_fail(uri)
         return self._inner.get_range(uri, start, length, etag=etag)
 
+    @override
     def put(self, uri: str, data: bytes) -> None:
-        """See `Store.put`."""
         self._maybe_fail(uri, lambda: self._inner.put(uri, data))
         self._inner.put(uri, data)
 
+    @override
     def put_if_absent(self, uri: str, data: bytes) -> None:
-        """See `Store.put_if_absent`."""
         self._maybe_fail(uri, lambda: self._inner.put_if_absent(uri, data))
         self._inner.put_if_absent(uri, data)
 
+    @override
     def writer(self, uri: str) -> Writer:
-        """See `Store.writer`; fails when it is opened, never later."""
         self._maybe_fail(uri)
         return self._inner.writer(uri)
 
+    @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
         self._maybe_fail(prefix)
         return self._inner.list(prefix)
 
+    @override
     def head(self, uri: str) -> ObjectInfo:
-        """See `Store.head`."""
         self._maybe_fail(uri)
         return self._inner.head(uri)
 
+    @override
     def delete(self, uri: str) -> None:
-        """See `Store.delete`."""
         self._maybe_fail(uri, lambda: self._inner.delete(uri))
         self._inner.delete(uri)
 
@@ -88,7 +91,7 @@ class FlakyStore:
             if not self._fail_every or self.calls % self._fail_every:
                 return
             self.failures += 1
-            done = write is not None and self._random.random() < 0.5
-        if done and write is not None:
+            written = write is not None and self._random.random() < 0.5
+        if written and write is not None:
             write()
-        raise UnavailableError(uri, "fails on purpose" + (" after it was done" if done else ""))
+        raise UnavailableError(uri, "failed on purpose" + (" after the write" if written else ""))

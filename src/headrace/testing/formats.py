@@ -1,7 +1,7 @@
-"""What every format must do, as checks that any format can be put through.
+"""The conformance suite for formats.
 
-Each check takes a `FormatSample`, a format with bytes that are known, and raises AssertionError saying which promise of
-`headrace.formats.contract` broke::
+Each check takes a `FormatSample`, a format with known bytes. It raises AssertionError with the
+guarantee of `headrace.formats.contract` that is broken::
 
     SAMPLE = FormatSample(make=MyFormat, data=b"...", entries=7)
 
@@ -21,34 +21,37 @@ import numpy as np
 
 from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import CorruptError
-from headrace.formats.contract import BLOCK_BYTES_MAX, Buffer, Decoded, Decoder, Format
-from headrace.testing.expect import equal, shown, true
+from headrace.formats.contract import BLOCK_BYTES_MAX, Buffer, DecodedBlock, Decoder, Format
+from headrace.testing.expect import equal, short_repr, true
 
 _FIRST = Position("memory://bucket/sample", "member", member_byte=1536)
 _ROUNDS = 12
 _SINGLE_BYTES_MAX = 1 << 15
 _CHUNK_BYTES = 1000
 _PROBE_BYTES = 1 << 13
-"""How much of its start a format may hold to see what it is, beside a block and an unfinished record."""
+"""Bytes that a format may buffer to detect its variant, beside a block and an unfinished record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatSample:
-    """A format with bytes of which all is known.
+    """A format, known bytes, and the expected results.
 
     Args:
-        make: Gives the format, new each time.
-        data: One object's or member's bytes. More than a block, and more than 8 KiB, makes the checks of bounds bite.
-        entries: How many records and failures these are, together.
-        failures: How many of them are failures.
-        slices: Whether records are slices of the data, and lines and bytes of positions are counted: text, and frames.
-        separators: Of text, the bytes that may stand between records and do not end one.
-        header_bytes: Of binary records in frames, how long the header before each is: positions are those of the
-            headers, and there are no lines. None is text.
-        first: Where the data stands. A whole archive's members have positions of their own in the same object.
-        block_bytes_max: The most that a block holds, unless it is one record.
-        decoder: Gives a decoder for the blocks, new each time; without one decoding is not checked.
-        resume: Reads the data (first argument) from the entry at a position (second), where the format promises that.
+        make: Returns a new format.
+        data: The bytes of one object or member. The checks of bounds need more than a block, and more
+            than 8 KiB.
+        entries: The number of records and failures together.
+        failures: The number of failures among them.
+        slices: Records are slices of the data, and positions count lines and bytes: text, and frames.
+        separators: For text: the bytes that may stand between records and end none of them.
+        header_bytes: For binary records in frames: the length of the header before each record.
+            Positions are those of the headers, and there are no lines. None means text.
+        first: The position of the data. The members of a whole archive have positions of their own in
+            the same object.
+        block_bytes_max: The size limit of a block with more than one record.
+        decoder: Returns a new decoder of the blocks. Without it, decoding is not checked.
+        resume: Reads the data (first argument) from the entry at a position (second), if the format
+            guarantees resumption.
     """
 
     make: Callable[[], Format]
@@ -64,7 +67,7 @@ class FormatSample:
     resume: Callable[[bytes, Position], Iterable[Block]] | None = None
 
     def blocks(self, chunks: Iterable[Buffer]) -> Iterator[Block]:
-        """What a new format makes of these chunks."""
+        """Return the blocks that a new format makes of these chunks."""
         return self.make().blocks(chunks, self.first)
 
 
@@ -72,41 +75,53 @@ FormatCheck = Callable[[FormatSample], None]
 
 
 def check_format(sample: FormatSample) -> None:
-    """Put a format through every check."""
+    """Run every check."""
     for check in FORMAT_CHECKS:
         check(sample)
 
 
 def check_entries(sample: FormatSample) -> None:
-    """All records and failures come, once each, numbered without a gap, in blocks that are none of them empty."""
+    """Check that all records and failures appear once and are numbered without gaps.
+
+    No block is empty.
+    """
     entries = _entries(sample.blocks([sample.data]))
     equal(len(entries), sample.entries, "the number of records and failures")
     equal(sum(e.failure is not None for e in entries), sample.failures, "the number of failures")
-    before = None
+    previous = None
     for entry in entries:
-        _follows(before, entry.position, sample.first)
-        before = entry.position
+        _require_next(previous, entry.position, sample.first)
+        previous = entry.position
 
 
 def check_chunk_edges(sample: FormatSample) -> None:
-    """The same comes however the bytes are cut, also from views of a buffer that is used again."""
+    """Check that the result does not depend on the cuts, even with views of a reused buffer."""
     data = sample.data
     expected = _entries(sample.blocks([data]))
     for size in (1, 7, 511, 512, 513, 4096, 1 << 16):
         edges = range(size, len(data), size)
         if size > 1 or len(data) <= _SINGLE_BYTES_MAX:
-            _same(_entries(sample.blocks(_reused(data, edges))), expected, f"chunks of {size} bytes")
-    # As bytes, which a format may keep without a copy.
-    _same(_entries(sample.blocks(_cut(data, range(97, len(data), 97)))), expected, "chunks that are bytes")
-    rng = random.Random(len(data))  # noqa: S311 - where to cut is no secret
+            _require_same(
+                _entries(sample.blocks(_reused_chunks(data, edges))), expected, f"chunks of {size} bytes"
+            )
+    # Formats may keep chunks of bytes without a copy.
+    _require_same(
+        _entries(sample.blocks(_chunks(data, range(97, len(data), 97)))), expected, "chunks of type bytes"
+    )
+    rng = random.Random(len(data))  # noqa: S311 - reproducible cuts, no secret
     for _ in range(_ROUNDS):
-        # The same edge twice is an empty chunk.
+        # A repeated edge makes an empty chunk.
         edges = sorted(rng.choices(range(len(data) + 1), k=rng.randint(1, 9)))
-        _same(_entries(sample.blocks(_reused(data, edges))), expected, f"chunks cut at {edges}")
+        _require_same(
+            _entries(sample.blocks(_reused_chunks(data, edges))), expected, f"chunks cut at {edges}"
+        )
 
 
 def check_slices(sample: FormatSample) -> None:
-    """Every record is the source's bytes at its position, and its line is counted right; of text, no byte is lost."""
+    """Check that each record has the source's bytes at its position, and the right line.
+
+    For text, no byte is lost.
+    """
     if not sample.slices:
         return
     data, begin, stop = sample.data, sample.first.byte, None
@@ -119,141 +134,169 @@ def check_slices(sample: FormatSample) -> None:
         start += header or 0
         equal(entry.raw, data[start : start + len(entry.raw)], f"the bytes of {entry.position}")
         if header is None:
-            ended = entry.raw[-1:] in tuple(
+            is_separator = entry.raw[-1:] in tuple(
                 sample.separators[i : i + 1] for i in range(len(sample.separators))
             )
-            true(entry.failure is not None or not ended, f"{entry.position} holds what ends it")
+            true(
+                entry.failure is not None or not is_separator,
+                f"{entry.position} contains the separator that ends it",
+            )
         if stop is not None:
             true(
                 start >= stop + (header or 0),
-                f"{entry.position} begins before byte {begin + stop}, where the last record ends",
+                f"{entry.position} begins before byte {begin + stop}, the end of the last record",
             )
-            _lost_nothing(sample, stop, start)
-        # How long a failure's record was, nobody says.
+            _require_no_lost_bytes(sample, stop, start)
+        # The length of a failed record is unknown.
         stop = start + len(entry.raw) if entry.failure is None else None
     if stop is not None:
-        _lost_nothing(sample, stop, len(data))
+        _require_no_lost_bytes(sample, stop, len(data))
 
 
-def _lost_nothing(sample: FormatSample, start: int, stop: int) -> None:
+def _require_no_lost_bytes(sample: FormatSample, start: int, stop: int) -> None:
     gap = sample.data[start:stop]
     lost = gap.strip(sample.separators) if sample.header_bytes is None else b""
-    true(not lost, f"no record holds the bytes {shown(gap)} from {start} on")
+    true(not lost, f"no record contains the bytes {short_repr(gap)} from byte {start} on")
 
 
 def check_blocks(sample: FormatSample) -> None:
-    """Blocks are laid out as promised: offsets within the text, ascending, columns with a row each, and bounded."""
-    for chunks in ([sample.data], _cut(sample.data, range(_CHUNK_BYTES, len(sample.data), _CHUNK_BYTES))):
+    """Check the layout of blocks.
+
+    Offsets ascend within the text, each column has one row for each record, and the size is
+    bounded.
+    """
+    for chunks in ([sample.data], _chunks(sample.data, range(_CHUNK_BYTES, len(sample.data), _CHUNK_BYTES))):
         for block in sample.blocks(chunks):
             starts, ends = block.starts, block.ends
             true(block.records > 0, f"the block at {block.first} is empty")
             equal((starts.dtype, ends.dtype, len(ends)), (np.int64, np.int64, len(starts)), "offset arrays")
             edges = np.stack([starts, ends], axis=1).ravel() if sample.slices else np.empty(0, np.int64)
             true(
-                bool((np.diff(edges, prepend=0) >= 0).all()), f"offsets go back in the block at {block.first}"
+                bool((np.diff(edges, prepend=0) >= 0).all()), f"offsets descend in the block at {block.first}"
             )
-            true(not len(edges) or int(edges[-1]) <= len(block.data), "an offset behind the block's text")
+            true(
+                not len(edges) or int(edges[-1]) <= len(block.data),
+                f"an offset is after the end of the text in the block at {block.first}",
+            )
             held = int(ends[-1] - starts[0]) if len(block) > 1 else 0
-            true(held <= sample.block_bytes_max, f"the block at {block.first} holds {held} bytes")
+            true(
+                held <= sample.block_bytes_max,
+                f"the block at {block.first} holds {held} bytes, limit {sample.block_bytes_max}",
+            )
             if sample.slices and len(block):
                 equal(block.header_bytes, sample.header_bytes, f"the length of headers at {block.first}")
             for name, column in block.columns.items():
                 equal(len(column), len(block), f"rows of column {name!r} in the block at {block.first}")
 
 
-def check_nothing_is_held_back(sample: FormatSample) -> None:
-    """Of text and frames: records come as soon as their bytes do; held are a block and an unfinished record at most."""
+def check_bounded_buffering(sample: FormatSample) -> None:
+    """Check that records of text and frames are emitted as soon as their bytes arrive.
+
+    A format may buffer one block and one unfinished record.
+    """
     if not sample.slices:
         return
-    fed, reached, longest, worst = 0, 0, 0, 0
+    sent, received, longest, buffered_max = 0, 0, 0, 0
 
     def chunks() -> Iterator[bytes]:
-        nonlocal fed, worst
-        for chunk in _cut(sample.data, range(_CHUNK_BYTES, len(sample.data), _CHUNK_BYTES)):
-            worst = max(worst, fed - reached)
-            fed += len(chunk)
+        nonlocal sent, buffered_max
+        for chunk in _chunks(sample.data, range(_CHUNK_BYTES, len(sample.data), _CHUNK_BYTES)):
+            buffered_max = max(buffered_max, sent - received)
+            sent += len(chunk)
             yield chunk
 
     for block in sample.blocks(chunks()):
         for entry in _entries([block]):
             start = entry.position.byte - sample.first.byte
-            longest = max(longest, start - reached, len(entry.raw))
-            reached = start + len(entry.raw)
-    bound = sample.block_bytes_max + longest + _PROBE_BYTES
-    true(worst <= bound, f"{worst} bytes were held, more than a block and the longest record ({bound})")
+            longest = max(longest, start - received, len(entry.raw))
+            received = start + len(entry.raw)
+    limit = sample.block_bytes_max + longest + _PROBE_BYTES
+    true(
+        buffered_max <= limit,
+        f"{buffered_max} bytes were buffered, limit {limit} (a block and the longest record)",
+    )
 
 
-def check_damage(sample: FormatSample) -> None:
-    """When the chunks raise CorruptError, all that was whole before comes first, and then the error."""
-    whole = _entries(sample.blocks([sample.data]))
-    starts = [e.position.byte - sample.first.byte for e in whole]
+def check_corruption(sample: FormatSample) -> None:
+    """Check that complete records precede the error if the chunks raise CorruptError."""
+    complete_entries = _entries(sample.blocks([sample.data]))
+    starts = [e.position.byte - sample.first.byte for e in complete_entries]
     size = len(sample.data)
     for at in sorted({0, 1, size // 3, size // 2, size - 1, size, *starts[1:4]}):
-        came: list[_Entry] = []
-        error = _taken(sample.blocks(_broken(sample.data[:at])), came)
+        entries: list[_Entry] = []
+        error = _collect(sample.blocks(_corrupt_chunks(sample.data[:at])), entries)
         true(
-            isinstance(error, CorruptError), f"chunks that break at byte {at} gave {error!r}, no CorruptError"
+            isinstance(error, CorruptError),
+            f"chunks that break at byte {at} gave {error!r}, expected CorruptError",
         )
         if not sample.slices or sample.failures:
             continue
         complete = sum(start <= at for start in starts[1:])
-        true(len(came) >= complete, f"{len(came)} records came of {complete} before the damage at byte {at}")
-        _same(came, whole[: len(came)], f"records before the damage at byte {at}")
+        true(
+            len(entries) >= complete,
+            f"{len(entries)} records of {complete} came before the corruption at byte {at}",
+        )
+        _require_same(
+            entries, complete_entries[: len(entries)], f"records before the corruption at byte {at}"
+        )
 
 
-def check_source_is_read_to_its_end(sample: FormatSample) -> None:
-    """Damage behind the last record, such as a wrong checksum, is noticed by whoever makes the chunks."""
-    came: list[_Entry] = []
-    error = _taken(sample.blocks(_broken(sample.data)), came)
-    true(error is not None, "the chunks were not asked for their end")
+def check_reads_source_to_end(sample: FormatSample) -> None:
+    """Check that the chunks are read to their end after the last record.
+
+    Their source can then report late corruption, such as a wrong checksum.
+    """
+    entries: list[_Entry] = []
+    error = _collect(sample.blocks(_corrupt_chunks(sample.data)), entries)
+    true(error is not None, "the chunks were not read to their end")
 
 
 def check_closing(sample: FormatSample) -> None:
-    """A reader that stops early lets the chunks go."""
+    """Check that a reader that stops early closes the chunks."""
     closed: list[bool] = []
 
     def chunks() -> Iterator[bytes]:
         try:
-            yield from _cut(sample.data, range(_CHUNK_BYTES, len(sample.data), _CHUNK_BYTES))
+            yield from _chunks(sample.data, range(_CHUNK_BYTES, len(sample.data), _CHUNK_BYTES))
         finally:
             closed.append(True)
 
     blocks = sample.blocks(chunks())
     next(iter(blocks), None)
     close = getattr(blocks, "close", None)
-    true(close is not None, "blocks cannot be closed: give a generator")
+    true(close is not None, "blocks have no close method: return a generator")
     if close is not None:
         close()
     del blocks
     if not closed:
         gc.collect()
-    true(bool(closed), "closing the blocks did not let the chunks go")
+    true(bool(closed), "closing the blocks did not close the chunks")
 
 
-def check_repeating(sample: FormatSample) -> None:
-    """One format reads many members, one after the other or at once: nothing of one shows in another."""
+def check_format_reuse(sample: FormatSample) -> None:
+    """Check that one format reads several members, in turn or at once, without mixing them."""
     expected = _entries(sample.blocks([sample.data]))
     format_ = sample.make()
-    begun = format_.blocks(_cut(sample.data, range(97, len(sample.data), 97)), sample.first)
-    first = next(iter(begun), None)
-    _same(_entries(format_.blocks([sample.data], sample.first)), expected, "a second member")
-    rest = [] if first is None else [first, *begun]
-    _same(_entries(rest), expected, "a member that another was read between")
+    interrupted = format_.blocks(_chunks(sample.data, range(97, len(sample.data), 97)), sample.first)
+    first = next(iter(interrupted), None)
+    _require_same(_entries(format_.blocks([sample.data], sample.first)), expected, "a second member")
+    rest = [] if first is None else [first, *interrupted]
+    _require_same(_entries(rest), expected, "a member interleaved with another")
 
 
 def check_resuming(sample: FormatSample) -> None:
-    """Where it is promised: reading on from any entry's position gives exactly the rest."""
+    """Check that reading from any entry's position returns exactly the rest, if guaranteed."""
     if sample.resume is None:
         return
     entries = _entries(sample.blocks([sample.data]))
     step = max(1, len(entries) // 50)
     for index in range(0, len(entries), step):
         at = entries[index].position
-        _same(_entries(sample.resume(sample.data, at)), entries[index:], f"reading on from {at}")
+        _require_same(_entries(sample.resume(sample.data, at)), entries[index:], f"resuming at {at}")
 
 
 def check_decoding(sample: FormatSample) -> None:
-    """The decoder gives each record a row or a failure, in order, the same each time."""
+    """Check that the decoder returns a row or a failure for each record, in order and repeatably."""
     if sample.decoder is None:
         return
     decoder = sample.decoder()
@@ -268,14 +311,14 @@ def check_decoding(sample: FormatSample) -> None:
         for name, tensor in decoded.tensors.items():
             equal(len(tensor), len(rows), f"rows of {name!r} at {block.first}")
         for index, failure in zip(failed, decoded.failures, strict=True):
-            equal(failure.position, block.position(index), "where a record failed")
+            equal(failure.position, block.position(index), f"the position of a failure at {block.first}")
             true(
                 failure.kind in (FailureKind.DECODE, FailureKind.FORMAT),
-                f"a {failure.kind} failure of decoding",
+                f"a decoder reported a {failure.kind} failure, expected DECODE or FORMAT",
             )
         true(
-            _plain(decoder.decode(block)) == _plain(decoded),
-            f"decoding {block.first} again gives something else",
+            _comparable(decoder.decode(block)) == _comparable(decoded),
+            f"decoding {block.first} again gives another result",
         )
 
 
@@ -284,11 +327,11 @@ FORMAT_CHECKS: tuple[FormatCheck, ...] = (
     check_chunk_edges,
     check_slices,
     check_blocks,
-    check_nothing_is_held_back,
-    check_damage,
-    check_source_is_read_to_its_end,
+    check_bounded_buffering,
+    check_corruption,
+    check_reads_source_to_end,
     check_closing,
-    check_repeating,
+    check_format_reuse,
     check_resuming,
     check_decoding,
 )
@@ -296,7 +339,7 @@ FORMAT_CHECKS: tuple[FormatCheck, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A record or failure, with all that a reader sees of it."""
+    """A record or failure with everything that a reader sees."""
 
     position: Position
     raw: bytes
@@ -314,57 +357,59 @@ def _entries(blocks: Iterable[Block]) -> list[_Entry]:
     return found
 
 
-def _taken(blocks: Iterator[Block], came: list[_Entry]) -> Exception | None:
-    """Take all blocks into `came`; what ended them early."""
+def _collect(blocks: Iterator[Block], entries: list[_Entry]) -> Exception | None:
+    """Append all entries to `entries`. Return the error that ended the blocks early, or None."""
     try:
         for block in blocks:
-            came.extend(_entries([block]))
-    except Exception as error:  # noqa: BLE001 - it is looked at by who asks
+            entries.extend(_entries([block]))
+    except Exception as error:  # noqa: BLE001 - the checks examine the error
         return error
     return None
 
 
-def _follows(before: Position | None, here: Position, first: Position) -> None:
-    """A position must be the next of its member, or the first of a later one."""
+def _require_next(previous: Position | None, here: Position, first: Position) -> None:
+    """Check that a position is the next of its member, or the first of a later member."""
     equal(here.object, first.object, "the object of a position")
-    if before is None:
+    if previous is None:
         equal(
             (here.record, here.member_byte), (first.record, first.member_byte), "the first position's record"
         )
-    elif here.member_byte > before.member_byte:
+    elif here.member_byte > previous.member_byte:
         equal(here.record, 0, f"the first record of member {here.member!r}")
     else:
         equal(
-            (here.member, here.member_byte), (before.member, before.member_byte), "the member of a position"
+            (here.member, here.member_byte),
+            (previous.member, previous.member_byte),
+            "the member of a position",
         )
-        equal(here.record, before.record + 1, f"the record behind {before}")
+        equal(here.record, previous.record + 1, f"the record after {previous}")
 
 
-def _cut(data: bytes, edges: Iterable[int]) -> Iterator[bytes]:
+def _chunks(data: bytes, edges: Iterable[int]) -> Iterator[bytes]:
     for start, stop in pairwise([0, *edges, len(data)]):
         yield data[start:stop]
 
 
-def _reused(data: bytes, edges: Iterable[int]) -> Iterator[memoryview]:
-    """Chunks as views of one buffer, which is overwritten before the next."""
+def _reused_chunks(data: bytes, edges: Iterable[int]) -> Iterator[memoryview]:
+    """Yield chunks as views of one buffer, overwritten before the next."""
     buffer = bytearray(len(data))
-    for chunk in _cut(data, edges):
+    for chunk in _chunks(data, edges):
         buffer[: len(chunk)] = chunk
         yield memoryview(buffer)[: len(chunk)]
         buffer[: len(chunk)] = b"\xaa" * len(chunk)
 
 
-def _broken(data: bytes) -> Iterator[bytes]:
-    yield from _cut(data, range(_CHUNK_BYTES, len(data), _CHUNK_BYTES))
-    raise CorruptError("broken by the check", byte=len(data))
+def _corrupt_chunks(data: bytes) -> Iterator[bytes]:
+    yield from _chunks(data, range(_CHUNK_BYTES, len(data), _CHUNK_BYTES))
+    raise CorruptError("corrupted by the check", byte=len(data))
 
 
-def _plain(decoded: Decoded) -> tuple[Any, ...]:
+def _comparable(decoded: DecodedBlock) -> tuple[Any, ...]:
     tensors = {name: (data.dtype, data.tolist()) for name, data in decoded.tensors.items()}
     return repr(tensors), None if decoded.rows is None else decoded.rows.tolist(), decoded.failures
 
 
-def _same(have: list[_Entry], want: list[_Entry], what: str) -> None:
-    for index, (one, other) in enumerate(zip(have, want, strict=False)):
-        equal(one, other, f"{what}: entry {index}")
-    equal(len(have), len(want), f"{what}: the number of records")
+def _require_same(actual: list[_Entry], expected: list[_Entry], subject: str) -> None:
+    for index, (left, right) in enumerate(zip(actual, expected, strict=False)):
+        equal(left, right, f"{subject}: entry {index}")
+    equal(len(actual), len(expected), f"{subject}: the number of records")

@@ -1,8 +1,9 @@
-"""What every job ledger must do, as checks that any ledger can be put through.
+"""The conformance checks of job ledgers.
 
-Each check takes a bench with a ledger over an empty place, and raises AssertionError saying which promise of
-`headrace.jobs.ledger` broke. What is under test comes as a function: given a clock, it makes a place for jobs whose
-time that clock tells, and gives what opens ledgers over it (not started)::
+Each check takes a bench with an empty ledger. It raises AssertionError with the broken guarantee of
+`headrace.jobs.ledger`. The implementation under test is a function of a clock. The function creates
+empty storage that takes its time from the clock. It returns a function that opens ledgers over this
+storage, not started::
 
     def my_ledgers(clock):
         database = new_database(clock)
@@ -13,7 +14,8 @@ time that clock tells, and gives what opens ledgers over it (not started)::
         with LedgerBench(my_ledgers) as bench:
             check(bench)
 
-A database follows the clock by `ManualWallClock.follow`. Checks move the clock, and use threads and second ledgers.
+A database follows the clock by `ManualWallClock.follow`. Checks move the clock, and use threads and
+second ledgers.
 """
 
 from collections.abc import Callable
@@ -21,14 +23,14 @@ from typing import Final
 
 from headrace.testing.job_checks.bench import LedgerBench, NewLedgers
 from headrace.testing.job_checks.claiming import CLAIMING_CHECKS
-from headrace.testing.job_checks.deciding import DECIDING_CHECKS
-from headrace.testing.job_checks.knowing import KNOWING_CHECKS
-from headrace.testing.job_checks.looking import LOOKING_CHECKS
+from headrace.testing.job_checks.job_actions import JOB_ACTION_CHECKS
+from headrace.testing.job_checks.listing import LISTING_CHECKS
+from headrace.testing.job_checks.lookup import LOOKUP_CHECKS
+from headrace.testing.job_checks.maintenance import MAINTENANCE_CHECKS
 from headrace.testing.job_checks.regions import REGION_CHECKS
 from headrace.testing.job_checks.settling import SETTLING_CHECKS
 from headrace.testing.job_checks.submitting import SUBMITTING_CHECKS
-from headrace.testing.job_checks.upkeep import UPKEEP_CHECKS
-from headrace.testing.job_checks.waiting import WAITING_CHECKS
+from headrace.testing.job_checks.wakeups import WAKEUP_CHECKS
 
 JobLedgerCheck = Callable[[LedgerBench], None]
 
@@ -37,17 +39,17 @@ JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = (
     *CLAIMING_CHECKS,
     *REGION_CHECKS,
     *SETTLING_CHECKS,
-    *UPKEEP_CHECKS,
-    *DECIDING_CHECKS,
-    *LOOKING_CHECKS,
-    *WAITING_CHECKS,
-    *KNOWING_CHECKS,
+    *MAINTENANCE_CHECKS,
+    *JOB_ACTION_CHECKS,
+    *LISTING_CHECKS,
+    *WAKEUP_CHECKS,
+    *LOOKUP_CHECKS,
 )
 """Every check of a job ledger."""
 
 
 def check_job_ledger(new_ledgers: NewLedgers) -> None:
-    """Put a ledger through every check, each over a new, empty place."""
+    """Run every check on a ledger, each over new, empty storage."""
     for check in JOB_LEDGER_CHECKS:
         with LedgerBench(new_ledgers) as bench:
             check(bench)

@@ -1,7 +1,7 @@
-"""What a job becomes, decided without I/O: the rules of `headrace.jobs.ledger`, written once more as plainly as can be.
+"""The rules of `headrace.jobs.ledger` as pure functions: the state of a job after each event.
 
-The reference ledger in memory stands on them. They are kept apart from every other ledger on purpose, so that two
-readings of the contract can be held against each other.
+The reference ledger in memory uses them. They share no code with any other ledger on purpose: two
+independent implementations of the contract can be compared.
 """
 
 from dataclasses import replace
@@ -22,28 +22,34 @@ from headrace.jobs.job import (
     Released,
 )
 from headrace.jobs.ledger import ClaimRequest, JobFilter
-from headrace.jobs.state import JobEvent, JobState, after
+from headrace.jobs.state import JobEvent, JobState, next_state
 
 
-def moved(job: Job, event: JobEvent, at_ms: int, **changes: Any) -> Job:
-    """The job after `event`, as the transition table has it; an ended one has its end's time, and no lease."""
-    state = after(job.state, event)
+def apply_event(job: Job, event: JobEvent, at_ms: int, **changes: Any) -> Job:
+    """Return the job after `event`, as the transition table has it.
+
+    An ended job has the time of its end and no lease. Raise AssertionError for an impossible
+    transition.
+    """
+    state = next_state(job.state, event)
     if state is None:
-        raise AssertionError(f"job {job.id}: {event.value} cannot happen to what is {job.state.value}")
+        raise AssertionError(f"job {job.id}: {event.value} is impossible in state {job.state.value}")
     if state is not JobState.RUNNING:
         changes["lease_until_ms"] = None
     changes["ended_at_ms"] = at_ms if state.ended else None
     return replace(job, state=state, **changes)
 
 
-def fresh(new: NewJob, job_id: str, at_ms: int) -> Job:
-    """A job as it stands when it has just been submitted."""
+def create_job(new: NewJob, job_id: str, at_ms: int) -> Job:
+    """Return the job of a new submission."""
     spec = replace(new, id=job_id)
-    return begun_anew(Job(job_id, JobState.PENDING, spec, created_at_ms=at_ms), at_ms, due_in_ms=new.delay_ms)
+    return restart_timers(
+        Job(job_id, JobState.PENDING, spec, created_at_ms=at_ms), at_ms, due_in_ms=new.delay_ms
+    )
 
 
-def begun_anew(job: Job, at_ms: int, *, due_in_ms: int = 0) -> Job:
-    """The job with its due time, time to live and deadline counted from now."""
+def restart_timers(job: Job, at_ms: int, *, due_in_ms: int = 0) -> Job:
+    """Return the job with its due time, time to live and deadline counted from `at_ms`."""
     return replace(
         job,
         due_at_ms=at_ms + due_in_ms,
@@ -52,26 +58,35 @@ def begun_anew(job: Job, at_ms: int, *, due_in_ms: int = 0) -> Job:
     )
 
 
-def is_over(job: Job, at_ms: int) -> bool:
-    """Whether a pending job's deadline has passed, or its time to live before any worker began it."""
+def is_overdue(job: Job, at_ms: int) -> bool:
+    """Return True if a pending job may not be claimed any more.
+
+    Its deadline has passed, or its time to live before its first attempt.
+    """
     if job.deadline_at_ms is not None and job.deadline_at_ms <= at_ms:
         return True
     return job.started_at_ms is None and job.expires_at_ms is not None and job.expires_at_ms <= at_ms
 
 
 def past_deadline(job: Job, at_ms: int) -> bool:
-    """Whether a job should have ended by now, whatever it does."""
+    """Return True if the job's deadline has passed, in any state."""
     return job.deadline_at_ms is not None and job.deadline_at_ms <= at_ms
 
 
-def is_near(job: Job, claim: ClaimRequest) -> bool:
-    """Whether the job is of the region that the claim names, or of none; where it names none, every job is."""
+def matches_region(job: Job, claim: ClaimRequest) -> bool:
+    """Return True if the job has no region or the region of the claim.
+
+    A claim without a region matches any job.
+    """
     return not claim.region or job.spec.region in {"", claim.region}
 
 
-def claimed(job: Job, claim: ClaimRequest, at_ms: int) -> Job:
-    """The job under a new lease, its attempt counted; what the attempt before told of its progress is forgotten."""
-    return moved(
+def claim_job(job: Job, claim: ClaimRequest, at_ms: int) -> Job:
+    """Return the job under a new lease, with its attempt counted.
+
+    The previous attempt's progress is cleared.
+    """
+    return apply_event(
         job,
         JobEvent.CLAIM,
         at_ms,
@@ -85,15 +100,15 @@ def claimed(job: Job, claim: ClaimRequest, at_ms: int) -> Job:
     )
 
 
-def settled(job: Job, outcome: Outcome, at_ms: int) -> tuple[Job, HistoryEvent | None]:
-    """The running job after its attempt came to `outcome`, and what its history tells of that."""
+def settle_job(job: Job, outcome: Outcome, at_ms: int) -> tuple[Job, HistoryEvent | None]:
+    """Return the running job after `outcome` of its attempt, and the event for its history."""
     match outcome:
         case Completed():
-            return moved(job, JobEvent.COMPLETE, at_ms, result=outcome.result, failure=None), None
+            return apply_event(job, JobEvent.COMPLETE, at_ms, result=outcome.result, failure=None), None
         case Cancelled():
-            return moved(job, JobEvent.CANCEL, at_ms), None
+            return apply_event(job, JobEvent.CANCEL, at_ms), None
         case Expired():
-            return moved(job, JobEvent.EXPIRE, at_ms), None
+            return apply_event(job, JobEvent.EXPIRE, at_ms), None
         case Released():
             return _released(job, outcome, at_ms), HistoryEvent.RELEASED
         case Failed():
@@ -103,22 +118,24 @@ def settled(job: Job, outcome: Outcome, at_ms: int) -> tuple[Job, HistoryEvent |
 def _released(job: Job, outcome: Released, at_ms: int) -> Job:
     cursor = job.cursor if outcome.cursor is None else outcome.cursor
     if job.cancel_requested:
-        return moved(job, JobEvent.CANCEL, at_ms, cursor=cursor)
+        return apply_event(job, JobEvent.CANCEL, at_ms, cursor=cursor)
     due_at_ms = at_ms + outcome.delay_ms
-    return moved(job, JobEvent.RELEASE, at_ms, attempt=job.attempt - 1, cursor=cursor, due_at_ms=due_at_ms)
+    return apply_event(
+        job, JobEvent.RELEASE, at_ms, attempt=job.attempt - 1, cursor=cursor, due_at_ms=due_at_ms
+    )
 
 
 def _failed(job: Job, outcome: Failed, at_ms: int) -> Job:
     crashes = job.crashes + outcome.crashed
     if outcome.retry_ms is None:
-        return moved(job, JobEvent.FAIL, at_ms, failure=outcome.failure, crashes=crashes)
+        return apply_event(job, JobEvent.FAIL, at_ms, failure=outcome.failure, crashes=crashes)
     if job.cancel_requested:
-        return moved(job, JobEvent.CANCEL, at_ms, failure=outcome.failure, crashes=crashes)
+        return apply_event(job, JobEvent.CANCEL, at_ms, failure=outcome.failure, crashes=crashes)
     if outcome.counted and job.attempt >= job.spec.attempts_max:
-        return moved(job, JobEvent.FAIL, at_ms, failure=outcome.failure, crashes=crashes)
+        return apply_event(job, JobEvent.FAIL, at_ms, failure=outcome.failure, crashes=crashes)
     due_at_ms = at_ms + outcome.retry_ms
     attempt = job.attempt - (not outcome.counted)
-    return moved(
+    return apply_event(
         job,
         JobEvent.RETRY,
         at_ms,
@@ -129,11 +146,11 @@ def _failed(job: Job, outcome: Failed, at_ms: int) -> Job:
     )
 
 
-def lost(job: Job, at_ms: int, delay_ms: int) -> Job:
-    """The running job after its lease ran out: its worker is taken for dead."""
+def lose_lease(job: Job, at_ms: int, delay_ms: int) -> Job:
+    """Return the running job after its lease expired: its worker counts as dead."""
     crashes = job.crashes + 1
     if job.cancel_requested:
-        return moved(job, JobEvent.CANCEL, at_ms, crashes=crashes)
+        return apply_event(job, JobEvent.CANCEL, at_ms, crashes=crashes)
     failure = JobFailure(
         Cause.WORKER_LOST,
         f"the worker {job.worker} gave no sign of life while it worked on attempt {job.attempt}",
@@ -142,13 +159,18 @@ def lost(job: Job, at_ms: int, delay_ms: int) -> Job:
         if job.crashes >= CRASHES_TOGETHER_MAX:
             why = f"it cost {crashes} workers, the last one while nothing else was worked on there"
             failure = JobFailure(Cause.POISON, why)
-        return moved(job, JobEvent.FAIL, at_ms, failure=failure, crashes=crashes)
-    return moved(job, JobEvent.LOSE, at_ms, failure=failure, crashes=crashes, due_at_ms=at_ms + delay_ms)
+        return apply_event(job, JobEvent.FAIL, at_ms, failure=failure, crashes=crashes)
+    return apply_event(
+        job, JobEvent.LOSE, at_ms, failure=failure, crashes=crashes, due_at_ms=at_ms + delay_ms
+    )
 
 
-def requeued(job: Job, at_ms: int) -> Job:
-    """The ended job put back: its lease's number, crashes and cursor stay, its end is forgotten."""
-    back = moved(
+def requeue_job(job: Job, at_ms: int) -> Job:
+    """Return the ended job as pending again.
+
+    It keeps its lease number, crashes and cursor. Its end is cleared.
+    """
+    back = apply_event(
         job,
         JobEvent.REQUEUE,
         at_ms,
@@ -159,25 +181,25 @@ def requeued(job: Job, at_ms: int) -> Job:
         result=None,
         failure=None,
     )
-    return begun_anew(back, at_ms)
+    return restart_timers(back, at_ms)
 
 
-def fits(job: Job, wanted: JobFilter) -> bool:
-    """Whether a job is among those that are asked for."""
+def matches_filter(job: Job, job_filter: JobFilter) -> bool:
+    """Return True if the job matches all conditions of the filter."""
     spec = job.spec
     named = (
-        (wanted.queue, spec.queue),
-        (wanted.model, spec.model),
-        (wanted.kind, spec.kind),
-        (wanted.correlation_id, spec.correlation_id),
+        (job_filter.queue, spec.queue),
+        (job_filter.model, spec.model),
+        (job_filter.kind, spec.kind),
+        (job_filter.correlation_id, spec.correlation_id),
     )
     return (
-        all(asked in ("", value) for asked, value in named)
-        and wanted.tenant in (None, spec.tenant)
-        and (not wanted.states or job.state in wanted.states)
-        and wanted.tags.items() <= spec.tags.items()
-        and (wanted.created_from_ms is None or wanted.created_from_ms <= job.created_at_ms)
-        and (wanted.created_before_ms is None or job.created_at_ms < wanted.created_before_ms)
+        all(expected in ("", value) for expected, value in named)
+        and job_filter.tenant in (None, spec.tenant)
+        and (not job_filter.states or job.state in job_filter.states)
+        and job_filter.tags.items() <= spec.tags.items()
+        and (job_filter.created_from_ms is None or job_filter.created_from_ms <= job.created_at_ms)
+        and (job_filter.created_before_ms is None or job.created_at_ms < job_filter.created_before_ms)
     )
 
 
@@ -185,13 +207,16 @@ def _later(at_ms: int, seconds: float | None) -> int | None:
     return None if seconds is None else at_ms + round(seconds * 1000)
 
 
-def wants_publishing(job: Job) -> bool:
-    """Whether the end of a job is put where it was asked for by somebody else than whoever did it."""
+def needs_publication(job: Job) -> bool:
+    """Return True if the end of a job is published by the ledger's maintenance.
+
+    Completed transforms and streams publish their output themselves.
+    """
     return job.state.ended and (job.spec.kind == "infer" or job.state is not JobState.COMPLETED)
 
 
-def told_where(job: Job, uri: str) -> Job:
-    """The ended job whose end was put at `uri`."""
+def set_published_uri(job: Job, uri: str) -> Job:
+    """Return the ended job with `uri` as the location of its published result or failure."""
     if job.result is not None and job.state is JobState.COMPLETED:
         return replace(job, result=replace(job.result, published_uri=uri))
     failure = job.failure or JobFailure(Cause(job.state.value), f"the job was {job.state.value}")

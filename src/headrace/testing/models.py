@@ -1,27 +1,30 @@
-"""Models for tests: small, predictable, and with a hand on when they answer."""
+"""Models for tests: small, deterministic, and one with calls that a test controls."""
 
 import threading
 from collections.abc import Collection
+
+from typing_extensions import override
 
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import Array
 
 _WAIT_S = 30.0
-"""How long a held call or a test that waits for one hangs before it fails; real time."""
+"""Limit of a held call, and of a wait for calls, in real seconds."""
 
 
 class EchoModel(Model):
-    """Returns what it is given: input `x` as output ``output``."""
+    """A model that returns input `x` as output ``output``."""
 
+    @override
     def predict(self, x: Array) -> Array:
-        """The same rows."""
         return x
 
 
 class PickyModel(Model):
-    """Echoes, but fails on rows whose first value is among `guilty`, as a whole batch or naming the rows.
+    """A model that echoes, but fails on rows whose first value is among `guilty`.
 
-    `batch_rows` is how many rows each call was given, in order.
+    The whole batch fails or, with `names_rows`, the failing rows are named. `batch_rows` has the
+    number of rows of each call, in order.
     """
 
     def __init__(self, guilty: Collection[float], *, names_rows: bool = False) -> None:
@@ -30,53 +33,58 @@ class PickyModel(Model):
         self.batch_rows: list[int] = []
 
     def predict(self, x: Array) -> Array:
-        """The same rows; ValueError, or RowError with `names_rows`, when guilty ones are among them."""
+        """Return the same rows.
+
+        Raise ValueError, or RowError with `names_rows`, if there are guilty rows among them.
+        """
         self.batch_rows.append(len(x))
         firsts = x.reshape(len(x), -1)[:, 0].tolist()
-        bad = {row: f"value {value} is not taken" for row, value in enumerate(firsts) if value in self.guilty}
-        if bad and self.names_rows:
-            raise RowError(bad)
-        if bad:
-            raise ValueError("; ".join(bad.values()))
+        failed = {
+            row: f"value {value} is refused" for row, value in enumerate(firsts) if value in self.guilty
+        }
+        if failed and self.names_rows:
+            raise RowError(failed)
+        if failed:
+            raise ValueError("; ".join(failed.values()))
         return x
 
 
 class HeldModel(Model):
-    """Echoes, but each call waits until the test lets it go; so a test decides what runs while what waits.
+    """A model that echoes. Its calls block until `release`, so that a test controls their order.
 
-    Share one object among instances by ``lambda: model``. Calls that hang for 30 s of real time raise
-    TimeoutError.
+    Several instances share one object by ``lambda: model``. A call that waits for 30 s of real time
+    raises TimeoutError.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._entered = 0
+        self._begun = 0
         self._allowed = 0
 
     def predict(self, x: Array) -> Array:
-        """The same rows, once released."""
+        """Return the same rows after `release`."""
         with self._changed:
-            self._entered += 1
-            turn = self._entered
+            self._begun += 1
+            number = self._begun
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._allowed >= turn, _WAIT_S):
-                raise TimeoutError("nobody released this call")
+            if not self._changed.wait_for(lambda: self._allowed >= number, _WAIT_S):
+                raise TimeoutError(f"the call was not released within {_WAIT_S} s")
         return x
 
     def wait_for_calls(self, count: int) -> None:
-        """Block until `count` calls have entered in all."""
+        """Block until `count` calls have begun in total."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._entered >= count, _WAIT_S):
-                raise TimeoutError(f"{self._entered} calls have entered, not {count}")
+            if not self._changed.wait_for(lambda: self._begun >= count, _WAIT_S):
+                raise TimeoutError(f"{self._begun} calls have begun, expected {count}")
 
     def release(self, count: int = 1) -> None:
-        """Let the next `count` calls answer, whether they have entered or not."""
+        """Let the next `count` calls return, whether they have begun or not."""
         with self._changed:
             self._allowed += count
             self._changed.notify_all()
 
     @property
     def calls(self) -> int:
-        """How many calls have entered."""
+        """The number of calls that have begun."""
         with self._changed:
-            return self._entered
+            return self._begun

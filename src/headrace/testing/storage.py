@@ -1,6 +1,6 @@
-"""What every store must do, as checks that any store can be put through.
+"""The conformance suite for object stores.
 
-Each check takes a store and a prefix that nobody else uses, and raises AssertionError saying which promise broke::
+Each check takes a store and an unused prefix. It raises AssertionError with the broken guarantee::
 
     @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
     def test_my_store(check, my_store, my_prefix):
@@ -43,13 +43,13 @@ AWKWARD_NAMES = (
 
 
 def check_store(make: Callable[[], tuple[Store, str]]) -> None:
-    """Put a store through every check; `make` gives the store and a fresh prefix (ending in a slash) each time."""
+    """Run every check. `make` returns a store and a new prefix (ending in a slash) each time."""
     for check in STORE_CHECKS:
         check(*make())
 
 
 def check_put_and_get(store: Store, prefix: str) -> None:
-    """What was put comes back by every way of reading; putting again replaces it; no bytes are an object too."""
+    """Check that every read method returns the stored bytes, also after replacement and when empty."""
     uri = join(prefix, "object")
     for data in (b"first", _bytes(300_000), b""):
         store.put(uri, data)
@@ -59,7 +59,10 @@ def check_put_and_get(store: Store, prefix: str) -> None:
 
 
 def check_ranges(store: Store, prefix: str) -> None:
-    """Ranges are exact, shorter only at the object's end, and empty after it; streams start anywhere."""
+    """Check that ranges are exact, short only at the object's end, and empty after the end.
+
+    Streams start at any byte.
+    """
     uri, data = join(prefix, "object"), _bytes(2_500_000)
     store.put(uri, data)
     for start, length in (
@@ -77,19 +80,22 @@ def check_ranges(store: Store, prefix: str) -> None:
 
 
 def check_missing_objects(store: Store, prefix: str) -> None:
-    """Reading or asking for what is not there is NotFoundError; deleting it is nothing; listing it is empty."""
+    """Check operations on a missing object.
+
+    Reads and `head` raise NotFoundError, `delete` does nothing, and `list` is empty.
+    """
     uri = join(prefix, "nothing")
     raises(NotFoundError, lambda: store.get(uri), "get")
     raises(NotFoundError, lambda: store.get_range(uri, 0, 1), "get_range")
     raises(NotFoundError, lambda: b"".join(store.stream(uri)), "stream")
     error = raises(NotFoundError, lambda: store.head(uri), "head")
-    true(uri in str(error), "the error does not name the object")
+    true(uri in str(error), f"the error does not name the object {uri}: {error}")
     store.delete(uri)
-    equal(list(store.list(prefix)), [], "a listing of nothing")
+    equal(list(store.list(prefix)), [], "a listing of an empty prefix")
 
 
 def check_delete(store: Store, prefix: str) -> None:
-    """A deleted object is gone, and can be deleted again; its neighbours stay."""
+    """Check that `delete` removes one object only and can be repeated."""
     gone, stays = join(prefix, "gone"), join(prefix, "gone-not")
     store.put(gone, b"1")
     store.put(stays, b"2")
@@ -100,7 +106,10 @@ def check_delete(store: Store, prefix: str) -> None:
 
 
 def check_list_by_string_prefix(store: Store, prefix: str) -> None:
-    """A prefix is a string: it may end in mid-name; what comes is sorted by URI as one string, through all folders."""
+    """Check that `list` takes any string prefix, even within a name.
+
+    The result is sorted by URI as one string, across all folders.
+    """
     names = (
         "a",
         "a-b",
@@ -115,7 +124,7 @@ def check_list_by_string_prefix(store: Store, prefix: str) -> None:
         "pre/text",
         "pre2",
     )
-    # An object cannot also be a folder in a file system.
+    # A file system cannot have an object and a folder of one name.
     uris = [join(prefix, n) for n in names if n not in {"a", "a/b"}]
     for index, uri in enumerate(reversed(uris)):
         store.put(uri, b"x" * (index + 1))
@@ -123,7 +132,7 @@ def check_list_by_string_prefix(store: Store, prefix: str) -> None:
         wanted = sorted(u for u in uris if u.startswith(prefix + start))
         equal(_listed(store, prefix + start), wanted, f"a listing of {start!r}")
     for info in store.list(prefix):
-        # Times may be told in finer grain by one call than by the other.
+        # The times may differ: the two calls may report them with different precision.
         head = store.head(info.uri)
         equal(
             (head.uri, head.size_bytes, head.etag), (info.uri, info.size_bytes, info.etag), "head and listing"
@@ -131,11 +140,11 @@ def check_list_by_string_prefix(store: Store, prefix: str) -> None:
 
 
 def check_etags(store: Store, prefix: str) -> None:
-    """The ETag stays while the bytes do, differs when they change, and guards ranges and streams."""
+    """Check that an ETag changes with the bytes only, and guards ranges and streams."""
     uri = join(prefix, "object")
     store.put(uri, b"one")
     old = store.head(uri).etag
-    true(bool(old), "head gives no ETag")
+    true(bool(old), "head returns no ETag")
     equal(store.head(uri).etag, old, "the ETag of an unchanged object")
     equal(store.get_range(uri, 0, 2, etag=old), b"on", "a range with the right ETag")
     equal(b"".join(store.stream(uri, etag=old)), b"one", "a stream with the right ETag")
@@ -145,8 +154,11 @@ def check_etags(store: Store, prefix: str) -> None:
     raises(ChangedError, lambda: b"".join(store.stream(uri, etag=old)), "a stream of a changed object")
 
 
-def check_change_in_mid_read(store: Store, prefix: str) -> None:
-    """An object replaced while it is streamed gives its old bytes to the end, or ChangedError: never a mixture."""
+def check_replacement_during_read(store: Store, prefix: str) -> None:
+    """Check that a stream of a replaced object returns the old bytes only.
+
+    It either reaches their end or raises ChangedError.
+    """
     uri = join(prefix, "object")
     old, new = _bytes(12_000_000), _bytes(12_000_000, seed=2)
     store.put(uri, old)
@@ -156,24 +168,24 @@ def check_change_in_mid_read(store: Store, prefix: str) -> None:
     try:
         received.extend(stream)
     except ChangedError:
-        true(old.startswith(b"".join(received)), "bytes of two versions were mixed")
+        true(old.startswith(b"".join(received)), "the stream mixed bytes of two versions")
     else:
         equal(b"".join(received), old, "a stream of an object that was replaced")
 
 
 def check_put_if_absent(store: Store, prefix: str) -> None:
-    """The first wins; the same bytes again are fine, other bytes are refused and change nothing."""
+    """Check that the first write wins. The same bytes are accepted again; other bytes are refused."""
     uri = join(prefix, "claim")
     store.put_if_absent(uri, b"mine")
     store.put_if_absent(uri, b"mine")
     for other in (b"yours", b"mine and more", b"min", b""):
         error = raises(AlreadyExistsError, lambda data=other: store.put_if_absent(uri, data), "other bytes")
-        true(uri in str(error), "the error does not name the object")
+        true(uri in str(error), f"the error does not name the object {uri}: {error}")
     equal(store.get(uri), b"mine", "the claim")
 
 
 def check_put_if_absent_race(store: Store, prefix: str) -> None:
-    """Of `WRITERS` threads that claim one name at once exactly one wins, every time, and its bytes stand there."""
+    """Check that exactly one of `WRITERS` concurrent threads wins a name and stores its bytes."""
     for round_number in range(RACE_ROUNDS):
         uri = join(prefix, f"race-{round_number}")
         barrier = threading.Barrier(WRITERS)
@@ -193,7 +205,10 @@ def check_put_if_absent_race(store: Store, prefix: str) -> None:
 
 
 def check_writer(store: Store, prefix: str) -> None:
-    """Nothing is seen before `close`, all of it after; closing twice and aborting after it do nothing."""
+    """Check that an object is visible only after `close`.
+
+    A second `close` and an `abort` after it do nothing.
+    """
     uri = join(prefix, "written")
     with store.writer(uri) as writer:
         for number in range(100):
@@ -202,14 +217,14 @@ def check_writer(store: Store, prefix: str) -> None:
         raises(NotFoundError, lambda: store.get(uri), "get before close")
     writer.close()
     writer.abort()
-    equal(store.get(uri), b"".join(b"%d\n" % n for n in range(100)), "what was written")
+    equal(store.get(uri), b"".join(b"%d\n" % n for n in range(100)), "the written bytes")
     with store.writer(join(prefix, "empty")):
         pass
-    equal(store.get(join(prefix, "empty")), b"", "an object of no bytes")
+    equal(store.get(join(prefix, "empty")), b"", "an empty object")
 
 
 def check_writer_replaces(store: Store, prefix: str) -> None:
-    """A writer leaves what stands there alone until it closes, then replaces it."""
+    """Check that an existing object is replaced at `close`, not before."""
     uri = join(prefix, "written")
     store.put(uri, b"before")
     with store.writer(uri) as writer:
@@ -219,7 +234,10 @@ def check_writer_replaces(store: Store, prefix: str) -> None:
 
 
 def check_writer_aborts(store: Store, prefix: str) -> None:
-    """Leaving by an exception, or `abort`, leaves nothing behind, small or large; aborting twice does nothing."""
+    """Check that an exception or `abort` leaves no object, small or large.
+
+    A second `abort` does nothing.
+    """
     for size in (10, LARGE_BYTES):
         uri = join(prefix, f"aborted-{size}")
         writer = store.writer(uri)
@@ -232,13 +250,16 @@ def check_writer_aborts(store: Store, prefix: str) -> None:
         writer.abort()
         writer.abort()
         writer.close()
-    equal(_listed(store, prefix), [], "a listing after aborting")
+    equal(_listed(store, prefix), [], "a listing after abort")
 
 
 def check_large_objects(store: Store, prefix: str) -> None:
-    """An object of `LARGE_BYTES`, written in uneven pieces, comes back byte for byte; nothing shows half-way."""
+    """Check that `LARGE_BYTES` written in uneven pieces are read back unchanged.
+
+    The object is invisible before `close`.
+    """
     uri, data = join(prefix, "large"), _bytes(LARGE_BYTES)
-    view, at, sizes = memoryview(data), 0, random.Random(1)  # noqa: S311 - a test's sizes
+    view, at, sizes = memoryview(data), 0, random.Random(1)  # noqa: S311 - reproducible sizes
     with store.writer(uri) as writer:
         while at < len(data):
             size = sizes.choice((1, 1000, 65_536, 3_000_001, 9_000_000))
@@ -247,12 +268,14 @@ def check_large_objects(store: Store, prefix: str) -> None:
         equal(_listed(store, prefix), [], "a listing before close")
     equal(store.head(uri).size_bytes, len(data), "head's size")
     true(b"".join(store.stream(uri)) == data, "a large object differs after a round trip")
-    true(b"".join(store.stream(uri, start=9_999_999)) == data[9_999_999:], "a stream from within differs")
+    true(
+        b"".join(store.stream(uri, start=9_999_999)) == data[9_999_999:], "a stream from a start byte differs"
+    )
     true(store.get_range(uri, 8_388_600, 100) == data[8_388_600:8_388_700], "a range across parts differs")
 
 
 def check_awkward_names(store: Store, prefix: str) -> None:
-    """Names are taken as they stand: spaces, percent signs, plus, question marks, letters of all scripts."""
+    """Check names with spaces, percent signs, plus, question marks and letters of several scripts."""
     uris = [join(prefix, name) for name in AWKWARD_NAMES]
     for uri in uris:
         store.put(uri, uri.encode())
@@ -266,7 +289,7 @@ def check_awkward_names(store: Store, prefix: str) -> None:
 
 
 def check_threads(store: Store, prefix: str) -> None:
-    """One store serves many threads: each reads back what it wrote."""
+    """Check that one store serves many threads, each of which reads back its own bytes."""
 
     def work(number: int) -> bool:
         uri, data = join(prefix, f"thread-{number}"), _bytes(10_000, seed=number)
@@ -274,7 +297,7 @@ def check_threads(store: Store, prefix: str) -> None:
         return store.get(uri) == data and b"".join(store.stream(uri)) == data
 
     with ThreadPoolExecutor(WRITERS) as pool:
-        true(all(pool.map(work, range(4 * WRITERS))), "a thread read something else than it wrote")
+        true(all(pool.map(work, range(4 * WRITERS))), "a thread read other bytes than it wrote")
     equal(len(_listed(store, prefix)), 4 * WRITERS, "the number of objects")
 
 
@@ -285,7 +308,7 @@ STORE_CHECKS: tuple[StoreCheck, ...] = (
     check_delete,
     check_list_by_string_prefix,
     check_etags,
-    check_change_in_mid_read,
+    check_replacement_during_read,
     check_put_if_absent,
     check_put_if_absent_race,
     check_writer,
@@ -299,7 +322,7 @@ STORE_CHECKS: tuple[StoreCheck, ...] = (
 
 
 def check_reading(store: Store, uri: str, data: bytes) -> None:
-    """What a store that only reads must do: `uri` names an object of the bytes `data` (at least 100), and stays so."""
+    """Check a read-only store. `uri` names an unchanging object of the bytes `data` (at least 100)."""
     equal(store.get(uri), data, "get")
     equal(b"".join(store.stream(uri)), data, "stream")
     for start in (1, len(data) // 2, len(data) - 1, len(data)):
@@ -308,17 +331,20 @@ def check_reading(store: Store, uri: str, data: bytes) -> None:
         equal(store.get_range(uri, start, length), data[start : start + length], f"range {start}+{length}")
     info = store.head(uri)
     equal(info.uri, uri, "head's URI")
-    true(info.size_bytes in {None, len(data)}, "head's size is wrong")
+    true(
+        info.size_bytes in {None, len(data)},
+        f"head's size is {info.size_bytes}, expected {len(data)} or None",
+    )
     equal(b"".join(store.stream(uri, etag=info.etag)), data, "stream with the right ETag")
     if info.etag:
         raises(
             ChangedError, lambda: b"".join(store.stream(uri, etag='"another"')), "stream with another ETag"
         )
     missing = uri + "-missing"
-    raises(NotFoundError, lambda: store.get(missing), "get of what is missing")
-    raises(NotFoundError, lambda: store.head(missing), "head of what is missing")
-    raises(NotFoundError, lambda: b"".join(store.stream(missing)), "stream of what is missing")
-    raises(NotFoundError, lambda: store.get_range(missing, 0, 1), "range of what is missing")
+    raises(NotFoundError, lambda: store.get(missing), "get of a missing object")
+    raises(NotFoundError, lambda: store.head(missing), "head of a missing object")
+    raises(NotFoundError, lambda: b"".join(store.stream(missing)), "stream of a missing object")
+    raises(NotFoundError, lambda: store.get_range(missing, 0, 1), "range of a missing object")
 
 
 def _interrupt() -> None:

@@ -1,1 +1,4 @@
-"""The promises of a job ledger, one function each, by subject; `headrace.testing.job_ledger` gathers them."""
+"""The checks of a job ledger by subject, one function per guarantee.
+
+`headrace.testing.job_ledger` collects them.
+"""

@@ -1,4 +1,4 @@
-"""A ledger on the bench: its clock, and short words for what the checks do with it."""
+"""The test bench of a job ledger: its clock, and helpers for the checks."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -14,43 +14,50 @@ from headrace.jobs.job import (
     HistoryEvent,
     Job,
     JobFailure,
+    JobProgress,
     NewJob,
     Outcome,
-    Progress,
     ResultRef,
     Settlement,
 )
-from headrace.jobs.ledger import Beat, BeatReply, ClaimRequest, JobLedger, Submitted, Upkeep
+from headrace.jobs.ledger import (
+    ClaimRequest,
+    Heartbeat,
+    HeartbeatReply,
+    JobLedger,
+    MaintenanceCounts,
+    SubmitReply,
+)
 from headrace.jobs.state import JobState
 from headrace.testing.clock import ManualWallClock
-from headrace.testing.expect import equal, shown
+from headrace.testing.expect import equal, short_repr
 
 OpenLedger = Callable[[], JobLedger]
-"""Gives a ledger, not started; all that one of these gives keep the same jobs, as two workers' do."""
+"""Returns a ledger, not started. All ledgers of one such function share their jobs."""
 
 NewLedgers = Callable[[ManualWallClock], OpenLedger]
-"""Makes a place for jobs, empty, whose time is the clock's; and gives what opens ledgers over it."""
+"""Creates empty storage with the clock's time, and returns a function that opens ledgers over it."""
 
 LEASE_MS: Final = 60_000
 THREADS: Final = 8
-NEWS_S: Final = 10.0
-"""The longest that news may take to be told, in real time."""
+WAKEUP_TIMEOUT_S: Final = 10.0
+"""The limit of the real time until a waiter must report a change."""
 _WAIT_S: Final = 60.0
 _ROUNDS_MAX: Final = 20
 
 OOPS: Final = JobFailure(Cause.MODEL, "the model raised on it", error="ValueError")
 
-_Answer = TypeVar("_Answer")
+_ResultT = TypeVar("_ResultT")
 
 
 class LedgerBench:
-    """A started ledger over an empty place; leaving it stops all that was opened."""
+    """A started ledger over empty storage. Leaving the context stops all ledgers of the bench."""
 
     def __init__(self, new_ledgers: NewLedgers) -> None:
         self.clock = ManualWallClock()
         self._open_ledger = new_ledgers(self.clock)
         self._opened: list[JobLedger] = []
-        self.ledger = self.another()
+        self.ledger = self.start_ledger()
 
     def __enter__(self) -> Self:
         return self
@@ -61,113 +68,117 @@ class LedgerBench:
         for ledger in self._opened:
             ledger.stop()
 
-    def another(self) -> JobLedger:
-        """One more ledger over the same jobs, started."""
+    def start_ledger(self) -> JobLedger:
+        """Return another started ledger over the same jobs."""
         ledger = self._open_ledger()
         ledger.start()
         self._opened.append(ledger)
         return ledger
 
-    def unstarted(self) -> JobLedger:
-        """One more ledger over the same jobs, as it is made."""
+    def new_ledger(self) -> JobLedger:
+        """Return another ledger over the same jobs, not started."""
         ledger = self._open_ledger()
         self._opened.append(ledger)
         return ledger
 
-    def later(self, ms: int) -> int:
-        """Let time pass; the time it is then."""
+    def advance(self, ms: int) -> int:
+        """Advance the clock by `ms` milliseconds. Return the new time."""
         return self.clock.advance(ms)
 
     def submit(self, **spec: Any) -> Job:
-        """The job that one submission makes."""
+        """Submit one job and return it. Raise AssertionError if the ledger refuses it."""
         return accepted(self.ledger.submit([_new(spec)])[0]).job
 
     def submit_many(self, count: int, **spec: Any) -> list[Job]:
-        """As many jobs of one kind, all submitted at once."""
-        answers = self.ledger.submit([_new(spec)] * count)
-        return [accepted(answer).job for answer in answers]
+        """Submit `count` jobs of one specification in one call, and return them."""
+        replies = self.ledger.submit([_new(spec)] * count)
+        return [accepted(reply).job for reply in replies]
 
     def claim(
         self, jobs_max: int = 1, *, queues: Iterable[str] = ("default",), worker: str = "w"
     ) -> tuple[Job, ...]:
-        """What a worker is given."""
-        return self.ledger.turn([], ClaimRequest(worker, tuple(queues), jobs_max, LEASE_MS)).claimed
+        """Claim at most `jobs_max` jobs for a worker, and return them."""
+        return self.ledger.settle_and_claim(
+            [], ClaimRequest(worker, tuple(queues), jobs_max, LEASE_MS)
+        ).claimed
 
     def claim_one(self, *, queues: Iterable[str] = ("default",), worker: str = "w") -> Job:
-        """The one job that a worker is given."""
+        """Claim one job and return it. Raise AssertionError if none is due."""
         claimed = self.claim(1, queues=queues, worker=worker)
-        equal(len(claimed), 1, "the number of jobs given out where one is due")
+        equal(len(claimed), 1, "the number of claimed jobs, with one due")
         return claimed[0]
 
-    def running(self, **spec: Any) -> Job:
-        """A job that was submitted just now, in a worker's hands."""
+    def submit_running(self, **spec: Any) -> Job:
+        """Submit and claim one job, and return it as running."""
         submitted = self.submit(**spec)
         job = self.claim_one(queues=(submitted.spec.queue,))
-        equal(job.id, submitted.id, "the job given out where one is due")
+        equal(job.id, submitted.id, "the claimed job")
         return job
 
     def settle(self, job: Job, outcome: Outcome) -> bool:
-        """Whether what the attempt came to was accepted."""
-        return self.ledger.turn([Settlement(job.id, job.lease, outcome)]).accepted == (True,)
+        """Settle the job's attempt with `outcome`. Return True if the ledger accepted it."""
+        return self.ledger.settle_and_claim([Settlement(job.id, job.lease, outcome)]).accepted == (True,)
 
-    def beat(
-        self, job: Job, *, progress: Progress | None = None, cursor: dict[str, Any] | None = None
-    ) -> BeatReply:
-        """The answer to one sign of life under this lease."""
-        return self.ledger.beat(job.worker or "w", [Beat(job.id, job.lease, progress, cursor)], LEASE_MS)
+    def heartbeat(
+        self, job: Job, *, progress: JobProgress | None = None, cursor: dict[str, Any] | None = None
+    ) -> HeartbeatReply:
+        """Send one heartbeat under the job's lease, and return the reply."""
+        return self.ledger.heartbeat(
+            job.worker or "w", [Heartbeat(job.id, job.lease, progress, cursor)], LEASE_MS
+        )
 
-    def ended(self, state: JobState, **spec: Any) -> Job:
-        """A job that has ended so."""
+    def submit_ended(self, state: JobState, **spec: Any) -> Job:
+        """Submit a job, bring it to the ended state `state`, and return it."""
         if state is JobState.CANCELLED:
             return self.ledger.cancel(self.submit(**spec).id)
         if state is JobState.EXPIRED:
             job = self.submit(**{"time_to_live_s": 1.0, **spec})
-            self.later(1_001)
-            self.upkeep()
+            self.advance(1_001)
+            self.maintain()
         else:
-            job = self.running(**spec)
+            job = self.submit_running(**spec)
             self.settle(job, done() if state is JobState.COMPLETED else Failed(OOPS))
-        job = self.now(job)
-        equal(job.state, state, "the state that was prepared")
+        job = self.reload(job)
+        equal(job.state, state, "the prepared state")
         return job
 
-    def now(self, job: Job) -> Job:
-        """The job as the ledger has it."""
+    def reload(self, job: Job) -> Job:
+        """Return the job as the ledger stores it now."""
         return self.ledger.get(job.id)
 
     def state(self, job: Job) -> JobState:
-        """The job's state."""
-        return self.now(job).state
+        """Return the job's current state."""
+        return self.reload(job).state
 
     def events(self, job: Job) -> list[HistoryEvent]:
-        """What the job's history tells, in order."""
+        """Return the events of the job's history, in order."""
         return [entry.event for entry in self.ledger.history(job.id)]
 
-    def upkeep(self) -> Upkeep:
-        """Maintain until there is nothing to do; all that was done."""
-        done_in_all = once = Upkeep()
+    def maintain(self) -> MaintenanceCounts:
+        """Run maintenance until nothing is left to do. Return the sum of all rounds."""
+        total = counts = MaintenanceCounts()
         for _ in range(_ROUNDS_MAX):
-            once = self.ledger.maintain(1000)
-            if not once.total:
-                return done_in_all
-            done_in_all = Upkeep(
-                done_in_all.returned + once.returned,
-                done_in_all.failed + once.failed,
-                done_in_all.cancelled + once.cancelled,
-                done_in_all.expired + once.expired,
-                done_in_all.woken + once.woken,
+            counts = self.ledger.maintain(1000)
+            if not counts.total:
+                return total
+            total = MaintenanceCounts(
+                total.returned + counts.returned,
+                total.failed + counts.failed,
+                total.cancelled + counts.cancelled,
+                total.expired + counts.expired,
+                total.woken + counts.woken,
             )
-        raise AssertionError(f"maintain finds something to do for ever, at last {shown(once)}")
+        raise AssertionError(f"maintain never ends, last counts {short_repr(counts)}")
 
-    def lose(self, job: Job) -> Job:
-        """Let the job's lease run out, and have it taken back; the job then."""
-        self.later(LEASE_MS + 1)
-        self.upkeep()
-        return self.now(job)
+    def expire_lease(self, job: Job) -> Job:
+        """Let the job's lease expire, run maintenance, and return the job afterwards."""
+        self.advance(LEASE_MS + 1)
+        self.maintain()
+        return self.reload(job)
 
-    def until_due(self, job: Job) -> None:
-        """Let time pass until the job is due."""
-        self.later(max(0, self.now(job).due_at_ms - self.clock.now_ms()))
+    def advance_until_due(self, job: Job) -> None:
+        """Advance the clock until the job is due."""
+        self.advance(max(0, self.reload(job).due_at_ms - self.clock.now_ms()))
 
 
 def _new(spec: Mapping[str, Any]) -> NewJob:
@@ -175,37 +186,43 @@ def _new(spec: Mapping[str, Any]) -> NewJob:
     return NewJob(**named)
 
 
-def accepted(answer: Submitted | Exception) -> Submitted:
-    """The answer to a submission that must be taken."""
-    if isinstance(answer, Submitted):
-        return answer
-    raise AssertionError(f"a submission was refused with {answer!r}") from answer
+def accepted(reply: SubmitReply | Exception) -> SubmitReply:
+    """Return the reply to a submission. Raise AssertionError if it is an error."""
+    if isinstance(reply, SubmitReply):
+        return reply
+    raise AssertionError(f"a submission was refused with {reply!r}") from reply
 
 
 def done(uri: str = "memory://box/out") -> Completed:
-    """That an attempt is done, its result at `uri`."""
+    """Return the outcome of a completed attempt with its result at `uri`."""
     return Completed(ResultRef(uri, 3, "text/csv"))
 
 
 def ids(jobs: Iterable[Job]) -> list[str]:
-    """The jobs' ids, in their order."""
+    """Return the ids of the jobs, in the same order."""
     return [job.id for job in jobs]
 
 
 def without_id(spec: NewJob) -> NewJob:
-    """A specification as it may be compared: whether the ledger writes the id into it is its own business."""
+    """Return the specification without its id, for comparison.
+
+    A ledger may write the job's id into it.
+    """
     return replace(spec, id="")
 
 
-def at_once(acts: Iterable[Callable[[], _Answer]]) -> list[_Answer]:
-    """What each act answers, all begun at the same moment in threads of their own. Raises what one raised."""
-    todo = list(acts)
-    line = threading.Barrier(len(todo))
+def run_concurrently(calls: Iterable[Callable[[], _ResultT]]) -> list[_ResultT]:
+    """Run the calls at the same moment, each in its own thread. Return their results in order.
 
-    def run(act: Callable[[], _Answer]) -> _Answer:
-        line.wait(_WAIT_S)
-        return act()
+    Raise the exception of the first call that failed.
+    """
+    pending = list(calls)
+    barrier = threading.Barrier(len(pending))
 
-    with ThreadPoolExecutor(len(todo)) as pool:
-        futures = [pool.submit(run, act) for act in todo]
+    def run(call: Callable[[], _ResultT]) -> _ResultT:
+        barrier.wait(_WAIT_S)
+        return call()
+
+    with ThreadPoolExecutor(len(pending)) as pool:
+        futures = [pool.submit(run, call) for call in pending]
         return [future.result(_WAIT_S) for future in futures]

@@ -1,4 +1,4 @@
-"""What claiming promises: the order of jobs, what is held back, and that nothing is given out twice."""
+"""Checks of claiming: the order of jobs, jobs that are held back, and exclusive claims."""
 
 from itertools import chain
 from typing import Final
@@ -7,17 +7,28 @@ from headrace.jobs.job import Failed, Job, NewJob, Released, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
 from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, true
-from headrace.testing.job_checks.bench import LEASE_MS, OOPS, THREADS, LedgerBench, at_once, done, ids
+from headrace.testing.job_checks.bench import (
+    LEASE_MS,
+    OOPS,
+    THREADS,
+    LedgerBench,
+    done,
+    ids,
+    run_concurrently,
+)
 
 _RACE_JOBS: Final = 120
 
 
-def check_claim(bench: LedgerBench) -> None:
-    """A claimed job runs under lease 1, as attempt 1, in this worker's hands until the lease's end; nobody else gets it."""
+def check_claimed_job_runs_under_lease(bench: LedgerBench) -> None:
+    """Check that a claimed job runs under lease 1, as attempt 1 of its worker.
+
+    No other worker receives it until the lease ends.
+    """
     job = bench.submit()
-    now_ms = bench.later(7)
+    now_ms = bench.advance(7)
     (claimed,) = bench.claim(3, worker="w-1")
-    for seen in (claimed, bench.now(job)):
+    for seen in (claimed, bench.reload(job)):
         equal((seen.id, seen.state), (job.id, JobState.RUNNING), "the claimed job")
         equal((seen.attempt, seen.lease, seen.worker), (1, 1, "w-1"), "its attempt, lease and worker")
         equal(
@@ -26,218 +37,243 @@ def check_claim(bench: LedgerBench) -> None:
             "its start and lease's end",
         )
         equal((seen.created_at_ms, seen.ended_at_ms), (job.created_at_ms, None), "its other times")
-    equal(bench.claim(3, worker="w-2"), (), "what another worker is given")
+    equal(bench.claim(3, worker="w-2"), (), "the claim of another worker")
 
 
 def check_claim_order(bench: LedgerBench) -> None:
-    """Jobs come by priority, then by due time, then by id; whichever was submitted first."""
+    """Check that jobs are claimed by priority, then due time, then id.
+
+    The order of submission does not matter.
+    """
     rows = ((0, 90, "9"), (4, 10, "7"), (4, 20, "1"), (4, 20, "2"), (4, 20, "8"), (9, 0, "0"))
     specs = [
         NewJob(id=f"01a3185c-5000-7849-aacf-f0401441a1c{digit}", priority=priority, delay_ms=delay_ms)
         for priority, delay_ms, digit in rows
     ]
     bench.ledger.submit([specs[n] for n in (4, 1, 5, 3, 0, 2)])
-    bench.later(100)
-    given = bench.claim(2) + bench.claim(3) + bench.claim(3)
-    equal(ids(given), [spec.id for spec in specs], "the order in which jobs are given out")
+    bench.advance(100)
+    claims = bench.claim(2) + bench.claim(3) + bench.claim(3)
+    equal(ids(claims), [spec.id for spec in specs], "the order of claimed jobs")
 
 
-def check_retried_jobs_queue_up_again(bench: LedgerBench) -> None:
-    """What is tried again stands in line by its new due time, behind what was due before it."""
-    first = bench.running()
+def check_retried_job_queues_by_new_due_time(bench: LedgerBench) -> None:
+    """Check that a retried job is ordered by its new due time, behind jobs that were due before."""
+    first = bench.submit_running()
     bench.settle(first, Failed(OOPS, retry_ms=50))
     second = bench.submit(delay_ms=40)
-    bench.later(60)
-    equal(ids(bench.claim(2)), [second.id, first.id], "the order of a new job and one that is tried again")
+    bench.advance(60)
+    equal(ids(bench.claim(2)), [second.id, first.id], "the order of a new and a retried job")
 
 
 def check_queue_order(bench: LedgerBench) -> None:
-    """Queues are asked in the order of the request, whatever their jobs' priorities; others are not touched."""
+    """Check that queues are read in the order of the request, before any priority.
+
+    Other queues are not touched.
+    """
     last, first, other = (
         bench.submit(queue=name, priority=priority) for name, priority in (("a", 0), ("b", 9), ("c", 0))
     )
-    equal(ids(bench.claim(1, queues=["b", "a"])), [first.id], "the job given out for a worker of b, then a")
-    equal(ids(bench.claim(5, queues=["b", "a"])), [last.id], "what is left for a worker of b and a")
-    equal(bench.state(other), JobState.PENDING, "the state of a job in a queue that was not asked")
+    equal(ids(bench.claim(1, queues=["b", "a"])), [first.id], "the claimed job, for queues b and a")
+    equal(ids(bench.claim(5, queues=["b", "a"])), [last.id], "the remaining jobs of queues b and a")
+    equal(bench.state(other), JobState.PENDING, "the state of a job in a queue outside the request")
     equal(bench.claim(5, queues=["unknown"]), (), "the jobs of an unknown queue")
 
 
-def check_claims_are_bounded(bench: LedgerBench) -> None:
-    """A worker gets no more than it has room for, and all that there is where there is less."""
+def check_claim_limit(bench: LedgerBench) -> None:
+    """Check that a claim returns at most `jobs_max` jobs, and all due jobs if there are fewer."""
     bench.submit_many(7)
     sizes = [len(bench.claim(jobs_max)) for jobs_max in (0, 1, 4, 4, 4)]
     equal(
         sizes,
         [0, 1, 4, 2, 0],
-        "the number of jobs given out, of seven, to workers with room for 0, 1, 4, 4, 4",
+        "the number of claimed jobs, of seven, with limits 0, 1, 4, 4, 4",
     )
 
 
-def check_future_jobs_sleep(bench: LedgerBench) -> None:
-    """A job is given out no millisecond before it is due, then without further ado; the answer tells when that will be."""
+def check_delayed_job_is_claimed_when_due(bench: LedgerBench) -> None:
+    """Check that a job is claimed exactly from its due time on, without maintenance.
+
+    The reply has the time until it is due.
+    """
     job = bench.submit(delay_ms=5_000)
     bench.submit(delay_ms=9_000)
     bench.submit(delay_ms=10, queue="other")
     claim = ClaimRequest("w", ("default",), 1, LEASE_MS)
-    equal(bench.ledger.turn([], claim).due_in_ms, 5_000, "how long until the next job is due")
-    bench.later(4_999)
-    turn = bench.ledger.turn([], claim)
-    equal((turn.claimed, turn.due_in_ms), ((), 1), "what is given out a millisecond before a job is due")
-    bench.later(1)
-    turn = bench.ledger.turn([], claim)
-    equal(ids(turn.claimed), [job.id], "what is given out when a job is due")
-    equal(turn.due_in_ms, None, "what a worker without room left is told of the next job")
+    equal(bench.ledger.settle_and_claim([], claim).due_in_ms, 5_000, "due_in_ms of the next job")
+    bench.advance(4_999)
+    reply = bench.ledger.settle_and_claim([], claim)
+    equal((reply.claimed, reply.due_in_ms), ((), 1), "the reply a millisecond before a job is due")
+    bench.advance(1)
+    reply = bench.ledger.settle_and_claim([], claim)
+    equal(ids(reply.claimed), [job.id], "the claimed jobs at the due time")
+    equal(reply.due_in_ms, None, "due_in_ms of a reply at the limit of jobs")
 
 
-def check_nothing_to_come(bench: LedgerBench) -> None:
-    """Where no job waits, none is said to become due: running and ended ones are no work to wait for."""
-    bench.running()
-    bench.ended(JobState.COMPLETED)
-    turn = bench.ledger.turn([], ClaimRequest("w", ("default",), 1, LEASE_MS))
-    equal((turn.claimed, turn.due_in_ms), ((), None), "the answer where no job waits")
-    equal(bench.ledger.turn([]).claimed, (), "what is given out to whoever does not ask")
+def check_no_due_time_without_pending_jobs(bench: LedgerBench) -> None:
+    """Check that the reply has no due time if no job is pending.
+
+    Running and ended jobs do not count.
+    """
+    bench.submit_running()
+    bench.submit_ended(JobState.COMPLETED)
+    reply = bench.ledger.settle_and_claim([], ClaimRequest("w", ("default",), 1, LEASE_MS))
+    equal((reply.claimed, reply.due_in_ms), ((), None), "the reply without pending jobs")
+    equal(bench.ledger.settle_and_claim([]).claimed, (), "the claimed jobs without a claim request")
 
 
 def check_time_to_live(bench: LedgerBench) -> None:
-    """A job that nobody began in its time to live is not given out, even before anybody expires it; a begun one is."""
+    """Check that no job is begun after its time to live, even before maintenance.
+
+    A job that was begun in time is claimed again.
+    """
     begun, late = (bench.submit(time_to_live_s=2.0, priority=priority) for priority in (1, 2))
-    bench.later(1_999)
-    equal(ids(bench.claim(1)), [begun.id], "what is given out within its time to live")
-    bench.settle(bench.now(begun), Failed(OOPS, retry_ms=10))
-    bench.later(3_000)
-    turn = bench.ledger.turn([], ClaimRequest("w", ("default",), 5, LEASE_MS))
+    bench.advance(1_999)
+    equal(ids(bench.claim(1)), [begun.id], "the claimed jobs within its time to live")
+    bench.settle(bench.reload(begun), Failed(OOPS, retry_ms=10))
+    bench.advance(3_000)
+    reply = bench.ledger.settle_and_claim([], ClaimRequest("w", ("default",), 5, LEASE_MS))
     equal(
-        ids(turn.claimed),
+        ids(reply.claimed),
         [begun.id],
-        "what is given out after two jobs' time to live, one of them begun in time",
+        "the claimed jobs after two times to live, one begun in time",
     )
-    bench.upkeep()
-    equal(bench.state(late), JobState.EXPIRED, "the state of a job that nobody began in time")
-    equal(bench.state(begun), JobState.RUNNING, "the state of a job that was begun in time")
+    bench.maintain()
+    equal(bench.state(late), JobState.EXPIRED, "the state of a job not begun in time")
+    equal(bench.state(begun), JobState.RUNNING, "the state of a job begun in time")
 
 
 def check_deadline_of_pending_jobs(bench: LedgerBench) -> None:
-    """After its deadline a job is not given out, whether it was begun before or not."""
+    """Check that no job is claimed after its deadline, begun or not."""
     new, begun = bench.submit(deadline_s=2.0), bench.submit(deadline_s=2.0, priority=0)
     bench.settle(bench.claim_one(), Failed(OOPS, retry_ms=10))
-    bench.later(2_001)
-    equal(bench.claim(5), (), "what is given out after its deadline")
-    bench.upkeep()
+    bench.advance(2_001)
+    equal(bench.claim(5), (), "the claimed jobs after its deadline")
+    bench.maintain()
     equal([bench.state(new), bench.state(begun)], [JobState.EXPIRED] * 2, "the states after the deadline")
 
 
 def check_paused_queue(bench: LedgerBench) -> None:
-    """A paused queue gives out nothing, takes jobs, and lets running ones finish; resumed, it goes on where it was."""
-    running = bench.running(queue="q")
+    """Check that a paused queue accepts jobs, lets running ones finish and returns none.
+
+    A resumed queue continues.
+    """
+    running = bench.submit_running(queue="q")
     bench.submit(queue="q")
     bench.ledger.set_queue(QueueSettings("q", paused=True))
     bench.submit(queue="q")
     other = bench.submit(queue="other")
-    equal(ids(bench.claim(5, queues=["q", "other"])), [other.id], "what is given out while q is paused")
-    true(bench.settle(running, done()), "a job of a paused queue cannot be finished")
+    equal(ids(bench.claim(5, queues=["q", "other"])), [other.id], "the claimed jobs while q is paused")
+    true(bench.settle(running, done()), "the completion of a job of a paused queue was refused")
     bench.ledger.set_queue(QueueSettings("q"))
-    equal(len(bench.claim(5, queues=["q"])), 2, "the number of jobs given out after q was resumed")
+    equal(len(bench.claim(5, queues=["q"])), 2, "the number of claimed jobs after q was resumed")
 
 
-def check_lonely_jobs(bench: LedgerBench) -> None:
-    """A job that has cost two processes is the only one of an answer, and is neither lost nor passed over for ever."""
+def check_crashing_job_runs_alone(bench: LedgerBench) -> None:
+    """Check that a job with two crashes is the only one of a reply.
+
+    It is neither lost nor starved.
+    """
     poison = bench.submit(attempts_max=9)
     for _ in range(2):
-        true(not bench.now(poison).alone, "a job is alone before it has cost two processes")
+        true(not bench.reload(poison).alone, "a job must run alone before its second crash")
         bench.settle(bench.claim_one(), Failed(OOPS, retry_ms=0, crashed=True))
     equal(
-        (bench.now(poison).crashes, bench.now(poison).alone),
+        (bench.reload(poison).crashes, bench.reload(poison).alone),
         (2, True),
-        "crashes, and whether it must be alone",
+        "crashes, and alone",
     )
     before, behind = bench.submit(priority=0), bench.submit(priority=9)
-    answers = [ids(bench.claim(5)) for _ in range(3)]
-    true([poison.id] in answers, f"a job that must be alone came with others, or not at all: {answers}")
-    equal(sorted(chain(*answers)), sorted([before.id, poison.id, behind.id]), "all that was given out")
-    equal(answers[0][0], before.id, "the first job given out")
+    claims = [ids(bench.claim(5)) for _ in range(3)]
+    true([poison.id] in claims, f"a job that must run alone was claimed with others, or not at all: {claims}")
+    equal(sorted(chain(*claims)), sorted([before.id, poison.id, behind.id]), "all claimed jobs")
+    equal(claims[0][0], before.id, "the first claimed job")
 
 
-def check_lonely_job_across_queues(bench: LedgerBench) -> None:
-    """A job that must be alone comes by itself from the last queue asked as well as from the first."""
+def check_crashing_job_runs_alone_across_queues(bench: LedgerBench) -> None:
+    """Check that a job with two crashes is claimed alone from any queue of the request."""
     poison = bench.submit(queue="b", attempts_max=9)
     for _ in range(2):
         bench.settle(bench.claim_one(queues=["b"]), Failed(OOPS, retry_ms=0, crashed=True))
     bench.submit(queue="a")
     bench.submit(queue="c")
-    answers = [ids(bench.claim(5, queues=["a", "b", "c"])) for _ in range(3)]
-    true([poison.id] in answers, f"a job that must be alone came with others, or not at all: {answers}")
-    equal(sum(map(len, answers)), 3, "the number of jobs given out")
+    claims = [ids(bench.claim(5, queues=["a", "b", "c"])) for _ in range(3)]
+    true([poison.id] in claims, f"a job that must run alone was claimed with others, or not at all: {claims}")
+    equal(sum(map(len, claims)), 3, "the number of claimed jobs")
 
 
 def check_claim_race(bench: LedgerBench) -> None:
-    """Many workers at once, in two processes' ledgers: every job is given out once, with one lease; none is left."""
+    """Check that concurrent workers on two ledgers claim every job exactly once, under one lease."""
     bench.submit_many(_RACE_JOBS)
-    ledgers = (bench.ledger, bench.another())
+    ledgers = (bench.ledger, bench.start_ledger())
 
     def work(number: int) -> list[Job]:
-        got: list[Job] = []
+        taken: list[Job] = []
         claim = ClaimRequest(f"w-{number}", ("default",), 1 + number % 4, LEASE_MS)
-        while claimed := ledgers[number % 2].turn([], claim).claimed:
-            got.extend(claimed)
-        return got
+        while claimed := ledgers[number % 2].settle_and_claim([], claim).claimed:
+            taken.extend(claimed)
+        return taken
 
-    shares = at_once((lambda number=number: work(number)) for number in range(THREADS))
-    given = [job for share in shares for job in share]
-    # A worker may leave when the rest was in others' hands for a moment: what is left then is given out now.
-    given += bench.claim(_RACE_JOBS)
-    equal((len(given), len(set(ids(given)))), (_RACE_JOBS, _RACE_JOBS), "jobs given out, and different ones")
-    equal({job.lease for job in given}, {1}, "the leases")
-    now = bench.ledger.get_many(ids(given))
-    equal([now[job.id].worker for job in given], [job.worker for job in given], "whose the jobs are")
-
-
-def check_fused_turns_race(bench: LedgerBench) -> None:
-    """Workers that settle and claim in one turn, all at once: each job is completed once, and all are."""
-    bench.submit_many(_RACE_JOBS)
-    ledgers = (bench.ledger, bench.another())
-    counts = at_once(
-        (lambda number=number: _work_off(ledgers[number % 2], f"w-{number}")) for number in range(THREADS)
+    shares = run_concurrently((lambda number=number: work(number)) for number in range(THREADS))
+    claims = [job for share in shares for job in share]
+    # A worker may stop while other workers hold the rest for a moment: claim what is left now.
+    claims += bench.claim(_RACE_JOBS)
+    equal(
+        (len(claims), len(set(ids(claims)))),
+        (_RACE_JOBS, _RACE_JOBS),
+        "the numbers of claims and of different jobs",
     )
-    total = sum(counts) + _work_off(bench.ledger, "last")
-    equal(total, _RACE_JOBS, "the number of completions that were accepted")
-    equal(bench.ledger.counts("default").backlog, 0, "what is left to do")
-    equal(bench.ledger.maintain(100).total, 0, "what is left to take back")
+    equal({job.lease for job in claims}, {1}, "the leases")
+    now = bench.ledger.get_many(ids(claims))
+    equal([now[job.id].worker for job in claims], [job.worker for job in claims], "the workers of the jobs")
 
 
-def _work_off(ledger: JobLedger, worker: str) -> int:
-    turn = ledger.turn([], ClaimRequest(worker, ("default",), 3, LEASE_MS))
+def check_settle_and_claim_race(bench: LedgerBench) -> None:
+    """Check that concurrent `settle_and_claim` calls complete every job exactly once."""
+    bench.submit_many(_RACE_JOBS)
+    ledgers = (bench.ledger, bench.start_ledger())
+    counts = run_concurrently(
+        (lambda number=number: _run_all_jobs(ledgers[number % 2], f"w-{number}")) for number in range(THREADS)
+    )
+    total = sum(counts) + _run_all_jobs(bench.ledger, "last")
+    equal(total, _RACE_JOBS, "the number of accepted completions")
+    equal(bench.ledger.counts("default").backlog, 0, "the remaining backlog")
+    equal(bench.ledger.maintain(100).total, 0, "the remaining maintenance")
+
+
+def _run_all_jobs(ledger: JobLedger, worker: str) -> int:
+    reply = ledger.settle_and_claim([], ClaimRequest(worker, ("default",), 3, LEASE_MS))
     total = 0
-    while turn.claimed:
-        settlements = [Settlement(job.id, job.lease, done()) for job in turn.claimed]
-        turn = ledger.turn(settlements, ClaimRequest(worker, ("default",), 3, LEASE_MS))
-        total += sum(turn.accepted)
+    while reply.claimed:
+        settlements = [Settlement(job.id, job.lease, done()) for job in reply.claimed]
+        reply = ledger.settle_and_claim(settlements, ClaimRequest(worker, ("default",), 3, LEASE_MS))
+        total += sum(reply.accepted)
     return total
 
 
-def check_released_jobs_keep_their_place(bench: LedgerBench) -> None:
-    """A job given back for later is given out when that time has come, not before."""
-    job = bench.running()
+def check_released_job_waits_for_its_delay(bench: LedgerBench) -> None:
+    """Check that a job released with a delay is claimed once the delay is over, not before."""
+    job = bench.submit_running()
     true(bench.settle(job, Released(delay_ms=300)), "a release was refused")
-    bench.later(299)
-    equal(bench.claim(5), (), "what is given out before a released job is due again")
-    bench.later(1)
-    equal(ids(bench.claim(5)), [job.id], "what is given out when a released job is due again")
+    bench.advance(299)
+    equal(bench.claim(5), (), "the claimed jobs before a released job is due again")
+    bench.advance(1)
+    equal(ids(bench.claim(5)), [job.id], "the claimed jobs when a released job is due again")
 
 
 CLAIMING_CHECKS = (
-    check_claim,
+    check_claimed_job_runs_under_lease,
     check_claim_order,
-    check_retried_jobs_queue_up_again,
+    check_retried_job_queues_by_new_due_time,
     check_queue_order,
-    check_claims_are_bounded,
-    check_future_jobs_sleep,
-    check_nothing_to_come,
+    check_claim_limit,
+    check_delayed_job_is_claimed_when_due,
+    check_no_due_time_without_pending_jobs,
     check_time_to_live,
     check_deadline_of_pending_jobs,
     check_paused_queue,
-    check_lonely_jobs,
-    check_lonely_job_across_queues,
+    check_crashing_job_runs_alone,
+    check_crashing_job_runs_alone_across_queues,
     check_claim_race,
-    check_fused_turns_race,
-    check_released_jobs_keep_their_place,
+    check_settle_and_claim_race,
+    check_released_job_waits_for_its_delay,
 )

@@ -1,16 +1,23 @@
-"""What submitting promises: answers in order, keys, and queues that refuse."""
+"""Checks of submission: replies in order, idempotency keys, and queues that refuse jobs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.core.errors import IdempotencyError, QueueClosedError, QueueFullError
 from headrace.jobs.job import NewJob
-from headrace.jobs.ledger import JobFilter, QueueSettings, Submitted
+from headrace.jobs.ledger import JobFilter, QueueSettings, SubmitReply
 from headrace.jobs.state import JobState
-from headrace.testing.expect import equal, shown, true
-from headrace.testing.job_checks.bench import THREADS, LedgerBench, accepted, at_once, ids, without_id
+from headrace.testing.expect import equal, short_repr, true
+from headrace.testing.job_checks.bench import (
+    THREADS,
+    LedgerBench,
+    accepted,
+    ids,
+    run_concurrently,
+    without_id,
+)
 
-_FULL = NewJob(
+_FULL_JOB = NewJob(
     model="m@3",
     kind="transform",
     queue="long",
@@ -40,58 +47,75 @@ _FULL = NewJob(
 )
 
 
-def check_submit_keeps_all(bench: LedgerBench) -> None:
-    """What was submitted comes back whole, of every field; times are the ledger's, delays are counted from now."""
+def check_submit_keeps_all_fields(bench: LedgerBench) -> None:
+    """Check that a submitted job keeps every field.
+
+    Times are the ledger's, and delays count from now.
+    """
     now_ms = bench.clock.now_ms()
-    (answer,) = bench.ledger.submit([_FULL])
-    true(accepted(answer).created, "a new submission is said to be an old one")
-    for job in (accepted(answer).job, bench.ledger.get(accepted(answer).job.id)):
-        equal(without_id(job.spec), _FULL, "the specification that comes back")
+    (reply,) = bench.ledger.submit([_FULL_JOB])
+    true(accepted(reply).created, "a new submission is reported as known")
+    for job in (accepted(reply).job, bench.ledger.get(accepted(reply).job.id)):
+        equal(without_id(job.spec), _FULL_JOB, "the stored specification")
         equal(job.state, JobState.PENDING, "a new job's state")
         equal((job.attempt, job.lease, job.crashes), (0, 0, 0), "a new job's attempts, leases and crashes")
-        equal((job.created_at_ms, job.due_at_ms), (now_ms, now_ms + 1_500), "when it was made, and is due")
+        equal((job.created_at_ms, job.due_at_ms), (now_ms, now_ms + 1_500), "the creation and due times")
         equal(
-            (job.expires_at_ms, job.deadline_at_ms), (now_ms + 60_000, now_ms + 3_600_000), "its last times"
+            (job.expires_at_ms, job.deadline_at_ms),
+            (now_ms + 60_000, now_ms + 3_600_000),
+            "its expiry and deadline",
         )
         equal(
-            (job.started_at_ms, job.ended_at_ms, job.lease_until_ms), (None, None, None), "times yet to come"
+            (job.started_at_ms, job.ended_at_ms, job.lease_until_ms),
+            (None, None, None),
+            "the start, end and lease end of a new job",
         )
-        equal((job.result, job.failure, job.cancel_requested), (None, None, False), "what is yet to come")
+        equal(
+            (job.result, job.failure, job.cancel_requested),
+            (None, None, False),
+            "the result, failure and cancellation of a new job",
+        )
     equal([q.name for q in bench.ledger.queues()], ["long"], "the queues after a job for an unknown one")
 
 
-def check_submit_answers_in_order(bench: LedgerBench) -> None:
-    """Each of many submissions has its own job, under an id of its own, at its place in the answer."""
+def check_submit_replies_in_order(bench: LedgerBench) -> None:
+    """Check that each of many submissions has its own job and id, at its index in the reply."""
     names = [f"model-{number}" for number in range(25)]
-    answers = [accepted(answer) for answer in bench.ledger.submit([NewJob(model=name) for name in names])]
-    equal([answer.job.spec.model for answer in answers], names, "the order of answers")
-    equal(len({answer.job.id for answer in answers}), 25, "the number of different ids")
-    equal(bench.ledger.counts("default").due, 25, "the jobs that wait")
-    equal(bench.ledger.submit([]), [], "the answer to no submissions")
+    replies = [accepted(reply) for reply in bench.ledger.submit([NewJob(model=name) for name in names])]
+    equal([reply.job.spec.model for reply in replies], names, "the order of replies")
+    equal(len({reply.job.id for reply in replies}), 25, "the number of different ids")
+    equal(bench.ledger.counts("default").due, 25, "the pending jobs")
+    equal(bench.ledger.submit([]), [], "the reply to no submissions")
 
 
-def check_given_ids(bench: LedgerBench) -> None:
-    """An id that was given is kept; the same submission again is the same job, since a lost answer is asked for again."""
+def check_submitted_ids(bench: LedgerBench) -> None:
+    """Check that a submitted id is kept.
+
+    Repeating the submission returns the same job, so a lost reply is harmless.
+    """
     new = NewJob(model="m", id="01a3185c-5000-7849-aacf-f0401441a1cd")
     first, again = (accepted(bench.ledger.submit([new])[0]) for _ in range(2))
-    equal((first.job.id, again.job.id), (new.id, new.id), "the ids of a job whose id was given")
-    equal((first.created, again.created), (True, False), "whether each submission made it")
-    equal(bench.ledger.counts("default").due, 1, "the jobs that wait")
+    equal((first.job.id, again.job.id), (new.id, new.id), "the ids of a job with a submitted id")
+    equal((first.created, again.created), (True, False), "created, of each submission")
+    equal(bench.ledger.counts("default").due, 1, "the pending jobs")
 
 
 def check_idempotency_keys(bench: LedgerBench) -> None:
-    """A key stands for its job as long as there is a row, also after its end; it is a tenant's own."""
+    """Check that a key stands for its job until the job is deleted, also after its end.
+
+    Each tenant has its own keys.
+    """
     new = NewJob(model="m", idempotency_key="key", body_digest="d", tenant="a")
     first = accepted(bench.ledger.submit([new])[0])
-    true(first.created, "the first submission under a key made no job")
+    true(first.created, "the first submission under a key created no job")
     for state in (JobState.PENDING, JobState.CANCELLED):
-        bench.later(3_600_000)
+        bench.advance(3_600_000)
         again = accepted(bench.ledger.submit([new])[0])
         equal((again.job.id, again.created), (first.job.id, False), f"the key again, its job {state.value}")
-        equal(again.job.state, state, "the job that a key stands for is not shown as it is")
+        equal(again.job.state, state, "the state of the job under a known key")
         bench.ledger.cancel(first.job.id)
     others = bench.ledger.submit([replace(new, tenant="b"), replace(new, tenant="")])
-    true(all(accepted(answer).created for answer in others), "a key is shared between tenants")
+    true(all(accepted(reply).created for reply in others), "a key is shared between tenants")
     bench.ledger.delete(first.job.id)
     after_delete = accepted(bench.ledger.submit([replace(new, body_digest="other")])[0])
     true(after_delete.created, "a key outlives its deleted job")
@@ -100,137 +124,168 @@ def check_idempotency_keys(bench: LedgerBench) -> None:
     true(accepted(bench.ledger.submit([new])[0]).created, "a key outlives its forgotten job")
 
 
-def check_no_key_is_no_key(bench: LedgerBench) -> None:
-    """Submissions without a key are never taken for each other, whatever their digests."""
-    answers = bench.ledger.submit([NewJob(model="m", body_digest="same")] * 3)
-    equal(
-        [accepted(answer).created for answer in answers], [True] * 3, "which of three submissions made a job"
-    )
+def check_empty_key_is_not_shared(bench: LedgerBench) -> None:
+    """Check that submissions without a key are different jobs, also with equal digests."""
+    replies = bench.ledger.submit([NewJob(model="m", body_digest="same")] * 3)
+    equal([accepted(reply).created for reply in replies], [True] * 3, "created, of the submissions")
 
 
 def check_key_with_another_digest(bench: LedgerBench) -> None:
-    """A key with another body is refused, naming the job it stands for; the rest of the call is queued all the same."""
+    """Check that a key with another digest is refused with the id of its job.
+
+    The rest of the call is queued.
+    """
     known = bench.submit(idempotency_key="key", body_digest="one")
-    answers = bench.ledger.submit(
+    replies = bench.ledger.submit(
         [NewJob(model="a"), NewJob(idempotency_key="key", body_digest="two"), NewJob(model="b")]
     )
-    equal(_kinds(answers), [Submitted, IdempotencyError, Submitted], "the answers around a used key")
-    refusal = answers[1]
+    equal(
+        _reply_types(replies), [SubmitReply, IdempotencyError, SubmitReply], "the replies around a used key"
+    )
+    refusal = replies[1]
     true(
         isinstance(refusal, IdempotencyError) and refusal.job_id == known.id, "the refusal names another job"
     )
-    equal(bench.ledger.counts("default").due, 3, "the jobs that wait")
+    equal(bench.ledger.counts("default").due, 3, "the pending jobs")
 
 
 def check_keys_within_one_call(bench: LedgerBench) -> None:
-    """Two of one call may share a key: one job. With another digest the second is refused."""
+    """Check that two submissions of one call may share a key and a job.
+
+    With another digest the second is refused.
+    """
     one, two = NewJob(model="m", idempotency_key="key", body_digest="one"), NewJob(model="n")
-    answers = bench.ledger.submit([one, two, one, replace(one, body_digest="two")])
-    equal(_kinds(answers), [Submitted] * 3 + [IdempotencyError], "the answers of a call that repeats a key")
-    first, other, again = (accepted(answer) for answer in answers[:3])
-    equal((first.created, other.created, again.created), (True, True, False), "which submissions made a job")
+    replies = bench.ledger.submit([one, two, one, replace(one, body_digest="two")])
+    equal(
+        _reply_types(replies),
+        [SubmitReply] * 3 + [IdempotencyError],
+        "the replies to a repeated key",
+    )
+    first, other, again = (accepted(reply) for reply in replies[:3])
+    equal((first.created, other.created, again.created), (True, True, False), "created, of the submissions")
     equal(again.job.id, first.job.id, "the job of a repeated key")
-    equal(bench.ledger.counts("default").due, 2, "the jobs that wait")
+    equal(bench.ledger.counts("default").due, 2, "the pending jobs")
 
 
 def check_key_race(bench: LedgerBench) -> None:
-    """Of many threads that submit under one key at once, one makes the job, and all are answered with it."""
-    ledgers = (bench.ledger, bench.another())
+    """Check that concurrent submissions under one key create one job and all return it."""
+    ledgers = (bench.ledger, bench.start_ledger())
     for number in range(5):
         new = NewJob(model="m", idempotency_key=f"key-{number}", body_digest="d")
-        answers = at_once(
+        replies = run_concurrently(
             (lambda ledger=ledgers[n % 2], new=new: accepted(ledger.submit([new])[0])) for n in range(THREADS)
         )
-        equal(sum(answer.created for answer in answers), 1, "the number of submissions that made the job")
-        equal(len({answer.job.id for answer in answers}), 1, "the number of jobs under one key")
-    equal(bench.ledger.counts("default").due, 5, "the jobs that wait")
+        equal(sum(reply.created for reply in replies), 1, "the number of submissions that created the job")
+        equal(len({reply.job.id for reply in replies}), 1, "the number of jobs under one key")
+    equal(bench.ledger.counts("default").due, 5, "the pending jobs")
 
 
 def check_draining_queue(bench: LedgerBench) -> None:
-    """A draining queue takes none, which stands in the answer; it gives out what it holds, and known keys answer."""
+    """Check that a draining queue refuses new jobs in the reply.
+
+    Its jobs are still claimed, and known keys still work.
+    """
     held = bench.submit(queue="old", idempotency_key="key")
     bench.ledger.set_queue(QueueSettings("old", draining=True))
-    answers = bench.ledger.submit(
+    replies = bench.ledger.submit(
         [NewJob(queue="old"), NewJob(queue="new"), NewJob(queue="old", model="m", idempotency_key="key")]
     )
-    equal(_kinds(answers), [QueueClosedError, Submitted, Submitted], "the answers while one queue is drained")
-    equal(accepted(answers[2]).job.id, held.id, "the job of a key that was used before the queue was drained")
-    equal(ids(bench.claim(5, queues=["old"])), [held.id], "the jobs given out by a draining queue")
+    equal(
+        _reply_types(replies),
+        [QueueClosedError, SubmitReply, SubmitReply],
+        "the replies during draining",
+    )
+    equal(accepted(replies[2]).job.id, held.id, "the job of a key from before draining")
+    equal(ids(bench.claim(5, queues=["old"])), [held.id], "the claimed jobs of a draining queue")
     bench.ledger.set_queue(QueueSettings("old"))
     bench.submit(queue="old")
 
 
 def check_full_queue(bench: LedgerBench) -> None:
-    """A queue takes jobs until `pending_max` wait, within one call too; those that sleep wait as well, running ones do not."""
+    """Check that a queue accepts jobs up to `pending_max` pending ones, also within one call.
+
+    Delayed jobs count, running jobs do not.
+    """
     bench.ledger.set_queue(QueueSettings("small", pending_max=3))
     small, other = NewJob(queue="small"), NewJob(queue="other")
-    answers = bench.ledger.submit([small, replace(small, delay_ms=9_000), other, small, small, other, small])
-    wanted = [Submitted] * 4 + [QueueFullError, Submitted, QueueFullError]
-    equal(_kinds(answers), wanted, "the answers as a queue of three fills up")
-    full = answers[-1]
+    replies = bench.ledger.submit([small, replace(small, delay_ms=9_000), other, small, small, other, small])
+    wanted = [SubmitReply] * 4 + [QueueFullError, SubmitReply, QueueFullError]
+    equal(_reply_types(replies), wanted, "the replies as a queue of three fills up")
+    full = replies[-1]
     true(
         isinstance(full, QueueFullError) and full.retry_after_s > 0,
-        "a full queue does not say when to ask again",
+        "a full queue has no retry_after_s",
     )
-    equal(_kinds(bench.ledger.submit([small])), [QueueFullError], "the answer of a full queue")
+    equal(_reply_types(bench.ledger.submit([small])), [QueueFullError], "the reply of a full queue")
     bench.claim(1, queues=["small"])
     equal(
-        _kinds(bench.ledger.submit([small, small])),
-        [Submitted, QueueFullError],
-        "answers after one was taken",
+        _reply_types(bench.ledger.submit([small, small])),
+        [SubmitReply, QueueFullError],
+        "the replies after a claim",
     )
     bench.ledger.set_queue(QueueSettings("small"))
-    equal(_kinds(bench.ledger.submit([small] * 5)), [Submitted] * 5, "answers of a queue without a bound")
+    equal(
+        _reply_types(bench.ledger.submit([small] * 5)),
+        [SubmitReply] * 5,
+        "the replies of a queue without a limit",
+    )
 
 
-def check_full_queue_answers_known_keys(bench: LedgerBench) -> None:
-    """Whoever asks again under a known key gets the job, full or not; one refused for lack of room has used no key."""
+def check_full_queue_returns_known_keys(bench: LedgerBench) -> None:
+    """Check that a known key returns its job from a full queue.
+
+    A refused submission leaves its key unused.
+    """
     bench.ledger.set_queue(QueueSettings("small", pending_max=1))
     known = NewJob(queue="small", idempotency_key="known")
     refused = replace(known, idempotency_key="refused")
-    answers = bench.ledger.submit([known, known, refused, refused])
-    equal(_kinds(answers), [Submitted] * 2 + [QueueFullError] * 2, "the answers of a queue with room for one")
+    replies = bench.ledger.submit([known, known, refused, refused])
+    equal(
+        _reply_types(replies),
+        [SubmitReply] * 2 + [QueueFullError] * 2,
+        "the replies of a queue with a limit of one",
+    )
     bench.ledger.set_queue(QueueSettings("small"))
     true(accepted(bench.ledger.submit([refused])[0]).created, "a refused submission has used up its key")
 
 
-def check_submitting_from_many_threads(bench: LedgerBench) -> None:
-    """What many threads submit at once is all there, each answer its own."""
-    ledgers = (bench.ledger, bench.another())
+def check_concurrent_submission(bench: LedgerBench) -> None:
+    """Check that all submissions of concurrent threads are stored, each with its own jobs."""
+    ledgers = (bench.ledger, bench.start_ledger())
 
     def submit(number: int) -> list[str]:
-        answers = ledgers[number % 2].submit([NewJob(model=f"m-{number}")] * 10)
+        replies = ledgers[number % 2].submit([NewJob(model=f"m-{number}")] * 10)
         equal(
-            {accepted(a).job.spec.model for a in answers}, {f"m-{number}"}, "the jobs of one thread's answer"
+            {accepted(a).job.spec.model for a in replies}, {f"m-{number}"}, "the jobs of one thread's reply"
         )
-        return [accepted(answer).job.id for answer in answers]
+        return [accepted(reply).job.id for reply in replies]
 
-    found = at_once((lambda number=number: submit(number)) for number in range(THREADS))
-    every = [job_id for answer in found for job_id in answer]
+    found = run_concurrently((lambda number=number: submit(number)) for number in range(THREADS))
+    every = [job_id for reply in found for job_id in reply]
     equal(len(set(every)), 10 * THREADS, "the number of ids")
-    equal(set(bench.ledger.get_many(every)), set(every), "the jobs that are there")
+    equal(set(bench.ledger.get_many(every)), set(every), "the stored jobs")
     listed = bench.ledger.find(JobFilter(), limit=1000).jobs
-    equal(sorted(ids(listed)), sorted(every), "the jobs that are listed")
+    equal(sorted(ids(listed)), sorted(every), "the listed jobs")
 
 
-def _kinds(answers: Sequence[Submitted | Exception]) -> list[type]:
-    for answer in answers:
-        if isinstance(answer, Exception) and not str(answer):
-            raise AssertionError(f"a refusal says nothing: {shown(answer)}")
-    return [type(answer) for answer in answers]
+def _reply_types(replies: Sequence[SubmitReply | Exception]) -> list[type]:
+    for reply in replies:
+        if isinstance(reply, Exception) and not str(reply):
+            raise AssertionError(f"an error has no message: {short_repr(reply)}")
+    return [type(reply) for reply in replies]
 
 
 SUBMITTING_CHECKS = (
-    check_submit_keeps_all,
-    check_submit_answers_in_order,
-    check_given_ids,
+    check_submit_keeps_all_fields,
+    check_submit_replies_in_order,
+    check_submitted_ids,
     check_idempotency_keys,
-    check_no_key_is_no_key,
+    check_empty_key_is_not_shared,
     check_key_with_another_digest,
     check_keys_within_one_call,
     check_key_race,
     check_draining_queue,
     check_full_queue,
-    check_full_queue_answers_known_keys,
-    check_submitting_from_many_threads,
+    check_full_queue_returns_known_keys,
+    check_concurrent_submission,
 )

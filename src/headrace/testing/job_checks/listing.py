@@ -1,4 +1,4 @@
-"""What looking promises: one job, many, pages that hold while jobs come and go, queues, counts, and whose they are."""
+"""Checks of queries: single jobs, lists, stable pages, queues, counts and tenants."""
 
 from itertools import chain
 from typing import Any, Final
@@ -13,33 +13,39 @@ from headrace.testing.job_checks.bench import OOPS, LedgerBench, accepted, done,
 _PAGES_MAX: Final = 50
 
 
-def check_getting(bench: LedgerBench) -> None:
-    """One job by its id; many at once, without those that there are not."""
+def check_get(bench: LedgerBench) -> None:
+    """Check that jobs are found by id, alone or many at once.
+
+    Unknown ids are left out of the latter.
+    """
     one, two = bench.submit(), bench.submit()
     equal(bench.ledger.get(one.id), one, "a job by its id")
     error = raises(JobNotFoundError, lambda: bench.ledger.get("unknown"), "an unknown job")
-    true("unknown" in str(error), "the error does not name what was asked for")
+    true("unknown" in str(error), "the error does not name the id")
     found = bench.ledger.get_many([two.id, "unknown", one.id, two.id])
-    equal(found, {one.id: one, two.id: two}, "many jobs, one asked for twice and one unknown")
-    equal(bench.ledger.get_many([]), {}, "none")
+    equal(found, {one.id: one, two.id: two}, "many jobs, with one id repeated and one unknown")
+    equal(bench.ledger.get_many([]), {}, "jobs of no ids")
 
 
-def check_keyed(bench: LedgerBench) -> None:
-    """A job by its tenant's key, for as long as it is there."""
+def check_get_by_key(bench: LedgerBench) -> None:
+    """Check that a job is found by its tenant's key until it is deleted."""
     one = bench.submit(tenant="a", idempotency_key="k")
     bench.submit(tenant="a")
-    equal(bench.ledger.keyed("a", "k"), one, "a job by its key")
+    equal(bench.ledger.get_by_key("a", "k"), one, "a job by its key")
     for tenant, key in (("b", "k"), ("", "k"), ("a", "other"), ("a", "")):
-        equal(bench.ledger.keyed(tenant, key), None, f"the job of tenant {tenant!r} and key {key!r}")
+        equal(bench.ledger.get_by_key(tenant, key), None, f"the job of tenant {tenant!r} and key {key!r}")
     bench.ledger.cancel(one.id)
     bench.ledger.delete(one.id)
-    equal(bench.ledger.keyed("a", "k"), None, "a job by its key, deleted")
+    equal(bench.ledger.get_by_key("a", "k"), None, "a job by its key, deleted")
 
 
-def check_tenants(bench: LedgerBench) -> None:
-    """To another tenant a job is not there, whatever is asked; nobody's tenant (None) sees all."""
+def check_tenant_isolation(bench: LedgerBench) -> None:
+    """Check that every operation treats another tenant's job as missing.
+
+    The tenant None sees all jobs.
+    """
     job = bench.submit(tenant="a")
-    ended = bench.ended(JobState.FAILED, tenant="a", queue="other")
+    ended = bench.submit_ended(JobState.FAILED, tenant="a", queue="other")
     for tenant in ("b", ""):
         for verb, target in (
             (bench.ledger.get, job),
@@ -50,17 +56,17 @@ def check_tenants(bench: LedgerBench) -> None:
             act = lambda verb=verb, target=target, tenant=tenant: verb(target.id, tenant=tenant)  # noqa: E731
             raises(JobNotFoundError, act, f"{verb.__name__} of another tenant's job")
         equal(bench.ledger.find(JobFilter(tenant=tenant)).jobs, (), "the list of a tenant without jobs")
-    equal([bench.now(job), bench.now(ended)], [job, ended], "the jobs after all was refused")
+    equal([bench.reload(job), bench.reload(ended)], [job, ended], "the jobs after all was refused")
     equal(bench.events(job), [], "the history after all was refused")
     equal(bench.ledger.get(job.id, tenant="a"), job, "a tenant's own job")
-    equal(set(ids(bench.ledger.find(JobFilter()).jobs)), {job.id, ended.id}, "everybody's jobs")
-    equal(bench.ledger.requeue(ended.id, tenant="a").state, JobState.PENDING, "a tenant's own job, put back")
+    equal(set(ids(bench.ledger.find(JobFilter()).jobs)), {job.id, ended.id}, "the jobs of all tenants")
+    equal(bench.ledger.requeue(ended.id, tenant="a").state, JobState.PENDING, "a tenant's own job, requeued")
     equal(bench.ledger.cancel(job.id, tenant="a").state, JobState.CANCELLED, "a tenant's own job, cancelled")
     equal(bench.ledger.delete(job.id, tenant="a").id, job.id, "a tenant's own job, deleted")
 
 
-def check_finding(bench: LedgerBench) -> None:
-    """A filter lists what fits all that it asks for, newest first, and nothing else."""
+def check_find_filters(bench: LedgerBench) -> None:
+    """Check that a list contains exactly the jobs that match all conditions, newest first."""
     rows: dict[str, dict[str, Any]] = {
         "a": {"queue": "q1", "model": "m1", "tags": {"team": "blue", "run": "1"}, "tenant": "x"},
         "b": {
@@ -76,7 +82,7 @@ def check_finding(bench: LedgerBench) -> None:
     made: dict[str, Job] = {}
     for name, spec in rows.items():
         made[name] = bench.submit(**spec)
-        bench.later(1_000)
+        bench.advance(1_000)
     bench.ledger.cancel(made["b"].id)
     bench.claim_one(queues=["q1"])
     names = {job.id: name for name, job in made.items()}
@@ -105,14 +111,17 @@ def check_finding(bench: LedgerBench) -> None:
     ):
         page = bench.ledger.find(wanted)
         equal("".join(names[job.id] for job in page.jobs), expected, f"the jobs of {wanted}")
-        equal(page.next_after, "", f"where the page after all of {wanted} begins")
-    equal(bench.ledger.find(JobFilter(queue="q2")).jobs, (bench.now(made["b"]),), "a listed job as it is")
+        equal(page.next_after, "", f"next_after of all {wanted}")
+    equal(bench.ledger.find(JobFilter(queue="q2")).jobs, (bench.reload(made["b"]),), "a listed job as it is")
 
 
 def check_pages(bench: LedgerBench) -> None:
-    """Pages tile the list: each job once, in order, full but for the last, which says that it is the last."""
+    """Check that pages cover the list: each job once, in order.
+
+    Only the last page may be short, and it ends the list.
+    """
     bench.submit_many(4)
-    bench.later(1)
+    bench.advance(1)
     bench.submit_many(3)
     bench.submit(queue="other")
     whole = ids(bench.ledger.find(JobFilter(queue="default")).jobs)
@@ -122,35 +131,36 @@ def check_pages(bench: LedgerBench) -> None:
         equal(list(chain(*pages)), whole, f"all pages of {limit}")
         sizes = [limit] * (7 // limit) + ([7 % limit] if 7 % limit else [])
         equal([len(page) for page in pages], sizes, f"the sizes of pages of {limit}")
-    equal(
-        bench.ledger.find(JobFilter(queue="none")).next_after, "", "where the page after an empty one begins"
-    )
+    equal(bench.ledger.find(JobFilter(queue="none")).next_after, "", "next_after of an empty page")
 
 
-def check_pages_while_jobs_come_and_go(bench: LedgerBench) -> None:
-    """What is submitted or deleted between two pages neither doubles nor hides any job that was there all the time."""
-    there: list[Job] = []
+def check_pages_during_changes(bench: LedgerBench) -> None:
+    """Check that changes between two pages neither repeat nor hide any other job.
+
+    Jobs are submitted and deleted, also the last job of a page.
+    """
+    jobs: list[Job] = []
     for _ in range(9):
-        there.append(bench.submit())
-        bench.later(1)
-    gone, seen, after = there[4], list[str](), ""
+        jobs.append(bench.submit())
+        bench.advance(1)
+    deleted, listed, after = jobs[4], list[str](), ""
     for number in range(_PAGES_MAX):
         page = bench.ledger.find(JobFilter(), after=after, limit=2)
-        seen += ids(page.jobs)
+        listed += ids(page.jobs)
         after = page.next_after
         if not after:
             break
         bench.submit_many(3)
-        bench.later(1)
+        bench.advance(1)
         if number == 0:
-            bench.ledger.cancel(gone.id)
-            bench.ledger.delete(gone.id)
+            bench.ledger.cancel(deleted.id)
+            bench.ledger.delete(deleted.id)
         if number == 1:
-            # The job at which the page ended is gone when the next is asked for.
-            bench.ledger.cancel(seen[-1])
-            bench.ledger.delete(seen[-1])
-    stays = [job_id for job_id in reversed(ids(there)) if job_id != gone.id]
-    equal(seen, stays, "the jobs on all pages, newest first")
+            # The job at the end of this page is deleted before the next page is requested.
+            bench.ledger.cancel(listed[-1])
+            bench.ledger.delete(listed[-1])
+    remaining = [job_id for job_id in reversed(ids(jobs)) if job_id != deleted.id]
+    equal(listed, remaining, "the jobs on all pages, newest first")
 
 
 def _pages(bench: LedgerBench, wanted: JobFilter, limit: int) -> list[list[str]]:
@@ -162,11 +172,14 @@ def _pages(bench: LedgerBench, wanted: JobFilter, limit: int) -> list[list[str]]
         after = page.next_after
         if not after:
             return pages
-    raise AssertionError(f"there is a next page for ever: {_PAGES_MAX} of {limit}, for 7 jobs")
+    raise AssertionError(f"the pages do not end: {_PAGES_MAX} of {limit}, for 7 jobs")
 
 
-def check_queues(bench: LedgerBench) -> None:
-    """Queues are listed by name when they had a job or settings, also after their jobs are gone; settings are replaced."""
+def check_queue_settings(bench: LedgerBench) -> None:
+    """Check that queues are listed by name once they had a job or settings.
+
+    They stay after their jobs are deleted. Settings are replaced.
+    """
     equal(bench.ledger.queues(), [], "the queues of a new ledger")
     equal(bench.ledger.queue("unknown"), QueueSettings("unknown"), "the settings of an unknown queue")
     equal(bench.ledger.queues(), [], "the queues after asking for an unknown one")
@@ -181,8 +194,8 @@ def check_queues(bench: LedgerBench) -> None:
     equal([bench.ledger.queue(q.name) for q in wanted], wanted, "each queue by its name")
 
 
-def check_submitting_keeps_settings(bench: LedgerBench) -> None:
-    """Submitting to a known queue leaves its settings as they are."""
+def check_submit_keeps_queue_settings(bench: LedgerBench) -> None:
+    """Check that submitting to a known queue leaves its settings unchanged."""
     settings = QueueSettings("q", paused=True, pending_max=2)
     bench.ledger.set_queue(settings)
     bench.ledger.submit([NewJob(queue="q")] * 3)
@@ -190,46 +203,52 @@ def check_submitting_keeps_settings(bench: LedgerBench) -> None:
 
 
 def check_counts(bench: LedgerBench) -> None:
-    """Counts tell due, sleeping and running jobs of one queue, how long the oldest due one waits, and what is to be done."""
+    """Check the counts of one queue: due, delayed and running jobs, and the oldest due job's wait."""
     equal(bench.ledger.counts("default"), QueueCounts(), "the counts of an empty queue")
     bench.submit(priority=0)
-    bench.later(500)
+    bench.advance(500)
     bench.submit_many(2)
     bench.submit(delay_ms=60_000)
     bench.submit(queue="other")
-    bench.later(250)
+    bench.advance(250)
     equal(bench.ledger.counts("default"), QueueCounts(3, 1, 0, 750), "the counts of a queue")
     job = bench.claim_one()
     counts = bench.ledger.counts("default")
-    equal((counts, counts.backlog), (QueueCounts(2, 1, 1, 250), 3), "the counts when one runs")
+    equal((counts, counts.backlog), (QueueCounts(2, 1, 1, 250), 3), "the counts with one running job")
     bench.settle(job, Failed(OOPS, retry_ms=60_000))
     equal(
         bench.ledger.counts("default"),
         QueueCounts(2, 2, 0, 250),
-        "the counts when one waits for its next attempt",
+        "the counts with one retried job",
     )
     for running in bench.claim(2):
         bench.settle(running, done())
     equal(
         bench.ledger.counts("default"),
         QueueCounts(0, 2, 0, None),
-        "the counts when only sleeping ones are left",
+        "the counts with only delayed jobs",
     )
 
 
-def check_pending_of(bench: LedgerBench) -> None:
-    """A tenant's pending jobs are counted over all queues, up to a bound; running and ended ones are none."""
-    answers = bench.ledger.submit([NewJob(tenant="a", queue=f"q{n % 2}", delay_ms=n) for n in range(6)])
+def check_count_pending(bench: LedgerBench) -> None:
+    """Check that a tenant's pending jobs are counted over all queues, up to the limit.
+
+    Running and ended jobs do not count.
+    """
+    replies = bench.ledger.submit([NewJob(tenant="a", queue=f"q{n % 2}", delay_ms=n) for n in range(6)])
     bench.submit(tenant="b")
     bench.claim_one(queues=["q0"])
-    bench.ledger.cancel(accepted(answers[1]).job.id)
-    found = [bench.ledger.pending_of("a", at_most=at_most) for at_most in (100, 4, 3, 0)]
+    bench.ledger.cancel(accepted(replies[1]).job.id)
+    found = [bench.ledger.count_pending("a", limit=at_most) for at_most in (100, 4, 3, 0)]
     equal(found, [4, 4, 3, 0], "the pending jobs of a tenant, counted up to 100, 4, 3 and 0")
-    equal(bench.ledger.pending_of("unknown", at_most=5), 0, "the pending jobs of an unknown tenant")
+    equal(bench.ledger.count_pending("unknown", limit=5), 0, "the pending jobs of an unknown tenant")
 
 
-def check_nothing_is_lost(bench: LedgerBench) -> None:
-    """Whatever happens to jobs, all are listed, each in one state, and the counts of states add up to those submitted."""
+def check_states_account_for_all_jobs(bench: LedgerBench) -> None:
+    """Check that every job is listed in exactly one state after any changes.
+
+    The counts add up to the submitted jobs.
+    """
     jobs = bench.submit_many(12)
     for number, job in enumerate(bench.claim(9)):
         outcomes = (done(), Failed(OOPS), Failed(OOPS, retry_ms=9_000), None)
@@ -237,29 +256,29 @@ def check_nothing_is_lost(bench: LedgerBench) -> None:
         if outcome is not None:
             bench.settle(job, outcome)
     bench.ledger.cancel(bench.submit().id)
-    bench.later(70_000)
-    bench.upkeep()
+    bench.advance(70_000)
+    bench.maintain()
     by_state = {
         state: len(bench.ledger.find(JobFilter(states=frozenset({state})), limit=100).jobs)
         for state in JobState
     }
     equal(sum(by_state.values()), 13, f"the jobs of all states together, {by_state}")
-    equal(len(bench.ledger.get_many(ids(jobs))), 12, "the jobs that are there")
+    equal(len(bench.ledger.get_many(ids(jobs))), 12, "the stored jobs")
     counts = bench.ledger.counts("default")
-    equal(counts.due + counts.later, by_state[JobState.PENDING], "the pending jobs that are counted")
-    equal(counts.running, by_state[JobState.RUNNING], "the running jobs that are counted")
+    equal(counts.due + counts.later, by_state[JobState.PENDING], "the counted pending jobs")
+    equal(counts.running, by_state[JobState.RUNNING], "the counted running jobs")
 
 
-LOOKING_CHECKS = (
-    check_getting,
-    check_keyed,
-    check_tenants,
-    check_finding,
+LISTING_CHECKS = (
+    check_get,
+    check_get_by_key,
+    check_tenant_isolation,
+    check_find_filters,
     check_pages,
-    check_pages_while_jobs_come_and_go,
-    check_queues,
-    check_submitting_keeps_settings,
+    check_pages_during_changes,
+    check_queue_settings,
+    check_submit_keeps_queue_settings,
     check_counts,
-    check_pending_of,
-    check_nothing_is_lost,
+    check_count_pending,
+    check_states_account_for_all_jobs,
 )
