@@ -1,6 +1,6 @@
-"""headrace keeps a model supplied: streams over object storage in, predictions out, nothing lost.
+"""headrace runs model inference: over streams, for requests, as jobs and as batch transforms.
 
-This module is the public face. Importing it imports numpy and `headrace.core`, nothing more.
+This module is the public API. Importing it imports numpy and `headrace.core` only.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from headrace.core import (
 )
 
 if TYPE_CHECKING:
+    from headrace.app.runners import DataRegions, Workers
     from headrace.app.streaming import PredictorOptions as PredictorOptions
     from headrace.app.streaming import open_run, run, run_sync, stream
     from headrace.app.transforming import retry_failed, transform, transform_sync
-    from headrace.app.workers import DataRegions, Workers
     from headrace.formats.read import ReadOptions
     from headrace.pipeline.report import Report
     from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-# What does work is loaded at first use, so that a model file's `import headrace` costs next to nothing.
-_LAZY = {
+# Imported at first use: a model file's `import headrace` must stay cheap.
+_LAZY_MODULES = {
     "BeamWorkers": "headrace.transforms.runners.engines",
-    "DataRegions": "headrace.app.workers",
+    "DataRegions": "headrace.app.runners",
     "FailurePolicy": "headrace.transforms.settings",
     "FlowSettings": "headrace.pipeline.settings",
     "MappingOptions": "headrace.pipeline.settings",
@@ -62,7 +62,7 @@ _LAZY = {
     "TransformOutput": "headrace.transforms.settings",
     "TransformReport": "headrace.transforms.report",
     "TransformSettings": "headrace.transforms.settings",
-    "Workers": "headrace.app.workers",
+    "Workers": "headrace.app.runners",
     "open_run": "headrace.app.streaming",
     "retry_failed": "headrace.app.transforming",
     "run": "headrace.app.streaming",
@@ -119,12 +119,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name of the face that does work."""
-    if name not in _LAZY:
+    """Import and return a lazy name of the public API."""
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(import_module(_LAZY_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The whole face, loaded or not."""
+    """Return all public names, imported or not."""
     return sorted(__all__)

@@ -1,4 +1,4 @@
-"""``python -m headrace``."""
+"""Entry point of ``python -m headrace``."""
 
 from headrace.cli.main import main
 
