@@ -1,4 +1,4 @@
-"""A model that is sent is the model that was there: by its fingerprint, and by what it predicts."""
+"""An unpacked model copy has the fingerprint and the predictions of the original."""
 
 import numpy as np
 import pytest
@@ -11,26 +11,26 @@ MODEL = "import headrace\n\n\nclass Twice(headrace.Model):\n    def predict(self
 
 
 @pytest.mark.parametrize("named", ["twice.py", "twice.py:Twice"])
-def test_a_file_comes_back_as_the_same_model(tmp_path, named):
+def test_unpacked_file_is_the_same_model(tmp_path, named):
     (tmp_path / "twice.py").write_text(MODEL)
     copy = copy_model(str(tmp_path / named))
-    there = copy.unpack(tmp_path / "there")
-    assert there == str(tmp_path / "there" / named)
-    source = model_factory(there)
+    unpacked = copy.unpack(tmp_path / "there")
+    assert unpacked == str(tmp_path / "there" / named)
+    source = model_factory(unpacked)
     assert source.fingerprint == model_factory(str(tmp_path / named)).fingerprint
     assert source.make().predict(np.float32([1.5])).tolist() == [3.0]
 
 
-def test_a_folder_comes_whole(tmp_path):
+def test_folder_is_copied_whole(tmp_path):
     folder = tmp_path / "model"
     (folder / "deep").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "deep" / "weights").write_bytes(b"w" * 1000)
-    there = copy_model(str(folder)).unpack(tmp_path / "there")
-    assert model_factory(there).fingerprint == model_factory(str(folder)).fingerprint
+    unpacked = copy_model(str(folder)).unpack(tmp_path / "there")
+    assert model_factory(unpacked).fingerprint == model_factory(str(folder)).fingerprint
 
 
-def test_the_file_with_the_class_of_weights_comes_with_them(tmp_path):
+def test_weights_are_copied_with_the_file_of_their_class(tmp_path):
     (tmp_path / "net.pt").write_bytes(b"weights")
     (tmp_path / "net.py").write_text("x = 1\n")
     options = {"class": "net.py:Net"}
@@ -39,11 +39,11 @@ def test_the_file_with_the_class_of_weights_comes_with_them(tmp_path):
     assert (tmp_path / "there" / "net.py").read_text() == "x = 1\n"
 
 
-def test_a_class_of_a_module_is_not_sent():
+def test_class_of_a_module_is_not_copied():
     assert copy_model("json:JSONDecoder") is None
 
 
-def test_what_is_too_large_is_not_sent(tmp_path, monkeypatch):
+def test_model_above_the_size_limit_is_not_copied(tmp_path, monkeypatch):
     (tmp_path / "a.onnx").write_bytes(b"x" * 101)
     monkeypatch.setattr(model_copy, "COPY_BYTES_MAX", 100)
     assert copy_model(str(tmp_path / "a.onnx")) is None

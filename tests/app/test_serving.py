@@ -1,70 +1,41 @@
-"""A server put together from files: what it serves, what it refuses."""
+"""Model servers built from files and classes: models, drain, metrics, traces, invalid options."""
 
-import asyncio
+import dataclasses
 import json
 import threading
+import urllib.error
 import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from app.served import ALL_PORTS, REST_PORT, WAIT_S, served
+from cases import for_each
 from headrace.app.serving import DrainSettings, ServerOptions, TlsFiles, open_repository, open_server
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.engine.settings import ServeSettings
-from headrace.server.listen import new_event_loop
 from headrace.testing import EchoModel, HeldModel
 
-FREE = ServerOptions(rest_port=0, grpc_port=0, metrics_port=0, drain=DrainSettings(grace_s=5))
-WAIT_S = 30.0
-MODEL = "from headrace import Model\n\n\nclass Twice(Model):\n    def predict(self, x):\n        return x * {factor}\n"
+MODEL = """\
+from headrace import Model
 
 
-@contextmanager
-def served(models, options=FREE, **settings):
-    """A running server in a thread, as (REST address, what stops it)."""
-    ready, over, errors = threading.Event(), threading.Event(), []
-    opened = {}
-
-    async def main():
-        opened["server"] = server = open_server(models, options, **settings)
-        try:
-            await server.serving.run(ready.set, signals=False)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            ready.set()
-
-    def run():
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(main())
-        over.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert ready.wait(WAIT_S)
-    if errors:
-        thread.join()
-        raise errors[0]
-    server = opened["server"]
-    try:
-        yield server.addresses["rest"], server.serving.stop_soon
-    finally:
-        server.serving.stop_soon()
-        thread.join(WAIT_S)
-        assert over.is_set()
+class Twice(Model):
+    def predict(self, x):
+        return x * {factor}
+"""
 
 
 def post(url: str, document: object) -> dict:
     request = urllib.request.Request(url, json.dumps(document).encode(), method="POST")
-    with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-        return json.loads(answer.read() or b"null")
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        return json.loads(response.read() or b"null")
 
 
 def status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
-            return answer.status
+        with urllib.request.urlopen(url, timeout=WAIT_S) as response:
+            return response.status
     except urllib.error.HTTPError as error:
         return error.code
 
@@ -76,7 +47,7 @@ def infer(url: str, model: str, *values: float) -> list[float]:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two models, one of them in two versions."""
+    """Two models, one of them with two versions."""
     for place, factor in (("twice/1", 2), ("twice/10", 20), ("thrice", 3)):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "model.py").write_text(MODEL.format(factor=factor))
@@ -84,15 +55,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_of_models_is_served_with_its_versions(folder):
-    with served([str(folder)]) as (url, _):
+def test_models_folder_is_served_with_its_versions(folder):
+    with served([str(folder)]) as server:
+        url = server.addresses["rest"]
         assert infer(url, "twice", 1, 2) == [20, 40]
         assert infer(url, "twice/versions/1", 1, 2) == [2, 4]
         assert infer(url, "thrice", 5) == [15]
 
 
-def test_a_model_is_loaded_again_as_it_lies_there_and_unloaded(folder):
-    with served([str(folder)]) as (url, _):
+def test_changed_model_is_reloaded_and_unloaded(folder):
+    with served([str(folder)]) as server:
+        url = server.addresses["rest"]
         (folder / "thrice" / "model.py").write_text(MODEL.format(factor=33))
         assert infer(url, "thrice", 1) == [3]
         post(f"{url}/v2/repository/models/thrice/load", {})
@@ -102,19 +75,21 @@ def test_a_model_is_loaded_again_as_it_lies_there_and_unloaded(folder):
         assert status(f"{url}/v2/health/ready") == 200
 
 
-def test_files_are_served_under_names_of_ones_own(tmp_path):
+def test_file_is_served_under_a_chosen_name(tmp_path):
     (tmp_path / "model.py").write_text(MODEL.format(factor=2))
-    with served([f"double={tmp_path / 'model.py'}"]) as (url, _):
+    with served([f"double={tmp_path / 'model.py'}"]) as server:
+        url = server.addresses["rest"]
         assert infer(url, "double", 4) == [8]
         assert status(f"{url}/v2/repository/models/double/load") == 405
 
 
-def test_a_class_is_served_under_its_name():
-    with served([EchoModel], settings=ServeSettings(isolation="thread")) as (url, _):
+def test_class_is_served_under_its_name():
+    with served([EchoModel], settings=ServeSettings(isolation="thread")) as server:
+        url = server.addresses["rest"]
         assert infer(url, "EchoModel", 4) == [4]
 
 
-def test_a_model_that_does_not_load_ends_the_server():
+def test_model_that_does_not_load_stops_the_server():
     class Broken(EchoModel):
         def load(self):
             raise OSError("no weights")
@@ -123,48 +98,101 @@ def test_a_model_that_does_not_load_ends_the_server():
         pass
 
 
-def test_stopping_finishes_what_is_under_way_and_says_not_ready_meanwhile():
+def test_drain_finishes_running_requests_and_reports_not_ready():
     model = HeldModel()
-    options = ServerOptions(
-        rest_port=0, grpc_port=0, metrics_port=0, drain=DrainSettings(notice_s=30.0, grace_s=30.0)
-    )
+    options = dataclasses.replace(REST_PORT, drain=DrainSettings(notice_s=30.0, grace_s=30.0))
 
     def held():
         return model
 
-    with served([held], options, settings=ServeSettings(isolation="thread", warm_up=False)) as (
-        url,
-        stop,
-    ):
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(infer(url, "held", 7)))
-        asking.start()
+    with served([held], options, settings=ServeSettings(isolation="thread", warm_up=False)) as server:
+        url = server.addresses["rest"]
+        results = []
+        client = threading.Thread(target=lambda: results.append(infer(url, "held", 7)))
+        client.start()
         model.wait_for_calls(1)
-        stop()
+        server.serving.stop_threadsafe()
         while status(f"{url}/v2/health/ready") != 503:
             pass
         assert status(f"{url}/v2/health/live") == 200
         model.release()
-        asking.join(WAIT_S)
-        assert answers == [[7]]
+        client.join(WAIT_S)
+        assert results == [[7]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "why"),
     [
-        (ServerOptions(host="0.0.0.0"), "can be reached by others"),
-        (ServerOptions(rest_port=None, grpc_port=None), "needs a door"),
-        (ServerOptions(rest_port=0, api_keys=Path("missing.txt")), "cannot be read"),
+        (ServerOptions(host="0.0.0.0"), "reachable from other machines"),
+        (ServerOptions(rest_port=None, grpc_port=None), "no port to listen on"),
+        (ServerOptions(rest_port=0, api_keys=Path("missing.txt")), "cannot read the API keys"),
         (ServerOptions(rest_port=0, tls=TlsFiles(Path("no.pem"), Path("no.key"))), "TLS cannot be set up"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_loaded(options, why):
+def test_invalid_options_are_refused_before_models_load(options, why):
     with pytest.raises(ConfigError, match=why):
         open_server([EchoModel], options)
 
 
-def test_nothing_to_serve_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="nothing to serve"):
+def test_server_without_models_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no model to serve"):
         open_repository([], ServeSettings())
-    with pytest.raises(ConfigError, match="is no model"):
+    with pytest.raises(ConfigError, match="is not a model"):
         open_repository([str(tmp_path / "nothing.here")], ServeSettings())
+
+
+# Metrics, logs and traces
+
+
+def test_rest_and_grpc_requests_are_in_metrics_and_access_log(caplog):
+    import grpc
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from headrace.protocols.oip_grpc.messages import message_class
+
+    options = dataclasses.replace(ALL_PORTS, access_log=True)
+    with caplog.at_level("INFO", logger="headrace.access"), served([EchoModel], options) as server:
+        url = server.addresses["rest"]
+        for _ in range(3):
+            infer(url, "EchoModel", 1.0)
+        assert status(f"{url}/v2/models/nobody") == 404
+        with grpc.insecure_channel(server.addresses["grpc"].removeprefix("grpc://")) as channel:
+            model_infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            request = message_class("ModelInferRequest")(model_name="EchoModel", id="g-1")
+            tensor = request.inputs.add(name="x", datatype="FP32", shape=[2, 1])
+            tensor.contents.fp32_contents.extend([1.0, 2.0])
+            model_infer(request.SerializeToString(), timeout=WAIT_S)
+        with urllib.request.urlopen(f"{server.addresses['metrics']}/metrics", timeout=WAIT_S) as response:
+            text = response.read().decode()
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["headrace_requests_total", "EchoModel", "success", "1"] == 4
+    assert found["headrace_rows_total", "EchoModel", "success", "1"] == 5
+    assert found["headrace_answers_total", "infer", "rest", "200"] == 3
+    assert found["headrace_answers_total", "model_metadata", "rest", "404"] == 1
+    assert found["headrace_answers_total", "ModelInfer", "grpc", "OK"] == 1
+    lines = [record for record in caplog.records if record.name == "headrace.access"]
+    assert [line.status for line in lines] == [200, 200, 200, 404, "OK"]
+    last = lines[-1]
+    assert (last.model, last.version, last.rows, last.request_id) == ("EchoModel", "1", 2, "g-1")
+
+
+def test_server_without_metrics_port_has_no_metrics_listener():
+    with served([EchoModel], dataclasses.replace(ALL_PORTS, metrics_port=None)) as server:
+        assert set(server.addresses) == {"rest", "grpc"}
+
+
+def test_environment_enables_traces(monkeypatch, capsys):
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    with served([EchoModel]) as server:
+        infer(server.addresses["rest"], "EchoModel", 1.0)
+    assert '"POST /v2/models/{model}/infer"' in capsys.readouterr().out
+
+
+def test_unknown_trace_exporter_is_refused(monkeypatch):
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+    with pytest.raises(ConfigError, match="zipkin"):
+        open_server([EchoModel], REST_PORT)

@@ -1,4 +1,4 @@
-"""The composition root: what is built from what a caller gives, and that everything is ended again."""
+"""Streams and runs built from a caller's arguments: predictors, outputs, stop and resume."""
 
 import asyncio
 import functools
@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import headrace
+from cases import for_each
 from headrace.app.streaming import OpenedRun, PredictorOptions, execute, open_predictor, open_run, open_watch
 from headrace.core.errors import ConfigError, LimitError, ModelLoadError, NotFoundError, OutputExistsError
 from headrace.core.model import Model
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
+from headrace.engine.steps import multi_row_request
 from headrace.pipeline.report import Report
 from headrace.pipeline.run import Run
 from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
@@ -54,13 +56,13 @@ def engine_threads() -> list[str]:
 # Predictors
 
 
-@pytest.mark.parametrize(("model", "endpoint"), [(None, None), (Double, "http://h")])
-def test_either_a_model_or_an_endpoint(model, endpoint):
-    with pytest.raises(ConfigError, match="not both and not neither"):
+@for_each(("model", "endpoint"), [(None, None), (Double, "http://h")])
+def test_exactly_one_of_model_and_endpoint_is_required(model, endpoint):
+    with pytest.raises(ConfigError, match="give either a model"):
         open_predictor(model, endpoint, PredictorOptions())
 
 
-def test_a_model_may_be_a_class_a_function_a_file_or_a_predictor(tmp_path):
+def test_model_is_a_class_factory_file_or_predictor(tmp_path):
     file = tmp_path / "m.py"
     file.write_text("from headrace import Model\nclass M(Model):\n    def predict(self, x): return x\n")
     ready = ScriptedPredictor()
@@ -74,7 +76,7 @@ def test_a_model_may_be_a_class_a_function_a_file_or_a_predictor(tmp_path):
     assert opened[2].identity.startswith("m sha256:")
 
 
-def test_the_identity_changes_with_the_models_code(tmp_path):
+def test_identity_changes_with_the_code_of_a_model(tmp_path):
     """A resumed run must not mix the predictions of two models."""
     file = tmp_path / "m.py"
     identities = set()
@@ -87,7 +89,7 @@ def test_the_identity_changes_with_the_models_code(tmp_path):
     assert len(identities) == 4
 
 
-def test_an_endpoint_is_known_by_its_address():
+def test_identity_of_an_endpoint_is_its_url():
     pytest.importorskip("aiohttp")
     opened = open_predictor(None, "http://127.0.0.1:9/v2/models/m", PredictorOptions(protocol="oip"))
     assert "127.0.0.1:9" in opened.identity
@@ -96,14 +98,14 @@ def test_an_endpoint_is_known_by_its_address():
 # Streams
 
 
-def test_a_stream_hands_over_every_outcome(stores):
+def test_stream_yields_every_outcome(stores):
     with headrace.stream("memory://b/in/", model=Double, stores=stores) as outcomes:
         found = [float(o.outputs["output"]) if o.ok else None for o in outcomes]
     assert found == [2, 4, None, 8]
     assert engine_threads() == []
 
 
-def test_a_stream_takes_settings(stores):
+def test_stream_applies_settings(stores):
     settings = StreamSettings(mapping=MappingOptions(columns=(1, 0)), flow=FlowSettings(batch_rows_max=1))
     batches = list(
         headrace.stream("memory://b/in/", model=Double, settings=settings, stores=stores).batches()
@@ -112,7 +114,7 @@ def test_a_stream_takes_settings(stores):
     assert batches[0].outputs["output"].tolist() == [0.0]
 
 
-def test_a_stream_of_nothing_raises_where_it_is_asked(stores):
+def test_stream_of_a_missing_object_raises_while_iterating(stores):
     stream = headrace.stream("memory://b/gone/x.csv", model=Double, stores=stores)
     with pytest.raises(NotFoundError):
         list(stream)
@@ -122,7 +124,7 @@ def test_a_stream_of_nothing_raises_where_it_is_asked(stores):
 # Runs
 
 
-def test_a_run_writes_and_reports(stores):
+def test_run_sync_writes_and_reports(stores):
     report = headrace.run_sync("memory://b/in/", model=Double, output="memory://b/out", stores=stores)
     assert (report.records_in, report.rows_out, report.rows_failed, report.exit_code) == (4, 3, 1, 3)
     assert predictions(stores) == b"2.0\n4.0\n8.0\n"
@@ -135,15 +137,15 @@ def test_a_run_writes_and_reports(stores):
     assert again == report
 
 
-def test_the_same_asynchronously(stores):
+def test_run_writes_and_reports(stores):
     report = asyncio.run(headrace.run("memory://b/in/", model=Double, output="memory://b/out", stores=stores))
     assert report.records_in == 4
     assert predictions(stores) == b"2.0\n4.0\n8.0\n"
 
 
-def test_cancelling_a_run_drains_it_and_leaves_it_resumable(stores):
+def test_cancelled_run_drains_and_is_resumable(stores):
     stores.for_uri("memory://b/").put("memory://b/in/a.csv", b"".join(b"%d,0\n" % i for i in range(50)))
-    entered, go = threading.Event(), threading.Event()
+    entered, release = threading.Event(), threading.Event()
 
     class Held(Double):
         max_batch_rows = 5
@@ -151,7 +153,7 @@ def test_cancelling_a_run_drains_it_and_leaves_it_resumable(stores):
         def predict(self, x):
             if 10 in x[:, 0]:
                 entered.set()
-                assert go.wait(10)
+                assert release.wait(10)
             return super().predict(x)
 
     async def cancelled() -> None:
@@ -160,9 +162,9 @@ def test_cancelling_a_run_drains_it_and_leaves_it_resumable(stores):
         )
         await asyncio.to_thread(entered.wait, 10)
         task.cancel()
-        for _ in range(3):  # until the cancellation has reached the run
+        for _ in range(3):  # The cancellation reaches the run within three loop cycles.
             await asyncio.sleep(0)
-        go.set()
+        release.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -175,7 +177,7 @@ def test_cancelling_a_run_drains_it_and_leaves_it_resumable(stores):
     assert predictions(stores) == b"".join(b"%.1f\n" % (2.0 * i) for i in range(50))
 
 
-def test_a_model_that_does_not_load_leaves_no_output(stores):
+def test_model_that_does_not_load_leaves_no_output(stores):
     class Broken(Double):
         def load(self):
             raise OSError("no weights")
@@ -185,7 +187,7 @@ def test_a_model_that_does_not_load_leaves_no_output(stores):
     assert not list(stores.for_uri("memory://b/").list("memory://b/out"))
 
 
-def test_an_opened_run_starts_its_predictor_and_stops_it_whatever_happens(stores):
+def test_opened_run_starts_and_always_stops_its_predictor(stores):
     opened = open_run("memory://b/in/", model=Double, output="memory://b/out", stores=stores)
     assert isinstance(opened, OpenedRun)
     assert engine_threads() == []
@@ -203,7 +205,7 @@ def _raise_within(opened: OpenedRun) -> None:
         raise ZeroDivisionError
 
 
-def test_what_is_around_a_run_is_entered_and_left(stores):
+def test_execute_enters_and_leaves_the_context(stores):
     seen = []
 
     class Around:
@@ -217,7 +219,7 @@ def test_what_is_around_a_run_is_entered_and_left(stores):
     assert seen == ["in", "out"]
 
 
-def test_a_watch_is_over_the_runs_source(stores):
+def test_watch_polls_the_source_of_the_run(stores):
     opened = open_run("memory://b/in/", model=Double, output="memory://b/out", stores=stores)
     watch = open_watch(opened, poll_s=1.0)
     with opened:
@@ -225,12 +227,12 @@ def test_a_watch_is_over_the_runs_source(stores):
         assert watch.tick() is None
 
 
-def test_a_model_without_source_code_has_an_identity_all_the_same():
+def test_model_without_source_code_has_an_identity():
     made = type("Made", (Double,), {})
     assert open_predictor(made, None, PredictorOptions()).identity.startswith("Made sha256:")
 
 
-def test_what_killed_runs_left_on_a_disk_goes_once_it_is_old(tmp_path):
+def test_old_temporary_files_are_removed(tmp_path):
     left = [tmp_path / "out" / name for name in (".headrace-1-x.tmp", "_headrace/.headrace-2-x.tmp")]
     for path in left:
         path.parent.mkdir(exist_ok=True)
@@ -240,7 +242,7 @@ def test_what_killed_runs_left_on_a_disk_goes_once_it_is_old(tmp_path):
         assert not [path for path in left if path.exists()]
 
 
-def test_options_go_to_the_model_that_is_named(tmp_path):
+def test_model_options_reach_the_model(tmp_path):
     (tmp_path / "scaled.py").write_text(
         "import headrace\n\n\nclass Scaled(headrace.Model):\n"
         "    def __init__(self, factor):\n        self.factor = factor\n\n"
@@ -255,21 +257,21 @@ def test_options_go_to_the_model_that_is_named(tmp_path):
     finally:
         opened.predictor.stop()
     for model, endpoint in ((Double, None), (None, "http://127.0.0.1:9/v2/models/m")):
-        with pytest.raises(ConfigError, match="model_options are for a model that is named"):
+        with pytest.raises(ConfigError, match="model_options need a model that is named"):
             open_predictor(model, endpoint, options)
 
 
 # Sequences
 
 
-def stepping(calls: list[list[tuple[str, bool, bool]]], ended: list[tuple[str, str]]) -> type[Model]:
+def sum_model(calls: list[list[tuple[str, bool, bool]]], ended: list[tuple[str, str]]) -> type[Model]:
     class Sum(Model):
         max_batch_rows = 8
         inputs = (TensorSpec("x", "FP32", (-1, 1)),)
         sequences = SequenceLimits(live_max=3, idle_ms=0.001, requests_max=1, evict_idle_ms=0.001)
 
         def warm_up(self):
-            """No call before the first record's."""
+            """Make no call before the first record."""
 
         def step(self, states, x):
             calls.append([(state.id, state.start, state.end) for state in states])
@@ -286,20 +288,20 @@ def stepping(calls: list[list[tuple[str, bool, bool]]], ended: list[tuple[str, s
 def sequences_of(
     stores: Stores, data: bytes, *, rows: int | None = None, live_max: int | None = None, **mapping
 ):
-    """What a real engine answers, the calls of its model, and the sequences' ends."""
+    """Return the outcomes of a real engine, the calls of its model, and the ends of its sequences."""
     stores.for_uri("memory://b/").put("memory://b/steps.csv", data)
     calls: list[list[tuple[str, bool, bool]]] = []
     ended: list[tuple[str, str]] = []
     settings = StreamSettings(
         mapping=MappingOptions(**mapping), flow=FlowSettings(batch_rows_max=rows, sequences_live_max=live_max)
     )
-    model = stepping(calls, ended)
+    model = sum_model(calls, ended)
     with headrace.stream("memory://b/steps.csv", model=model, settings=settings, stores=stores) as outcomes:
         found = [float(o.outputs["output"]) if o.ok else o.why for o in outcomes]
     return found, calls, ended
 
 
-def test_steps_of_different_sequences_of_a_batch_share_a_call(stores):
+def test_steps_of_different_sequences_share_a_call(stores):
     data = b"a,1\nb,2\nc,3\na,4\nb,5\na,6\n"
     found, calls, ended = sequences_of(stores, data, sequence=0)
     assert found == [1, 2, 3, 5, 7, 11]
@@ -307,14 +309,14 @@ def test_steps_of_different_sequences_of_a_batch_share_a_call(stores):
     assert sorted(ended) == [("a", "stopped"), ("b", "stopped"), ("c", "stopped")]
 
 
-def test_no_state_of_a_run_goes_by_time_or_for_want_of_room_in_the_model(stores):
-    # The model lets none live for longer than a microsecond, and one request wait.
+def test_time_and_count_limits_of_the_model_end_no_sequence_of_a_run(stores):
+    # The model's own limits are one microsecond of life and one waiting request.
     found, _, ended = sequences_of(stores, b"a,1\nb,2\nc,3\na,4\nb,5\na,6\n", rows=1, sequence=0)
     assert found == [1, 2, 3, 5, 7, 11]
     assert {why for _, why in ended} == {"stopped"}
 
 
-def test_a_sequence_may_end_and_begin_again_in_one_batch(stores):
+def test_sequence_ends_and_restarts_within_a_batch(stores):
     data = b"a,0,1\na,1,2\na,0,3\nb,1,4\na,1,5\nb,0,6\na,0,7\n"
     for rows in (None, 1, 2, 3):
         found, calls, ended = sequences_of(stores, data, rows=rows, sequence=0, sequence_end=1)
@@ -325,35 +327,45 @@ def test_a_sequence_may_end_and_begin_again_in_one_batch(stores):
         ]  # fmt: skip
 
 
-def test_the_models_own_limit_of_sequences_ends_a_run_but_another_may_be_given(stores):
+def test_live_sequence_limit_ends_a_run_and_is_configurable(stores):
     data = b"a,1\nb,2\nc,3\nd,4\n"
-    with pytest.raises(LimitError, match="the 3 that may be unfinished"):
+    with pytest.raises(LimitError, match="the limit of 3 unfinished"):
         sequences_of(stores, data, sequence=0)
     assert sequences_of(stores, data, sequence=0, live_max=4)[0] == [1, 2, 3, 4]
 
 
-def test_an_object_is_a_sequence_and_the_model_is_told_of_its_end(stores):
+def test_object_is_a_sequence_that_ends_with_it(stores):
     found, _, ended = sequences_of(stores, b"1\n2\nx\n3\n", rows=2, sequence="@object")
     assert found[:2] + found[3:] == [1, 3, 6]
     assert ended == [("memory://b/steps.csv", "ended")]
 
 
-def test_without_a_sequence_every_record_is_one_by_itself_however_batches_are_cut(stores):
+def test_without_a_sequence_every_record_is_a_sequence_at_any_batch_size(stores):
     for rows in (None, 1, 3):
         found, calls, _ = sequences_of(stores, b"1\n2\n3\n4\n", rows=rows)
         assert found == [1, 2, 3, 4]
         assert {row for call in calls for row in call} == {("", True, False)}
 
 
-def test_a_batch_may_have_more_rows_than_a_served_request(stores):
-    data = b"".join(b"%d\n" % (i % 100) for i in range(66_000))
-    found, _, _ = sequences_of(stores, data, rows=66_000)
-    assert found == [i % 100 for i in range(66_000)]
+def batch_of(stores, rows):
+    data = b"".join(b"%d\n" % (i % 100) for i in range(rows))
+    found, _, _ = sequences_of(stores, data, rows=rows)
+    assert found == [i % 100 for i in range(rows)]
 
 
-def test_an_endpoint_has_no_sequences(stores):
+def test_batch_has_more_rows_than_a_served_request_may(stores, monkeypatch):
+    monkeypatch.setattr(multi_row_request, "STEP_OUTPUTS_MAX", 100)
+    batch_of(stores, 150)
+
+
+@pytest.mark.slow
+def test_batch_has_more_rows_than_the_default_limit_of_served_requests(stores):
+    batch_of(stores, multi_row_request.STEP_OUTPUTS_MAX + 500)
+
+
+def test_sequences_at_an_endpoint_are_refused(stores):
     settings = StreamSettings(mapping=MappingOptions(sequence="user"))
-    with pytest.raises(ConfigError, match=r"--sequence user needs the model itself .*steps be done twice"):
+    with pytest.raises(ConfigError, match=r"--sequence user needs the model itself .*repeat its steps"):
         headrace.stream("memory://b/in/", endpoint="http://h/v2/models/m", settings=settings, stores=stores)
     with pytest.raises(ConfigError, match="needs the model itself"):
         open_run(
@@ -361,9 +373,9 @@ def test_an_endpoint_has_no_sequences(stores):
         )
 
 
-def test_a_model_without_a_step_has_no_sequences(stores):
+def test_sequences_of_a_model_without_step_are_refused(stores):
     settings = StreamSettings(mapping=MappingOptions(sequence=0, columns=(0, 1)))
-    with pytest.raises(ConfigError, match="model Double has no step"):
+    with pytest.raises(ConfigError, match="model Double declares no step"):
         headrace.run_sync(
             "memory://b/in/", model=Double, output="memory://b/out", settings=settings, stores=stores
         )
@@ -377,11 +389,11 @@ def test_a_model_without_a_step_has_no_sequences(stores):
         ({"sequence": "@object", "columns": (2,)}, (9, 90, 150, 190)),
     ],
 )
-def test_a_resumed_run_has_the_same_steps_beside_each_other(stores, mapping, stops):
-    """Who shares a call is in what this model answers, and in its states."""
-    stopping: list[tuple[Run, int]] = []
+def test_resumed_run_forms_the_same_calls(stores, mapping, stops):
+    """This model's predictions and states depend on the sequences that share a call."""
+    stop_at: list[tuple[Run, int]] = []
 
-    class Crowd(Model):
+    class CallSizes(Model):
         max_batch_rows = 6
         inputs = (TensorSpec("x", "INT64", (-1, 1)),)
 
@@ -389,16 +401,16 @@ def test_a_resumed_run_has_the_same_steps_beside_each_other(stores, mapping, sto
             self.calls = 0
 
         def warm_up(self):
-            """No call before the first record's."""
+            """Make no call before the first record."""
 
         def step(self, states, x):
             self.calls += 1
-            for run, at in stopping:
+            for run, at in stop_at:
                 if self.calls == at:
                     run.drain()
-            crowd = states.stack("crowd", (), np.int64) * 3 + len(states)
-            states.keep("crowd", crowd % 10_000)
-            return crowd
+            total = states.stack("crowd", (), np.int64) * 3 + len(states)
+            states.keep("crowd", total % 10_000)
+            return total
 
     rng = np.random.default_rng(7)
     for name in "abc":
@@ -410,27 +422,27 @@ def test_a_resumed_run_has_the_same_steps_beside_each_other(stores, mapping, sto
         output=OutputSettings(part_bytes_max=50, checkpoint_s=0),
     )
 
-    def go_on(output: str, at: int | None) -> Report:
+    def run_until_call(output: str, at: int | None) -> Report:
         opened = open_run(
             "memory://b/many/",
-            model=Crowd,
+            model=CallSizes,
             output=output,
             settings=settings,
             if_exists="resume",
             stores=stores,
         )
         with opened as run:
-            stopping[:] = [] if at is None else [(run, at)]
+            stop_at[:] = [] if at is None else [(run, at)]
             return run.execute()
 
-    go_on("memory://b/whole/", None)
+    run_until_call("memory://b/whole/", None)
     expected = predictions(stores, "memory://b/whole/")
     replayed = 0
     for at in stops:
         output = f"memory://b/stopped-{at}/"
-        statuses = [go_on(output, at).status, go_on(output, at).status]
+        statuses = [run_until_call(output, at).status, run_until_call(output, at).status]
         assert statuses[0] == "drained"
-        report = go_on(output, None)
+        report = run_until_call(output, None)
         replayed += report.records_replayed
         assert report.status == "complete"
         assert predictions(stores, output) == expected

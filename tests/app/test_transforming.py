@@ -1,4 +1,4 @@
-"""What joins stores, a model and a transform: that it is put together right, and let go of whatever happens."""
+"""Batch transforms built from stores, models and workers: outputs, resume, retry and dry runs."""
 
 import asyncio
 import threading
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import headrace
+from cases import for_each
+from headrace.app.runners import Workers
 from headrace.app.streaming import PredictorOptions
 from headrace.app.transforming import dry_run, open_transform, retry_failed, transform_sync
-from headrace.app.workers import Workers
 from headrace.core.errors import ConfigError, EmptySourceError, OutputExistsError, ResumeRefusedError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
@@ -40,57 +41,57 @@ class Double(Model):
 """
 
 
-class Gate(Model):
-    """Stops at its third batch until it is let through; tells that it is there."""
+class GatedModel(Model):
+    """Blocks in its third batch, after setting `reached`, until `released` is set."""
 
     inputs = (TensorSpec("x", "FP64", (-1, 2)),)
     max_batch_rows = 4
-    reached, let = threading.Event(), threading.Event()
+    reached, released = threading.Event(), threading.Event()
     calls = 0
     stopped = 0
 
     def predict(self, x):
-        Gate.calls += 1
-        if Gate.calls == 3:
-            Gate.reached.set()
-            assert Gate.let.wait(30)
+        GatedModel.calls += 1
+        if GatedModel.calls == 3:
+            GatedModel.reached.set()
+            assert GatedModel.released.wait(30)
         return x[:, 0] * 2
 
 
-class Choosy(Model):
-    """Refuses what is odd until it is told to take it."""
+class EvenOnlyModel(Model):
+    """Refuses rows with odd values unless `takes_all` is set."""
 
-    inputs = Gate.inputs
+    inputs = GatedModel.inputs
     takes_all = False
 
     def predict(self, x):
-        bad = {} if Choosy.takes_all else {row: "odd" for row in range(len(x)) if x[row, 0] % 2}
+        bad = {} if EvenOnlyModel.takes_all else {row: "odd" for row in range(len(x)) if x[row, 0] % 2}
         if bad:
             raise RowError(bad)
         return x[:, 0] * 2
 
 
-BEFORE = set[threading.Thread]()
+THREADS_BEFORE = set[threading.Thread]()
 
 
 @pytest.fixture(autouse=True)
-def anew() -> None:
-    BEFORE.clear()
-    BEFORE.update(threading.enumerate())
-    Gate.calls = 0
-    Gate.reached.clear()
-    Gate.let.clear()
-    Choosy.takes_all = False
+def fresh_models() -> None:
+    THREADS_BEFORE.clear()
+    THREADS_BEFORE.update(threading.enumerate())
+    GatedModel.calls = 0
+    GatedModel.reached.clear()
+    GatedModel.released.clear()
+    EvenOnlyModel.takes_all = False
 
 
 @pytest.fixture
 def stores() -> Stores:
     made = Stores()
-    made.for_uri(IN).put(f"{IN}a.csv", text())
+    made.for_uri(IN).put(f"{IN}a.csv", source_bytes())
     return made
 
 
-def text() -> bytes:
+def source_bytes() -> bytes:
     return b"".join(b"%d,1\n" % n for n in range(ROWS))
 
 
@@ -98,13 +99,13 @@ def doubled(factor: int = 2) -> bytes:
     return b"".join(b"%.1f\n" % (factor * n) for n in range(ROWS))
 
 
-def names(stores: Stores, prefix: str = OUT) -> list[str]:
+def object_names(stores: Stores, prefix: str = OUT) -> list[str]:
     return [i.uri.removeprefix(prefix) for i in stores.for_uri(prefix).list(prefix)]
 
 
-def threads() -> list[str]:
-    """What this test has left running: what was told to end has time to."""
-    left = [t for t in threading.enumerate() if t.name.startswith("headrace") and t not in BEFORE]
+def running_threads() -> list[str]:
+    """Return the headrace threads that this test left running; stopping threads get time to end."""
+    left = [t for t in threading.enumerate() if t.name.startswith("headrace") and t not in THREADS_BEFORE]
     for thread in left:
         thread.join(10)
     return [t.name for t in left if t.is_alive()]
@@ -113,104 +114,111 @@ def threads() -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.csv").write_bytes(text())
+    (tmp_path / "in/a.csv").write_bytes(source_bytes())
     (tmp_path / "double.py").write_text(FILE)
     return tmp_path
 
 
-def test_a_transform_for_callers_without_a_loop(stores):
-    Choosy.takes_all = True
-    report = transform_sync(IN, OUT, model=Choosy, stores=stores)
+def test_transform_sync_writes_and_handles_existing_outputs(stores):
+    EvenOnlyModel.takes_all = True
+    report = transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores)
     assert (report.exit_code, report.rows_out) == (0, ROWS)
     assert stores.for_uri(OUT).get(f"{OUT}a.csv.out") == doubled()
-    assert threads() == []
+    assert running_threads() == []
     with pytest.raises(OutputExistsError):
-        transform_sync(IN, OUT, model=Choosy, stores=stores)
-    assert transform_sync(IN, OUT, model=Choosy, stores=stores, if_exists="resume") == report
-    assert transform_sync(IN, OUT, model=Choosy, stores=stores, if_exists="overwrite").rows_out == ROWS
-    assert "_report.html" not in names(stores)
-    transform_sync(IN, OUT, model=Choosy, stores=stores, if_exists="overwrite", page=True)
-    assert "_report.html" in names(stores)
-    assert threads() == []
+        transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores)
+    assert transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, if_exists="resume") == report
+    assert transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, if_exists="overwrite").rows_out == ROWS
+    assert "_report.html" not in object_names(stores)
+    transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, if_exists="overwrite", page=True)
+    assert "_report.html" in object_names(stores)
+    assert running_threads() == []
 
 
 async def cancelled(stores: Stores) -> None:
     settings = TransformSettings(tasks=TaskSettings(checkpoint_s=0), flow=FlowSettings(window_bytes_max=256))
-    working = asyncio.ensure_future(headrace.transform(IN, OUT, model=Gate, stores=stores, settings=settings))
-    await asyncio.to_thread(Gate.reached.wait, 30)
+    working = asyncio.ensure_future(
+        headrace.transform(IN, OUT, model=GatedModel, stores=stores, settings=settings)
+    )
+    await asyncio.to_thread(GatedModel.reached.wait, 30)
     working.cancel()
-    await asyncio.sleep(0)  # so that the cancellation has arrived
+    await asyncio.sleep(0)  # The cancellation reaches the run in one loop cycle.
     assert not working.done()
-    Gate.let.set()
+    GatedModel.released.set()
     with pytest.raises(asyncio.CancelledError):
         await working
 
 
-def test_cancelling_drains_and_resuming_goes_on(stores):
+def test_cancelled_transform_drains_and_resumes(stores):
     asyncio.run(cancelled(stores))
-    assert threads() == []
-    assert Gate.calls < ROWS / 4
-    assert "a.csv.out" not in names(stores)
+    assert running_threads() == []
+    assert GatedModel.calls < ROWS / 4
+    assert "a.csv.out" not in object_names(stores)
     settings = TransformSettings(tasks=TaskSettings(checkpoint_s=0), flow=FlowSettings(window_bytes_max=256))
     report = asyncio.run(
-        headrace.transform(IN, OUT, model=Gate, stores=stores, settings=settings, if_exists="resume")
+        headrace.transform(IN, OUT, model=GatedModel, stores=stores, settings=settings, if_exists="resume")
     )
     assert (report.rows_out, report.resumed) == (ROWS, True)
-    assert Gate.calls == ROWS / 4 + 2  # nothing is asked twice, but for the warm-up
+    assert GatedModel.calls == ROWS / 4 + 2  # No record is predicted twice, except in the warm-up.
     assert stores.for_uri(OUT).get(f"{OUT}a.csv.out") == doubled()
 
 
-def test_what_breaks_lets_go_of_the_model(stores):
+def test_failed_transform_stops_the_model(stores):
     stores.for_uri(IN).put(f"{IN}b.parquet", b"nothing")
     with pytest.raises(EmptySourceError):
-        transform_sync("memory://b/none/", OUT, model=Choosy, stores=stores)
-    assert threads() == []
-    assert names(stores) == []
+        transform_sync("memory://b/none/", OUT, model=EvenOnlyModel, stores=stores)
+    assert running_threads() == []
+    assert object_names(stores) == []
 
 
-def test_a_dry_run_writes_nothing(stores, folder):
-    found = dry_run(IN, OUT, model=Choosy, stores=stores, records=2)
+def test_dry_run_writes_nothing(stores, folder):
+    found = dry_run(IN, OUT, model=EvenOnlyModel, stores=stores, records=2)
     assert [planned.output for planned in found.plan.objects] == ["a.csv.out"]
     assert len(found.seen) == 2
-    assert names(stores) == []
+    assert object_names(stores) == []
     dry_run(f"{folder}/in/", f"{folder}/out/", model=str(folder / "double.py"))
     assert not (folder / "out").exists()
-    assert threads() == []
+    assert running_threads() == []
 
 
-@pytest.mark.parametrize(("count", "isolation"), [(0, "thread"), (-1, "process"), (1, "machine")])
-def test_workers_that_cannot_be(count, isolation):
+@for_each(("count", "isolation"), [(0, "thread"), (-1, "process"), (1, "machine")])
+def test_invalid_workers_are_refused(count, isolation):
     with pytest.raises(ConfigError, match=r"workers must be 1 or more|isolation must be thread or process"):
         Workers(count, isolation)
 
 
-def test_workers_in_threads_are_instances(stores, folder):
+def test_worker_threads_are_model_instances(stores, folder):
     report = transform_sync(
-        IN, OUT, model=str(folder / "double.py"), stores=stores, workers=Workers(2, "thread"),
-    )  # fmt: skip
+        IN,
+        OUT,
+        model=str(folder / "double.py"),
+        stores=stores,
+        workers=Workers(2, "thread"),
+    )
     assert report.rows_failed == ROWS / 2
 
 
-def test_processes_share_no_memory_and_no_class(stores, folder):
+def test_worker_processes_refuse_memory_stores_and_classes(stores, folder):
     processes = Workers(2, "process")
-    with pytest.raises(ConfigError, match="memory:// objects are in this process alone"):
+    with pytest.raises(ConfigError, match="memory:// objects exist in this process only"):
         open_transform(IN, OUT, model=str(folder / "double.py"), stores=stores, workers=processes)
     with pytest.raises(ConfigError, match="name it as a file, a folder or module:Class"):
-        open_transform(f"{folder}/in/", f"{folder}/out/", model=Choosy, workers=processes)
-    assert names(stores) == []
+        open_transform(f"{folder}/in/", f"{folder}/out/", model=EvenOnlyModel, workers=processes)
+    assert object_names(stores) == []
 
 
-def test_processes_write_what_threads_write(folder):
+@pytest.mark.slow
+def test_processes_write_the_same_outputs_as_threads(folder):
     (folder / "taken").touch()
     report = transform_sync(
         f"{folder}/in/", f"{folder}/out", model=str(folder / "double.py"), workers=Workers(2, "process")
     )
     assert report.rows_out == ROWS
     assert (folder / "out/a.csv.out").read_bytes() == doubled()
-    assert threads() == []
+    assert running_threads() == []
 
 
-def test_retrying_finds_its_model_and_its_options_by_itself(folder):
+def test_retry_failed_uses_the_recorded_model_and_options(folder):
     options = PredictorOptions(model_options={"factor": 3})
     source, out = f"{folder}/in/", f"{folder}/out/"
     report = transform_sync(source, out, model=str(folder / "double.py"), options=options)
@@ -221,10 +229,10 @@ def test_retrying_finds_its_model_and_its_options_by_itself(folder):
     assert (report.rows_out, report.rows_failed, report.exit_code) == (ROWS, 0, 0)
     assert (folder / "out/a.csv.out").read_bytes() == doubled(3)
     assert not (folder / "out/a.csv.out.failed").exists()
-    assert threads() == []
+    assert running_threads() == []
 
 
-def test_retrying_refuses_a_model_that_is_another_now(folder):
+def test_retry_failed_refuses_a_changed_model(folder):
     model = folder / "double.py"
     out = f"{folder}/out/"
     transform_sync(f"{folder}/in/", out, model=str(model))
@@ -235,12 +243,12 @@ def test_retrying_refuses_a_model_that_is_another_now(folder):
     assert (folder / "out/a.csv.out").read_bytes() == doubled()
 
 
-def test_retrying_a_class_needs_it_given_again(stores):
-    transform_sync(IN, OUT, model=Choosy, stores=stores)
-    with pytest.raises(ConfigError, match="no file or class that can be named: give it again"):
+def test_retry_failed_requires_an_unnamed_model(stores):
+    transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores)
+    with pytest.raises(ConfigError, match="does not name the transform's model: give it again"):
         retry_failed(OUT, stores=stores)
-    Choosy.takes_all = True
-    assert retry_failed(OUT, model=Choosy, stores=stores).exit_code == 0
+    EvenOnlyModel.takes_all = True
+    assert retry_failed(OUT, model=EvenOnlyModel, stores=stores).exit_code == 0
     assert stores.for_uri(OUT).get(f"{OUT}a.csv.out") == doubled()
-    with pytest.raises(ConfigError, match="no transform was written here"):
+    with pytest.raises(ConfigError, match="there is no transform"):
         retry_failed("memory://b/nothing/", stores=stores)

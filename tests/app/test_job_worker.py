@@ -1,9 +1,9 @@
-"""A worker put together: its models by name, its parts, its life."""
+"""Job workers: models by name, notifications, start and stop."""
 
 import pytest
 
-from headrace.app.job_parts import JobsAt
-from headrace.app.working import ServedModels, job_repository, open_worker
+from headrace.app.job_components import JobLocations
+from headrace.app.job_worker import ServedModels, job_repository, open_worker
 from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import ModelLoadError, ModelNotFoundError
 from headrace.engine.settings import ServeSettings
@@ -19,7 +19,7 @@ def model(tmp_path):
     return str(path)
 
 
-def test_a_model_that_is_not_there_is_told_with_those_that_are(model):
+def test_unknown_model_is_refused_with_the_known_models(model):
     repository = job_repository([model], ServeSettings(), None, "thread", concurrency=2)
     repository.start()
     try:
@@ -34,33 +34,33 @@ def test_a_model_that_is_not_there_is_told_with_those_that_are(model):
         repository.stop(drain=False)
 
 
-def test_models_run_in_processes_unless_something_else_is_said(model):
+def test_models_run_with_the_chosen_isolation(model):
     for isolation in ("process", "thread"):
         repository = job_repository([model], ServeSettings(), None, isolation, concurrency=2)
         assert [d.settings.isolation for d in repository.definitions()] == [isolation]
 
 
-def test_a_worker_that_knows_no_settings_tells_nobody(model, tmp_path):
-    """It would refuse for good what needs a mail server, or a network, that it does not know of."""
-    at = JobsAt.folder(tmp_path / "data")
-    plain, told = open_worker([model], at), open_worker([model], at, file=JobsFile())
-    assert not any(isinstance(service, Deliverer) for service in plain.parts.services)
-    assert any(isinstance(service, Deliverer) for service in told.parts.services)
+def test_worker_without_configuration_file_delivers_no_notifications(model, tmp_path):
+    """Without the mail server and network rules, it would refuse notifications permanently."""
+    locations = JobLocations.folder(tmp_path / "data")
+    plain, configured = open_worker([model], locations), open_worker([model], locations, file=JobsFile())
+    assert not any(isinstance(service, Deliverer) for service in plain.components.services)
+    assert any(isinstance(service, Deliverer) for service in configured.components.services)
 
 
-def test_it_starts_and_stops_and_leaves_nothing_when_it_cannot_start(model, tmp_path):
-    at = JobsAt.folder(tmp_path / "data")
+def test_failed_start_stops_the_worker(model, tmp_path):
+    locations = JobLocations.folder(tmp_path / "data")
     settings = WorkerSettings(name="w", stop_s=1.0)
-    worker = open_worker([model], at, settings=settings, isolation="thread")
+    worker = open_worker([model], locations, settings=settings, isolation="thread")
     worker.start()
     assert worker.repository.ready
     worker.stop()
     assert worker.repository.versions("double") == ()
     (tmp_path / "double.py").write_text("raise RuntimeError('no')")
     with pytest.raises(Exception, match="no"):
-        open_worker([model], at, settings=settings, isolation="thread").start()
+        open_worker([model], locations, settings=settings, isolation="thread").start()
 
 
-def test_no_model_is_no_worker(tmp_path):
+def test_unreadable_model_is_refused(tmp_path):
     with pytest.raises(ModelLoadError, match="cannot be read"):
-        open_worker(["nowhere.py"], JobsAt.folder(tmp_path / "data"))
+        open_worker(["nowhere.py"], JobLocations.folder(tmp_path / "data"))

@@ -1,12 +1,13 @@
-"""Whom a transform's work is given to: what is asked for, and what cannot be."""
+"""The choice of a transform's runner, and the regions of data and workers."""
 
 import pickle
 from pathlib import Path
 
 import pytest
 
+from cases import for_each
+from headrace.app.runners import BeamWorkers, DataRegions, RayWorkers, Workers, instance_options, open_runner
 from headrace.app.streaming import PredictorOptions, open_predictor
-from headrace.app.workers import BeamWorkers, DataRegions, RayWorkers, Workers, open_runner, used_options
 from headrace.core.errors import ConfigError
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores
@@ -47,39 +48,44 @@ def runner_of(
     ).runner
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@for_each(
+    ("settings", "message"),
     [({"count": 0}, "1 or more, not 0"), ({"isolation": "cluster"}, "thread or process, not 'cluster'")],
 )
-def test_what_cannot_be_is_refused(settings, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_workers_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
         Workers(**settings)
 
 
-def test_threads_are_instances_of_one_predictor():
+def test_worker_threads_are_instances_of_one_predictor():
     options = PredictorOptions(instances=3)
-    assert used_options(Workers(), options) is options
-    assert used_options(Workers(5), options).instances == 5
-    assert used_options(Workers(5, "process"), options) is options
-    assert used_options(RayWorkers(5), options) is options
+    assert instance_options(Workers(), options) is options
+    assert instance_options(Workers(5), options).instances == 5
+    assert instance_options(Workers(5, "process"), options) is options
+    assert instance_options(RayWorkers(5), options) is options
 
 
-def test_each_kind_has_its_runner(model):
+def test_isolation_selects_the_runner(model):
     assert isinstance(runner_of(Workers(2), model), InProcessRunner)
     assert isinstance(runner_of(Workers(1, "process"), model), ProcessRunner)
 
 
-def test_nodes_of_a_cluster_may_say_where_they_are_and_others_must(model):
+def test_local_workers_need_a_declared_region(model):
     anywhere = Locality(None, "never")
     for workers in (Workers(), Workers(1, "process")):
-        with pytest.raises(ConfigError, match="no region is declared"):
+        with pytest.raises(ConfigError, match="the worker has no region"):
             runner_of(workers, model, locality=anywhere)
+
+
+@pytest.mark.slow
+def test_ray_workers_need_no_declared_region(model):
     pytest.importorskip("ray")
-    assert runner_of(RayWorkers(), model, locality=anywhere)
+    assert runner_of(RayWorkers(), model, locality=Locality(None, "never"))
 
 
-def test_a_pipelines_description_holds_no_secret_and_no_model(model, tmp_path):
-    """Whoever runs it shows it to many; and it has to be small."""
+@pytest.mark.slow
+def test_pipeline_description_contains_no_secret_and_no_model(model, tmp_path):
+    """Beam shows the description to many users and limits its size."""
     pytest.importorskip("apache_beam")
     secret, stores = "s3cr3t", Stores({"AWS_SECRET_ACCESS_KEY": "s3cr3t"})
     for workers in (BeamWorkers(), BeamWorkers(("--runner=FlinkRunner",))):
@@ -88,7 +94,7 @@ def test_a_pipelines_description_holds_no_secret_and_no_model(model, tmp_path):
         assert secret.encode() not in described
         assert b"return x * 2" not in described
         assert runner._environ["AWS_SECRET_ACCESS_KEY"] == secret
-    # Workers elsewhere find the model beside the ledger.
+    # Workers on other machines read the model from a draft beside the ledger.
     ledger = TransformLedger(stores.for_uri(f"{tmp_path}/out/"), f"{tmp_path}/out/")
     runner._prepare(ledger)
     there = runner._opener.copy.get(stores).unpack(tmp_path / "there")
@@ -97,7 +103,7 @@ def test_a_pipelines_description_holds_no_secret_and_no_model(model, tmp_path):
     assert not list(stores.for_uri(f"{tmp_path}/").list(ledger.uri("drafts/")))
 
 
-def test_regions_are_asked_for_only_when_somebody_spoke_of_any():
+def test_regions_are_resolved_only_with_a_region_or_rules():
     uri, stores = "memory://b/x", Stores()
     assert DataRegions().region_of(stores)(uri) is None
     rules = RegionRules.parse(["memory://b/=eu"], ask_buckets=False)

@@ -1,0 +1,119 @@
+"""Transform workers opened elsewhere: the same model, the same folder, and no visible secrets."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.app.model_copy import copy_model
+from headrace.app.streaming import PredictorOptions, open_predictor
+from headrace.app.transform_worker import (
+    WorkerOpener,
+    WorkerSpec,
+    with_absolute_model,
+    worker_command,
+    worker_spec,
+)
+from headrace.core.errors import ConfigError, ModelLoadError
+from headrace.core.model import Model
+from headrace.storage.resolve import Stores
+from headrace.transforms.settings import TransformSettings
+
+MODEL = (
+    "import headrace\n\n\nclass Twice(headrace.Model):\n    def predict(self, x):\n        return x * {}\n"
+)
+
+
+@pytest.fixture
+def work_folder(monkeypatch, tmp_path):
+    """A current folder; changes to the process by an opened worker are undone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def spec_of(model: str, destination: str = "out", **more) -> WorkerSpec:
+    options = PredictorOptions()
+    identity = open_predictor(model, None, options).identity
+    return worker_spec(
+        destination, model, None, TransformSettings(), options, identity=identity, stores=Stores(), **more
+    )
+
+
+def test_spec_survives_a_command_line(work_folder):
+    (work_folder / "twice.py").write_text(MODEL.format(2))
+    spec = spec_of("twice.py")
+    assert WorkerSpec.from_json(spec.to_json()).to_json() == spec.to_json()
+    assert (spec.destination, spec.folder) == ("out/", str(work_folder))
+    command = worker_command(spec, "eu")
+    assert command[-1] == "eu"
+    assert command[-2].encode() == spec.to_json()
+
+
+def test_objects_of_this_process_are_refused():
+    with pytest.raises(ConfigError, match="name it as a file"):
+        worker_spec("out", Model, None, TransformSettings(), PredictorOptions(), identity="", stores=Stores())
+    with pytest.raises(ConfigError, match="in this process only"):
+        worker_spec(
+            "memory://o/", "m.py", None, TransformSettings(), PredictorOptions(), identity="", stores=Stores()
+        )
+
+
+def test_only_file_models_get_an_absolute_path(work_folder):
+    (work_folder / "twice.py").write_text(MODEL.format(2))
+    assert with_absolute_model(spec_of("twice.py:Twice")).model == str(work_folder / "twice.py:Twice")
+    (work_folder / "m").mkdir()
+    spec = spec_of("twice.py")
+    named = WorkerSpec(**{f: getattr(spec, f) for f in spec.__slots__} | {"model": "json:JSONDecoder"})
+    assert with_absolute_model(named) == named
+
+
+def test_repr_shows_no_secret_and_no_model(work_folder):
+    (work_folder / "twice.py").write_text(MODEL.format(2))
+    copy = copy_model("twice.py")
+    shown = repr(WorkerOpener(spec_of("twice.py"), {"AWS_SECRET_ACCESS_KEY": "hunter2"}, copy)) + repr(copy)
+    assert "hunter2" not in shown
+    assert "return x" not in shown
+
+
+def opened_model_name(opener: WorkerOpener) -> str:
+    """Return the model name that an opened worker reports in its "ready" message."""
+    messages: list = []
+    with opener(messages.append, "eu") as worker:
+        worker.send_ready()
+    assert [list(message) for message in messages] == [["ready"]]
+    return messages[0]["ready"]["name"]
+
+
+def test_model_is_loaded_from_its_own_path(work_folder):
+    (work_folder / "twice.py").write_text(MODEL.format(2))
+    opener = WorkerOpener(with_absolute_model(spec_of("twice.py")), None, None)
+    os.chdir("/")
+    assert opened_model_name(opener) == "twice"
+    assert Path.cwd() == work_folder
+
+
+@pytest.mark.parametrize("present", ["nothing", "another"])
+def test_missing_or_different_model_is_replaced_by_the_copy(work_folder, present):
+    file = work_folder / "twice.py"
+    file.write_text(MODEL.format(2))
+    opener = WorkerOpener(with_absolute_model(spec_of("twice.py")), None, copy_model("twice.py"))
+    file.unlink()
+    if present == "another":
+        file.write_text(MODEL.format(3))
+    assert opened_model_name(opener) == "twice"
+
+
+@pytest.mark.parametrize(
+    ("present", "message"), [("nothing", "twice.py"), ("another", "install the same model")]
+)
+def test_missing_or_different_model_without_copy_is_refused(work_folder, present, message):
+    file = work_folder / "twice.py"
+    file.write_text(MODEL.format(2))
+    opener = WorkerOpener(with_absolute_model(spec_of("twice.py")), None, None)
+    file.unlink()
+    if present == "another":
+        file.write_text(MODEL.format(3))
+    with pytest.raises((ModelLoadError, ConfigError), match=message), opener(print, None):
+        pytest.fail("it was opened")
