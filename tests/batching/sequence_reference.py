@@ -1,19 +1,19 @@
-"""What sequences should do, as plainly as it can be said: lists, no indexes, everything looked up by looking at all.
+"""A slow reference of the sequence table: plain lists, no indexes, every lookup a scan.
 
-Written from what `SequenceTable` and `SequenceLimits` promise. `Story` is one sequence with the steps that were done, so that
-what a step finds can be compared with what it should find.
+It follows the documentation of `SequenceTable` and `SequenceLimits`. `ReferenceSequence` records
+the finished steps, to compare them with the state that a step finds.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 
-from headrace.core.sequence import SequenceAsk, SequenceEnd, SequenceLimits
+from headrace.core.sequence import SequenceControl, SequenceEnd, SequenceLimits
 
 
 @dataclass(eq=False)
 class Item:
-    """A request. `shown`: its caller has seen some of its answer."""
+    """A request. `output_seen` is True if its client has received some of its output."""
 
     name: str
     rows: int = 1
@@ -22,60 +22,63 @@ class Item:
     priority: int = 10
     row: int = 0
     again: bool = False
-    shown: bool = False
+    output_seen: bool = False
 
     @property
     def begun(self) -> bool:
         return self.row > 0 or self.again
 
     def rewind(self) -> bool:
-        return not self.shown
+        return not self.output_seen
 
 
 @dataclass(eq=False)
-class Story:
-    """One sequence. `items` are its requests, whoever's turn it is first; `left` is one that nobody wants, in its step."""
+class ReferenceSequence:
+    """A sequence. `items` are its requests in running order; `abandoned` is withdrawn in its step."""
 
     id: str
-    born_s: float
-    place: int
-    known: bool = False
+    created_s: float
+    instance: int
+    instance_knows: bool = False
     loaded: bool = True
-    orphan: bool = False
-    auto: bool = False
+    state_lost: bool = False
+    auto_restart: bool = False
     items: list[Item] = field(default_factory=list[Item])
-    done: list[str] = field(default_factory=list[str])
-    settled: bool = False
-    doing: bool = False
+    steps_done: list[str] = field(default_factory=list[str])
+    has_final_steps: bool = False
+    stepping: bool = False
     held: bool = False
-    left: Item | None = None
+    abandoned: Item | None = None
     idle_since_s: float = 0.0
-    why: SequenceEnd | None = None
+    end_reason: SequenceEnd | None = None
     over: bool = False
     replaced: bool = False
 
     @property
     def stage(self) -> str:
         if self.over:
-            return "ending" if self.doing else "ended"
-        if self.doing:
+            return "ending" if self.stepping else "ended"
+        if self.stepping:
             return "stepping"
         if not self.items:
             return "idle"
         return "held" if self.held else "waiting"
 
 
-class Refused(Exception):  # noqa: N818 - it is no error of headrace's
-    """A request that was not taken: "gone", "lost", "stopped", "full" or "many", and what is known of the end, with its time."""
+class Refused(Exception):  # noqa: N818 - not an error of headrace
+    """A refused request, of kind "gone", "lost", "stopped", "full" or "many".
 
-    def __init__(self, what: str, why: SequenceEnd | None = None, at_s: float | None = None) -> None:
-        super().__init__(what)
-        self.what, self.why, self.at_s = what, why, at_s
+    `end_reason` and `at_s` are the end of its sequence, if known.
+    """
+
+    def __init__(self, kind: str, end_reason: SequenceEnd | None = None, at_s: float | None = None) -> None:
+        super().__init__(kind)
+        self.kind, self.end_reason, self.at_s = kind, end_reason, at_s
 
 
 @dataclass
 class Outcome:
-    """How a request ended: "stepped", "asked for no step", "withdrawn", or the end of its sequence."""
+    """The end of a request: "stepped", "without steps", "withdrawn", or that of its sequence."""
 
     what: str
     why: SequenceEnd | None = None
@@ -84,72 +87,84 @@ class Outcome:
 class Reference:
     """All sequences of a model."""
 
-    def __init__(self, limits: SequenceLimits, places: int, *, checkpoints: bool) -> None:
+    def __init__(self, limits: SequenceLimits, instances: int, *, checkpoints: bool) -> None:
         self.limits = limits
         self.checkpoints = checkpoints
-        self.up = ["up"] * places
-        self.living: list[Story] = []
+        self.availability = ["up"] * instances
+        self.live: list[ReferenceSequence] = []
         self.outcomes: dict[str, Outcome] = {}
-        self.order: list[tuple[Story, Item]] = []
+        self.order: list[tuple[ReferenceSequence, Item]] = []
         """Requests that ended by their steps, or asked for none, in that order."""
-        self.told: list[Story] = []
-        self.ends: Counter[SequenceEnd] = Counter()
+        self.reported: list[ReferenceSequence] = []
+        self.end_counts: Counter[SequenceEnd] = Counter()
         self.recent: dict[str, tuple[SequenceEnd, float]] = {}
 
-    # What there is
+    # Lookups
 
-    def find(self, id: str) -> Story | None:
-        return next((story for story in self.living if id and story.id == id and not story.replaced), None)
+    def find(self, id: str) -> ReferenceSequence | None:
+        return next(
+            (sequence for sequence in self.live if id and sequence.id == id and not sequence.replaced), None
+        )
 
-    def at(self, place: int) -> list[Story]:
-        return [story for story in self.living if story.place == place]
+    def on_instance(self, instance: int) -> list[ReferenceSequence]:
+        return [sequence for sequence in self.live if sequence.instance == instance]
 
-    def good_places(self) -> set[int]:
-        """Where one more may go: the emptiest of those that are best off."""
-        best = next(kind for kind in ("up", "down", "vacant") if kind in self.up)
-        fewest = min(len(self.at(place)) for place, kind in enumerate(self.up) if kind == best)
-        return {place for place, kind in enumerate(self.up) if kind == best and len(self.at(place)) == fewest}
+    def preferred_instances(self) -> set[int]:
+        """Return the instances for a new sequence: the emptiest of the best available ones."""
+        best = next(kind for kind in ("up", "down", "retired") if kind in self.availability)
+        fewest = min(
+            len(self.on_instance(instance)) for instance, kind in enumerate(self.availability) if kind == best
+        )
+        return {
+            instance
+            for instance, kind in enumerate(self.availability)
+            if kind == best and len(self.on_instance(instance)) == fewest
+        }
 
-    def time_over_s(self, story: Story) -> tuple[float, SequenceEnd]:
-        idle_s = story.idle_since_s + self.limits.idle_ms / 1000 if story.stage == "idle" else inf
-        lived_s = inf if self.limits.time_ms_max is None else story.born_s + self.limits.time_ms_max / 1000
+    def expiry_s(self, sequence: ReferenceSequence) -> tuple[float, SequenceEnd]:
+        idle_s = sequence.idle_since_s + self.limits.idle_ms / 1000 if sequence.stage == "idle" else inf
+        lived_s = (
+            inf if self.limits.time_ms_max is None else sequence.created_s + self.limits.time_ms_max / 1000
+        )
         return min((idle_s, SequenceEnd.IDLE), (lived_s, SequenceEnd.TIMED_OUT))
 
-    def next_s(self) -> float | None:
-        at_s = min((self.time_over_s(story)[0] for story in self.living), default=inf)
+    def next_expiry_s(self) -> float | None:
+        at_s = min((self.expiry_s(sequence)[0] for sequence in self.live), default=inf)
         return at_s if at_s < inf else None
 
     # Requests
 
-    def offer(self, item: Item, ask: SequenceAsk, now: float) -> Story:
-        """The place of a new sequence is -1, for the caller to choose."""
+    def offer(self, item: Item, control: SequenceControl, now: float) -> ReferenceSequence:
+        """Offer a request. A new sequence has the instance -1, for the caller to set."""
         self.expire(now)
-        story = None if ask.start else self.find(ask.id)
-        if story is not None and max(len(story.items) - 1, 0) >= self.limits.requests_max:
+        sequence = None if control.start else self.find(control.id)
+        if sequence is not None and max(len(sequence.items) - 1, 0) >= self.limits.requests_max:
             raise Refused("full")
-        if story is None:
-            story = self._begin(ask, now)
-        story.auto = ask.auto and (story.auto or not story.items)
-        story.items.append(item)
-        if len(story.items) == 1:
-            self._go_on(story, now)
-        return story
+        if sequence is None:
+            sequence = self._create(control, now)
+        sequence.auto_restart = control.auto and (sequence.auto_restart or not sequence.items)
+        sequence.items.append(item)
+        if len(sequence.items) == 1:
+            self._advance(sequence, now)
+        return sequence
 
-    def _begin(self, ask: SequenceAsk, now: float) -> Story:
-        old = self.find(ask.id)
+    def _create(self, control: SequenceControl, now: float) -> ReferenceSequence:
+        old = self.find(control.id)
         last = old is not None and old.items and old.items[-1].ends and not self.checkpoints
         if old is not None and not last:
             self.end(old, SequenceEnd.RESTARTED, now)
-        stored = bool(ask.id) and not ask.start
-        if stored and not ask.auto and not self.checkpoints:
-            raise self.refusal(ask.id)
-        if len(self.living) >= self.limits.live_max:
+        stored = bool(control.id) and not control.start
+        if stored and not control.auto and not self.checkpoints:
+            raise self.refusal(control.id)
+        if len(self.live) >= self.limits.live_max:
             self._evict(now)
         if old is not None:
             old.replaced = True
-        story = Story(ask.id, now, -1, loaded=not (stored and self.checkpoints), idle_since_s=now)
-        self.living.append(story)
-        return story
+        sequence = ReferenceSequence(
+            control.id, now, -1, loaded=not (stored and self.checkpoints), idle_since_s=now
+        )
+        self.live.append(sequence)
+        return sequence
 
     def refusal(self, id: str) -> Refused:
         why, at_s = self.recent.get(id, (None, None))
@@ -157,186 +172,186 @@ class Reference:
         return Refused(what, why, at_s)
 
     def _evict(self, now: float) -> None:
-        idle = [story for story in self.living if story.stage == "idle"]
-        idlest = min(idle, key=lambda story: story.idle_since_s, default=None)
+        idle = [sequence for sequence in self.live if sequence.stage == "idle"]
+        idlest = min(idle, key=lambda sequence: sequence.idle_since_s, default=None)
         if idlest is None or self.limits.evict_idle_ms is None:
             raise Refused("many")
         if now < idlest.idle_since_s + self.limits.evict_idle_ms / 1000:
             raise Refused("many")
-        # Of several that have been idle for equally long, any may go: none such here, for ids of tests are few.
+        # Tests have few ids, so no two sequences are idle for equally long.
         self.end(idlest, SequenceEnd.EVICTED, now)
 
-    def _go_on(self, story: Story, now: float) -> None:
-        """Whoever asks for no step, and is next, is over."""
-        while story.items and not story.items[0].rows:
-            item = story.items.pop(0)
-            self.outcomes[item.name] = Outcome("asked for no step")
-            self.order.append((story, item))
-            if item.ends or not story.id:
-                self.end(story, SequenceEnd.ENDED, now)
+    def _advance(self, sequence: ReferenceSequence, now: float) -> None:
+        """End the next requests without steps."""
+        while sequence.items and not sequence.items[0].rows:
+            item = sequence.items.pop(0)
+            self.outcomes[item.name] = Outcome("without steps")
+            self.order.append((sequence, item))
+            if item.ends or not sequence.id:
+                self.end(sequence, SequenceEnd.ENDED, now)
                 return
-        if not story.items:
-            story.idle_since_s = now
-            if story.replaced:
-                self.end(story, SequenceEnd.RESTARTED, now)
+        if not sequence.items:
+            sequence.idle_since_s = now
+            if sequence.replaced:
+                self.end(sequence, SequenceEnd.RESTARTED, now)
 
-    def withdraw(self, story: Story, item: Item, now: float) -> None:
-        if not story.id:
-            self.end(story, SequenceEnd.CANCELLED, now)
-        elif story.doing and story.items[0] is item:
-            story.left = item
+    def withdraw(self, sequence: ReferenceSequence, item: Item, now: float) -> None:
+        if not sequence.id:
+            self.end(sequence, SequenceEnd.CANCELLED, now)
+        elif sequence.stepping and sequence.items[0] is item:
+            sequence.abandoned = item
         else:
-            first = story.items[0] is item
-            self._drop(story, item, Outcome("withdrawn"))
+            first = sequence.items[0] is item
+            self._drop(sequence, item, Outcome("withdrawn"))
             if first:
-                story.held = False
-                self._go_on(story, now)
+                sequence.held = False
+                self._advance(sequence, now)
 
-    def _drop(self, story: Story, item: Item, outcome: Outcome) -> None:
-        story.items.remove(item)
-        story.settled |= bool(story.done) and item.begun
+    def _drop(self, sequence: ReferenceSequence, item: Item, outcome: Outcome) -> None:
+        sequence.items.remove(item)
+        sequence.has_final_steps |= bool(sequence.steps_done) and item.begun
         self.outcomes[item.name] = outcome
-        if story.left is item:
-            story.left = None
+        if sequence.abandoned is item:
+            sequence.abandoned = None
 
     # Steps
 
-    def stepped(
+    def end_step(
         self,
-        story: Story,
+        sequence: ReferenceSequence,
         now: float,
         *,
         step: str,
-        counts: bool,
-        goes_on: bool,
-        ends: bool,
-        finished: bool,
-        held: bool,
+        state_changed: bool,
+        reschedule: bool,
+        end_sequence: bool,
+        finish_request: bool,
+        hold: bool,
     ) -> bool:
-        story.doing = False
-        if counts:
-            story.done.append(step)
-        if story.over:
-            self._tell(story)
+        sequence.stepping = False
+        if state_changed:
+            sequence.steps_done.append(step)
+        if sequence.over:
+            self._report(sequence)
             return False
-        item = story.items[0]
-        item.again = goes_on and not ends
+        item = sequence.items[0]
+        item.again = reschedule and not end_sequence
         item.row += not item.again
-        complete = finished or item.row == item.rows
-        if complete or ends or item is story.left:
-            self._drop(story, item, Outcome("stepped"))
-            self.order.append((story, item))
-            if ends or not story.id or (complete and item.ends):
-                self.end(story, SequenceEnd.ENDED, now)
+        complete = finish_request or item.row == item.rows
+        if complete or end_sequence or item is sequence.abandoned:
+            self._drop(sequence, item, Outcome("stepped"))
+            self.order.append((sequence, item))
+            if end_sequence or not sequence.id or (complete and item.ends):
+                self.end(sequence, SequenceEnd.ENDED, now)
             else:
-                self._go_on(story, now)
+                self._advance(sequence, now)
             return True
-        story.held = held
-        if not held:
-            self._turn(story)
+        sequence.held = hold
+        if not hold:
+            self._interleave(sequence)
         return False
 
-    def room(self, story: Story) -> None:
-        if story.stage == "held":
-            story.held = False
-            self._turn(story)
+    def resume(self, sequence: ReferenceSequence) -> None:
+        if sequence.stage == "held":
+            sequence.held = False
+            self._interleave(sequence)
 
-    def _turn(self, story: Story) -> None:
-        """The current request, if it goes on, goes behind all that may take turns with it."""
-        item, *others = story.items
+    def _interleave(self, sequence: ReferenceSequence) -> None:
+        """Put a rescheduled request behind the requests that may alternate with it."""
+        item, *others = sequence.items
         together: list[Item] = []
         for other in others:
             if other.ends or not other.rows:
                 break
             together.append(other)
         if self.limits.interleave and item.again and not item.ends:
-            story.items = [*together, item, *others[len(together) :]]
+            sequence.items = [*together, item, *others[len(together) :]]
 
     # Ends
 
-    def end(self, story: Story, why: SequenceEnd, now: float) -> None:
-        story.why = why
-        self.ends[why] += 1
-        if story.id and not story.replaced:
-            self.recent[story.id] = (why, now)
-        self._leave(story, Outcome("ended", why))
-        if not story.doing:
-            self._tell(story)
+    def end(self, sequence: ReferenceSequence, why: SequenceEnd, now: float) -> None:
+        sequence.end_reason = why
+        self.end_counts[why] += 1
+        if sequence.id and not sequence.replaced:
+            self.recent[sequence.id] = (why, now)
+        self._remove(sequence, Outcome("ended", why))
+        if not sequence.stepping:
+            self._report(sequence)
 
-    def _leave(self, story: Story, outcome: Outcome) -> None:
-        story.over = True
-        self.living.remove(story)
-        for item in story.items:
+    def _remove(self, sequence: ReferenceSequence, outcome: Outcome) -> None:
+        sequence.over = True
+        self.live.remove(sequence)
+        for item in sequence.items:
             self.outcomes[item.name] = outcome
-        story.items = []
+        sequence.items = []
 
-    def _tell(self, story: Story) -> None:
-        """Somebody knows of it: its place, or whoever keeps its checkpoint."""
-        if story.known or not story.loaded:
-            self.told.append(story)
+    def _report(self, sequence: ReferenceSequence) -> None:
+        """Report the end of a sequence that an instance or a checkpoint store knows."""
+        if sequence.instance_knows or not sequence.loaded:
+            self.reported.append(sequence)
 
     def expire(self, now: float) -> None:
-        while late := [story for story in self.living if self.time_over_s(story)[0] <= now]:
-            first = min(late, key=self.time_over_s)
-            self.end(first, self.time_over_s(first)[1], now)
+        while late := [sequence for sequence in self.live if self.expiry_s(sequence)[0] <= now]:
+            first = min(late, key=self.expiry_s)
+            self.end(first, self.expiry_s(first)[1], now)
 
-    # Places
+    # Instances
 
-    def found(self, story: Story, done: list[str]) -> None:
-        story.known = story.loaded = True
-        story.orphan = False
-        story.done = list(done)
-        story.settled = bool(done)
+    def state_loaded(self, sequence: ReferenceSequence, done: list[str]) -> None:
+        sequence.instance_knows = sequence.loaded = True
+        sequence.state_lost = False
+        sequence.steps_done = list(done)
+        sequence.has_final_steps = bool(done)
 
-    def missing(self, story: Story, now: float) -> bool:
-        if not story.over and story.auto and not story.items[0].begun:
-            self.found(story, [])
+    def state_missing(self, sequence: ReferenceSequence, now: float) -> bool:
+        if not sequence.over and sequence.auto_restart and not sequence.items[0].begun:
+            self.state_loaded(sequence, [])
             return True
-        story.doing = False
-        if story.over:
+        sequence.stepping = False
+        if sequence.over:
             pass
-        elif story.known:
-            self.end(story, SequenceEnd.INSTANCE_LOST if story.orphan else SequenceEnd.ENDED, now)
+        elif sequence.instance_knows:
+            self.end(sequence, SequenceEnd.INSTANCE_LOST if sequence.state_lost else SequenceEnd.ENDED, now)
             return False
         else:
-            self._leave(story, Outcome("gone", self.recent.get(story.id, (None, 0.0))[0]))
-        if story.known:
-            self.told.append(story)
+            self._remove(sequence, Outcome("gone", self.recent.get(sequence.id, (None, 0.0))[0]))
+        if sequence.instance_knows:
+            self.reported.append(sequence)
         return False
 
-    def lost(self, place: int, stepping: list[Story], now: float) -> None:
-        for story in stepping:
-            story.doing = False
-            if story.over:
-                self._tell(story)
-            elif story.left is not None:
-                self.withdraw(story, story.left, now)
-        for story in self.at(place):
-            if not story.done:
+    def instance_lost(self, instance: int, stepping: list[ReferenceSequence], now: float) -> None:
+        for sequence in stepping:
+            sequence.stepping = False
+            if sequence.over:
+                self._report(sequence)
+            elif sequence.abandoned is not None:
+                self.withdraw(sequence, sequence.abandoned, now)
+        for sequence in self.on_instance(instance):
+            if not sequence.steps_done:
                 continue
-            if self.checkpoints and story.id:
-                story.orphan |= story.loaded
-                story.loaded = False
+            if self.checkpoints and sequence.id:
+                sequence.state_lost |= sequence.loaded
+                sequence.loaded = False
                 continue
-            begun = [item for item in story.items if item.begun]
-            if story.settled or any(item.shown for item in begun):
-                self.end(story, SequenceEnd.INSTANCE_LOST, now)
+            begun = [item for item in sequence.items if item.begun]
+            if sequence.has_final_steps or any(item.output_seen for item in begun):
+                self.end(sequence, SequenceEnd.INSTANCE_LOST, now)
                 continue
             for item in begun:
                 item.row, item.again = 0, False
-            story.done = []
-            story.held = False
+            sequence.steps_done = []
+            sequence.held = False
 
-    def vacate(self, place: int, now: float) -> list[Story]:
-        """Those that go elsewhere, one by one, for the caller to choose where."""
-        self.up[place] = "vacant"
-        moving: list[Story] = []
-        for story in self.at(place):
-            if story.doing or (story.done and not (self.checkpoints and story.id)):
-                self.end(story, SequenceEnd.INSTANCE_LOST, now)
+    def retire_instance(self, instance: int, now: float) -> list[ReferenceSequence]:
+        """Return the sequences that move, for the caller to choose their instances."""
+        self.availability[instance] = "retired"
+        moving: list[ReferenceSequence] = []
+        for sequence in self.on_instance(instance):
+            if sequence.stepping or (sequence.steps_done and not (self.checkpoints and sequence.id)):
+                self.end(sequence, SequenceEnd.INSTANCE_LOST, now)
                 continue
-            if story.done:
-                story.orphan |= story.loaded
-                story.loaded = False
-            moving.append(story)
+            if sequence.steps_done:
+                sequence.state_lost |= sequence.loaded
+                sequence.loaded = False
+            moving.append(sequence)
         return moving

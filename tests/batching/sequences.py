@@ -1,30 +1,30 @@
-"""A table of sequences in a test's hand: what is queued is seen, and steps are done by name."""
+"""A sequence table driven by a test, with its queued steps visible."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from batching.sequence_reference import Item
 from headrace.batching.sequence import LiveSequence, SequenceTable
-from headrace.core.sequence import SequenceAsk, SequenceLimits
+from headrace.core.sequence import SequenceControl, SequenceLimits
 
 LIMITS: Mapping[str, Any] = {"live_max": 3, "idle_ms": 10_000, "requests_max": 2}
 
 
-class Hand:
-    """A table, with the names of what is queued, in the order of the queuing."""
+class TableDriver:
+    """A sequence table with a list of its queued sequences, in order."""
 
-    def __init__(self, *, places: int = 1, checkpoints: bool = False, **limits: Any) -> None:
+    def __init__(self, *, instances: int = 1, checkpoints: bool = False, **limits: Any) -> None:
         self.queue: list[LiveSequence[Item]] = []
         self.table = SequenceTable[Item](
             SequenceLimits(**{**LIMITS, **limits}),
-            places,
+            instances,
             queue=self.queue.append,
             unqueue=self.queue.remove,
             checkpoints=checkpoints,
         )
         self.now = 0.0
 
-    def ask(
+    def request(
         self,
         id: str = "",
         name: str = "",
@@ -34,34 +34,36 @@ class Hand:
         auto: bool = False,
         ends: bool = False,
     ) -> tuple[LiveSequence[Item], Item]:
-        """A request, and its sequence."""
+        """Offer a request. Return its sequence and the request."""
         item = Item(name or id, rows, ends)
-        ask = SequenceAsk(id, start=start, end=ends, auto=auto)
-        return self.table.offer(item, ask, self.now), item
+        control = SequenceControl(id, start=start, end=ends, auto=auto)
+        return self.table.offer(item, control, self.now), item
 
     def start(self, id: str, name: str = "", rows: int = 1, *, ends: bool = False) -> LiveSequence[Item]:
-        return self.ask(id, name, rows, start=True, ends=ends)[0]
+        return self.request(id, name, rows, start=True, ends=ends)[0]
 
     def take(self) -> LiveSequence[Item]:
-        """The step that was queued first is being done."""
+        """Begin the first queued step."""
         sequence = self.queue.pop(0)
-        self.table.taken(sequence)
+        self.table.begin_step(sequence)
         return sequence
 
-    def step(self, **came: bool) -> tuple[str, bool]:
-        """That step is done at once: whose it was, and whether its request is over by it."""
+    def step(self, **flags: bool) -> tuple[str, bool]:
+        """Begin and end the first queued step. Return its request's name, and True if the request
+        ended.
+        """
         sequence = self.queue.pop(0)
-        name = self.table.taken(sequence).name
-        return name, self.table.stepped(sequence, self.now, **came)
+        name = self.table.begin_step(sequence).name
+        return name, self.table.end_step(sequence, self.now, **flags)
 
-    def over(self) -> list[tuple[str, str | None]]:
-        """Who came to an end otherwise than by a step, and with what error."""
-        over = [(over.item.name, over.error and str(over.error)) for over in self.table.over]
-        self.table.over.clear()
-        return over
+    def request_ends(self) -> list[tuple[str, str | None]]:
+        """Return and clear the requests that ended without a step, with their errors."""
+        ends = [(end.item.name, end.error and str(end.error)) for end in self.table.request_ends]
+        self.table.request_ends.clear()
+        return ends
 
-    def ended(self) -> list[tuple[str, str]]:
-        """Which sequences ended that somebody knows of, and why."""
-        ended = [(sequence.id, str(sequence.why)) for sequence in self.table.ended]
-        self.table.ended.clear()
+    def ended_sequences(self) -> list[tuple[str, str]]:
+        """Return and clear the ended sequences, with their reasons."""
+        ended = [(sequence.id, str(sequence.end_reason)) for sequence in self.table.ended_sequences]
+        self.table.ended_sequences.clear()
         return ended

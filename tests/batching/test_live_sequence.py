@@ -1,10 +1,10 @@
-"""One sequence by itself: its stages, whose turn it is, and what can be forgotten."""
+"""A single sequence: its stages, the order of its requests, and rewinding."""
 
 import pytest
 
 from batching.sequence_reference import Item
-from headrace.batching.live_sequence import LiveSequence, was_begun
-from headrace.batching.sequence_life import SequenceEvent, SequenceStage
+from headrace.batching.live_sequence import LiveSequence, is_started
+from headrace.batching.sequence_stages import SequenceEvent, SequenceStage
 
 
 def _sequence(current: Item | None, *waiting: Item) -> LiveSequence[Item]:
@@ -14,18 +14,18 @@ def _sequence(current: Item | None, *waiting: Item) -> LiveSequence[Item]:
     return sequence
 
 
-def _turns(sequence: LiveSequence[Item]) -> list[str]:
-    sequence.take_turns()
+def _order(sequence: LiveSequence[Item]) -> list[str]:
+    sequence.interleave()
     assert sequence.current is not None
     return [sequence.current.name, *(item.name for item in sequence.waiting)]
 
 
-def test_the_stage_follows_the_table_and_nothing_else_can_happen():
+def test_impossible_event_is_refused():
     sequence = _sequence(None)
-    sequence.happened(SequenceEvent.REQUEST)
+    sequence.apply(SequenceEvent.REQUEST)
     assert sequence.stage is SequenceStage.WAITING
-    with pytest.raises(AssertionError, match="that is waiting cannot meet stepped"):
-        sequence.happened(SequenceEvent.STEPPED)
+    with pytest.raises(AssertionError, match="event step_done is impossible in stage waiting"):
+        sequence.apply(SequenceEvent.STEP_DONE)
     assert sequence.stage is SequenceStage.WAITING
 
 
@@ -40,35 +40,35 @@ def test_the_stage_follows_the_table_and_nothing_else_can_happen():
         ([Item("b"), Item("c"), Item("end", ends=True), Item("late")], ["b", "c", "now", "end", "late"]),
     ],
 )
-def test_nothing_passes_what_has_to_be_in_order(waiting, turns):
-    assert _turns(_sequence(Item("now", again=True), *waiting)) == turns
+def test_interleaving_respects_ordered_requests(waiting, turns):
+    assert _order(_sequence(Item("now", again=True), *waiting)) == turns
 
 
-def test_the_last_request_gives_no_turn_away():
-    assert _turns(_sequence(Item("end", ends=True, again=True), Item("late"))) == ["end", "late"]
+def test_ending_request_does_not_interleave():
+    assert _order(_sequence(Item("end", ends=True, again=True), Item("late"))) == ["end", "late"]
 
 
-def test_all_that_was_begun_is_forgotten_together():
+def test_rewind_discards_all_started_requests():
     current, begun, later = Item("a", rows=3, row=2), Item("b", again=True), Item("c")
     sequence = _sequence(current, begun, later)
     sequence.steps = 4
     assert sequence.rewind()
-    assert [was_begun(item) for item in (current, begun, later)] == [False] * 3
+    assert [is_started(item) for item in (current, begun, later)] == [False] * 3
     assert sequence.steps == 0
 
 
-@pytest.mark.parametrize("who", ["current", "waiting", "over"])
-def test_nothing_is_forgotten_that_somebody_has_seen(who):
+@pytest.mark.parametrize("place", ["current", "waiting", "over"])
+def test_delivered_output_prevents_rewind(place):
     current, waiting = Item("a", rows=3, row=1), Item("b", again=True)
-    current.shown, waiting.shown = who == "current", who == "waiting"
+    current.output_seen, waiting.output_seen = place == "current", place == "waiting"
     sequence = _sequence(current, waiting)
-    sequence.steps, sequence.settled = 2, who == "over"
+    sequence.steps, sequence.has_final_steps = 2, place == "over"
     assert not sequence.rewind()
     assert (sequence.steps, current.row, waiting.again) == (2, 1, True)
 
 
-def test_a_request_that_was_not_begun_is_not_asked_whether_it_can_be_again():
+def test_rewind_ignores_requests_not_started():
     waiting = Item("b")
-    waiting.shown = True
+    waiting.output_seen = True
     sequence = _sequence(Item("a", again=True), waiting)
     assert sequence.rewind()
