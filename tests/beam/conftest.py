@@ -1,4 +1,4 @@
-"""A server that several modules ask."""
+"""A server shared by several modules."""
 
 from pathlib import Path
 

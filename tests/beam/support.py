@@ -1,4 +1,4 @@
-"""Models as files, pipelines that run in this process, and what of results can be compared."""
+"""Models as files, pipelines in this process, and comparable summaries of results."""
 
 import itertools
 from contextlib import contextmanager
@@ -17,7 +17,8 @@ class Plus(Model):
     max_batch_rows = {rows}
 
     def predict(self, x):
-        bad = {{int(row): "it is negative" for row in np.flatnonzero((x < 0).reshape(len(x), -1).any(axis=1))}}
+        negative = (x < 0).reshape(len(x), -1).any(axis=1)
+        bad = {{int(row): "it is negative" for row in np.flatnonzero(negative)}}
         if bad:
             raise RowError(bad)
         return x + {by}
@@ -25,58 +26,68 @@ class Plus(Model):
 
 
 def write_model(folder, name: str = "plus", by: int = 1, rows: int = 8) -> str:
-    """A model of one input that adds a number, and refuses what is negative; its name."""
+    """Write a model that adds a number to its one input and refuses negative values.
+
+    Return its path.
+    """
     path = folder / f"{name}.py"
     path.write_text(MODEL.format(by=by, rows=rows))
     return str(path)
 
 
-_FOUND: dict[int, list] = {}
+_RECORDED: dict[int, list] = {}
 _NUMBERS = itertools.count()
 
 
 @contextmanager
 def pipeline(**options):
-    """Runs at its end, in this process, and has then given what `gives` and `holds` say. Its `result` has the metrics."""
-    # The runner by its name: "DirectRunner" looks for Prism first, a program that it fetches.
-    made = beam.Pipeline(runner="FnApiRunner", options=PipelineOptions([], **options))
-    made.expected = []
-    with made:
-        yield made
-    for number, expected, seen_as in made.expected:
-        assert sorted(map(seen_as, _FOUND.pop(number)), key=repr) == sorted(expected, key=repr)
+    """Run a pipeline in this process, and check the results of `expect` and `expect_results` at its
+    end.
+
+    The pipeline's `result` has the metrics.
+    """
+    # "DirectRunner" would look for Prism first, and download it.
+    p = beam.Pipeline(runner="FnApiRunner", options=PipelineOptions([], **options))
+    p.expected = []
+    with p:
+        yield p
+    for number, expected, transform in p.expected:
+        assert sorted(map(transform, _RECORDED.pop(number)), key=repr) == sorted(expected, key=repr)
 
 
-def created(p, elements):
-    """A PCollection of the elements, which stay in one bundle."""
+def create(p, elements):
+    """Return a PCollection of the elements in one bundle."""
     return p | f"create {next(_NUMBERS)}" >> beam.Create(elements, reshuffle=False)
 
 
-def gives(pcoll, expected, seen_as=lambda element: element) -> None:
-    """Say what a PCollection will have, in any order. Beam's own `assert_that` takes four times as long."""
+def expect(pcoll, expected, transform=lambda element: element) -> None:
+    """Expect elements in a PCollection, in any order.
+
+    Beam's own `assert_that` takes four times as long.
+    """
     number = next(_NUMBERS)
-    _FOUND[number] = []
-    pcoll.pipeline.expected.append((number, expected, seen_as))
-    _ = pcoll | f"found {number}" >> beam.Map(_found, number)
+    _RECORDED[number] = []
+    pcoll.pipeline.expected.append((number, expected, transform))
+    _ = pcoll | f"found {number}" >> beam.Map(_record, number)
 
 
-def _found(element, number: int) -> None:
-    _FOUND[number].append(element)
+def _record(element, number: int) -> None:
+    _RECORDED[number].append(element)
 
 
-def holds(results, expected) -> None:
-    """Say what a PCollection of results will have, see `plain`."""
-    gives(results, expected, plain)
+def expect_results(results, expected) -> None:
+    """Expect results in a PCollection, compared by `summarize`."""
+    expect(results, expected, summarize)
 
 
 def rows(*values: float) -> list[np.ndarray]:
     return [np.array([value], np.float32) for value in values]
 
 
-def plain(result):
-    """Of a result, keyed or not: what went in and what came out, as numbers; of a failure, its reason."""
+def summarize(result):
+    """Return the input and output of a result, keyed or not, as numbers; the reason of a failure."""
     if not hasattr(result, "inference"):
-        return (result[0], plain(result[1]))
+        return (result[0], summarize(result[1]))
     example = result.example if isinstance(result.example, np.ndarray) else result.example["x"]
     inference = result.inference
     return (
@@ -85,8 +96,8 @@ def plain(result):
     )
 
 
-def metrics(done, namespace: str) -> dict[str, object]:
-    """Counters as numbers, distributions as what they are."""
-    found = done.metrics().query(MetricsFilter().with_namespace(namespace))
-    counters = {one.key.metric.name: one.committed for one in found["counters"]}
-    return counters | {one.key.metric.name: one.committed for one in found["distributions"]}
+def read_metrics(result, namespace: str) -> dict[str, object]:
+    """Return counters as numbers, and distributions, by name."""
+    found = result.metrics().query(MetricsFilter().with_namespace(namespace))
+    counters = {counter.key.metric.name: counter.committed for counter in found["counters"]}
+    return counters | {counter.key.metric.name: counter.committed for counter in found["distributions"]}

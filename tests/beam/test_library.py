@@ -1,4 +1,4 @@
-"""What has to be installed, and what has not."""
+"""Required and optional packages."""
 
 import sys
 
@@ -8,18 +8,18 @@ from headrace.core.errors import MissingExtraError
 
 
 @pytest.fixture
-def imported_anew(monkeypatch):
+def fresh_imports(monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("headrace.beam", "headrace.client"))]:
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_a_missing_beam_is_named(imported_anew, monkeypatch):
+def test_missing_beam_names_the_extra(fresh_imports, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     with pytest.raises(MissingExtraError, match=r"headrace\[beam\]"):
         import headrace.beam  # noqa: F401
 
 
-def test_models_here_need_nothing_that_asks_models_elsewhere(imported_anew, monkeypatch):
+def test_local_models_need_no_http_client(fresh_imports, monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     from headrace.beam import RemoteModelHandler
 

@@ -1,6 +1,7 @@
-"""Models that change while a pipeline runs, by a side input, as Beam tests it: one model, a model a key, cohorts that part."""
+"""Models that a side input changes while a pipeline runs, as in Beam's own tests.
 
-import time
+One model, a model per key, and cohorts that split.
+"""
 
 import apache_beam as beam
 import numpy as np
@@ -14,17 +15,19 @@ from apache_beam.ml.inference.base import (
 )
 from apache_beam.transforms import trigger, window
 
-from beam.support import created, gives, pipeline, write_model
+from beam.support import create, expect, pipeline, write_model
 from headrace.beam import ModelHandler
 
 WINDOW_S = 7
 
 
 def in_windows(p, pairs):
-    """Values at their times, in windows; pairs of seconds from some point of time, and values."""
-    first_s = int(time.time()) // WINDOW_S * WINDOW_S - 10 * WINDOW_S
+    """Return a PCollection of values in windows, from pairs of seconds (from a common start) and
+    values.
+    """
+    first_s = 1_700_000_000 // WINDOW_S * WINDOW_S
     return (
-        created(p, [(first_s + at_s, value) for at_s, value in pairs])
+        create(p, [(first_s + at_s, value) for at_s, value in pairs])
         | f"times {id(pairs)}" >> beam.Map(lambda pair: window.TimestampedValue(pair[1], pair[0]))
         | f"windows {id(pairs)}"
         >> beam.WindowInto(
@@ -40,8 +43,8 @@ def row(value):
     return np.array([value], np.float32)
 
 
-def told(result):
-    """What came of an element, and which model says so."""
+def output_and_model(result):
+    """Return the output of a result and its model id."""
     return float(result.inference["output"][0]), result.model_id
 
 
@@ -59,25 +62,25 @@ def test_a_side_input_changes_the_model(tmp_path, more):
         results = in_windows(p, elements) | RunInference(
             ModelHandler(one, **more), model_metadata_pcoll=in_windows(p, models)
         )
-        gives(results, [(2, one), (18, ten), (115, hundred)], told)
+        expect(results, [(2, one), (18, ten), (115, hundred)], output_and_model)
 
 
-def test_without_an_update_the_handlers_own_model_answers(tmp_path):
+def test_without_update_the_original_model_predicts(tmp_path):
     one = write_model(tmp_path)
     with pipeline() as p:
-        results = created(p, [row(1), row(2)]) | RunInference(
-            ModelHandler(one), model_metadata_pcoll=created(p, [])
+        results = create(p, [row(1), row(2)]) | RunInference(
+            ModelHandler(one), model_metadata_pcoll=create(p, [])
         )
-        gives(results, [(2, one), (3, one)], told)
+        expect(results, [(2, one), (3, one)], output_and_model)
 
 
-def test_each_key_has_its_own_update_and_a_cohort_may_part(tmp_path):
+def test_updates_apply_per_key_and_split_cohorts(tmp_path):
     one, ten, hundred = (write_model(tmp_path, f"by{by}", by) for by in (1, 10, 100))
     handler = KeyedModelHandler(
         [KeyModelMapping(["a", "b"], ModelHandler(one)), KeyModelMapping(["c"], ModelHandler(ten))]
     )
     first = [KeyModelPathMapping(["a", "b"], one, "1"), KeyModelPathMapping(["c"], ten, "10")]
-    parted = [
+    split = [
         KeyModelPathMapping(["a"], one, "1"),
         KeyModelPathMapping(["b"], hundred, "100"),
         KeyModelPathMapping(["c"], hundred, "100"),
@@ -85,9 +88,9 @@ def test_each_key_has_its_own_update_and_a_cohort_may_part(tmp_path):
     elements = [(at_s, (key, row(at_s))) for at_s in (1, 8) for key in "abc"]
     with pipeline() as p:
         results = in_windows(p, elements) | RunInference(
-            handler, model_metadata_pcoll=in_windows(p, [(1, first), (8, parted)])
+            handler, model_metadata_pcoll=in_windows(p, [(1, first), (8, split)])
         )
-        gives(
+        expect(
             results,
             [
                 ("a", (2, one)),
@@ -97,11 +100,11 @@ def test_each_key_has_its_own_update_and_a_cohort_may_part(tmp_path):
                 ("b", (108, hundred)),
                 ("c", (108, hundred)),
             ],
-            lambda pair: (pair[0], told(pair[1])),
+            lambda pair: (pair[0], output_and_model(pair[1])),
         )
 
 
-def test_a_path_that_is_no_model_fails_there_and_then(tmp_path):
+def test_update_to_invalid_path_fails_load(tmp_path):
     handler = ModelHandler(write_model(tmp_path))
     handler.update_model_path(None)
     handler.load_model().close()

@@ -1,6 +1,8 @@
-"""A pipeline over two worker processes, whose model answers with its process. Its argument is a folder to write to.
+"""A pipeline over two worker processes, whose model returns its process id.
 
-As a script: what Beam hands to its workers it pickles by value then, as it does with a user's.
+The argument is an output folder.
+
+Beam pickles the functions of a script by value, as for a user's script.
 """
 
 import os
@@ -14,8 +16,8 @@ from headrace import Model, RowError
 from headrace.beam import ModelHandler
 
 
-class Where(Model):
-    """The process that it runs in; refuses 13."""
+class ProcessId(Model):
+    """A model that returns its process id and refuses 13."""
 
     def predict(self, x):
         if (x == 13).any():
@@ -24,19 +26,21 @@ class Where(Model):
 
 
 def line(result) -> str:
-    """The element, where its answer was worked out, and where it was asked for."""
+    """Return the element, the process of the prediction, and the process of the pipeline step."""
     inference = result.inference
-    said = inference.why if hasattr(inference, "why") else inference["output"]
-    return f"{int(result.example[0])} {said} {os.getpid()}"
+    output = inference.why if hasattr(inference, "why") else inference["output"]
+    return f"{int(result.example[0])} {output} {os.getpid()}"
 
 
 def main(folder: str) -> None:
-    """Ask a model that each process has, and one that both share."""
+    """Run a model per process, and one model that both processes share."""
     options = ["--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     with beam.Pipeline(argv=options) as p:
         rows = p | beam.Create([np.array([i], np.float32) for i in range(40)])
         for kind in ("own", "shared"):
-            handler = ModelHandler(Where, failures="return", max_batch_size=4, large_model=kind == "shared")
+            handler = ModelHandler(
+                ProcessId, failures="return", max_batch_size=4, large_model=kind == "shared"
+            )
             lines = rows | f"{kind} model" >> RunInference(handler) | f"{kind} lines" >> beam.Map(line)
             _ = lines | f"write {kind}" >> beam.io.WriteToText(f"{folder}/{kind}")
 

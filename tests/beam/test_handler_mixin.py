@@ -9,9 +9,9 @@ URL = "http://127.0.0.1:9/v2/models/m"
     ("handler", "own"),
     [(ModelHandler("m.onnx"), "Headrace"), (RemoteModelHandler(URL, namespace="theirs"), "theirs")],
 )
-def test_what_one_pipeline_calls_its_metrics_the_next_one_does_not(handler, own):
-    """One handler may be in several pipelines, one after the other."""
-    for named, used in [("mine", "mine"), ("", own)]:
-        assert handler.override_metrics(named) is False
-        assert handler._namespace == used
+def test_metrics_namespace_is_per_pipeline(handler, own):
+    """A handler may be in several pipelines, one after the other."""
+    for given, expected in [("mine", "mine"), ("", own)]:
+        assert handler.override_metrics(given) is False
+        assert handler._namespace == expected
         assert handler.get_metrics_namespace() == own
