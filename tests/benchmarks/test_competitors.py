@@ -1,4 +1,4 @@
-"""transform/competitors.py: whose interpreter is where, and whether a peer's output is right."""
+"""transform/competitors.py: the interpreters of the peers, and the check of their outputs."""
 
 import re
 import sys
@@ -6,14 +6,14 @@ import sys
 import competitors
 import job_peers
 import pytest
-from ours import BrokenRunError
+from headrace_runs import BrokenRunError
 
 LIMIT = b"1.50000,2.00000,0.25\n-1.00000,3.00000,0.75\n"
 
 
 @pytest.fixture
 def written(tmp_path):
-    """The limit's output, and a peer's folder with the given files."""
+    """Return a function that writes the limit's output and a peer's folder of files."""
 
     def write(*texts):
         folder = tmp_path / "peer"
@@ -33,25 +33,25 @@ def written(tmp_path):
         [b"-1.0,3.0,0.75\n", b"1.5,2.0,0.2500001\n"],
     ],
 )
-def test_the_same_numbers_in_any_order_and_any_print_are_right(written, texts):
+def test_equal_numbers_in_any_order_and_format_pass(written, texts):
     competitors.check_scores(*written(*texts))
 
 
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        ([b"1.5,2.0,0.25\n"], "came out instead of"),
-        ([b"1.5,2.0,0.75\n", b"-1.0,3.0,0.25\n"], "other numbers"),
-        ([b"1.5,2.0,0.26\n", b"-1.0,3.0,0.75\n"], "other numbers"),
-        ([], "came out instead of"),
+        ([b"1.5,2.0,0.25\n"], "the output has the shape"),
+        ([b"1.5,2.0,0.75\n", b"-1.0,3.0,0.25\n"], "the numbers differ"),
+        ([b"1.5,2.0,0.26\n", b"-1.0,3.0,0.75\n"], "the numbers differ"),
+        ([], "the output has the shape"),
     ],
 )
-def test_a_lost_row_a_swapped_score_and_a_wrong_one_are_not(written, texts, why):
+def test_lost_rows_and_wrong_scores_fail(written, texts, why):
     with pytest.raises(BrokenRunError, match=why):
         competitors.check_scores(*written(*texts))
 
 
-def test_a_peer_is_where_it_is_said_to_be_or_in_its_environment(tmp_path, monkeypatch):
+def test_interpreter_is_the_option_or_the_environment_of_the_peer(tmp_path, monkeypatch):
     monkeypatch.setattr(competitors, "ENVIRONMENTS", tmp_path)
     python = tmp_path / "daft" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -61,13 +61,13 @@ def test_a_peer_is_where_it_is_said_to_be_or_in_its_environment(tmp_path, monkey
     assert {name: str(path) for name, path in found.items()} == {"daft": str(python), "ray": sys.executable}
 
 
-@pytest.mark.parametrize("given", ["spark=/bin/sh", "ray", "ray=/no/such/python"])
-def test_a_peer_that_is_unknown_or_not_there_is_refused(given):
+@pytest.mark.parametrize("option", ["spark=/bin/sh", "ray", "ray=/no/such/python"])
+def test_unknown_or_missing_peer_is_refused(option):
     with pytest.raises(ValueError, match="--peer"):
-        competitors.interpreters([given])
+        competitors.interpreters([option])
 
 
-def test_every_peer_has_its_script_and_its_environment():
+def test_every_peer_has_a_script_and_an_environment():
     makefile = (competitors.BENCHMARKS.parent / "Makefile").read_text()
     found = [(competitors.PEERS_HERE, peer) for peer in competitors.PEERS]
     found += [(job_peers.PEERS_HERE, peer) for peer in job_peers.PEERS]
@@ -76,7 +76,7 @@ def test_every_peer_has_its_script_and_its_environment():
         assert f"PEER_{peer.name} := " in makefile
 
 
-def test_what_the_environments_hold_is_pinned_exactly():
+def test_packages_of_the_environments_are_pinned_exactly():
     root = competitors.BENCHMARKS.parent
     lines = (root / "constraints-peers.txt").read_text().splitlines()
     pins = [line for line in lines if not line.startswith("#")]

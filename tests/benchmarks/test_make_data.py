@@ -1,4 +1,4 @@
-"""make_data.py: the same bytes for the same arguments, and rows as they are said to be."""
+"""make_data.py: equal bytes for equal arguments, and rows as described."""
 
 import csv
 import io
@@ -17,13 +17,13 @@ def test_quoted_rows_are_csv_and_every_fourth_needs_its_quotes():
     assert text.endswith(b"\n")
 
 
-def test_quoted_rows_are_the_same_again_and_others_for_another_seed():
+def test_quoted_rows_depend_on_the_seed_alone():
     first, again, other = (b"".join(make_data.quoted_chunks(50, seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_objects_are_the_rows_of_the_one_file(tmp_path):
+def test_objects_have_the_rows_of_the_file(tmp_path):
     make_data.write_objects(105, tmp_path / "objects", 7, 10)
     make_data.write_csv(105, tmp_path / "whole.csv", 7)
     objects = [path.read_bytes() for path in sorted((tmp_path / "objects").iterdir())]

@@ -1,21 +1,21 @@
-"""transform/objects.py and its loop: three ways of scoring objects, whose outputs are compared."""
+"""transform/objects.py and its clients: their outputs are compared."""
 
 import object_loop
 import object_requests
 import objects
 import orjson
 import pytest
-from ours import BrokenRunError
+from headrace_runs import BrokenRunError
 
 
-def test_scores_may_differ_in_the_last_digit_and_lines_in_nothing():
+def test_same_scores_allows_a_difference_in_the_last_digit_only():
     assert objects.same_scores(b"1,2,0.25\n3,4,0.5\n", b"1,2,0.250001\n3,4,0.5\n")
     assert not objects.same_scores(b"1,2,0.25\n", b"1,2,0.26\n")
     assert not objects.same_scores(b"1,2,0.25\n", b"1,2.0,0.25\n")
     assert not objects.same_scores(b"1,2,0.25\n", b"1,2,0.25\n3,4,0.5\n")
 
 
-def test_every_object_must_have_its_own_output(tmp_path):
+def test_check_requires_an_output_for_each_object(tmp_path):
     for folder in ("loop", "other"):
         (tmp_path / folder).mkdir()
         for name in ("a.csv", "b.csv"):
@@ -24,7 +24,7 @@ def test_every_object_must_have_its_own_output(tmp_path):
     objects.check(names, loop, [other], "transform")
     (other / "a.csv.out").write_bytes(b"1,0.5\n1,0.5\n")
     (other / "b.csv.out").unlink()
-    with pytest.raises(BrokenRunError, match="1 outputs came of 2 objects"):
+    with pytest.raises(BrokenRunError, match="1 outputs for 2 objects"):
         objects.check(names, loop, [other], "transform")
 
 
@@ -35,7 +35,7 @@ def test_a_request_holds_the_lines_as_one_tensor():
     }
 
 
-def test_a_copy_is_the_objects_and_their_rows_are_counted(tmp_path):
+def test_copy_writes_the_objects_and_counts_rows(tmp_path):
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     out.mkdir()

@@ -1,15 +1,16 @@
-"""process_tree.py: what a command, and what it starts, used."""
+"""process_tree.py: the usage of a command and its children."""
 
 import sys
 
-from process_tree import tree_cpu_s, tree_memory_mb, watch
+from process_tree import run_command, tree_cpu_s, tree_memory_mb
 
 WITH_CHILD = """
 import subprocess, sys
 print("out")
 print("err", file=sys.stderr)
 hold = "x = bytearray(%d << 20); print(len(x), flush=True); sys.stdin.read(1)"
-child = subprocess.Popen([sys.executable, "-c", "import sys; " + hold % 64], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+command = [sys.executable, "-c", "import sys; " + hold % 64]
+child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 child.stdout.readline()
 import time
 ended = time.monotonic() + 0.5
@@ -20,17 +21,17 @@ sys.exit(3)
 """
 
 
-def test_watching_sees_output_exit_code_and_what_children_hold():
-    seen = watch([sys.executable, "-c", WITH_CHILD])
+def test_usage_covers_output_exit_code_and_children():
+    seen = run_command([sys.executable, "-c", WITH_CHILD])
     assert (seen.output, seen.errors, seen.exit_code) == ("out\n", "err\n", 3)
     assert seen.peak_mb >= 64
     assert seen.wall_s >= 0.5
-    # Half a second of turning; a machine with other work gives less of it.
+    # The child computes for half a second; a busy machine gives it less.
     assert 0.05 < seen.cpu_s < 10
 
 
-def test_a_tree_that_has_gone_used_nothing():
-    gone = watch([sys.executable, "-c", "import os; print(os.getpid())"])
+def test_ended_tree_uses_nothing():
+    gone = run_command([sys.executable, "-c", "import os; print(os.getpid())"])
     assert tree_cpu_s(int(gone.output)) == 0
     assert tree_memory_mb(int(gone.output)) == 0
 

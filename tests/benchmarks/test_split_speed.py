@@ -1,10 +1,10 @@
-"""transform/split_speed.py: its three ways count what they are said to count."""
+"""transform/split_speed.py: counts and rates."""
 
 import make_data
 import split_speed
 
 
-def test_records_of_quoted_text_are_counted_right_where_lines_are_not():
+def test_records_of_quoted_text_are_not_lines():
     text = b"".join(make_data.quoted_chunks(100, seed=0))
     chunks = [text[at : at + 997] for at in range(0, len(text), 997)]
     assert split_speed.cut(chunks, "csv") == 100
@@ -12,7 +12,7 @@ def test_records_of_quoted_text_are_counted_right_where_lines_are_not():
     assert split_speed.count_newlines(chunks) == split_speed.cut(chunks, "jsonl") == 125
 
 
-def test_a_rate_is_of_all_bytes():
+def test_rate_counts_all_bytes():
     speed, found = split_speed.mb_per_s(split_speed.count_newlines, [b"a\n" * 1000])
     assert found == 1000
     assert speed > 0
