@@ -1,4 +1,4 @@
-"""The checkpoint stores that there are, each on a bench whose time a test moves."""
+"""The checkpoint stores under test, each on a bench with a clock that the test controls."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +14,8 @@ def memory_bench(kind: type[MemoryCheckpointStore] = MemoryCheckpointStore) -> C
     stores: dict[str, MemoryCheckpointStore] = {}
 
     def new_store(model: str) -> MemoryCheckpointStore:
-        """What was closed is gone."""
-        if model not in stores or stores[model]._kept is None:
+        """Return the open store of the model, or an empty one after `close`."""
+        if model not in stores or stores[model]._states is None:
             stores[model] = kind(model, clock=clock)
         return stores[model]
 
@@ -34,7 +34,7 @@ def sqlite_bench(
 def redis_bench(
     server, prefix: str, kind: Callable[..., RedisCheckpointStore] = RedisCheckpointStore
 ) -> CheckpointBench:
-    """The server's time cannot be moved: instead, what was saved is made older."""
+    """Return a bench that ages saved checkpoints, since the server's clock cannot move."""
 
     def advance(ms: float) -> None:
         with server.client() as client:

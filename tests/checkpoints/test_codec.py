@@ -1,10 +1,11 @@
-"""What a state is written as comes back the same, and what was damaged is found."""
+"""Encoding of states: round trips, and detection of damage."""
 
 import enum
 import math
 import struct
 import zlib
 from collections import OrderedDict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import levels
+from cases import for_each
 from headrace.checkpoints import codec
 from headrace.checkpoints.codec import decode_state, encode_state
 from headrace.checkpoints.layout import DEPTH_MAX
@@ -38,45 +41,52 @@ def object_arrays(draw):
 arrays = raw_arrays | object_arrays()
 scalars = st.sampled_from(NUMBERS).flatmap(lambda dtype: hnp.arrays(dtype, ())).map(lambda array: array[()])
 plain = (
-    st.none() | st.booleans() | st.integers() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.complex_numbers()
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.complex_numbers()
     | texts
-)  # fmt: skip
+)
 keys = st.text(max_size=5) | st.binary(max_size=5) | st.integers()
 values = st.recursive(
     plain | arrays | scalars,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 states = st.dictionaries(st.text(max_size=5), values, max_size=5)
 
 
-def same(found, wanted) -> bool:
-    """Equal in type, order, bits of floats, and memory layout where it was promised."""
-    if isinstance(wanted, np.generic):
-        # Numpy has two types of the same size, whose names depend on the machine.
-        return found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
-    if type(found) is not type(wanted):
+def same(found, expected) -> bool:
+    """Return True if both have equal types, order, float bits and promised memory layout."""
+    if isinstance(expected, np.generic):
+        # numpy has two types of the same size, with names that depend on the machine.
+        return found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+    if type(found) is not type(expected):
         return False
-    if isinstance(wanted, np.ndarray):
-        return (
-            found.dtype == wanted.dtype
-            and found.shape == wanted.shape
-            and found.flags.c_contiguous
-            and found.flags.writeable
-            and found.flags.aligned
-            and (same(found.tolist(), wanted.tolist()) if wanted.dtype.kind == "O" else found.tobytes() == wanted.tobytes())
-        )  # fmt: skip
-    if isinstance(wanted, dict):
-        return same(list(found.items()), list(wanted.items()))
-    if isinstance(wanted, list | tuple):
-        return len(found) == len(wanted) and all(map(same, found, wanted))
-    if isinstance(wanted, float):
-        return struct.pack("d", found) == struct.pack("d", wanted)
-    if isinstance(wanted, complex):
-        return same((found.real, found.imag), (wanted.real, wanted.imag))
-    return found == wanted
+    if isinstance(expected, np.ndarray):
+        flags = found.flags
+        if not (flags.c_contiguous and flags.writeable and flags.aligned):
+            return False
+        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+            return False
+        if expected.dtype.kind == "O":
+            return same(found.tolist(), expected.tolist())
+        return found.tobytes() == expected.tobytes()
+    if isinstance(expected, dict):
+        return same(list(found.items()), list(expected.items()))
+    if isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, float):
+        return struct.pack("d", found) == struct.pack("d", expected)
+    if isinstance(expected, complex):
+        return same((found.real, found.imag), (expected.real, expected.imag))
+    return found == expected
 
 
 @given(states)
@@ -86,15 +96,20 @@ def same(found, wanted) -> bool:
     {"empty": np.str_(""), "scalar": np.float64(0.1), "flag": np.True_, "day": np.datetime64("2026-11-22")}
 )
 @example({"surrogate \ud800": "\udfff", "bits": np.array(["\ud800", b"\xff"], object)})
-def test_what_is_written_comes_back(state):
+def test_state_round_trip(state):
     assert same(decode_state(encode_state(state)), state)
 
 
-@pytest.mark.parametrize("dtype", NUMBERS + OTHERS, ids=str)
-@pytest.mark.parametrize(
-    "make", ["plain", "scalar", "empty", "reversed", "transposed", "strided", "read-only"]
+@for_each(
+    ("dtype", "make"),
+    list(
+        product(
+            NUMBERS + OTHERS,
+            ["plain", "scalar", "empty", "reversed", "transposed", "strided", "read-only"],
+        )
+    ),
 )
-def test_every_dtype_in_every_memory_layout(dtype, make):
+def test_array_round_trip(dtype, make):
     whole = np.arange(24).astype("S5" if dtype.kind == "S" else "i8").reshape(2, 3, 4).astype(dtype)
     array = {
         "plain": whole,
@@ -111,11 +126,11 @@ def test_every_dtype_in_every_memory_layout(dtype, make):
     assert same(found["in"][0], array)
 
 
-def test_a_state_of_a_sequence_is_a_mapping_like_others():
+def test_sequence_state_encodes_like_a_dict():
     assert same(decode_state(encode_state(SequenceState("a", LSTM))), LSTM)
 
 
-def test_a_read_state_does_not_hold_on_to_what_it_was_read_from():
+def test_decoded_array_does_not_keep_the_buffer():
     (found,) = decode_state(encode_state({"x": np.zeros(3)})).values()
     assert found.base is None
 
@@ -124,41 +139,42 @@ class _Kind(enum.IntEnum):
     ONE = 1
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        object(),
-        {1, 2},
-        bytearray(b"x"),
-        _Kind.ONE,
-        OrderedDict(),
-        range(3),
-        np.ma.masked_array([1], [True]),
-        np.zeros(2, "f4,i2"),
-        np.void(b"ab"),
-        np.array([None], object),
-        np.array([1], object),
-        np.array(["a"], np.dtypes.StringDType()),
-        {1.5: 1},
-        {True: 1},
-    ],
-    ids=lambda value: type(value).__name__,
+@for_each(
+    ("value", "inside"),
+    list(
+        product(
+            [
+                object(),
+                {1, 2},
+                bytearray(b"x"),
+                _Kind.ONE,
+                OrderedDict(),
+                range(3),
+                np.ma.masked_array([1], [True]),
+                np.zeros(2, "f4,i2"),
+                np.void(b"ab"),
+                np.array([None], object),
+                np.array([1], object),
+                np.array(["a"], np.dtypes.StringDType()),
+                {1.5: 1},
+                {True: 1},
+            ],
+            [lambda value: value, lambda value: [{"in": (value,)}]],
+        )
+    ),
 )
-@pytest.mark.parametrize(
-    "inside", [lambda value: value, lambda value: [{"in": (value,)}]], ids=["bare", "inside"]
-)
-def test_what_cannot_be_kept_is_refused_by_its_key(value, inside):
+def test_unsupported_value_error_names_the_key(value, inside):
     with pytest.raises(TypeError, match="state's 'the key'"):
         encode_state({"fine": 1, "the key": inside(value)})
 
 
-@pytest.mark.parametrize("key", [1, None, b"x", ("a",), 1.5, True])
-def test_keys_are_texts(key):
+@for_each("key", [1, None, b"x", ("a",), 1.5, True])
+def test_keys_must_be_str(key):
     with pytest.raises(TypeError, match="keys are str"):
         encode_state({"fine": 1, key: 2})
 
 
-def test_what_stands_in_itself_is_refused():
+def test_nesting_depth_is_limited():
     value: list = []
     value.append(value)
     with pytest.raises(ValueError, match=f"'loop' has lists or dicts more than {DEPTH_MAX} deep"):
@@ -171,15 +187,15 @@ def test_what_stands_in_itself_is_refused():
         encode_state({"too deep": {"in": deepest}})
 
 
-def test_a_state_that_is_too_large_names_its_largest_value(monkeypatch):
+def test_size_limit_error_names_the_largest_value(monkeypatch):
     monkeypatch.setattr(codec, "STATE_BYTES_MAX", 1200)
     encode_state(LSTM)
-    with pytest.raises(ValueError, match="at most 1200 are kept; its largest value may be 'h'"):
+    with pytest.raises(ValueError, match=r"limit is 1200\. Its largest value may be 'h'"):
         encode_state({**LSTM, "x": np.zeros(30)})
 
 
-def test_the_bytes_of_version_1_stay_what_they_are():
-    """States that were written by a release are read by all later ones."""
+def test_format_of_version_1_is_stable():
+    """Later releases must read states of earlier ones."""
     state = {
         "h": np.array([1.5, -2], "f4"),
         "n": 7,
@@ -200,9 +216,9 @@ def test_the_bytes_of_version_1_stay_what_they_are():
     assert same(decode_state(written), state)
 
 
-@settings(max_examples=300)
+@settings(max_examples=levels.examples(3))
 @given(states, st.data())
-def test_a_damaged_byte_is_found(state, data):
+def test_damaged_byte_is_detected(state, data):
     good = bytearray(encode_state(state))
     at = data.draw(st.integers(0, len(good) - 1))
     good[at] ^= data.draw(st.integers(1, 255))
@@ -210,7 +226,7 @@ def test_a_damaged_byte_is_found(state, data):
         decode_state(bytes(good))
 
 
-def test_every_byte_is_guarded():
+def test_every_flipped_bit_is_detected():
     good = encode_state(LSTM)
     for at in range(len(good)):
         for bit in range(8):
@@ -220,7 +236,7 @@ def test_every_byte_is_guarded():
                 decode_state(bytes(bad))
 
 
-def test_what_is_cut_off_or_goes_on_is_found():
+def test_truncation_and_trailing_bytes_are_detected():
     good = encode_state(LSTM)
     for end in range(len(good)):
         with pytest.raises(ValueError, match="checkpoint"):
@@ -231,12 +247,12 @@ def test_what_is_cut_off_or_goes_on_is_found():
 
 
 def _sealed(layout: bytes, rest: bytes = b"") -> bytes:
-    """What somebody writes who knows the format, and means harm."""
+    """Return a forged state with a valid checksum."""
     body = struct.pack("<I", len(layout)) + layout + rest
     return struct.pack("<BI", 1, zlib.crc32(body)) + body
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("layout", "rest"),
     [
         (b"", b""),
@@ -272,11 +288,11 @@ def _sealed(layout: bytes, rest: bytes = b"") -> bytes:
         (b'[1,"n"]', b""),
     ],
 )
-def test_a_forged_state_is_refused_and_does_no_harm(layout, rest):
+def test_forged_layout_is_refused(layout, rest):
     with pytest.raises(ValueError):
         decode_state(_sealed(layout, rest))
 
 
-def test_a_later_version_is_refused_by_its_number():
+def test_later_version_is_refused():
     with pytest.raises(ValueError, match="version 2 cannot be read"):
         decode_state(b"\2" + encode_state({})[1:])

@@ -1,28 +1,28 @@
-"""From an address to a checkpoint store, without connecting."""
+"""Opening of a checkpoint store by its address, without connecting."""
 
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from cases import for_each
 from headrace.checkpoints.memory import MemoryCheckpointStore
 from headrace.checkpoints.open import open_store
 from headrace.checkpoints.redis import RedisCheckpointStore
 from headrace.checkpoints.sqlite import SqliteCheckpointStore
 from headrace.checkpoints.store import KEEP_MS
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, MissingExtraError
 
 
-def test_in_memory():
+def test_memory_address():
     store = open_store("memory:", "m")
     assert isinstance(store, MemoryCheckpointStore)
     assert store.model == "m"
 
 
 @pytest.mark.parametrize("form", ["sqlite:///c.db", "sqlite:///{}/c.db", "c.db", "./c.db", "{}/c.db"])
-def test_in_a_file(form, tmp_path, monkeypatch):
+def test_sqlite_address(form, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with closing(open_store(form.format(tmp_path), "m")) as store:
         assert isinstance(store, SqliteCheckpointStore)
@@ -32,13 +32,13 @@ def test_in_a_file(form, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "level"), [("", 2), ("?synchronous=normal", 1)])
-def test_whether_a_file_is_waited_for(options, level, tmp_path):
+def test_synchronous_option(options, level, tmp_path):
     with closing(open_store(f"sqlite:///{tmp_path}/c.db{options}", "m")) as store:
         assert store._connection.execute("PRAGMA synchronous").fetchone() == (level,)
         assert store.path == tmp_path / "c.db"
 
 
-def test_what_stands_in_a_redis_address_arrives(tmp_path):
+def test_redis_address_options(tmp_path):
     authorities = tmp_path / "ca.pem"
     authorities.touch()
     store = open_store(f"rediss://u%2F:p%40@h:7000/3?prefix=mine&cafile={authorities}", "m/1")
@@ -46,10 +46,10 @@ def test_what_stands_in_a_redis_address_arrives(tmp_path):
     assert store.model == "m/1"
     assert (store._keep_ms, open_store("redis://h", "m", keep_ms=1500.5)._keep_ms) == (KEEP_MS, 1501)
     pool = store._client.connection_pool
-    given = pool.connection_kwargs
+    arguments = pool.connection_kwargs
     assert pool.connection_class.__name__ == "SSLConnection"
-    assert given["ssl_ca_certs"] == str(authorities)
-    assert [given[name] for name in ("host", "port", "db", "username", "password")] == [
+    assert arguments["ssl_ca_certs"] == str(authorities)
+    assert [arguments[name] for name in ("host", "port", "db", "username", "password")] == [
         "h",
         7000,
         3,
@@ -67,11 +67,11 @@ def test_what_stands_in_a_redis_address_arrives(tmp_path):
         ("redis://[::1]:7000", "redis at ::1:7000"),
     ],
 )
-def test_where_redis_is(address, where):
-    assert open_store(address, "m")._where == where
+def test_redis_server_name(address, where):
+    assert open_store(address, "m")._server == where
 
 
-@pytest.mark.parametrize(
+@for_each(
     "address",
     [
         "",
@@ -101,23 +101,18 @@ def test_where_redis_is(address, where):
         "rediss://u:secret@h?cafile=/no/such/file",
     ],
 )
-def test_what_cannot_be_is_refused_without_the_password(address, tmp_path, monkeypatch):
+def test_invalid_address_error_hides_the_password(address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if address == "memory":
-        Path(address).mkdir()  # a path like others; what stands there is no file
+    Path("memory").mkdir(exist_ok=True)  # the address "memory" is then the path of a folder
     with pytest.raises(ConfigError) as found:
         open_store(address, "m")
     assert "secret" not in str(found.value)
 
 
-def test_a_missing_client_is_told_by_the_extra_that_brings_it():
-    program = (
-        "import sys; sys.modules['redis'] = None\n"
-        "from headrace.core.errors import MissingExtraError\n"
-        "from headrace.checkpoints.open import open_store\n"
-        "open_store('memory:', 'm')\n"
-        "try: open_store('redis://h', 'm')\n"
-        "except MissingExtraError as error: print(error.extra)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "redis", done.stderr
+def test_missing_client_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    monkeypatch.delitem(sys.modules, "headrace.checkpoints.redis", raising=False)
+    open_store("memory:", "m")
+    with pytest.raises(MissingExtraError) as raised:
+        open_store("redis://h", "m")
+    assert raised.value.extra == "redis"

@@ -1,4 +1,4 @@
-"""What the store in Redis leaves there, and what it does when the server is taken away."""
+"""The Redis store: its keys, and its behaviour when the server fails."""
 
 import itertools
 import time
@@ -8,18 +8,18 @@ from contextlib import closing
 import pytest
 
 from headrace.checkpoints.redis import CONNECTIONS_MAX, RedisCheckpointStore
-from headrace.checkpoints.store import KEEP_MS, Checkpoint
+from headrace.checkpoints.store import KEEP_MS, SequenceCheckpoint
 from headrace.core.errors import UnavailableError
 from servers.tcp_proxy import TcpProxy
 from servers.valkey import ValkeyServer
 
-FIRST = Checkpoint("a", 1, b"one", 0)
+FIRST = SequenceCheckpoint("a", 1, b"one", 0)
 _numbers = itertools.count()
 
 
 @pytest.fixture
 def prefix() -> str:
-    return f"door-{next(_numbers)}"
+    return f"test-{next(_numbers)}"
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def store(valkey_server, prefix):
         yield store
 
 
-def test_an_operator_can_read_what_is_there(store, client, prefix):
-    store.save([Checkpoint("a b", 7, b"state", 0)])
+def test_stored_keys_are_readable(store, client, prefix):
+    store.save([SequenceCheckpoint("a b", 7, b"state", 0)])
     key = f"{prefix}:{{a%20model}}:of:a b"
     found = client.hgetall(key)
     saved_ms = int(found.pop("saved_ms"))
@@ -48,7 +48,7 @@ def test_an_operator_can_read_what_is_there(store, client, prefix):
     assert client.zrange(f"{prefix}:{{a%20model}}:saved", 0, -1, withscores=True) == [("a b", saved_ms)]
 
 
-def test_everything_goes_by_itself_in_the_end(valkey_server, client, prefix):
+def test_keys_expire(valkey_server, client, prefix):
     with closing(_store(valkey_server.port, prefix)) as store:
         store.save([FIRST])
     keys = client.keys(f"{prefix}:*")
@@ -57,19 +57,19 @@ def test_everything_goes_by_itself_in_the_end(valkey_server, client, prefix):
     with closing(_store(valkey_server.port, prefix, keep_ms=1)) as store:
         store.save([FIRST])
         while client.keys(f"{prefix}:*"):
-            """Until it has."""
+            """Wait until they expire."""
         assert store.load(["a"], idle_ms_max=float("inf")) == [None]
-        assert store.save([Checkpoint("a", 2, b"two", 1)]) == [False]
+        assert store.save([SequenceCheckpoint("a", 2, b"two", 1)]) == [False]
 
 
-def test_what_is_kept_for_ever_stays_so_also_when_it_was_not_before(valkey_server, client, prefix):
+def test_infinite_retention_removes_the_expiry(valkey_server, client, prefix):
     for keep_ms, forever in ((60_000, False), (float("inf"), True)):
         with closing(_store(valkey_server.port, prefix, keep_ms=keep_ms)) as store:
             store.save([FIRST])
         assert [client.pttl(key) == -1 for key in client.keys(f"{prefix}:*")] == [forever, forever]
 
 
-def test_what_has_expired_is_purged_from_the_list_too(store, client, prefix):
+def test_purge_removes_expired_ids(store, client, prefix):
     store.save([FIRST])
     client.delete(f"{prefix}:{{a%20model}}:of:a")
     client.zincrby(f"{prefix}:{{a%20model}}:saved", -60_000, "a")
@@ -77,7 +77,7 @@ def test_what_has_expired_is_purged_from_the_list_too(store, client, prefix):
     assert client.keys(f"{prefix}:*") == []
 
 
-def test_what_is_saved_between_finding_and_dropping_stays(store):
+def test_purge_keeps_checkpoints_saved_meanwhile(store):
     store.save([FIRST])
     store._find_old = lambda keys, args: [b"a"]
     assert store.purge(idle_ms_max=60_000, count_max=10) == 0
@@ -85,8 +85,8 @@ def test_what_is_saved_between_finding_and_dropping_stays(store):
 
 
 def test_a_batch_is_one_round_trip(store, client):
-    """Each call is one command to the server, or one pipeline; purging is two."""
-    batch = [Checkpoint(f"s-{n}", 1, b"x", 0) for n in range(64)]
+    """A purge takes two round trips."""
+    batch = [SequenceCheckpoint(f"s-{n}", 1, b"x", 0) for n in range(64)]
     store.save(batch)
     store.delete(["s-0"])
 
@@ -101,13 +101,14 @@ def test_a_batch_is_one_round_trip(store, client):
     assert sent(lambda: store.delete([c.id for c in batch])) - own == 1
 
 
-def test_scripts_that_were_flushed_are_sent_again(store, client):
+def test_flushed_scripts_are_loaded_again(store, client):
     store.save([FIRST])
     client.script_flush()
-    assert store.save([Checkpoint("a", 2, b"two", 1)]) == [True]
+    assert store.save([SequenceCheckpoint("a", 2, b"two", 1)]) == [True]
 
 
-def test_a_server_that_restarts_costs_no_call_more(tmp_path, prefix):
+@pytest.mark.slow
+def test_restarted_server_is_used_again(tmp_path, prefix):
     server = ValkeyServer(tmp_path)
     server.start()
     store = _store(server.port, prefix)
@@ -117,8 +118,8 @@ def test_a_server_that_restarts_costs_no_call_more(tmp_path, prefix):
         with pytest.raises(UnavailableError, match=f"127.0.0.1:{server.port}"):
             store.save([FIRST])
         server.start()
-        # Without persistence it has forgotten all: who goes on is refused, rather than that steps are made up.
-        assert store.save([Checkpoint("a", 2, b"two", 1)]) == [False]
+        # The server has no persistence: a save that follows a lost checkpoint must fail.
+        assert store.save([SequenceCheckpoint("a", 2, b"two", 1)]) == [False]
         assert store.save([FIRST]) == [True]
         server.stop()
         server.start()
@@ -128,22 +129,22 @@ def test_a_server_that_restarts_costs_no_call_more(tmp_path, prefix):
         server.stop()
 
 
-def test_a_server_that_stands_still_is_waited_for_no_longer_than_said(valkey_server, prefix):
+def test_timeout_of_a_paused_server(valkey_server, prefix):
     with closing(_store(valkey_server.port, prefix, timeout_s=0.1)) as store:
+        options = store._client.connection_pool.connection_kwargs
+        assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.1, 0.1)
         store.save([FIRST])
         valkey_server.pause()
         try:
-            begun_s = time.monotonic()
             with pytest.raises(UnavailableError, match="TimeoutError"):
-                store.save([Checkpoint("a", 2, b"two", 1)])
-            assert time.monotonic() - begun_s < 5
+                store.save([SequenceCheckpoint("a", 2, b"two", 1)])
         finally:
-            valkey_server.go_on()
-        # It has done so late, or not at all: to save the same again is right in both cases.
-        assert store.save([Checkpoint("a", 2, b"two", 1)]) == [True]
+            valkey_server.resume()
+        # The save may have happened late, or not: saving again is correct in both cases.
+        assert store.save([SequenceCheckpoint("a", 2, b"two", 1)]) == [True]
 
 
-def test_connections_that_are_cut(valkey_server, prefix):
+def test_reset_connections_are_replaced(valkey_server, prefix):
     with TcpProxy(valkey_server.port) as proxy, closing(_store(proxy.port, prefix, timeout_s=2)) as store:
         store.save([FIRST])
         proxy.refuse()
@@ -154,7 +155,8 @@ def test_connections_that_are_cut(valkey_server, prefix):
         assert store.load(["a"], idle_ms_max=1e9) == [(1, b"one")]
 
 
-def test_what_the_server_refuses_is_told(tmp_path, prefix):
+@pytest.mark.slow
+def test_authentication_error_is_reported_without_the_password(tmp_path, prefix):
     server = ValkeyServer(tmp_path, "--requirepass", "right")
     server.start()
     try:
@@ -171,7 +173,8 @@ def test_what_the_server_refuses_is_told(tmp_path, prefix):
         server.stop()
 
 
-def test_a_server_whose_memory_is_full_is_told_and_keeps_what_it_has(tmp_path, prefix):
+@pytest.mark.slow
+def test_full_server_is_reported_and_keeps_its_checkpoints(tmp_path, prefix):
     server = ValkeyServer(tmp_path)
     server.start()
     try:
@@ -179,17 +182,17 @@ def test_a_server_whose_memory_is_full_is_told_and_keeps_what_it_has(tmp_path, p
             store.save([FIRST])
             client.config_set("maxmemory", "1")
             with pytest.raises(UnavailableError, match=r"(?i)memory"):
-                store.save([Checkpoint("a", 2, b"two", 1)])
+                store.save([SequenceCheckpoint("a", 2, b"two", 1)])
             client.config_set("maxmemory", "0")
             assert store.load(["a"], idle_ms_max=1e9) == [(1, b"one")]
     finally:
         server.stop()
 
 
-def test_more_threads_than_connections_share_them(store, client):
+def test_threads_share_the_connections(store, client):
     threads = 3 * CONNECTIONS_MAX
     before = client.info("clients")["connected_clients"]
     with ThreadPoolExecutor(threads) as pool:
-        kept = pool.map(lambda n: store.save([Checkpoint(f"s-{n}", 1, b"x", 0)]), range(10 * threads))
+        kept = pool.map(lambda n: store.save([SequenceCheckpoint(f"s-{n}", 1, b"x", 0)]), range(10 * threads))
         assert all(each == [True] for each in kept)
     assert client.info("clients")["connected_clients"] - before <= CONNECTIONS_MAX

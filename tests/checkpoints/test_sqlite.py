@@ -1,19 +1,21 @@
-"""What the store in an SQLite file does beside what every store must; the suite is in tests/conformance/."""
+"""The SQLite store, beyond the conformance suite in tests/conformance/."""
 
 import os
 import sqlite3
 import threading
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
-from headrace.checkpoints.sqlite import SCHEMA_VERSION, SqliteCheckpointStore
-from headrace.checkpoints.store import Checkpoint
+from headrace.checkpoints import sqlite
+from headrace.checkpoints.sqlite import BUSY_STEP_S, SCHEMA_VERSION, SqliteCheckpointStore
+from headrace.checkpoints.store import SequenceCheckpoint
 from headrace.core.errors import ConfigError, UnavailableError
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 
-FIRST = Checkpoint("a", 1, b"one", 0)
+FIRST = SequenceCheckpoint("a", 1, b"one", 0)
 
 
 @pytest.fixture
@@ -23,37 +25,60 @@ def path(tmp_path):
 
 @pytest.fixture
 def other(path):
-    """Another process, as far as SQLite knows."""
+    """A connection like that of another process."""
     SqliteCheckpointStore(path, "m").close()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         yield connection
 
 
-def test_it_is_written_ahead_and_synced(path):
+class ManualTime:
+    """The `time` module as the store uses it: a sleep moves the clock."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def time_ns(self):
+        return 0
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def manual_time(monkeypatch):
+    manual = ManualTime()
+    monkeypatch.setattr(sqlite, "time", manual)
+    return manual
+
+
+def test_journal_mode_and_synchronous(path):
     with closing(SqliteCheckpointStore(path, "m")) as store:
         assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert store._connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_who_cannot_write_in_time_hears_so_and_nothing_was_saved(path, other):
-    store = SqliteCheckpointStore(path, "m", busy_s=0.05)
+def test_write_fails_after_busy_s_without_effect(path, other, manual_time):
+    store = SqliteCheckpointStore(path, "m", busy_s=5)
     other.execute("BEGIN IMMEDIATE")
     for call in (
         lambda: store.save([FIRST]),
         lambda: store.delete(["a"]),
         lambda: store.purge(idle_ms_max=1, count_max=1),
     ):
-        begun_s = time.monotonic()
+        manual_time.now = 100.0
         with pytest.raises(UnavailableError, match="locked"):
             call()
-        assert 0.05 <= time.monotonic() - begun_s < 5
+        assert 105.0 < manual_time.now <= 105.0 + max(BUSY_STEP_S)
     other.execute("ROLLBACK")
     assert store.load(["a"], idle_ms_max=1e9) == [None]
     assert store.save([FIRST]) == [True]
     store.close()
 
 
-def test_who_reads_waits_for_nobody(path, other):
+def test_load_does_not_wait_for_writers(path, other):
     store = SqliteCheckpointStore(path, "m", busy_s=0)
     store.save([FIRST])
     other.execute("BEGIN IMMEDIATE")
@@ -63,73 +88,82 @@ def test_who_reads_waits_for_nobody(path, other):
     store.close()
 
 
-def test_who_waits_goes_on_when_the_other_is_done(path, other):
+def test_save_waits_for_another_writer(path, other, monkeypatch):
     store = SqliteCheckpointStore(path, "m", busy_s=30)
+    waits = threading.Event()
+
+    def sleep(seconds):
+        waits.set()
+        time.sleep(seconds)
+
+    slow = SimpleNamespace(monotonic=time.monotonic, time_ns=time.time_ns, sleep=sleep)
+    monkeypatch.setattr(sqlite, "time", slow)
     other.execute("BEGIN IMMEDIATE")
-    told = []
-    saving = threading.Thread(target=lambda: told.append(store.save([FIRST])))
+    results = []
+    saving = threading.Thread(target=lambda: results.append(store.save([FIRST])))
     saving.start()
-    saving.join(0.05)
-    assert told == []
+    assert waits.wait(30)
+    assert results == []
     other.execute("COMMIT")
     saving.join(30)
-    assert told == [[True]]
+    assert results == [[True]]
     store.close()
 
 
-def test_threads_of_a_store_wait_no_longer_than_for_others(path):
+def test_threads_wait_up_to_busy_s(path):
     store = SqliteCheckpointStore(path, "m", busy_s=0.05)
     with store._lock, pytest.raises(UnavailableError, match="other threads"):
         store.save([FIRST])
     store.close()
 
 
-def test_a_batch_that_cannot_be_saved_leaves_nothing_behind(path):
+def test_failed_batch_saves_nothing(path):
     store = SqliteCheckpointStore(path, "m")
     with pytest.raises(OverflowError):
-        store.save([FIRST, Checkpoint("b", 1 << 63, b"", 0)])
+        store.save([FIRST, SequenceCheckpoint("b", 1 << 63, b"", 0)])
     assert store.load(["a", "b"], idle_ms_max=1e9) == [None, None]
     assert store.save([FIRST]) == [True]
     store.close()
 
 
-def test_a_file_of_a_later_headrace_is_left_alone(path, other):
+def test_later_schema_is_refused(path, other):
     other.execute("UPDATE checkpoints_schema SET version = ?", (SCHEMA_VERSION + 1,))
     with pytest.raises(
-        ConfigError, match=f"schema {SCHEMA_VERSION + 1}, and this headrace knows {SCHEMA_VERSION}"
+        ConfigError, match=f"schema {SCHEMA_VERSION + 1}, but this headrace uses {SCHEMA_VERSION}"
     ):
         SqliteCheckpointStore(path, "m")
 
 
-def test_a_file_that_others_hold_when_it_is_opened(path, other):
+def test_open_fails_after_busy_s(path, other, manual_time):
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(UnavailableError, match="others write there for over"):
-        SqliteCheckpointStore(path, "m", busy_s=0.05)
+    with pytest.raises(UnavailableError, match="other processes held the file for over"):
+        SqliteCheckpointStore(path, "m", busy_s=5)
+    assert manual_time.now > 5
     other.execute("ROLLBACK")
 
 
-@pytest.mark.parametrize("what", ["no folder", "a folder", "no database", "read-only"])
-def test_what_cannot_be_opened_is_refused(what, path):
-    if what == "no folder":
+@pytest.mark.parametrize("kind", ["no folder", "a folder", "no database", "read-only"])
+def test_unusable_file_is_refused(kind, path):
+    if kind == "no folder":
         path = path / "below" / "it.db"
-    elif what == "a folder":
+    elif kind == "a folder":
         path.mkdir()
-    elif what == "no database":
-        path.write_bytes(b"something else, and longer than a header of SQLite" * 100)
+    elif kind == "no database":
+        path.write_bytes(b"text that is longer than an SQLite header" * 100)
     else:
         SqliteCheckpointStore(path, "m").close()
         path.chmod(0o444)
         path.parent.chmod(0o555)
         if os.access(path, os.W_OK):
-            pytest.skip("whoever runs the tests may write everywhere")
+            pytest.skip("this user may write everywhere")
     with pytest.raises(ConfigError, match=str(path.parent)):
         SqliteCheckpointStore(path, "m")
 
 
-def test_a_file_that_is_damaged_is_told(path):
+def test_damaged_file_is_reported(path):
     ids = [f"s-{n}" for n in range(50)]
     with closing(SqliteCheckpointStore(path, "m")) as store:
-        store.save([Checkpoint(id, 1, bytes(3000), 0) for id in ids])
+        store.save([SequenceCheckpoint(id, 1, bytes(3000), 0) for id in ids])
     whole = path.read_bytes()
     pages = 8 * 4096
     path.write_bytes(whole[:pages] + b"\xff" * (len(whole) - pages))
@@ -137,20 +171,19 @@ def test_a_file_that_is_damaged_is_told(path):
         with pytest.raises(UnavailableError, match=f"{path}.*malformed"):
             store.load(ids, idle_ms_max=1e9)
         with pytest.raises(UnavailableError, match="malformed"):
-            store.save([Checkpoint(id, 2, b"", 1) for id in ids])
+            store.save([SequenceCheckpoint(id, 2, b"", 1) for id in ids])
 
 
-def test_what_waiting_does_not_help_is_told_at_once(path, other):
+def test_other_errors_are_not_retried(path, other, manual_time):
     store = SqliteCheckpointStore(path, "m", busy_s=60)
     other.execute("DROP TABLE checkpoints")
-    begun_s = time.monotonic()
     with pytest.raises(UnavailableError, match="no such table"):
         store.load(["a"], idle_ms_max=1e9)
-    assert time.monotonic() - begun_s < 30
+    assert manual_time.now == 0
     store.close()
 
 
-def test_a_job_ledger_may_be_in_the_same_file(path):
+def test_file_shared_with_a_job_ledger(path):
     ledger = SqliteJobLedger(path)
     ledger.start()
     with closing(SqliteCheckpointStore(path, "m")) as store:
@@ -161,7 +194,7 @@ def test_a_job_ledger_may_be_in_the_same_file(path):
     ledger.stop()
 
 
-def test_purging_and_following_look_at_an_index_only(path, other):
+def test_queries_use_an_index(path, other):
     for sql in (
         "SELECT rowid FROM checkpoints WHERE model = 'm' AND saved_ms < 5 ORDER BY saved_ms LIMIT 3",
         "SELECT state FROM checkpoints WHERE model = 'm' AND id = 'a'",
