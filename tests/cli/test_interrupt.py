@@ -4,45 +4,58 @@ import subprocess
 import sys
 import threading
 
-from headrace.cli.interrupt import Interrupts
+import pytest
+
+from headrace.cli.interrupt import InterruptHandler
 
 
-def test_the_first_signal_asks_to_end_and_handlers_come_back_afterwards(capfd):
+def test_first_signal_stops_and_handlers_are_restored(capfd):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    asked = threading.Event()
+    stopped = threading.Event()
     ran_on = []
 
-    def end() -> None:
+    def stop() -> None:
         ran_on.append(threading.current_thread())
-        asked.set()
+        stopped.set()
 
-    with Interrupts(end):
+    with InterruptHandler(stop):
         signal.raise_signal(signal.SIGTERM)
-        assert asked.wait(10)
+        assert stopped.wait(10)
     assert {number: signal.getsignal(number) for number in before} == before
     assert ran_on[0] is not threading.main_thread()
-    assert capfd.readouterr().err == "stopping: what is under way is delivered; again to stop at once\n"
+    assert capfd.readouterr().err == "stopping after work in progress; press Ctrl-C again to stop at once\n"
 
 
-def test_ending_may_take_a_lock_that_the_main_thread_holds():
-    """As a condition does that the main thread waits on: handled in the main thread itself it would hang."""
+def test_stop_can_take_a_lock_of_the_main_thread():
+    """The main thread may wait on a condition: a handler in the main thread would deadlock."""
     lock, ended = threading.Lock(), threading.Event()
 
-    def end() -> None:
+    def stop() -> None:
         with lock:
             ended.set()
 
-    with Interrupts(end):
+    with InterruptHandler(stop):
         with lock:
             signal.raise_signal(signal.SIGINT)
         assert ended.wait(10)
 
 
-def test_the_second_signal_ends_the_process_at_once():
+def test_second_signal_exits_with_status_130(monkeypatch, capfd):
+    exits = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    with InterruptHandler(lambda: None):
+        signal.raise_signal(signal.SIGINT)
+        assert exits == []
+        signal.raise_signal(signal.SIGTERM)
+    assert exits == [130]
+
+
+@pytest.mark.slow
+def test_second_signal_ends_the_process_at_once():
     script = (
-        "import signal, time\n"
-        "from headrace.cli.interrupt import Interrupts\n"
-        "with Interrupts(lambda: time.sleep(60)):\n"
+        "import signal, threading\n"
+        "from headrace.cli.interrupt import InterruptHandler\n"
+        "with InterruptHandler(threading.Event().wait):\n"
         "    signal.raise_signal(signal.SIGINT)\n"
         "    signal.raise_signal(signal.SIGINT)\n"
         "print('still here')\n"

@@ -1,10 +1,11 @@
 import pytest
 
+from cases import for_each
 from headrace.cli.key_values import key_values
 from headrace.core.errors import ConfigError
 
 
-def test_values_are_tomls_and_else_text():
+def test_values_are_toml_or_text():
     pairs = (
         "n=5",
         "share=0.5",
@@ -27,7 +28,7 @@ def test_values_are_tomls_and_else_text():
     }
 
 
-@pytest.mark.parametrize("pair", ["factor", "=5", ""])
-def test_what_is_no_pair_is_told_with_its_option(pair):
+@for_each("pair", ["factor", "=5", ""])
+def test_malformed_pair_is_refused_with_its_option(pair):
     with pytest.raises(ConfigError, match=r"--parameter .* must be KEY=VALUE"):
         key_values((pair,), "--parameter")

@@ -1,4 +1,4 @@
-"""``headrace keys new``: a key that opens the server whose file has its lines."""
+"""``headrace keys new``: a key and its entry for the server's file."""
 
 import json
 
@@ -12,7 +12,7 @@ def run(*args: str):
     return CliRunner().invoke(main, ["keys", *args])
 
 
-def test_a_new_key_is_told_apart_from_its_lines_and_opens_what_they_say():
+def test_new_key_has_the_access_of_its_entry():
     done = run("new", "shop-web", "--tenant", "shop")
     assert done.exit_code == 0
     key, warning = done.stderr.splitlines()
@@ -23,13 +23,13 @@ def test_a_new_key_is_told_apart_from_its_lines_and_opens_what_they_say():
     assert found.scopes == {Scope.SUBMIT, Scope.READ}
 
 
-def test_lines_of_several_keys_make_one_file():
+def test_entries_of_several_keys_form_one_file():
     texts = [run("new", name, "--scope", "operate").stdout for name in ("a", "b.c")]
     keys = parse_job_keys("".join(texts), "keys.toml")
     assert sorted(key.name for key in keys.values()) == ["a", "b.c"]
 
 
-def test_as_json_all_of_it_is_on_standard_output():
+def test_json_is_on_standard_output():
     done = run("new", "web", "--json")
     made = json.loads(done.stdout)
     assert done.stderr == ""
@@ -38,16 +38,16 @@ def test_as_json_all_of_it_is_on_standard_output():
     assert JobAccess(parse_job_keys(made["toml"], "f")).check(f"Bearer {made['key']}", Scope.READ)
 
 
-def test_no_two_are_alike():
+def test_two_keys_differ():
     assert (
         json.loads(run("new", "a", "--json").stdout)["key"]
         != json.loads(run("new", "a", "--json").stdout)["key"]
     )
 
 
-def test_what_no_key_can_be_called_is_told():
+def test_invalid_key_name_is_refused():
     done = run("new", "a b")
     assert done.exit_code == 1
-    assert "error: key 'a b': a name has up to 64 letters" in done.stderr
+    assert "error: key 'a b': must have up to 64 letters" in done.stderr
     assert done.stdout == ""
     assert run("new", "a", "--scope", "root").exit_code == 2

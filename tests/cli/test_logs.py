@@ -4,12 +4,11 @@ import logging
 import sys
 import warnings
 
-import pytest
-
+from cases import for_each
 from headrace.cli.logs import JsonFormatter, TextFormatter, configure_logs, configure_server_logs
 
 
-def record(message: str, *args, **more) -> dict:
+def json_line(message: str, *args, **more) -> dict:
     made = logging.getLogger("headrace.x").makeRecord(
         "headrace.x", logging.WARNING, "f", 1, message, args, more.pop("exc_info", None), extra=more
     )
@@ -18,10 +17,10 @@ def record(message: str, *args, **more) -> dict:
     return json.loads(line)
 
 
-def test_a_line_has_time_level_logger_message_and_extras():
-    said = record("part %d", 3, part=3, uri={"s3"})
-    assert said.pop("time").endswith("+00:00")
-    assert said == {
+def test_json_line_has_time_level_logger_message_and_extras():
+    logged = json_line("part %d", 3, part=3, uri={"s3"})
+    assert logged.pop("time").endswith("+00:00")
+    assert logged == {
         "level": "warning",
         "logger": "headrace.x",
         "message": "part 3",
@@ -30,32 +29,30 @@ def test_a_line_has_time_level_logger_message_and_extras():
     }
 
 
-def test_private_marks_of_libraries_are_left_out():
-    """Ray puts one on every record of a process that has imported it."""
-    assert "_of_a_library" not in record("part", _of_a_library=1, part=3)
+def test_private_attributes_of_libraries_are_omitted():
+    """Ray adds one to every record of a process that has imported Ray."""
+    assert "_of_a_library" not in json_line("part", _of_a_library=1, part=3)
 
 
-def test_an_exception_stays_in_its_line():
+def test_exception_stays_on_its_json_line():
     try:
         raise ValueError("no")
     except ValueError:
-        said = record("broke", exc_info=sys.exc_info())
-    assert said["exception"].endswith("ValueError: no")
+        logged = json_line("broke", exc_info=sys.exc_info())
+    assert logged["exception"].endswith("ValueError: no")
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "levels"), [(1, ["info", "warning"]), (5, ["debug", "info", "warning"])]
-)
-def test_more_is_said_the_more_it_is_asked_for(verbosity, levels, capsys):
+@for_each(("verbosity", "levels"), [(1, ["info", "warning"]), (5, ["debug", "info", "warning"])])
+def test_verbosity_selects_the_levels(verbosity, levels, capsys):
     configure_logs(verbosity)
-    configure_logs(verbosity)  # once more must not say everything twice
+    configure_logs(verbosity)  # A second call must not add a second handler.
     for level in ("debug", "info", "warning"):
         getattr(logging.getLogger("headrace.pipeline"), level)("hello")
-    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["level"] for line in said] == levels
+    logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in logged] == levels
 
 
-def test_warnings_alone_are_plain_and_go_where_standard_error_is_now(monkeypatch):
+def test_default_logs_are_plain_warnings_on_the_current_standard_error(monkeypatch):
     configure_logs(0)
     now = io.StringIO()
     monkeypatch.setattr(sys, "stderr", now)
@@ -72,13 +69,13 @@ def text_line(message: str, *args, **more) -> str:
     return TextFormatter().format(made)
 
 
-def test_extras_cannot_take_the_place_of_what_every_line_has():
-    said = record("hello", time="never", level="none", logger="other")
-    assert (said["level"], said["logger"]) == ("warning", "headrace.x")
-    assert said["time"] != "never"
+def test_extras_do_not_replace_standard_fields():
+    logged = json_line("hello", time="never", level="none", logger="other")
+    assert (logged["level"], logged["logger"]) == ("warning", "headrace.x")
+    assert logged["time"] != "never"
 
 
-def test_text_is_one_line_whatever_is_in_it():
+def test_text_line_escapes_its_values():
     line = text_line("two\nlines", path="/a b\n", rows=3, why='say "no"', nothing="")
     assert "\n" not in line
     time, rest = line.split(" ", 1)
@@ -86,26 +83,28 @@ def test_text_is_one_line_whatever_is_in_it():
     assert rest == ('warning headrace.x: two\\nlines path="/a b\\n" rows=3 why="say \\"no\\"" nothing=""')
 
 
-def test_a_trace_follows_its_line_of_text():
+def test_traceback_follows_its_text_line():
     try:
         raise ValueError("no")
     except ValueError:
-        said = text_line("broke", exc_info=sys.exc_info())
-    assert said.splitlines()[0].endswith("headrace.x: broke")
-    assert said.endswith("ValueError: no")
+        logged = text_line("broke", exc_info=sys.exc_info())
+    assert logged.splitlines()[0].endswith("headrace.x: broke")
+    assert logged.endswith("ValueError: no")
 
 
-@pytest.mark.parametrize(
-    ("log_format", "verbosity", "access", "said"),
+@for_each(
+    ("log_format", "verbosity", "access", "logged"),
     [
         ("json", 0, False, ["library warning", "info", "python"]),
         ("json", 1, False, ["library warning", "debug", "info", "python"]),
         ("text", 0, True, ["library warning", "info", "access", "python"]),
     ],
 )
-def test_a_server_logs_everything_of_its_process(capsys, log_format, verbosity, access, said):
+def test_server_logs_all_loggers_of_its_process(capsys, log_format, verbosity, access, logged):
     configure_server_logs(log_format, verbosity, access=access)
-    configure_server_logs(log_format, verbosity, access=access)  # once more must not say everything twice
+    configure_server_logs(
+        log_format, verbosity, access=access
+    )  # A second call must not add a second handler.
     logging.getLogger("uvicorn.error").info("library info")
     logging.getLogger("uvicorn.error").warning("library warning")
     logging.getLogger("headrace.server").debug("debug")
@@ -116,6 +115,8 @@ def test_a_server_logs_everything_of_its_process(capsys, log_format, verbosity, 
         warnings.warn("python", stacklevel=1)
     lines = capsys.readouterr().err.splitlines()
     if log_format == "json":
-        assert all(wanted in json.loads(line)["message"] for wanted, line in zip(said, lines, strict=True))
+        assert all(
+            expected in json.loads(line)["message"] for expected, line in zip(logged, lines, strict=True)
+        )
     else:
-        assert all(wanted in line for wanted, line in zip(said, lines, strict=True))
+        assert all(expected in line for expected, line in zip(logged, lines, strict=True))

@@ -2,6 +2,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cases import for_each
 from headrace.cli.options import (
     FLOW_OPTIONS,
     OUTPUT_OPTIONS,
@@ -23,7 +24,7 @@ CONTEXT = click.Context(click.Command("x"))
 PARAMETER = click.Option(["--x"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "size"),
     [
         ("1000", 1000),
@@ -34,18 +35,18 @@ PARAMETER = click.Option(["--x"])
         ("7B", 7),
     ],
 )
-def test_sizes(text, size):
+def test_sizes_are_parsed(text, size):
     assert parse_bytes(CONTEXT, PARAMETER, text) == size
     assert parse_bytes(CONTEXT, PARAMETER, None) is None
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "inf", "nan", "1e3", "k", "5x", "1.2.3"])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(click.BadParameter, match="is no size: write 16MiB, 64k or 1000"):
+@for_each("text", ["", "0", "-5", "inf", "nan", "1e3", "k", "5x", "1.2.3"])
+def test_invalid_size_is_refused(text):
+    with pytest.raises(click.BadParameter, match="is not a size: write 16MiB, 64k or 1000"):
         parse_bytes(CONTEXT, PARAMETER, text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "columns"),
     [
         (None, ()),
@@ -56,37 +57,37 @@ def test_what_is_no_size_is_refused(text):
         ("-1", ("-1",)),
     ],
 )
-def test_columns(text, columns):
+def test_columns_are_parsed(text, columns):
     assert parse_columns(CONTEXT, PARAMETER, text) == columns
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "why"),
     [
-        ("a,1", "name all columns, or number all"),
-        ("5-3", "5-3 is no range"),
+        ("a,1", "name all columns, or give the indices"),
+        ("5-3", "5-3 is not a range"),
         ("0-999999999", "at most 100000 columns"),
-        ("a,,b", "an empty name"),
-        (",", "an empty name"),
+        ("a,,b", "an empty column name"),
+        (",", "an empty column name"),
     ],
 )
-def test_columns_that_cannot_be_are_refused(text, why):
+def test_invalid_columns_are_refused(text, why):
     with pytest.raises(click.BadParameter, match=why):
         parse_columns(CONTEXT, PARAMETER, text)
 
 
-def test_a_tab_can_be_typed():
+def test_delimiters_are_parsed():
     assert [parse_delimiter(CONTEXT, PARAMETER, t) for t in (None, ";", r"\t", "\t")] == [
         None,
         ";",
         "\t",
         "\t",
     ]
-    with pytest.raises(click.BadParameter, match="is not one character"):
+    with pytest.raises(click.BadParameter, match="is not a single character"):
         parse_delimiter(CONTEXT, PARAMETER, "||")
 
 
-def test_image_sizes():
+def test_image_sizes_are_parsed():
     assert parse_size_px(CONTEXT, PARAMETER, "224X112") == (224, 112)
     assert parse_size_px(CONTEXT, PARAMETER, None) is None
     for bad in ("224", "0x5", "axb", "1x2x3"):
@@ -94,8 +95,8 @@ def test_image_sizes():
             parse_size_px(CONTEXT, PARAMETER, bad)
 
 
-def given_by(*args: str) -> dict:
-    """What a command with all the options is given."""
+def parsed(*args: str) -> dict:
+    """Return the parameters of a command with all stream options."""
     found: dict = {}
 
     @click.command()
@@ -103,35 +104,90 @@ def given_by(*args: str) -> dict:
     @SEQUENCE_OPTIONS
     @FLOW_OPTIONS
     @OUTPUT_OPTIONS
-    def command(**given):
-        found.update(given)
+    def command(**params):
+        found.update(params)
 
     result = CliRunner().invoke(command, args, catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     return found
 
 
-def test_without_options_the_settings_are_the_librarys_own():
-    """Else the command would not be what ``headrace.run`` is."""
-    assert stream_settings(given_by()) == StreamSettings()
-    options = predictor_options(given_by())
+def test_default_options_give_the_default_settings():
+    """The command must behave as ``headrace.run`` does."""
+    assert stream_settings(parsed()) == StreamSettings()
+    options = predictor_options(parsed())
     assert options == type(options)()
-    assert if_exists(given_by()) == "refuse"
+    assert if_exists(parsed()) == "refuse"
 
 
 def test_every_option_reaches_its_setting():
-    given = given_by(
-        "--members", "*.csv", "--members", "*.tsv", "--format", "csv", "--compression", "gzip",
-        "--delimiter", ";", "--header", "names", "--columns", "a,b", "--record-bytes-max", "1k",
-        "--image-size", "4x5", "--image-mode", "L", "--image-scale", "1", "--audio-channels", "keep",
-        "--window-ms", "10", "--hop-ms", "5", "--sample-rate", "8000",
-        "--every-frames", "2", "--every-ms", "40", "--batch-rows", "7", "--batch-bytes", "2k",
-        "--batch-delay-ms", "3", "--prefetch-bytes", "3k", "--instances", "2", "--protocol", "oip",
-        "--endpoint-model", "m", "--in-flight", "9", "--timeout-s", "8", "--retry-s", "0",
-        "--output-format", "jsonl", "--join", "input", "--output-header", "--part-bytes", "4k",
-        "--checkpoint-s", "0", "--resume",
-    )  # fmt: skip
-    assert stream_settings(given) == StreamSettings(
+    params = parsed(
+        "--members",
+        "*.csv",
+        "--members",
+        "*.tsv",
+        "--format",
+        "csv",
+        "--compression",
+        "gzip",
+        "--delimiter",
+        ";",
+        "--header",
+        "names",
+        "--columns",
+        "a,b",
+        "--record-bytes-max",
+        "1k",
+        "--image-size",
+        "4x5",
+        "--image-mode",
+        "L",
+        "--image-scale",
+        "1",
+        "--audio-channels",
+        "keep",
+        "--window-ms",
+        "10",
+        "--hop-ms",
+        "5",
+        "--sample-rate",
+        "8000",
+        "--every-frames",
+        "2",
+        "--every-ms",
+        "40",
+        "--batch-rows",
+        "7",
+        "--batch-bytes",
+        "2k",
+        "--batch-delay-ms",
+        "3",
+        "--prefetch-bytes",
+        "3k",
+        "--instances",
+        "2",
+        "--protocol",
+        "oip",
+        "--endpoint-model",
+        "m",
+        "--in-flight",
+        "9",
+        "--timeout-s",
+        "8",
+        "--retry-s",
+        "0",
+        "--output-format",
+        "jsonl",
+        "--join",
+        "input",
+        "--output-header",
+        "--part-bytes",
+        "4k",
+        "--checkpoint-s",
+        "0",
+        "--resume",
+    )
+    assert stream_settings(params) == StreamSettings(
         read=ReadOptions(
             compression="gzip",
             format="csv",
@@ -152,27 +208,29 @@ def test_every_option_reaches_its_setting():
         flow=FlowSettings(batch_rows_max=7, batch_bytes_max=2048, batch_delay_ms=3, prefetch_bytes_max=3072),
         output=OutputSettings(format="jsonl", join="input", header=True, part_bytes_max=4096, checkpoint_s=0),
     )
-    options = predictor_options(given)
+    options = predictor_options(params)
     assert (options.instances, options.protocol, options.endpoint_model) == (2, "oip", "m")
     assert (options.in_flight_max, options.timeout_s, options.retry_s) == (9, 8, 0)
-    assert if_exists(given) == "resume"
-    assert if_exists(given_by("--overwrite")) == "overwrite"
+    assert if_exists(params) == "resume"
+    assert if_exists(parsed("--overwrite")) == "overwrite"
 
 
-def test_a_text_column_is_a_name_or_a_number():
-    assert stream_settings(given_by("--text-column", "note")).mapping.text_column == "note"
-    assert stream_settings(given_by("--text-column", "3")).mapping.text_column == 3
+def test_text_column_is_a_name_or_an_index():
+    assert stream_settings(parsed("--text-column", "note")).mapping.text_column == "note"
+    assert stream_settings(parsed("--text-column", "3")).mapping.text_column == 3
 
 
-def test_sequences_are_told_by_a_column_its_number_or_a_place():
-    told = stream_settings(given_by("--sequence", "2", "--sequence-end", "last", "--sequences-live-max", "9"))
-    assert (told.mapping.sequence, told.mapping.sequence_end) == (2, "last")
-    assert told.flow.sequences_live_max == 9
-    assert stream_settings(given_by("--sequence", "@member")).mapping.by_place
-    assert stream_settings(given_by()).mapping.sequence is None
+def test_sequence_is_a_column_an_index_or_a_place():
+    settings = stream_settings(
+        parsed("--sequence", "2", "--sequence-end", "last", "--sequences-live-max", "9")
+    )
+    assert (settings.mapping.sequence, settings.mapping.sequence_end) == (2, "last")
+    assert settings.flow.sequences_live_max == 9
+    assert stream_settings(parsed("--sequence", "@member")).mapping.by_place
+    assert stream_settings(parsed()).mapping.sequence is None
 
 
-@pytest.mark.parametrize("text", ["", "@objects", "@"])
-def test_what_is_no_sequence_is_refused(text):
+@for_each("text", ["", "@objects", "@"])
+def test_invalid_sequence_is_refused(text):
     with pytest.raises(click.BadParameter, match="@object or @member"):
         parse_sequence(CONTEXT, PARAMETER, text)

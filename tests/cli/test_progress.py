@@ -5,10 +5,11 @@ import threading
 
 import pytest
 
+from cases import for_each
 from headrace.cli import progress as module
-from headrace.cli.progress import Display, choose_style
+from headrace.cli.progress import ProgressDisplay, choose_style
 from headrace.core.predictor import PredictorStatistics
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.progress import RunProgress
 
 
 class Terminal(io.StringIO):
@@ -16,19 +17,26 @@ class Terminal(io.StringIO):
         return True
 
 
-def counters() -> Progress:
-    return Progress(
-        bytes_total=2_000_000, objects_total=4, bytes_read=500_000, objects_read=1, records=1500, rows_failed=2,
-        bytes_before=500_000, records_before=500, objects_before=1,
-    )  # fmt: skip
+def counters() -> RunProgress:
+    return RunProgress(
+        bytes_total=2_000_000,
+        objects_total=4,
+        bytes_read=500_000,
+        objects_read=1,
+        records=1500,
+        rows_failed=2,
+        bytes_before=500_000,
+        records_before=500,
+        objects_before=1,
+    )
 
 
 def statistics() -> PredictorStatistics:
     return PredictorStatistics(busy_s=3.0, starved_s=1.0)
 
 
-class Shown(Display):
-    """Tells when it has shown something of its own accord."""
+class ObservedDisplay(ProgressDisplay):
+    """A display that sets `shown` after each update of its thread."""
 
     def __init__(self, style, **more):
         super().__init__(style, counters(), statistics, **more)
@@ -40,22 +48,22 @@ class Shown(Display):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def short_intervals(monkeypatch):
     monkeypatch.setattr(
         module, "_INTERVAL_S", dict.fromkeys(("bar", "lines", "json"), 0.001) | {"none": 60.0}
     )
 
 
-def test_a_look_includes_what_was_done_before_but_its_rate_does_not():
-    look = Display("none", counters(), statistics).look()
-    assert (look.bytes_read, look.objects_read, look.records) == (1_000_000, 2, 1500)
-    assert look.instance_busy_share == 0.75
-    assert look.rows_per_s > 0
-    assert (look.rows_failed, look.bytes_total, look.objects_total) == (2, 2_000_000, 4)
+def test_snapshot_counts_resumed_work_but_its_rate_does_not():
+    snapshot = ProgressDisplay("none", counters(), statistics).snapshot()
+    assert (snapshot.bytes_read, snapshot.objects_read, snapshot.records) == (1_000_000, 2, 1500)
+    assert snapshot.instance_busy_share == 0.75
+    assert snapshot.rows_per_s > 0
+    assert (snapshot.rows_failed, snapshot.bytes_total, snapshot.objects_total) == (2, 2_000_000, 4)
 
 
-def test_json_is_a_line_a_moment_on_standard_output(capsys):
-    with Shown("json") as display:
+def test_json_style_prints_lines_on_standard_output(capsys):
+    with ObservedDisplay("json") as display:
         assert display.shown.wait(10)
     out, err = capsys.readouterr()
     lines = [json.loads(line) for line in out.splitlines()]
@@ -66,8 +74,8 @@ def test_json_is_a_line_a_moment_on_standard_output(capsys):
     assert lines[0]["instance_busy_share"] == 0.75
 
 
-def test_lines_go_to_standard_error_in_plain_text(capsys):
-    with Shown("lines") as display:
+def test_line_style_prints_plain_text_on_standard_error(capsys):
+    with ObservedDisplay("lines") as display:
         assert display.shown.wait(10)
     out, err = capsys.readouterr()
     assert out == ""
@@ -76,23 +84,23 @@ def test_lines_go_to_standard_error_in_plain_text(capsys):
     assert "\x1b" not in err
 
 
-def test_a_line_stays_one_wherever_it_goes(monkeypatch, capsys):
+def test_line_is_not_wrapped_at_any_width(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "20")
-    Display("lines", counters(), statistics)._show()
+    ProgressDisplay("lines", counters(), statistics)._show()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("instances busy 75%")
 
 
-def test_before_the_source_is_listed_nothing_is_said_of_its_size(capsys):
-    Display("lines", Progress(), statistics)._show()
+def test_unlisted_source_has_no_size(capsys):
+    ProgressDisplay("lines", RunProgress(), statistics)._show()
     assert capsys.readouterr().err.startswith("listing the source, 0 records, ")
 
 
 @pytest.mark.parametrize(
     ("style", "read"), [("lines", "1.0 MB, 1,500 records"), ("bar", " 1.0 MB 1,500 records")]
 )
-def test_a_source_of_unknown_size_has_no_share(style, read, monkeypatch):
-    """Not every web server tells how long what it serves is."""
+def test_source_of_unknown_size_has_no_share(style, read, monkeypatch):
+    """Some web servers do not report the size of an object."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -100,7 +108,7 @@ def test_a_source_of_unknown_size_has_no_share(style, read, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     progress = counters()
     progress.bytes_total = 0
-    display = Display(style, progress, statistics)
+    display = ProgressDisplay(style, progress, statistics)
     with display:
         display._show()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
@@ -110,12 +118,12 @@ def test_a_source_of_unknown_size_has_no_share(style, read, monkeypatch):
     assert "ETA" not in shown
 
 
-def test_a_bar_shows_its_last_state_at_the_end(monkeypatch):
+def test_bar_shows_its_final_state(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
-    with Shown("bar"):
+    with ObservedDisplay("bar"):
         pass
     shown = terminal.getvalue()
     assert "50%" in shown
@@ -123,19 +131,19 @@ def test_a_bar_shows_its_last_state_at_the_end(monkeypatch):
     assert "2 failed" in shown
 
 
-def test_quiet_shows_nothing(capsys):
-    with Display("none", counters(), statistics):
+def test_quiet_style_prints_nothing(capsys):
+    with ProgressDisplay("none", counters(), statistics):
         pass
     assert capsys.readouterr() == ("", "")
 
 
-def test_leaving_by_an_error_ends_the_thread():
-    with pytest.raises(ZeroDivisionError), Display("json", counters(), statistics):
+def test_error_ends_the_display_thread():
+    with pytest.raises(ZeroDivisionError), ProgressDisplay("json", counters(), statistics):
         raise ZeroDivisionError
     assert "headrace-display" not in {t.name for t in threading.enumerate()}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("json_lines", "quiet", "terminal", "style"),
     [
         (True, True, True, "json"),
@@ -144,6 +152,6 @@ def test_leaving_by_an_error_ends_the_thread():
         (False, False, False, "lines"),
     ],
 )
-def test_a_bar_is_for_terminals(json_lines, quiet, terminal, style, monkeypatch):
+def test_style_follows_options_and_terminal(json_lines, quiet, terminal, style, monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal() if terminal else io.StringIO())
     assert choose_style(json_lines=json_lines, quiet=quiet) == style

@@ -1,7 +1,8 @@
-"""``headrace sequences`` as it is typed, against a real server."""
+"""``headrace sequences`` against a real server."""
 
 import pytest
 
+from cases import for_each
 from integration.command import headrace
 from server.support import Linear, definition, serving, tensor
 from server.support_sequences import RunningSum
@@ -18,20 +19,20 @@ def served():
         yield server
 
 
-def begin(server, id, version="1"):
+def start_sequence(server, id, version="1"):
     x = tensor(data=[1.0], shape=[1, 1])
     body = {"inputs": [x], "parameters": {"sequence_id": id, "sequence_start": True}}
     assert server.post(f"/v2/models/sum/versions/{version}/infer", body).status == 200
 
 
-def asked(server, *arguments):
+def sequences_command(server, *arguments):
     return headrace("sequences", *arguments, "--url", f"http://127.0.0.1:{server.port}", environ={})
 
 
-def test_what_lives_is_a_table(served):
-    begin(served, "call-17")
-    begin(served, "s3://bucket/a.wav", "2")
-    done = asked(served)
+def test_live_sequences_are_a_table(served):
+    start_sequence(served, "call-17")
+    start_sequence(served, "s3://bucket/a.wav", "2")
+    done = sequences_command(served)
     assert done.code == 0, done.err
     head, first, second = [line.split() for line in done.out.splitlines()]
     assert head == ["model", "id", "state", "instance", "steps", "requests", "age", "idle"]
@@ -40,43 +41,48 @@ def test_what_lives_is_a_table(served):
     assert done.err.splitlines() == ["sum: 1 of 8 live; 0 ended", "sum 2: 1 of 8 live; 0 ended"]
 
 
-def test_one_model_and_one_version_are_listed(served):
-    begin(served, "a")
-    begin(served, "b", "2")
-    (listing,) = asked(served, "sum", "--version", "1", "--json").lines[0]
+def test_sequences_of_one_model_or_version_are_listed(served):
+    start_sequence(served, "a")
+    start_sequence(served, "b", "2")
+    (listing,) = sequences_command(served, "sum", "--version", "1", "--json").lines[0]
     assert (listing["model_version"], [s["id"] for s in listing["sequences"]]) == ("1", ["a"])
-    assert "of which 0 are listed" in asked(served, "sum", "--limit", "0").err
+    assert "of which 0 are listed" in sequences_command(served, "sum", "--limit", "0").err
 
 
-def test_a_sequence_is_cancelled(served):
-    begin(served, "s3://bucket/a.wav", "2")
-    assert asked(served, "sum", "--cancel", "s3://bucket/a.wav").out == "s3://bucket/a.wav cancelled\n"
-    assert "1 ended (1 cancelled)" in asked(served, "sum").err
-    again = asked(served, "sum", "--cancel", "s3://bucket/a.wav")
+def test_sequence_is_cancelled(served):
+    start_sequence(served, "s3://bucket/a.wav", "2")
+    assert (
+        sequences_command(served, "sum", "--cancel", "s3://bucket/a.wav").out
+        == "s3://bucket/a.wav cancelled\n"
+    )
+    assert "1 ended (1 cancelled)" in sequences_command(served, "sum").err
+    again = sequences_command(served, "sum", "--cancel", "s3://bucket/a.wav")
     assert again.code == 1
-    assert "there is no sequence 's3://bucket/a.wav'" in again.error
-    begin(served, "b", "2")
-    assert asked(served, "sum", "--cancel", "b", "--json").lines == [{"id": "b", "cancelled": True}]
+    assert "no sequence has the id 's3://bucket/a.wav'" in again.error
+    start_sequence(served, "b", "2")
+    assert sequences_command(served, "sum", "--cancel", "b", "--json").lines == [
+        {"id": "b", "cancelled": True}
+    ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
+@for_each(
+    ("arguments", "reason"),
     [
         (("nobody",), "no model of this name"),
-        (("--cancel", "a"), "needs the MODEL"),
-        (("--version", "2"), "needs the MODEL"),
-        (("sum", "--url", "grpc://127.0.0.1:1"), "over REST alone"),
+        (("--cancel", "a"), "needs MODEL"),
+        (("--version", "2"), "needs MODEL"),
+        (("sum", "--url", "grpc://127.0.0.1:1"), "only over REST"),
     ],
 )
-def test_what_cannot_be_is_told(served, arguments, why):
+def test_invalid_request_is_one_line(served, arguments, reason):
     url = () if "--url" in arguments else ("--url", f"http://127.0.0.1:{served.port}")
     done = headrace("sequences", *arguments, *url, environ={})
     assert done.code != 0
-    assert why in done.error
+    assert reason in done.error
 
 
-def test_models_that_keep_nothing_are_not_listed():
+def test_models_without_step_are_not_listed():
     with serving({"linear": Linear}) as server:
-        done = asked(server)
+        done = sequences_command(server)
         assert (done.code, done.out) == (0, "")
-        assert "no model has a step" in done.err
+        assert "no ready model has a step method" in done.err

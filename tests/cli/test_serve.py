@@ -1,4 +1,4 @@
-"""The command as it is typed: a real process, real ports, a real SIGTERM."""
+"""``headrace serve`` as a process with real ports and a real SIGTERM."""
 
 import json
 import os
@@ -7,12 +7,19 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
 from click.testing import CliRunner
 
+from cases import for_each
+from headrace.app import serving
+from headrace.app.serving import DrainSettings, RestLimits, ServerOptions, TlsFiles
 from headrace.cli import main
+from headrace.core.errors import UnavailableError
+from headrace.engine.settings import ServeSettings
+from integration.command import headrace
 
 WAIT_S = 60.0
 MODEL = """\
@@ -44,7 +51,7 @@ def launched(*arguments):
 
 
 def addresses(process):
-    """What it says on its way to `ready`."""
+    """Return the addresses that the process prints before `ready`."""
     found = {}
     for line in process.stderr:
         if line.strip() == "ready":
@@ -54,17 +61,18 @@ def addresses(process):
     raise AssertionError(f"it ended before it was ready: {found}")
 
 
-def test_it_serves_until_it_is_told_to_leave(model):
+@pytest.mark.slow
+def test_server_serves_until_sigterm(model):
     process = launched(f"double={model}", "-O", "factor=5")
     try:
-        where = addresses(process)
+        urls = addresses(process)
         tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}
         request = urllib.request.Request(
-            f"{where['rest']}/v2/models/double/infer", json.dumps({"inputs": [tensor]}).encode()
+            f"{urls['rest']}/v2/models/double/infer", json.dumps({"inputs": [tensor]}).encode()
         )
-        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            assert json.loads(answer.read())["outputs"][0]["data"] == [15.0]
-        with grpc.insecure_channel(where["grpc"].removeprefix("grpc://")) as channel:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+            assert json.loads(response.read())["outputs"][0]["data"] == [15.0]
+        with grpc.insecure_channel(urls["grpc"].removeprefix("grpc://")) as channel:
             live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
             assert live(b"", timeout=WAIT_S) == b"\x08\x01"
     finally:
@@ -73,44 +81,108 @@ def test_it_serves_until_it_is_told_to_leave(model):
     assert process.returncode == 0, rest
 
 
-def test_a_model_that_does_not_load_is_told_in_one_line(tmp_path):
+def test_model_that_does_not_load_is_one_line(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text(MODEL + "\n    def load(self):\n        raise OSError('no weights')\n")
-    process = launched(path)
-    _, said = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
-    assert "no weights" in said
-    assert "Traceback" not in said
+    ports = ("--rest-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    done = headrace("serve", path, *ports)
+    assert done.code == 1
+    assert "no weights" in done.err
+    assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
+@for_each(
+    ("arguments", "reason"),
     [
         (["nothing.onnx"], "cannot be read"),
-        (["twice.py", "--host", "0.0.0.0"], "can be reached by others"),
+        (["twice.py", "--host", "0.0.0.0"], "reachable from other machines"),
         (["twice.py", "--tls-key", "k.pem"], "TLS needs both"),
         (["twice.py", "-O", "factor"], "KEY=VALUE"),
         (["twice.py", "--instances", "0"], "instances must be 1 or more"),
-        (["twice.py", "--no-rest", "--no-grpc"], "needs a door"),
+        (["twice.py", "--no-rest", "--no-grpc"], "no port to listen on"),
     ],
 )
-def test_what_cannot_be_is_refused_in_plain_words(arguments, why, model, monkeypatch):
+def test_invalid_options_are_refused(arguments, reason, model, monkeypatch):
     monkeypatch.chdir(model.parent)
     result = CliRunner().invoke(main, ["serve", *arguments])
     assert result.exit_code == 1, result.output
-    assert why in result.output
+    assert reason in result.output
 
 
-def test_help_teaches_by_example():
+@pytest.fixture
+def opened(monkeypatch):
+    """The arguments of `open_server`, which raises instead of opening a server."""
+    calls = []
+
+    def open_server(models, options, **settings):
+        calls.append((models, options, settings))
+        raise UnavailableError("server", "not opened")
+
+    monkeypatch.setattr(serving, "open_server", open_server)
+    return calls
+
+
+def test_default_options_are_the_default_settings(opened):
+    assert headrace("serve", "m.py").error == "server: not opened"
+    assert opened == [(("m.py",), ServerOptions(), {"settings": ServeSettings(), "model_options": {}})]
+
+
+def test_every_option_reaches_its_setting(opened):
+    headrace(
+        "serve", "a.onnx", "b=c.py:D", "--host", "::1", "--rest-port", "1", "--grpc-port", "2",
+        "--metrics-port", "3", "--instances", "4", "--isolation", "process", "--max-batch-rows", "5",
+        "--max-batch-delay-ms", "6", "--queue-rows-max", "7", "--streams-max", "8", "--sequence-limit",
+        "live_max=9", "--checkpoints", "memory:", "-O", "factor=5", "--api-keys", "keys.txt",
+        "--tls-certificate", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem", "--grpc-carrier",
+        "asgi", "--stream-dialect", "triton", "--insecure", "--body-mib-max", "10", "--drain-notice-s",
+        "11", "--drain-grace-s", "12", "--access-log",
+    )  # fmt: skip
+    ((models, options, settings),) = opened
+    assert models == ("a.onnx", "b=c.py:D")
+    assert options == ServerOptions(
+        host="::1",
+        rest_port=1,
+        grpc_port=2,
+        metrics_port=3,
+        api_keys=Path("keys.txt"),
+        tls=TlsFiles(Path("c.pem"), Path("k.pem"), Path("ca.pem")),
+        insecure=True,
+        limits=RestLimits(body_bytes_max=10 << 20),
+        grpc_carrier="asgi",
+        stream_dialect="triton",
+        drain=DrainSettings(11, 12),
+        access_log=True,
+    )
+    assert settings["model_options"] == {"factor": 5}
+    assert settings["settings"] == ServeSettings(
+        instances=4,
+        isolation="process",
+        max_batch_rows=5,
+        max_batch_delay_ms=6,
+        queue_rows_max=7,
+        streams_max=8,
+        sequences={"live_max": 9},
+        checkpoints="memory:",
+    )
+
+
+def test_ports_can_be_closed(opened):
+    headrace("serve", "m.py", "--no-rest", "--no-grpc", "--no-metrics")
+    ((_, options, _),) = opened
+    assert (options.rest_port, options.grpc_port, options.metrics_port) == (None, None, None)
+
+
+def test_help_has_examples():
     result = CliRunner().invoke(main, ["serve", "--help"])
     assert "headrace serve churn.onnx" in result.output
 
 
-def test_grpc_can_be_carried_by_the_other_carrier(model):
+@pytest.mark.slow
+def test_grpc_is_served_by_the_asgi_carrier(model):
     process = launched(model, "--grpc-carrier", "asgi", "--no-rest", "--no-metrics")
     try:
-        where = addresses(process)
-        with grpc.insecure_channel(where["grpc"].removeprefix("grpc://")) as channel:
+        urls = addresses(process)
+        with grpc.insecure_channel(urls["grpc"].removeprefix("grpc://")) as channel:
             live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
             assert live(b"", timeout=WAIT_S) == b"\x08\x01"
     finally:
@@ -131,25 +203,26 @@ class Count(Model):
 """
 
 
-def test_limits_of_sequences_are_set_for_all_models(tmp_path):
+@pytest.mark.slow
+def test_sequence_limits_apply_to_all_models(tmp_path):
     path = tmp_path / "count.py"
     path.write_text(STEPS)
     process = launched(path, "--sequence-limit", "live_max=7", "--checkpoints", tmp_path / "kept.sqlite")
     try:
-        where = addresses(process)
-        with urllib.request.urlopen(f"{where['rest']}/v2/models/count/sequences", timeout=WAIT_S) as told:
-            assert json.load(told)["live_max"] == 7
+        urls = addresses(process)
+        with urllib.request.urlopen(f"{urls['rest']}/v2/models/count/sequences", timeout=WAIT_S) as response:
+            assert json.load(response)["live_max"] == 7
         assert (tmp_path / "kept.sqlite").exists()
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=WAIT_S)
 
 
-@pytest.mark.parametrize(
-    ("limit", "why"),
-    [("foo=1", "no limit foo"), ("live_max=0", "1 or more"), ("idle_ms", "KEY=VALUE")],
+@for_each(
+    ("limit", "reason"),
+    [("foo=1", "unknown sequence limit foo"), ("live_max=0", "1 or more"), ("idle_ms", "KEY=VALUE")],
 )
-def test_a_limit_that_there_is_not_is_told(model, limit, why):
+def test_invalid_sequence_limit_is_refused(model, limit, reason):
     done = CliRunner().invoke(main, ["serve", str(model), "--sequence-limit", limit])
     assert done.exit_code != 0
-    assert why in done.output
+    assert reason in done.output

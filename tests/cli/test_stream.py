@@ -1,14 +1,15 @@
-"""What this module adds to `headrace.app`; the whole command is tested in tests/integration."""
+"""Arguments and errors of ``headrace stream``; tests/integration tests the whole command."""
 
 import pytest
 from click.testing import CliRunner
 
+from cases import for_each
 from headrace.cli import main
 from headrace.cli import stream as module
 from headrace.core.errors import UnavailableError
 
 
-@pytest.mark.parametrize(
+@for_each(
     "shown",
     [
         "s3://bucket/day.tar.gz",
@@ -23,22 +24,22 @@ def test_help_shows_examples_statuses_and_defaults(shown):
     assert shown in help_text
 
 
-def test_one_source_is_given_as_it_is_and_several_as_a_list(monkeypatch):
-    """A ledger keeps the source as it was given: one must stay a string."""
-    seen = []
+def test_single_source_is_a_string_and_several_are_a_list(monkeypatch):
+    """A ledger records the source in the form of the argument."""
+    sources_seen = []
 
     def open_run(source, **_):
-        seen.append(source)
+        sources_seen.append(source)
         raise UnavailableError("s3://b", "down")
 
     monkeypatch.setattr(module, "open_run", open_run)
     for sources in (["a"], ["a", "b"]):
         done = CliRunner().invoke(main, ["stream", *sources, "--model", "m.py", "--output", "o"])
         assert (done.exit_code, done.stderr) == (1, "error: s3://b: down\n")
-    assert seen == ["a", ["a", "b"]]
+    assert sources_seen == ["a", ["a", "b"]]
 
 
-def test_a_defect_is_not_dressed_up_as_an_error_of_the_users(monkeypatch):
+def test_defect_is_not_reported_as_a_user_error(monkeypatch):
     def open_run(source, **_):
         raise ZeroDivisionError
 

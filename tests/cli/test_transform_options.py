@@ -1,4 +1,4 @@
-"""Options of ``headrace transform`` become a spec's words, and count before those of a spec file."""
+"""Options of ``headrace transform`` become spec keys and override those of a spec file."""
 
 from pathlib import Path
 from typing import Any
@@ -7,27 +7,28 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cases import for_each
+from headrace.app.runners import Workers
 from headrace.app.streaming import PredictorOptions
-from headrace.app.workers import Workers
+from headrace.cli.runner_options import RUNNER_OPTIONS, workers_from
 from headrace.cli.transform_options import (
     FAILURE_OPTIONS,
     INPUT_OPTIONS,
     OUTPUT_OPTIONS,
     SPEC_BYTES_MAX,
     WORK_OPTIONS,
-    in_options_words,
     predictor_options_from,
     spec_from,
+    with_option_names,
 )
-from headrace.cli.worker_options import WORKER_OPTIONS, workers_from
 from headrace.core.errors import ConfigError
-from headrace.transforms.own_words import WORDS
 from headrace.transforms.settings import FailurePolicy, TransformSettings
 from headrace.transforms.spec import TransformSpec
+from headrace.transforms.spec_extension import EXTENSION_FIELDS
 
 
-def given(*args: str) -> dict[str, Any]:
-    """What click makes of a command line."""
+def parsed(*args: str) -> dict[str, Any]:
+    """Return the parameters of a command with all transform options."""
     found: dict[str, Any] = {}
 
     @click.command()
@@ -35,7 +36,7 @@ def given(*args: str) -> dict[str, Any]:
     @OUTPUT_OPTIONS
     @FAILURE_OPTIONS
     @WORK_OPTIONS
-    @WORKER_OPTIONS
+    @RUNNER_OPTIONS
     def command(**values: Any) -> None:
         found.update(values)
 
@@ -45,10 +46,10 @@ def given(*args: str) -> dict[str, Any]:
 
 
 def spec(*args: str, spec_file: Path | None = None) -> TransformSpec:
-    return spec_from(given(*args), None if spec_file is None else str(spec_file))
+    return spec_from(parsed(*args), None if spec_file is None else str(spec_file))
 
 
-def test_nothing_said_is_all_by_default():
+def test_default_options_give_the_default_spec():
     made = spec()
     assert made.settings.mapping.whole_records
     assert made.settings.identity() == {
@@ -58,7 +59,7 @@ def test_nothing_said_is_all_by_default():
     assert (made.instances, made.max_concurrent, made.timeout_s, made.strict) == (None, None, None, False)
 
 
-SAID = [
+CASES = [
     (["--data-type", "manifest"], "data_type", "manifest"),
     (["--content-type", "text/csv", "--split", "csv"], "read.format", "csv"),
     (["--content-type", "jsonl"], "read.format", "jsonl"),
@@ -100,40 +101,55 @@ SAID = [
     (["--prefetch-bytes", "4m"], "flow.prefetch_bytes_max", 4 << 20),
     (["--task-bytes", "5m"], "tasks.task_bytes", 5 << 20),
     (["--checkpoint-s", "0"], "tasks.checkpoint_s", 0.0),
-]  # fmt: skip
-ELSEWHERE = {
-    "protocol", "endpoint_model", "retry_s", "max_concurrent", "timeout_s",
-}  # fmt: skip
-"""Tested below: they are no settings."""
-WORKERS = {parameter.name for parameter in WORKER_OPTIONS(click.Command("none")).params}
-"""Tested in test_worker_options.py."""
+]
+OTHER_OPTIONS = {
+    "protocol",
+    "endpoint_model",
+    "retry_s",
+    "max_concurrent",
+    "timeout_s",
+}
+"""Options without a transform setting; other tests of this file cover them."""
+RUNNER_PARAMETERS = {parameter.name for parameter in RUNNER_OPTIONS(click.Command("none")).params}
+"""Parameters that test_runner_options.py covers."""
 
 
-@pytest.mark.parametrize(("args", "name", "value"), SAID, ids=[" ".join(s[0]) + " " + s[1] for s in SAID])
-def test_every_options_word_reaches_the_spec(args, name, value):
+@for_each(("args", "name", "value"), CASES)
+def test_every_option_reaches_the_spec(args, name, value):
     found: Any = spec(*args).settings
     for part in name.split("."):
         found = getattr(found, part)
     assert found == value
 
 
-def test_no_option_is_left_out_here():
-    usual = given()
-    said = [name for args, _, _ in SAID for name, value in given(*args).items() if value != usual[name]]
-    assert set(said) == set(usual) - ELSEWHERE - WORKERS
+def test_all_options_are_tested():
+    defaults = parsed()
+    changed = [
+        name for args, _, _ in CASES for name, value in parsed(*args).items() if value != defaults[name]
+    ]
+    assert set(changed) == set(defaults) - OTHER_OPTIONS - RUNNER_PARAMETERS
 
 
-def test_how_endpoints_are_asked():
-    made = given(
-        "--protocol", "torchserve", "--endpoint-model", "m", "--max-concurrent", "3", "--timeout-s", "2.5", "--retry-s", "7",
-    )  # fmt: skip
+def test_endpoint_options_reach_the_predictor_options():
+    made = parsed(
+        "--protocol",
+        "torchserve",
+        "--endpoint-model",
+        "m",
+        "--max-concurrent",
+        "3",
+        "--timeout-s",
+        "2.5",
+        "--retry-s",
+        "7",
+    )
     assert predictor_options_from(made, spec_from(made, None)) == PredictorOptions(
         protocol="torchserve", endpoint_model="m", in_flight_max=3, timeout_s=2.5, retry_s=7.0
     )
-    assert predictor_options_from(given(), spec()) == PredictorOptions()
+    assert predictor_options_from(parsed(), spec()) == PredictorOptions()
 
 
-def test_the_command_line_counts_before_the_file(tmp_path):
+def test_options_override_the_spec_file(tmp_path):
     file = tmp_path / "job.toml"
     file.write_text(
         '[headrace]\njoin = "input"\nbatch_rows = 9\nmembers = ["a"]\ninstances = 4\nwhole_records = false\n'
@@ -146,8 +162,8 @@ def test_the_command_line_counts_before_the_file(tmp_path):
         True,
     )
     assert not read.settings.mapping.whole_records
-    assert workers_from(given(), read) == Workers(4, "thread")
-    assert predictor_options_from(given(), read).retry_s == 0.0
+    assert workers_from(parsed(), read) == Workers(4, "thread")
+    assert predictor_options_from(parsed(), read).retry_s == 0.0
     args = [
         "--join",
         "none",
@@ -159,29 +175,34 @@ def test_the_command_line_counts_before_the_file(tmp_path):
         "1",
         "--no-output-header",
     ]
-    told = spec(*args, spec_file=file)
-    assert (told.settings.output.join, told.settings.flow.batch_rows_max, told.settings.output.header) == (
+    overridden = spec(*args, spec_file=file)
+    assert (
+        overridden.settings.output.join,
+        overridden.settings.flow.batch_rows_max,
+        overridden.settings.output.header,
+    ) == (
         "none",
         2,
         False,
     )
-    assert (told.settings.read.members, told.max_concurrent) == (("b",), 1)
-    assert workers_from(given("--workers", "2"), told) == Workers(2, "process")
+    assert (overridden.settings.read.members, overridden.max_concurrent) == (("b",), 1)
+    assert workers_from(parsed("--workers", "2"), overridden) == Workers(2, "process")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content", "words"),
     [
-        (b"\xff", "is not UTF-8, from byte 0 on"),
+        (b"\xff", "invalid UTF-8 at byte 0"),
         (b"[headrace]\nnothing = 1\n", "nothing"),
         (b"headrace = 3\n", "headrace"),
         (b"[headrace\n", "job.toml"),
-        (b" " * (SPEC_BYTES_MAX + 1), "no larger than 4 MiB"),
+        (b" " * (SPEC_BYTES_MAX + 1), "larger than 4 MiB"),
         (None, "cannot be read: No such file"),
     ],
 )
-def test_a_file_that_is_no_spec_is_told(tmp_path, content, words):
+def test_invalid_spec_file_is_refused(tmp_path, content, words):
     file = tmp_path / "job.toml"
+    file.unlink(missing_ok=True)
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=words) as caught:
@@ -189,16 +210,21 @@ def test_a_file_that_is_no_spec_is_told(tmp_path, content, words):
     assert "job.toml" in str(caught.value)
 
 
-def test_what_is_wrong_with_options_is_told_in_their_words():
+def test_option_errors_use_option_names():
     with pytest.raises(ConfigError) as caught:
         spec("--on-error", "job", "--strict")
-    assert in_options_words(str(caught.value)).startswith('--on-error "job" contradicts strict')
-    assert in_options_words("headrace.nothing stays") == "headrace.nothing stays"
+    assert with_option_names(str(caught.value)).startswith('--on-error "job" contradicts strict')
+    assert with_option_names("headrace.nothing stays") == "headrace.nothing stays"
     assert (
-        in_options_words("headrace.sample_rate_hz and headrace.image_size")
+        with_option_names("headrace.sample_rate_hz and headrace.image_size")
         == "--sample-rate and --image-size"
     )
 
 
-def test_words_of_options_are_words_of_specs():
-    assert {name for name in given() if name in WORDS} >= {"join", "accept", "image_size", "timeout_s"}
+def test_options_are_keys_of_specs():
+    assert {name for name in parsed() if name in EXTENSION_FIELDS} >= {
+        "join",
+        "accept",
+        "image_size",
+        "timeout_s",
+    }

@@ -1,11 +1,12 @@
-"""Answers are readable, whole where asked for whole, and cannot harm a terminal."""
+"""Printed responses are readable, complete on request, and harmless to a terminal."""
 
 import json
 
 import numpy as np
 import pytest
 
-from headrace.cli.answers import StreamDisplay, printable, save_response, say_response
+from cases import for_each
+from headrace.cli.responses import StreamPrinter, print_response, printable, save_response
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import InferResponse, Tensor
 
@@ -21,8 +22,8 @@ def lines(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_row_of_the_answer_is_a_line_of_the_table(capsys):
-    say_response(
+def test_table_has_one_line_per_row(capsys):
+    print_response(
         response(label=["yes", "no"], p=np.array([[0.25, 0.75], [1 / 3, 2]], np.float32)), json_lines=False
     )
     assert lines(capsys) == [
@@ -32,56 +33,56 @@ def test_a_row_of_the_answer_is_a_line_of_the_table(capsys):
     ]
 
 
-def test_wide_outputs_are_abridged_and_long_ones_told(capsys):
-    say_response(response(v=np.arange(25 * 384, dtype=np.float32).reshape(25, 384)), json_lines=False)
+def test_wide_and_long_outputs_are_abridged(capsys):
+    print_response(response(v=np.arange(25 * 384, dtype=np.float32).reshape(25, 384)), json_lines=False)
     out, err = capsys.readouterr()
     assert "[0, 1, 2, …, 381, 382, 383] (384 values)" in out
     assert len(out.splitlines()) == 21
     assert "5 more rows" in err
 
 
-def test_one_text_is_printed_as_it_is(capsys):
-    say_response(response(text=[b"a\n[red]b[/red]"]), json_lines=False)
+def test_single_text_is_printed_unchanged(capsys):
+    print_response(response(text=[b"a\n[red]b[/red]"]), json_lines=False)
     assert capsys.readouterr().out == "a\n[red]b[/red]\n"
 
 
-def test_markup_and_control_characters_are_shown_not_obeyed(capsys):
+def test_markup_and_control_characters_are_inert(capsys):
     assert printable("a\x1b[31mb\r\nc\td\x07") == "a�[31mb\nc\td�"
-    say_response(response(text=["[bold]x", "\x1b[2J"]), json_lines=False)
+    print_response(response(text=["[bold]x", "\x1b[2J"]), json_lines=False)
     out = capsys.readouterr().out
     assert "[bold]x" in out
     assert "\x1b" not in out
 
 
-def test_json_is_the_protocols_document_and_says_infinity_as_text(capsys):
-    say_response(response(y=np.array([1.5], np.float32)), json_lines=True)
-    say_response(response(y=np.array([np.inf, -np.inf, 1])), json_lines=True)
+def test_json_is_the_protocol_document_with_infinity_as_text(capsys):
+    print_response(response(y=np.array([1.5], np.float32)), json_lines=True)
+    print_response(response(y=np.array([np.inf, -np.inf, 1])), json_lines=True)
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first["outputs"] == [{"name": "y", "shape": [1], "datatype": "FP32", "data": [1.5]}]
     assert second["outputs"][0]["data"] == ["Infinity", "-Infinity", 1]
 
 
-def test_texts_of_a_stream_run_on_and_other_items_have_lines(capsys):
-    display = StreamDisplay(json_lines=False)
+def test_streamed_texts_continue_the_line_and_other_items_have_lines(capsys):
+    display = StreamPrinter(json_lines=False)
     for word in ("Once ", "upon\n", "a "):
-        display.item(response(token=[word]))
-    display.item(response(a=np.array([1]), b=np.array([0.5, 2])))
-    display.item(response(token=["x"]))
+        display.print_item(response(token=[word]))
+    display.print_item(response(a=np.array([1]), b=np.array([0.5, 2])))
+    display.print_item(response(token=["x"]))
     display.end()
     display.end()
     assert capsys.readouterr().out == "Once upon\na \na 1  b [0.5, 2]\nx\n"
 
 
-def test_a_stream_as_json_is_a_line_an_item(capsys):
-    display = StreamDisplay(json_lines=True)
+def test_json_stream_has_one_line_per_item(capsys):
+    display = StreamPrinter(json_lines=True)
     for word in ("a", "b"):
-        display.item(response(token=[word]))
+        display.print_item(response(token=[word]))
     display.end()
-    found = [json.loads(line)["outputs"][0]["data"] for line in capsys.readouterr().out.splitlines()]
-    assert found == [["a"], ["b"]]
+    items = [json.loads(line)["outputs"][0]["data"] for line in capsys.readouterr().out.splitlines()]
+    assert items == [["a"], ["b"]]
 
 
-def test_outputs_are_saved_in_each_form(tmp_path):
+def test_outputs_are_saved_in_each_file_type(tmp_path):
     both = response(label=["é", "b"], p=np.array([[0.5], [1.5]], np.float32))
     save_response(both, tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz", allow_pickle=False) as saved:
@@ -93,10 +94,14 @@ def test_outputs_are_saved_in_each_form(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["model_name"] == "m"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("out.txt", "ends in .npz"), ("out.npy", "outputs label, p"), ("missing/out.npz", "cannot be written")],
+@for_each(
+    ("name", "message"),
+    [
+        ("out.txt", "use .npz, .npy or .json"),
+        ("out.npy", "outputs are label, p"),
+        ("missing/out.npz", "cannot be written"),
+    ],
 )
-def test_what_cannot_be_saved_so_says_why(tmp_path, name, said):
-    with pytest.raises(ConfigError, match=said):
+def test_unsupported_saves_are_refused(tmp_path, name, message):
+    with pytest.raises(ConfigError, match=message):
         save_response(response(label=["a"], p=[1]), tmp_path / name)

@@ -1,4 +1,4 @@
-"""Who does the work, as the command line says it: contradictions are wrong usage, in the options' own names."""
+"""Options for runners, workers and regions; contradictions are usage errors with option names."""
 
 from typing import Any
 
@@ -6,19 +6,20 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.app.workers import DataRegions, Workers
-from headrace.cli.worker_options import WORKER_OPTIONS, regions_from, workers_from
+from cases import for_each
+from headrace.app.runners import DataRegions, Workers
+from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, workers_from
 from headrace.storage.regions import RegionRules
 from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
 from headrace.transforms.spec import TransformSpec, spec_of
 
 
-def given(*args: str) -> dict[str, Any]:
-    """What click makes of a command line."""
+def parsed(*args: str) -> dict[str, Any]:
+    """Return the parameters of a command with the runner options."""
     found: dict[str, Any] = {}
 
     @click.command()
-    @WORKER_OPTIONS
+    @RUNNER_OPTIONS
     def command(**values: Any) -> None:
         found.update(values)
 
@@ -28,11 +29,11 @@ def given(*args: str) -> dict[str, Any]:
 
 
 def spec(instances: int | None = None) -> TransformSpec:
-    own = {} if instances is None else {"instances": instances}
-    return spec_of({"headrace": own}, "a spec")
+    extension = {} if instances is None else {"instances": instances}
+    return spec_of({"headrace": extension}, "a spec")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("args", "workers"),
     [
         ([], Workers()),
@@ -62,24 +63,24 @@ def spec(instances: int | None = None) -> TransformSpec:
         ),
     ],
 )
-def test_how_many_work_and_where(args, workers):
-    assert workers_from(given(*args), spec()) == workers
+def test_options_select_the_workers(args, workers):
+    assert workers_from(parsed(*args), spec()) == workers
 
 
-def test_a_spec_says_how_many_where_the_command_line_does_not():
-    assert workers_from(given(), spec(4)) == Workers(4, "thread")
-    assert workers_from(given("--runner", "ray"), spec(4)) == RayWorkers(1, 4)
-    assert workers_from(given("--runner", "beam"), spec(4)) == BeamWorkers(direct_workers=4)
-    assert workers_from(given("--runner", "ray", "--workers", "2"), spec(4)) == RayWorkers(1, 2)
+def test_spec_sets_the_workers_without_an_option():
+    assert workers_from(parsed(), spec(4)) == Workers(4, "thread")
+    assert workers_from(parsed("--runner", "ray"), spec(4)) == RayWorkers(1, 4)
+    assert workers_from(parsed("--runner", "beam"), spec(4)) == BeamWorkers(direct_workers=4)
+    assert workers_from(parsed("--runner", "ray", "--workers", "2"), spec(4)) == RayWorkers(1, 2)
 
 
-@pytest.mark.parametrize(
-    ("args", "why"),
+@for_each(
+    ("args", "reason"),
     [
-        (["--worker-gpus", "1"], "--worker-gpus is for --runner ray, and the runner is local"),
-        (["--runner", "beam", "--ray-address", "auto"], "--ray-address is for --runner ray"),
-        (["--runner", "ray", "--beam-options", "--x"], "--beam-options is for --runner beam"),
-        (["--runner", "ray", "--isolation", "process"], "--isolation is for --runner local"),
+        (["--worker-gpus", "1"], "--worker-gpus requires --runner ray; the runner is local"),
+        (["--runner", "beam", "--ray-address", "auto"], "--ray-address requires --runner ray"),
+        (["--runner", "ray", "--beam-options", "--x"], "--beam-options requires --runner beam"),
+        (["--runner", "ray", "--isolation", "process"], "--isolation requires --runner local"),
         (["--runner", "ray", "--workers", "1", "--workers-min", "2"], "workers_max as many or more"),
         (["--runner", "ray", "--ray-address", "ray://head:10001"], "ray job submit"),
         (["--runner", "beam", "--beam-options", "--runner=DaskRunner"], "drops"),
@@ -95,13 +96,13 @@ def test_a_spec_says_how_many_where_the_command_line_does_not():
         (["--runner", "beam", "--beam-options", "--job_name='a"], "No closing quotation"),
     ],
 )
-def test_what_contradicts_is_wrong_usage(args, why):
-    with pytest.raises(click.UsageError, match=why):
-        workers_from(given(*args), spec())
+def test_contradictions_are_usage_errors(args, reason):
+    with pytest.raises(click.UsageError, match=reason):
+        workers_from(parsed(*args), spec())
 
 
-def test_regions():
-    assert regions_from(given()) == DataRegions()
+def test_options_select_the_regions():
+    assert regions_from(parsed()) == DataRegions()
     args = [
         "--region",
         "eu",
@@ -113,17 +114,17 @@ def test_regions():
         "never",
     ]
     expected = DataRegions(RegionRules.parse(["s3://a/=eu", "s3://b/=us"]), "eu", "never")
-    assert regions_from(given(*args)) == expected
+    assert regions_from(parsed(*args)) == expected
 
 
-@pytest.mark.parametrize(
-    ("args", "why"),
+@for_each(
+    ("args", "reason"),
     [
         (["--data-region", "s3://a/"], "PREFIX=REGION"),
-        (["--region", "not one"], "cannot be a region"),
-        (["--other-regions", "never"], "no region is declared"),
+        (["--region", "not one"], "is not a valid region"),
+        (["--other-regions", "never"], "the worker has no region"),
     ],
 )
-def test_regions_that_cannot_be_are_wrong_usage(args, why):
-    with pytest.raises(click.UsageError, match=why):
-        regions_from(given(*args))
+def test_invalid_regions_are_usage_errors(args, reason):
+    with pytest.raises(click.UsageError, match=reason):
+        regions_from(parsed(*args))
