@@ -1,4 +1,4 @@
-"""Fixtures of the client's tests."""
+"""Fixtures of the client tests."""
 
 import logging
 
@@ -6,8 +6,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def heard_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records reach pytest, also after the command line was run in this process."""
+def propagated_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make log records reach pytest, also after a command-line test in this process."""
     monkeypatch.setattr(logging.getLogger("headrace"), "propagate", True)
     monkeypatch.setattr(logging.getLogger("headrace"), "handlers", [])
     monkeypatch.setattr(logging.getLogger("headrace"), "level", logging.NOTSET)

@@ -1,4 +1,4 @@
-"""A server with the models of tests/servers/models_for_clients.py, and the questions that either protocol must answer."""
+"""A server with the models of tests/servers/models_for_clients.py, and calls for both protocols."""
 
 import asyncio
 import socket
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.app.asking import open_model_server
-from headrace.client.server import ModelAddress
+from headrace.app.server_client import open_model_server
+from headrace.client.model_server import ModelAddress
 from headrace.core.tensor import InferRequest, Tensor
 from servers.served import WAIT_S, Served, serving
 
@@ -17,7 +17,7 @@ INFER_KEY, ADMIN_KEY = "infer-key-0123456789", "admin-key-0123456789"
 
 
 def write_models(folder: Path, closed_port: int) -> Path:
-    """A models folder with all of them; the port is knocked at for each stream of words that is over."""
+    """Write a models folder. Model "words" connects to `closed_port` at the end of each stream."""
     for name in ("Sums", "Words", "Free", "Pairs", "Wide"):
         path = folder / name.lower()
         path.mkdir(parents=True)
@@ -29,7 +29,7 @@ def write_models(folder: Path, closed_port: int) -> Path:
 
 @contextmanager
 def served_models(folder: Path, *arguments: object):
-    """They are served; gives where, and a socket that accepts once for each stream of words that is over."""
+    """Serve the models. Yield the server and a socket that accepts once for each ended stream."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         closed.settimeout(WAIT_S)
         models = write_models(folder / "models", closed.getsockname()[1])
@@ -41,12 +41,12 @@ def url_of(served: Served, protocol: str) -> str:
     return served.rest if protocol == "rest" else served.grpc
 
 
-def asked(url: str, ask, **more):
-    """What the coroutine function `ask` gives, which is handed the open server."""
+def call_server(url: str, call, **settings):
+    """Return the result of the coroutine function `call`, which receives the open client."""
 
     async def main():
-        async with open_model_server(url, **{"environ": {}, "timeout_s": 30.0, **more}) as server:
-            return await ask(server)
+        async with open_model_server(url, **{"environ": {}, "timeout_s": 30.0, **settings}) as server:
+            return await call(server)
 
     return asyncio.run(main())
 
@@ -59,23 +59,23 @@ def text_request(text: str, **parameters) -> InferRequest:
     return InferRequest((Tensor("text", np.array([text], object)),), parameters=parameters)
 
 
-class Seen(list):
-    """What came, and an event for the word that is waited for."""
+class WordLog(list):
+    """The words received, and an event for the word `last`."""
 
     def __init__(self, last: str):
         self.last = last
-        self.came = asyncio.Event()
+        self.arrived = asyncio.Event()
 
     def append(self, word: str) -> None:
         super().append(word)
         if word == self.last:
-            self.came.set()
+            self.arrived.set()
 
 
-async def words_of(server, text: str, seen: list[str], **parameters) -> list[str]:
+async def words_of(server, text: str, words: list[str], **parameters) -> list[str]:
     address = ModelAddress("words")
     async with aclosing(server.stream(address, text_request(text, **parameters))) as responses:
         async for response in responses:
             word = response["word"][0]
-            seen.append(word.decode() if isinstance(word, bytes) else word)
-    return seen
+            words.append(word.decode() if isinstance(word, bytes) else word)
+    return words

@@ -1,24 +1,24 @@
-"""An Asker over scripted answers, in a loop whose time passes only while all wait."""
+"""A RetryingClient over scripted responses, in an event loop with virtual time."""
 
 import asyncio
 
-from headrace.client.asking import Asker
-from headrace.client.circuit import Circuit
-from headrace.client.retry import HttpAnswer
+from headrace.client.circuit_breaker import CircuitBreaker
+from headrace.client.retry import HttpResponse
+from headrace.client.retrying_client import RetryingClient
 from headrace.core.retry import RetryPolicy
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Jumps to the next timer instead of waiting for it; for coroutines without sockets."""
+    """An event loop that jumps to the next timer; for coroutines without sockets."""
 
     def __init__(self):
         super().__init__()
         self.now_s = 0.0
-        really_select = self._selector.select
+        select_now = self._selector.select
 
         def select(timeout):
             self.now_s += timeout or 0.0
-            return really_select(0)
+            return select_now(0)
 
         self._selector.select = select
 
@@ -27,13 +27,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(coroutine):
-    """The coroutine's result, in virtual time."""
+    """Return the result of a coroutine, run in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(coroutine)
 
 
 class LoopClock:
-    """The running loop's time, as a `Clock`."""
+    """The time of the running loop, as a `Clock`."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -42,41 +42,46 @@ class LoopClock:
         raise NotImplementedError
 
 
-class ScriptedConnection:
-    """Answers with what `script` says, in order; the last is repeated. Exceptions are raised, functions called."""
+class ScriptedPool:
+    """A pool that returns the items of `script` in order and repeats the last one.
+
+    Exceptions are raised, functions are called with the request.
+    """
 
     def __init__(self, *script, attempt_s: float = 0.0):
         self.script = list(script)
-        self.calls = []
-        self.asked_s = []
+        self.requests = []
+        self.sent_s = []
         self.attempt_s = attempt_s
-        self.under_way = 0
-        self.under_way_peak = 0
+        self.in_flight = 0
+        self.in_flight_peak = 0
 
-    async def send(self, call, timeout_s):
-        self.calls.append(call)
-        self.asked_s.append(LoopClock().now())
-        self.under_way += 1
-        self.under_way_peak = max(self.under_way, self.under_way_peak)
+    async def send(self, request, timeout_s):
+        self.requests.append(request)
+        self.sent_s.append(LoopClock().now())
+        self.in_flight += 1
+        self.in_flight_peak = max(self.in_flight, self.in_flight_peak)
         try:
             await asyncio.sleep(self.attempt_s)
-            said = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-            said = said(call) if callable(said) else said
-            if isinstance(said, BaseException):
-                raise said
-            return said
+            outcome = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+            outcome = outcome(request) if callable(outcome) else outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
 
 
-def status(code: int, body: bytes = b"", **headers: str) -> HttpAnswer:
-    return HttpAnswer(code, body, {name.replace("_", "-"): value for name, value in headers.items()})
+def status(code: int, body: bytes = b"", **headers: str) -> HttpResponse:
+    return HttpResponse(code, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
-def asker_over(connection, *, retry_s: float = 10.0, attempts_max: int = 4, failures_max: int = 100) -> Asker:
-    return Asker(
-        connection,
-        Circuit(failures_max=failures_max),
+def client_over(
+    pool, *, retry_s: float = 10.0, attempts_max: int = 4, failures_max: int = 100
+) -> RetryingClient:
+    return RetryingClient(
+        pool,
+        CircuitBreaker(failures_max=failures_max),
         policy=RetryPolicy(retry_s),
         timeout_s=5.0,
         attempts_max=attempts_max,
@@ -85,15 +90,15 @@ def asker_over(connection, *, retry_s: float = 10.0, attempts_max: int = 4, fail
     )
 
 
-def predicting(url: str, **more):
-    """A started predictor of `url`, as a context manager."""
+def predicting(url: str, **settings):
+    """Return a context manager of a started predictor of `url`."""
     from contextlib import contextmanager
 
     from headrace.client.endpoint import endpoint_predictor
 
     @contextmanager
     def started():
-        predictor = endpoint_predictor(url, **{"environ": {}, "retry_s": 10.0, **more})
+        predictor = endpoint_predictor(url, **{"environ": {}, "retry_s": 10.0, **settings})
         predictor.start()
         try:
             yield predictor
@@ -104,7 +109,7 @@ def predicting(url: str, **more):
 
 
 def request_of(*values, id="batch-0", name="x"):
-    """A request with a column `x`, one value a row, and a second one of zeros."""
+    """Return a request with an FP32 input of two columns: one value a row, and zeros."""
     import numpy as np
 
     from headrace.core import InferRequest, Tensor

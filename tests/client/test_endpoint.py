@@ -1,9 +1,10 @@
-"""From a URL and settings to a predictor."""
+"""Predictors from a URL and settings."""
 
 import logging
 
 import pytest
 
+from cases import for_each
 from client.support import predicting, request_of
 from headrace.client.endpoint import endpoint_predictor
 from headrace.core.errors import ConfigError
@@ -16,8 +17,8 @@ def endpoint():
         yield endpoint
 
 
-@pytest.mark.parametrize(
-    ("path", "more"),
+@for_each(
+    ("path", "settings"),
     [
         ("/v2/models/model", {}),
         ("/v2/models/model/infer", {"protocol": "oip"}),
@@ -27,12 +28,12 @@ def endpoint():
         ("", {"model": "model", "protocol": "torchserve"}),
     ],
 )
-def test_every_form_of_url_asks_the_model(endpoint, path, more):
-    with predicting(endpoint.url + path, **more) as predictor:
+def test_every_url_form_reaches_the_model(endpoint, path, settings):
+    with predicting(endpoint.url + path, **settings) as predictor:
         assert predictor.submit(request_of(1, 2)).result(10).outputs[0].data.tolist() == [2.0, 4.0]
 
 
-def test_urls_that_mean_the_same_model_are_one_identity(endpoint):
+def test_equivalent_urls_give_the_same_predictor_url(endpoint):
     forms = [
         endpoint_predictor(endpoint.oip_url),
         endpoint_predictor(endpoint.oip_url + "/infer"),
@@ -41,7 +42,7 @@ def test_urls_that_mean_the_same_model_are_one_identity(endpoint):
     assert {p.url for p in forms} == {endpoint.oip_url}
 
 
-def test_the_token_goes_with_every_request_and_is_never_logged(endpoint, caplog, monkeypatch):
+def test_token_is_sent_with_every_request_and_never_logged(endpoint, caplog, monkeypatch):
     monkeypatch.setenv("HEADRACE_ENDPOINT_TOKEN", " s3cret\n")
     endpoint.token = "s3cret"
     endpoint.faults += [EndpointFault(status=503), EndpointFault(drop=True)]
@@ -52,20 +53,20 @@ def test_the_token_goes_with_every_request_and_is_never_logged(endpoint, caplog,
     assert "s3cret" not in caplog.text
 
 
-def test_without_a_token_nothing_is_authorized(endpoint):
+def test_missing_token_sends_no_authorization(endpoint):
     with predicting(endpoint.oip_url) as predictor:
         predictor.submit(request_of(1)).result(10)
     assert "authorization" not in endpoint.requests[0].headers
 
 
-@pytest.mark.parametrize("token", ["a\nb", "naïve"])
-def test_a_token_that_no_header_carries_is_refused_unseen(token):
+@for_each("token", ["a\nb", "naïve"])
+def test_invalid_token_is_rejected_without_showing_it(token):
     with pytest.raises(ConfigError, match="HEADRACE_ENDPOINT_TOKEN") as caught:
         endpoint_predictor("http://h/v2/models/m", environ={"HEADRACE_ENDPOINT_TOKEN": token})
     assert token not in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", [{"in_flight_max": 0}, {"timeout_s": 0}, {"retry_s": -1}])
-def test_settings_that_cannot_be_are_refused(wrong):
+@for_each("wrong", [{"in_flight_max": 0}, {"timeout_s": 0}, {"retry_s": -1}])
+def test_invalid_settings_are_rejected(wrong):
     with pytest.raises(ConfigError, match="at least 1 request in flight"):
         endpoint_predictor("http://h/v2/models/m", **wrong)

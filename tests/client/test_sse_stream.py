@@ -1,4 +1,4 @@
-"""Events of a stream are read as they come, however the network cuts them."""
+"""Decoding of event streams, for any chunk boundaries."""
 
 import asyncio
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.client.sse_stream import read_responses
 from headrace.core.errors import DataError, EndpointRefusedError, LimitError
 from headrace.core.tensor import InferResponse, Tensor
@@ -33,7 +34,7 @@ def read(*pieces):
 
 
 @given(st.lists(st.binary().filter(lambda b: b"\n" not in b and b"\r" not in b)), st.data())
-def test_where_the_body_is_cut_changes_nothing(documents, data):
+def test_event_decoding_is_independent_of_chunk_boundaries(documents, data):
     body = b": a comment\n\n" + encode_events(documents)
     if data.draw(st.booleans()):
         body = body.replace(b"\n", b"\r\n")
@@ -43,29 +44,29 @@ def test_where_the_body_is_cut_changes_nothing(documents, data):
     assert got == [d for d in documents if d]
 
 
-def test_an_event_is_told_before_the_next_begins():
+def test_event_is_decoded_before_the_next_begins():
     decoder = EventDecoder()
     assert decoder.feed(b"data: 1\n") == []
     assert decoder.feed(b"\ndata: 2") == [b"1"]
     assert decoder.feed(b"\n\n") == [b"2"]
 
 
-def test_data_of_several_lines_is_joined_and_an_unfinished_event_is_none():
+def test_multi_line_data_is_joined_and_unfinished_event_dropped():
     assert EventDecoder().feed(b"event: x\ndata: a\ndata:b\n\ndata: c\n") == [b"a\nb"]
 
 
-@pytest.mark.parametrize("body", [b"data: " + b"x" * 100, b"data: xxxxx\n" * 10])
-def test_an_event_without_end_is_refused_before_it_fills_the_memory(body):
+@for_each("body", [b"data: " + b"x" * 100, b"data: xxxxx\n" * 10])
+def test_endless_event_raises_at_the_byte_limit(body):
     with pytest.raises(LimitError, match="more than 50 bytes"):
         EventDecoder(event_bytes_max=50).feed(body)
 
 
-def test_responses_come_one_by_one():
+def test_responses_are_yielded_one_by_one():
     words = [r["word"][0] for r in read(encode_events(BODIES))]
     assert words == ["to ", "be ", "", "✓"]
 
 
-def test_an_error_event_ends_the_stream_after_what_came_before():
+def test_error_event_raises_after_earlier_responses():
     seen = []
 
     async def main():
@@ -78,7 +79,7 @@ def test_an_error_event_ends_the_stream_after_what_came_before():
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("event", [b"[]", b"nonsense", orjson.dumps({"model_name": "x"})])
-def test_an_event_that_is_no_response_is_refused(event):
+@for_each("event", [b"[]", b"nonsense", orjson.dumps({"model_name": "x"})])
+def test_invalid_event_raises_data_error(event):
     with pytest.raises(DataError):
         read(encode_event(event))

@@ -1,13 +1,14 @@
-"""TorchServe asked over real sockets: a request a row, and refusals that are that row's."""
+"""TorchServe over real sockets: one request a row, and refusals of single rows."""
 
 import numpy as np
 import pytest
 
-from client.support import ScriptedConnection, asker_over, predicting, request_of, run, status
+from cases import for_each
+from client.support import ScriptedPool, client_over, predicting, request_of, run, status
 from headrace.client.address import resolve_address
 from headrace.client.refusals import RefusalGuard
-from headrace.client.retry import HttpAnswer, Verdict
-from headrace.client.torchserve_rest import TorchServeRest, judge_torchserve
+from headrace.client.retry import HttpResponse, ResponseKind
+from headrace.client.torchserve_rest import TorchServeProtocol, classify_torchserve_response
 from headrace.core import InferRequest, RowError, Tensor
 from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError, ModelContractError
 from headrace.protocols.torchserve import encode_error_body
@@ -24,11 +25,11 @@ def double(tensors):
 
 def torchserve(*script):
     url = "http://h/predictions/m"
-    connection = ScriptedConnection(*script)
-    return TorchServeRest(resolve_address(url), RefusalGuard(url)), asker_over(connection), connection
+    pool = ScriptedPool(*script)
+    return TorchServeProtocol(resolve_address(url), RefusalGuard(url)), client_over(pool), pool
 
 
-def test_each_row_is_a_request_and_answers_stand_in_row_order():
+def test_each_row_is_a_request_and_outputs_keep_row_order():
     with (
         ScriptedEndpoint(double) as endpoint,
         predicting(endpoint.torchserve_url, in_flight_max=4) as predictor,
@@ -36,13 +37,13 @@ def test_each_row_is_a_request_and_answers_stand_in_row_order():
         endpoint.delay_s = lambda n: 0.1 if n % 4 == 0 else 0.05
         response = predictor.submit(request_of(*range(12))).result(10)
         assert len(endpoint.requests) == 12
-        assert endpoint.answered != sorted(endpoint.answered)
+        assert endpoint.completed != sorted(endpoint.completed)
         assert endpoint.in_flight_peak == 4
     assert response.outputs[0].data.tolist() == [2.0 * i for i in range(12)]
     assert (response.model_name, response.id, response.failures) == ("model", "batch-0", ())
 
 
-def test_several_requests_share_the_bound():
+def test_concurrent_requests_share_the_attempt_limit():
     with (
         ScriptedEndpoint(double) as endpoint,
         predicting(endpoint.torchserve_url, in_flight_max=3) as predictor,
@@ -54,7 +55,7 @@ def test_several_requests_share_the_bound():
         assert endpoint.in_flight_peak == 3
 
 
-def test_a_refused_row_fails_alone_and_a_handler_that_raises_is_tried_briefly():
+def test_refused_row_fails_alone_and_raising_handler_is_retried_briefly():
     def predict(tensors):
         value = float(tensors["x"][0, 0])
         if value == 1:
@@ -71,66 +72,66 @@ def test_a_refused_row_fails_alone_and_a_handler_that_raises_is_tried_briefly():
     assert "Prediction failed" in response.failures[1].why
 
 
-@pytest.mark.parametrize(
-    ("answer", "verdict"),
+@for_each(
+    ("response", "kind"),
     [
-        (HttpAnswer(200), Verdict.ANSWERED),
-        (HttpAnswer(503, FAILED), Verdict.RETRY_BRIEFLY),
-        (HttpAnswer(503, BUSY), Verdict.RETRY),
-        (HttpAnswer(503, b"<html>"), Verdict.RETRY),
-        (HttpAnswer(400, WRONG_KEY), Verdict.REFUSED_WHOLE),
-        (HttpAnswer(400, b"{}"), Verdict.REFUSED),
-        (HttpAnswer(404, b"{}"), Verdict.REFUSED_WHOLE),
+        (HttpResponse(200), ResponseKind.SUCCESS),
+        (HttpResponse(503, FAILED), ResponseKind.RETRY_BRIEFLY),
+        (HttpResponse(503, BUSY), ResponseKind.RETRY),
+        (HttpResponse(503, b"<html>"), ResponseKind.RETRY),
+        (HttpResponse(400, WRONG_KEY), ResponseKind.REQUEST_REFUSED),
+        (HttpResponse(400, b"{}"), ResponseKind.ROWS_REFUSED),
+        (HttpResponse(404, b"{}"), ResponseKind.REQUEST_REFUSED),
     ],
 )
-def test_what_its_statuses_mean_depends_on_the_exception(answer, verdict):
-    assert judge_torchserve(answer) is verdict
+def test_response_kind_depends_on_the_exception_type(response, kind):
+    assert classify_torchserve_response(response) is kind
 
 
-def test_an_unknown_model_fails_the_request():
-    dialect, asker, _ = torchserve(status(404, encode_error_body(404, "ModelNotFoundException", "no m")))
+def test_unknown_model_fails_the_request():
+    protocol, client, _ = torchserve(status(404, encode_error_body(404, "ModelNotFoundException", "no m")))
     with pytest.raises(EndpointRefusedError, match="HTTP 404: no m"):
-        run(dialect.answer(asker, request_of(1, 2, 3), 3))
+        run(protocol.infer(client, request_of(1, 2, 3), 3))
 
 
-def test_an_endpoint_that_does_not_answer_fails_the_request():
-    dialect, asker, _ = torchserve(status(503, BUSY))
+def test_unavailable_endpoint_fails_the_request():
+    protocol, client, _ = torchserve(status(503, BUSY))
     with pytest.raises(EndpointUnavailableError, match="no worker to serve"):
-        run(dialect.answer(asker, request_of(1, 2, 3), 3))
+        run(protocol.infer(client, request_of(1, 2, 3), 3))
 
 
-def test_rows_that_are_all_refused_end_the_run():
-    dialect, asker, connection = torchserve(status(400, b'{"message":"what is this"}'))
+def test_all_rows_refused_raises_at_the_limit():
+    protocol, client, pool = torchserve(status(400, b'{"message":"what is this"}'))
     with pytest.raises(EndpointRefusedError, match=r"each of the first 100 rows.*what is this"):
-        run(dialect.answer(asker, request_of(*range(300)), 300))
-    assert len(connection.calls) < 110
+        run(protocol.infer(client, request_of(*range(300)), 300))
+    assert len(pool.requests) < 110
 
 
-def test_a_row_that_cannot_travel_fails_alone():
-    dialect, asker, _ = torchserve(status(200, b"1.5"))
-    response = run(dialect.answer(asker, request_of(1, np.inf), 2))
+def test_unencodable_row_fails_alone():
+    protocol, client, _ = torchserve(status(200, b"1.5"))
+    response = run(protocol.infer(client, request_of(1, np.inf), 2))
     assert [(f.row, "infinite" in f.why) for f in response.failures] == [(1, True)]
 
 
-def test_objects_become_columns_which_may_be_asked_for():
-    dialect, asker, _ = torchserve(status(200, b'{"cat": 0.5, "dog": 0.25}'))
+def test_json_objects_become_selectable_columns():
+    protocol, client, _ = torchserve(status(200, b'{"cat": 0.5, "dog": 0.25}'))
     request = request_of(1, 2)
-    response = run(dialect.answer(asker, request, 2))
+    response = run(protocol.infer(client, request, 2))
     assert {t.name: t.data.tolist() for t in response.outputs} == {"cat": [0.5, 0.5], "dog": [0.25, 0.25]}
-    response = run(dialect.answer(asker, InferRequest(request.inputs, outputs=("dog",)), 2))
+    response = run(protocol.infer(client, InferRequest(request.inputs, outputs=("dog",)), 2))
     assert [t.name for t in response.outputs] == ["dog"]
-    with pytest.raises(ModelContractError, match=r"without output 'cow' \(it has cat, dog\)"):
-        run(dialect.answer(asker, InferRequest(request.inputs, outputs=("dog", "cow")), 2))
+    with pytest.raises(ModelContractError, match=r"no output 'cow' \(it has cat, dog\)"):
+        run(protocol.infer(client, InferRequest(request.inputs, outputs=("dog", "cow")), 2))
 
 
-def test_answers_of_another_form_than_the_first_name_the_batch():
-    dialect, asker, _ = torchserve(status(200, b'{"cat": 1}'), status(200, b'{"dog": 1}'))
-    run(dialect.answer(asker, request_of(1), 1))
-    with pytest.raises(ModelContractError, match=r"model m: request batch-0: an answer is .*dog.*keys cat"):
-        run(dialect.answer(asker, request_of(1), 1))
+def test_changed_response_layout_names_the_batch():
+    protocol, client, _ = torchserve(status(200, b'{"cat": 1}'), status(200, b'{"dog": 1}'))
+    run(protocol.infer(client, request_of(1), 1))
+    with pytest.raises(ModelContractError, match=r"model m: request batch-0: a response is .*dog.*keys cat"):
+        run(protocol.infer(client, request_of(1), 1))
 
 
-def test_text_goes_out_as_it_is():
+def test_text_is_sent_unchanged():
     with ScriptedEndpoint(lambda t: np.array([len(t["x"][0])])) as endpoint:
         with predicting(endpoint.torchserve_url) as predictor:
             request = InferRequest((Tensor("x", np.array(["tabby", "b"], object)),))
@@ -138,13 +139,13 @@ def test_text_goes_out_as_it_is():
         assert {r.headers["content-type"] for r in endpoint.requests} == {"text/plain; charset=utf-8"}
 
 
-def test_no_rows_are_no_call():
-    dialect, asker, connection = torchserve(status(500))
-    assert run(dialect.answer(asker, request_of(), 0)).outputs == ()
-    assert connection.calls == []
+def test_request_without_rows_sends_nothing():
+    protocol, client, pool = torchserve(status(500))
+    assert run(protocol.infer(client, request_of(), 0)).outputs == ()
+    assert pool.requests == []
 
 
-def test_its_metadata_is_a_name():
-    dialect, asker, connection = torchserve(status(500))
-    told = run(dialect.describe(asker))
-    assert (told.name, told.platform, told.inputs, connection.calls) == ("m", "torchserve", (), [])
+def test_metadata_is_only_the_name():
+    protocol, client, pool = torchserve(status(500))
+    metadata = run(protocol.fetch_metadata(client))
+    assert (metadata.name, metadata.platform, metadata.inputs, pool.requests) == ("m", "torchserve", (), [])
