@@ -1,4 +1,4 @@
-"""``model.toml`` and the folder of many: what is taken, what is refused, and where the fault is."""
+"""``model.toml`` and models folders: contents and error messages."""
 
 from contextlib import suppress
 from dataclasses import fields
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.config.model_file import (
     _SERVE_TYPES,
     MODEL_FILE,
@@ -28,7 +29,7 @@ class M(Model):
 """
 
 
-def written(folder: Path, text: str = 'model = "m.py:M"\n', code: str | None = CODE) -> Path:
+def write_model(folder: Path, text: str = 'model = "m.py:M"\n', code: str | None = CODE) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if code is not None:
         (folder / "m.py").write_text(code)
@@ -36,8 +37,8 @@ def written(folder: Path, text: str = 'model = "m.py:M"\n', code: str | None = C
     return folder / MODEL_FILE
 
 
-def test_a_whole_file(tmp_path):
-    path = written(
+def test_whole_file(tmp_path):
+    path = write_model(
         tmp_path / "folder",
         'name = "churn"\nversion = 2\nmodel = "m.py:M"\n[options]\nfactor = 3\n'
         '[serve]\ninstances = 2\nisolation = "thread"\nmax_batch_rows = 64\nmax_batch_delay_ms = 5\n'
@@ -50,11 +51,12 @@ def test_a_whole_file(tmp_path):
     assert found.settings == ServeSettings(2, "thread", 64, 5, 2048, 3, warm_up=False)
 
 
-def test_what_holds_a_process(tmp_path):
-    """A grace without end is infinite there, since TOML has no word for nothing."""
-    path = written(
+def test_process_settings(tmp_path):
+    """TOML has no null: an unlimited time is infinite."""
+    path = write_model(
         tmp_path / "m",
-        "[serve]\ncall_timeout_s = 60\ncancel_grace_s = inf\nmemory_bytes_max = 4_294_967_296\nprocesses_max = 64\n"
+        "[serve]\ncall_timeout_s = 60\ncancel_grace_s = inf\n"
+        "memory_bytes_max = 4_294_967_296\nprocesses_max = 64\n"
         'environ_pass = ["HF_HOME", "MODEL_CACHE"]\n',
     )
     assert read_definition(path).settings == ServeSettings(
@@ -67,24 +69,24 @@ def test_what_holds_a_process(tmp_path):
 
 
 def test_defaults(tmp_path):
-    found = read_definition(written(tmp_path / "churn"))
+    found = read_definition(write_model(tmp_path / "churn"))
     assert (found.name, found.version, found.settings) == ("churn", "1", ServeSettings())
 
 
-def test_the_one_file_beside_it_is_the_model(tmp_path):
-    assert read_definition(written(tmp_path / "a", "")).make().factor == 1
+def test_only_model_file_is_the_default(tmp_path):
+    assert read_definition(write_model(tmp_path / "a", "")).make().factor == 1
     (tmp_path / "a" / "other.py").write_text(CODE)
-    with pytest.raises(ConfigError, match=r"it could be 'm\.py', 'other\.py'"):
+    with pytest.raises(ConfigError, match=r"the candidates are 'm\.py', 'other\.py'"):
         read_definition(tmp_path / "a" / MODEL_FILE)
-    with pytest.raises(ConfigError, match="no file beside it is a model"):
-        read_definition(written(tmp_path / "b", "", code=None))
+    with pytest.raises(ConfigError, match="no file in its folder is a model"):
+        read_definition(write_model(tmp_path / "b", "", code=None))
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
+@for_each(
+    ("text", "message"),
     [
-        ("nonsense = 1", "there is no 'nonsense'"),
-        ("model = 1", "'model' must be a file or a class"),
+        ("nonsense = 1", "unknown key 'nonsense'"),
+        ("model = 1", "'model' must be text: a file or a class"),
         ('model = "none.onnx"', "does not exist"),
         ('name = ""', "'name' must be text without a slash"),
         ('name = "a/b"', "'name' must be text without a slash"),
@@ -93,7 +95,10 @@ def test_the_one_file_beside_it_is_the_model(tmp_path):
         ("version = 1.5", "'version' must be text"),
         ("serve = 1", r"must be a table, as in \[serve\]"),
         ("options = []", r"must be a table, as in \[options\]"),
-        ("[serve]\nthreads = 1", r"\[serve\] has no 'threads' \(it has 'call_timeout_s', 'cancel_grace_s'"),
+        (
+            "[serve]\nthreads = 1",
+            r"\[serve\] has no key 'threads'; its keys are 'call_timeout_s', 'cancel_grace_s'",
+        ),
         ("[serve]\ninstances = 0", "instances must be 1 or more"),
         ("[serve]\ninstances = 1.5", "instances must be a whole number, not 1.5"),
         ("[serve]\ninstances = true", "instances must be a whole number"),
@@ -110,19 +115,19 @@ def test_the_one_file_beside_it_is_the_model(tmp_path):
         ('[serve]\nenviron_pass = "HOME"', "environ_pass must be a list of texts"),
         ("[serve]\nenviron_pass = [1]", "environ_pass must be a list of texts"),
         ('[serve]\nenviron_pass = ["A=b"]', "environ_pass must hold names"),
-        ("= 1", "it is no TOML"),
-        ("a = 1\na = 2", "it is no TOML"),
+        ("= 1", "invalid TOML"),
+        ("a = 1\na = 2", "invalid TOML"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path, text, why):
-    path = written(tmp_path / "a", text)
-    with pytest.raises(ConfigError, match=why) as raised:
+def test_error_names_the_file_and_the_key(tmp_path, text, message):
+    path = write_model(tmp_path / "a", text)
+    with pytest.raises(ConfigError, match=message) as raised:
         read_definition(path)
     assert str(path) in str(raised.value)
 
 
-def test_what_is_no_text_is_told(tmp_path):
-    path = written(tmp_path / "a")
+def test_unreadable_file_is_refused(tmp_path):
+    path = write_model(tmp_path / "a")
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_definition(path)
@@ -131,34 +136,34 @@ def test_what_is_no_text_is_told(tmp_path):
 
 
 @given(st.text(max_size=80))
-def test_any_text_is_a_model_or_an_error(tmp_path_factory, text):
-    path = written(tmp_path_factory.mktemp("any"))
+def test_any_text_gives_a_model_or_a_headrace_error(tmp_path_factory, text):
+    path = write_model(tmp_path_factory.mktemp("any"))
     path.write_text(text, encoding="utf-8", errors="replace")
     with suppress(HeadraceError):
         assert read_definition(path).name
 
 
-def test_every_setting_can_be_said():
+def test_every_serve_setting_is_a_key():
     assert {*_SERVE_TYPES, "sequences"} == {f.name for f in fields(ServeSettings)}
 
 
-def test_limits_of_sequences_have_a_table_of_their_own(tmp_path):
+def test_sequence_limits(tmp_path):
     text = 'model = "m.py:M"\n[sequences]\nlive_max = 7\nidle_ms = 30_000.5\ninterleave = true\n'
-    found = read_definition(written(tmp_path / "a", text))
+    found = read_definition(write_model(tmp_path / "a", text))
     assert found.settings.sequences == {"live_max": 7, "idle_ms": 30_000.5, "interleave": True}
     for wrong in ("live_max = 0", "live = 3", 'idle_ms = "1 s"', "interleave = 1"):
         with pytest.raises(ConfigError, match=r"model.toml: \[sequences\]"):
-            read_definition(written(tmp_path / "b", f'model = "m.py:M"\n[sequences]\n{wrong}\n'))
+            read_definition(write_model(tmp_path / "b", f'model = "m.py:M"\n[sequences]\n{wrong}\n'))
 
 
 # Folders
 
 
-def test_a_folder_of_models_and_versions(tmp_path):
-    written(tmp_path / "one")
-    written(tmp_path / "two" / "1")
-    written(tmp_path / "two" / "2", 'model = "m.py:M"\nversion = "two"\n')
-    written(tmp_path / ".hidden")
+def test_folder_with_models_and_versions(tmp_path):
+    write_model(tmp_path / "one")
+    write_model(tmp_path / "two" / "1")
+    write_model(tmp_path / "two" / "2", 'model = "m.py:M"\nversion = "two"\n')
+    write_model(tmp_path / ".hidden")
     (tmp_path / "nothing").mkdir()
     (tmp_path / "file").write_text("")
     found = [(d.name, d.version) for d in ModelsFolder(tmp_path).all()]
@@ -166,30 +171,30 @@ def test_a_folder_of_models_and_versions(tmp_path):
     assert [d.version for d in ModelsFolder(tmp_path).find("two")] == ["1", "two"]
 
 
-def test_a_model_is_found_as_it_is_now(tmp_path):
-    written(tmp_path / "one")
+def test_find_reads_the_folder_anew(tmp_path):
+    write_model(tmp_path / "one")
     folder = ModelsFolder(tmp_path)
     with pytest.raises(ModelNotFoundError):
         folder.find("two")
-    written(tmp_path / "somewhere", 'name = "two"\nmodel = "m.py:M"\n')
+    write_model(tmp_path / "somewhere", 'name = "two"\nmodel = "m.py:M"\n')
     assert [d.name for d in folder.find("two")] == ["two"]
     with pytest.raises(ModelNotFoundError):
         folder.find("somewhere")
 
 
-@pytest.mark.parametrize("name", ["..", ".", "", "../one", "one/..", "one\0", "*"])
-def test_names_are_names_and_no_paths(tmp_path, name):
-    written(tmp_path / "models" / "one")
-    written(tmp_path / "outside")
+@for_each("name", ["..", ".", "", "../one", "one/..", "one\0", "*"])
+def test_find_refuses_paths(tmp_path, name):
+    write_model(tmp_path / "models" / "one")
+    write_model(tmp_path / "outside")
     with pytest.raises(ModelNotFoundError):
         ModelsFolder(tmp_path / "models").find(name)
 
 
-def test_one_wrong_model_keeps_none_of_the_others(tmp_path):
+def test_invalid_model_does_not_affect_others(tmp_path):
     ran = tmp_path / "ran"
-    written(tmp_path / "good")
-    written(tmp_path / "broken", "= nonsense")
-    written(tmp_path / "loud", code=f"open({str(ran)!r}, 'w')\n{CODE}")
+    write_model(tmp_path / "good")
+    write_model(tmp_path / "broken", "= nonsense")
+    write_model(tmp_path / "loud", code=f"open({str(ran)!r}, 'w')\n{CODE}")
     folder = ModelsFolder(tmp_path)
     assert [d.name for d in folder.find("good")] == ["good"]
     assert not ran.exists(), "the code of other models is not run"
@@ -197,9 +202,9 @@ def test_one_wrong_model_keeps_none_of_the_others(tmp_path):
         folder.all()
 
 
-def test_errors_of_a_name_tell_no_place_of_the_machine(tmp_path):
-    written(tmp_path / "broken", "= nonsense")
-    written(tmp_path / "lost", 'model = "none.onnx"')
+def test_find_errors_hide_the_path_of_the_folder(tmp_path):
+    write_model(tmp_path / "broken", "= nonsense")
+    write_model(tmp_path / "lost", 'model = "none.onnx"')
     for name in ("broken", "lost"):
         with pytest.raises(ConfigError) as raised:
             ModelsFolder(tmp_path).find(name)
@@ -207,24 +212,24 @@ def test_errors_of_a_name_tell_no_place_of_the_machine(tmp_path):
         assert str(tmp_path) not in str(raised.value)
 
 
-def test_no_folder_and_an_empty_one_are_told(tmp_path):
-    with pytest.raises(ConfigError, match="is no folder"):
+def test_missing_or_empty_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
         ModelsFolder(tmp_path / "none")
-    with pytest.raises(ConfigError, match="holds no model"):
+    with pytest.raises(ConfigError, match="has no model"):
         ModelsFolder(tmp_path).all()
 
 
-def test_folders_of_models_are_told_apart(tmp_path):
+def test_is_models_folder(tmp_path):
     assert not is_models_folder(tmp_path)
     assert not is_models_folder(tmp_path / "none")
-    written(tmp_path / "a" / "1")
+    write_model(tmp_path / "a" / "1")
     assert is_models_folder(tmp_path)
     assert is_models_folder(tmp_path / "a")
     assert is_models_folder(tmp_path / "a" / "1")
 
 
-def test_a_model_may_be_named_on_the_command_line(tmp_path):
-    written(tmp_path)
+def test_definition_of_a_named_spec(tmp_path):
+    write_model(tmp_path)
     spec = f"{tmp_path / 'm.py'}:M"
     assert definition_of(f"my-model.2={spec}", ServeSettings()).name == "my-model.2"
     assert definition_of(spec, ServeSettings(), {"factor": 4}).make().factor == 4
