@@ -1,4 +1,4 @@
-"""Every checkpoint store through the one conformance suite: in memory, in a file, and on a real Valkey."""
+"""Every checkpoint store through the conformance suite: in memory, in a file, and on a real Valkey."""
 
 import itertools
 import subprocess
@@ -7,13 +7,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import levels
 from checkpoints import saving_process
 from checkpoints.stores_under_test import memory_bench, redis_bench, sqlite_bench
+from conformance.check_tables import run_each
 from headrace.checkpoints.open import open_store
-from headrace.checkpoints.store import Checkpoint, CheckpointStore
+from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 from headrace.testing import (
     CHECKPOINT_CHECKS,
     SHARED_CHECKPOINT_CHECKS,
@@ -22,40 +24,45 @@ from headrace.testing import (
 )
 from headrace.testing.checkpoints import CheckpointCheck
 
-each_check = pytest.mark.parametrize("check", CHECKPOINT_CHECKS, ids=lambda check: check.__name__)
-each_shared_check = pytest.mark.parametrize(
-    "check", [*CHECKPOINT_CHECKS, *SHARED_CHECKPOINT_CHECKS], ids=lambda check: check.__name__
-)
+SHARED_CHECKS = [*CHECKPOINT_CHECKS, *SHARED_CHECKPOINT_CHECKS]
+KILLS = levels.by_level(2, 3, 40)
+RACE_STEPS = levels.by_level(20, 20, 400)
 _numbers = itertools.count()
 
 
-@each_check
-def test_memory(check: CheckpointCheck):
-    with memory_bench() as bench:
-        check(bench)
+def test_memory():
+    def run(check: CheckpointCheck) -> None:
+        with memory_bench() as bench:
+            check(bench)
+
+    run_each(CHECKPOINT_CHECKS, run)
 
 
-@each_shared_check
-def test_sqlite(check: CheckpointCheck, tmp_path):
-    with sqlite_bench(tmp_path / "checkpoints.db") as bench:
-        check(bench)
+def test_sqlite(tmp_path):
+    def run(check: CheckpointCheck) -> None:
+        with sqlite_bench(tmp_path / f"{check.__name__}.db") as bench:
+            check(bench)
+
+    run_each(SHARED_CHECKS, run)
 
 
-@each_shared_check
-def test_redis(check: CheckpointCheck, valkey_server):
-    with redis_bench(valkey_server, f"conformance-{next(_numbers)}") as bench:
-        check(bench)
+def test_redis(valkey_server):
+    def run(check: CheckpointCheck) -> None:
+        with redis_bench(valkey_server, f"conformance-{next(_numbers)}") as bench:
+            check(bench)
+
+    run_each(SHARED_CHECKS, run)
 
 
-def test_check_checkpoint_store_runs_every_check_on_a_bench_of_its_own():
-    made = []
+def test_check_checkpoint_store_runs_every_check_on_its_own_bench():
+    opened = []
 
     def make():
-        made.append(memory_bench())
-        return made[-1]
+        opened.append(memory_bench())
+        return opened[-1]
 
     check_checkpoint_store(make, shared=False)
-    assert len(made) == len(CHECKPOINT_CHECKS)
+    assert len(opened) == len(CHECKPOINT_CHECKS)
 
 
 @pytest.fixture(params=["sqlite", "sqlite, unsynced", "redis"])
@@ -66,17 +73,20 @@ def address(request, tmp_path) -> str:
     return f"{url}?prefix=processes-{next(_numbers)}"
 
 
-def _process(*words: object) -> subprocess.Popen[str]:
+def _process(*arguments: object) -> subprocess.Popen[str]:
     program = Path(saving_process.__file__)
-    return subprocess.Popen([sys.executable, program, *map(str, words)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, program, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
 
 
-def test_a_process_is_killed_in_the_middle_of_saving(address):
-    """Whatever it was told is kept is there, and all that is there is whole."""
+@pytest.mark.slow
+def test_killed_process_loses_no_acknowledged_checkpoint(address):
+    """All stored states are whole."""
     acknowledged = 0
-    for round_ in range(4):
+    for round_ in range(KILLS):
         process = _process("forever", address)
-        for line in itertools.islice(process.stdout, 3 + 11 * round_):
+        for line in itertools.islice(process.stdout, 3 + 11 * (round_ % 4)):
             acknowledged = int(line)
         process.kill()
         process.wait()
@@ -84,40 +94,43 @@ def test_a_process_is_killed_in_the_middle_of_saving(address):
         process.stdout.close()
         with closing(open_store(address, saving_process.MODEL)) as store:
             steps = saving_process.steps_of(store)
-        # A batch is one transaction, or one script: it was kept as a whole, and the last answer may be lost.
+        # A batch is saved as a whole, and the last acknowledgement may be lost.
         assert steps[0] in {acknowledged, acknowledged + 1}
         assert set(steps) == {steps[0]}
 
 
-def test_processes_race_and_no_step_is_lost_or_doubled(address):
+@pytest.mark.slow
+def test_racing_processes_neither_lose_nor_repeat_a_step(address):
     store = open_store(address, saving_process.MODEL)
     ids = saving_process.IDS
-    store.save([Checkpoint(id, 1, saving_process.state_after(id, 1), 0) for id in ids])
-    processes = [_process("race", address, 40) for _ in range(3)]
-    told = [int(process.communicate(timeout=60)[0]) for process in processes]
+    store.save([SequenceCheckpoint(id, 1, saving_process.state_after(id, 1), 0) for id in ids])
+    processes = [_process("race", address, RACE_STEPS) for _ in range(3)]
+    saved = [int(process.communicate(timeout=60)[0]) for process in processes]
     steps = saving_process.steps_of(store)
     store.close()
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert min(steps) > 40
-    assert sum(told) == sum(steps) - len(ids)
+    assert min(steps) > RACE_STEPS
+    assert sum(saved) == sum(steps) - len(ids)
 
 
 ids = st.sampled_from("abc")
 numbers = st.integers(0, 4)
-checkpoints = st.builds(Checkpoint, ids, st.integers(1, 4), st.sampled_from([b"", b"x", b"y"]), numbers)
+checkpoints = st.builds(
+    SequenceCheckpoint, ids, st.integers(1, 4), st.sampled_from([b"", b"x", b"y"]), numbers
+)
 operations = st.one_of(
     st.tuples(st.just("save"), st.lists(checkpoints, max_size=4)),
     st.tuples(st.just("delete"), st.lists(ids, max_size=2), st.none()),
     st.tuples(
         st.just("delete"), st.lists(ids, min_size=2, max_size=2), st.lists(numbers, min_size=2, max_size=2)
     ),
-    # All or none: of several that are equally old, any may go first.
+    # All or none: the order of equally old ones is not defined.
     st.tuples(st.just("purge"), st.integers(0, 3), st.sampled_from([0, 100])),
     st.tuples(st.just("advance"), st.integers(0, 3)),
     st.tuples(st.just("load"), st.lists(ids, max_size=4), st.integers(0, 4)),
 )
 HOUR_MS = 3_600_000
-"""Time passes in hours, and ages are asked in halves of them: on a server the real one passes as well."""
+"""The unit of time; limits are half hours, because a server's real time passes too."""
 
 
 def _do(bench: CheckpointBench, store: CheckpointStore, name: str, *args):
@@ -131,21 +144,20 @@ def _do(bench: CheckpointBench, store: CheckpointStore, name: str, *args):
     return getattr(store, name)(*args)
 
 
-@pytest.mark.parametrize("which", ["sqlite", "redis"])
-def test_any_history_is_the_same_as_in_memory(which, tmp_path, valkey_server):
-    @settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+def test_any_history_gives_the_same_results_as_in_memory(kind, tmp_path, request):
     @given(st.lists(operations, max_size=25))
     def same(history):
         number = next(_numbers)
         other = (
             sqlite_bench(tmp_path / "c.db")
-            if which == "sqlite"
-            else redis_bench(valkey_server, f"same-{number}")
+            if kind == "sqlite"
+            else redis_bench(request.getfixturevalue("valkey_server"), f"same-{number}")
         )
         with memory_bench() as memory, other:
             stores = memory.open(), other.open(f"m-{number}")
             for operation in [*history, ("load", list("abc"), 10**6)]:
-                wanted, found = _do(memory, stores[0], *operation), _do(other, stores[1], *operation)
-                assert wanted == found, operation
+                expected, found = _do(memory, stores[0], *operation), _do(other, stores[1], *operation)
+                assert expected == found, operation
 
     same()

@@ -1,14 +1,15 @@
-"""The law of formats, for media: what comes out does not depend on how the bytes were cut into chunks."""
+"""Media formats: their records do not depend on the cuts between chunks."""
 
 import io
 
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from cases import for_each
 from formats import video_files
 from headrace.core.block import Position
 from headrace.core.errors import CorruptError
@@ -45,13 +46,13 @@ CASES = {
     "wav resampled": (AudioFormat(window_ms=10, sample_rate_hz=11025), sound("WAV")),
     "flac": (AudioFormat(window_ms=10, pad_last=False), sound("FLAC")),
     "mp4": (VideoFormat(), video_files.fragmented(**VIDEO)),
-    "matroska": (VideoFormat(every_frames=3, size_px=(8, 8)), video_files.encoded("matroska", **VIDEO)),
-    "webm": (VideoFormat(every_ms=100), video_files.encoded("webm", "libvpx", pipe=True, **VIDEO)),
+    "matroska": (VideoFormat(every_frames=3, size_px=(8, 8)), video_files.encode_video("matroska", **VIDEO)),
+    "webm": (VideoFormat(every_ms=100), video_files.encode_video("webm", "libvpx", pipe=True, **VIDEO)),
 }
 
 
 def outcome(format_, chunks):
-    """All that a reader sees: blocks in order, and the error that ended them."""
+    """Return all that a reader sees: blocks in order, and the error that ended them."""
     seen = []
     try:
         for block in format_.blocks(chunks, FIRST):
@@ -66,7 +67,7 @@ def outcome(format_, chunks):
 
 
 def reused(data, cuts):
-    """Chunks as views of one buffer that is overwritten each time."""
+    """Yield chunks as views of one buffer that is overwritten each time."""
     buffer = bytearray(len(data))
     for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True):
         buffer[: stop - start] = data[start:stop]
@@ -75,10 +76,9 @@ def reused(data, cuts):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=12, deadline=None, derandomize=True)
 @given(choice=st.data())
 def test_chunk_edges_change_nothing(name, choice):
-    """Whole files and cut ones: the same blocks and the same error."""
+    """Complete and truncated files give the same blocks and the same error."""
     format_, data = CASES[name]
     length = choice.draw(st.one_of(st.just(len(data)), st.integers(0, len(data))), label="length")
     data = data[:length]
@@ -87,10 +87,9 @@ def test_chunk_edges_change_nothing(name, choice):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=25, deadline=None, derandomize=True)
 @given(choice=st.data())
 def test_damage_is_a_failure_or_a_corrupt_error(choice, name):
-    """Nothing else is raised, whatever the bytes: one bad file does not stop a run."""
+    """No bytes raise another error, so one bad file does not stop a run."""
     format_, data = CASES[name]
     broken = bytearray(data)
     for at in choice.draw(st.lists(st.integers(0, len(data) - 1), min_size=1, max_size=9), label="at"):
@@ -98,7 +97,7 @@ def test_damage_is_a_failure_or_a_corrupt_error(choice, name):
     outcome(format_, [bytes(broken)])
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_single_bytes_are_enough(name):
     format_, data = CASES[name]
     whole = outcome(format_, [data])
@@ -106,9 +105,9 @@ def test_single_bytes_are_enough(name):
     assert sum(seen[1] + len(seen[4]) for seen in whole) > 0
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_records_are_numbered_without_gaps(name):
-    """Each block starts where the one before ended, counted from the first position."""
+    """Each block begins after the previous one, counted from the first position."""
     format_, data = CASES[name]
     record = FIRST.record
     for block in format_.blocks([data], FIRST):
@@ -117,9 +116,9 @@ def test_records_are_numbered_without_gaps(name):
         record += block.records
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_chunks_are_read_to_their_end(name):
-    """Damage behind the last record (a wrong checksum of the archive) is noticed by whoever makes the chunks."""
+@for_each("name", CASES)
+def test_chunks_are_read_to_their_end(name):
+    """Only so the source of the chunks can detect damage behind the last record: a wrong checksum."""
     format_, data = CASES[name]
     finished = []
 

@@ -1,15 +1,16 @@
-"""Every store through the one conformance suite: in memory, on disk, and on a real S3 server."""
+"""Every store through the conformance suite: in memory, on disk, and on a real S3 server."""
 
 import itertools
 from collections.abc import Callable
 
 import pytest
 
+from cases import for_each
+from conformance.check_tables import run_each
 from headrace.storage import Stores
 from headrace.testing import STORE_CHECKS, check_reading, check_store
 from headrace.testing.storage import StoreCheck
 
-each_check = pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
 _numbers = itertools.count()
 
 
@@ -18,32 +19,38 @@ def s3_bucket(s3_server) -> str:
     return s3_server.bucket()
 
 
-@each_check
-def test_memory(check: StoreCheck):
-    with Stores({}) as stores:
-        check(stores.for_uri("memory://"), "memory://box/in/")
+def test_memory():
+    def run(check: StoreCheck) -> None:
+        with Stores({}) as stores:
+            check(stores.for_uri("memory://"), "memory://box/in/")
+
+    run_each(STORE_CHECKS, run)
 
 
-@each_check
 @pytest.mark.parametrize("spelling", ["absolute", "relative", "file://"])
-def test_local(check: StoreCheck, spelling: str, tmp_path, monkeypatch):
+def test_local(spelling: str, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    prefix = {"absolute": f"{tmp_path}/in/", "relative": "in/", "file://": f"file://{tmp_path}/in/"}[spelling]
-    with Stores({}) as stores:
-        check(stores.for_uri(prefix), prefix)
+    root = {"absolute": f"{tmp_path}/", "relative": "", "file://": f"file://{tmp_path}/"}[spelling]
+
+    def run(check: StoreCheck) -> None:
+        prefix = f"{root}{check.__name__}/in/"
+        with Stores({}) as stores:
+            check(stores.for_uri(prefix), prefix)
+
+    run_each(STORE_CHECKS, run)
 
 
-@each_check
 @pytest.mark.s3
-def test_s3(check: StoreCheck, s3_server, s3_bucket: str):
-    with Stores(s3_server.environ) as stores:
-        prefix = f"s3://{s3_bucket}/check-{next(_numbers)}/"
-        check(stores.for_uri(prefix), prefix)
+def test_s3(s3_server, s3_bucket: str):
+    def run(check: StoreCheck) -> None:
+        with Stores(s3_server.environ) as stores:
+            prefix = f"s3://{s3_bucket}/check-{next(_numbers)}/"
+            check(stores.for_uri(prefix), prefix)
+
+    run_each(STORE_CHECKS, run)
 
 
-@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
-@pytest.mark.parametrize("etags", [True, False], ids=["etags", "no etags"])
-@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "no lengths"])
+@for_each(("ranges", "etags", "lengths"), list(itertools.product([True, False], repeat=3)))
 def test_http_reads(http_files, ranges: bool, etags: bool, lengths: bool):
     data = bytes(range(256)) * 12_000
     http_files.objects["/a b/ünï.csv"] = data
@@ -53,7 +60,7 @@ def test_http_reads(http_files, ranges: bool, etags: bool, lengths: bool):
         check_reading(stores.for_uri(uri), uri, data)
 
 
-@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+@for_each("ranges", [True, False])
 def test_s3_reads_from_a_server_that_may_ignore_ranges(http_files, ranges: bool):
     data = bytes(range(256)) * 12_000
     http_files.objects["/box/in/a b.csv"] = data
@@ -63,7 +70,7 @@ def test_s3_reads_from_a_server_that_may_ignore_ranges(http_files, ranges: bool)
         check_reading(stores.for_uri(uri), uri, data)
 
 
-def test_check_store_runs_every_check_on_a_prefix_of_its_own():
+def test_check_store_runs_every_check_on_its_own_prefix():
     prefixes: list[str] = []
     with Stores({}) as stores:
 
@@ -83,7 +90,7 @@ def _breaking(method: str, broken: Callable[..., object]):
     return store
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("method", "broken"),
     [
         ("get", lambda get, uri: get(uri)[:-1]),
@@ -93,9 +100,8 @@ def _breaking(method: str, broken: Callable[..., object]):
         ("delete", lambda delete, uri: None),
         ("stream", lambda stream, uri, start=0, etag="": stream(uri, start=max(0, start - 1), etag=etag)),
     ],
-    ids=["short get", "etag ignored", "claim ignored", "unsorted", "not deleted", "off by one"],
 )
-def test_the_suite_catches_a_store_that_breaks_a_promise(method: str, broken: Callable[..., object]):
+def test_suite_detects_a_store_that_breaks_a_guarantee(method: str, broken: Callable[..., object]):
     store = _breaking(method, broken)
     numbers = itertools.count()
     with pytest.raises(AssertionError):
