@@ -1,40 +1,41 @@
-"""Keys: that they cannot be guessed, that what is kept does not tell them, and that nothing else opens the door."""
+"""API keys: randomness, digests, and lookup."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.api_key import KEY_PREFIX, KeyRing, digest_of, digest_text, new_key, parse_digest
+from cases import for_each
+from headrace.core.api_key import KEY_PREFIX, KeyRing, format_digest, hash_key, new_key, parse_digest
 from headrace.core.errors import UnauthenticatedError
 
 KEY = "hr_a-key-for-tests-that-nobody-has"
 
 
-def test_keys_are_long_random_and_recognised():
+def test_keys_are_random_and_have_the_prefix():
     keys = {new_key() for _ in range(200)}
     assert len(keys) == 200
     for key in keys:
         assert key.startswith(KEY_PREFIX)
-        # base64 carries 6 bits a character: more than 128 of them are random.
+        # base64 carries 6 bits a character: the key has more than 128 random bits.
         assert (len(key) - len(KEY_PREFIX)) * 6 >= 128
         assert key.isascii()
         assert not any(c.isspace() for c in key)
 
 
-def test_the_digest_is_the_one_that_other_tools_make():
+def test_digest_equals_sha256sum():
     # printf hr_example | sha256sum
     assert (
-        digest_text(digest_of("hr_example"))
+        format_digest(hash_key("hr_example"))
         == "sha256:c490bba8e391a3cabd38387a7103bc8badeb78614786a80b03212fbf5803f97f"
     )
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_a_digest_survives_its_text(digest):
-    assert parse_digest(digest_text(digest)) == digest
+def test_digest_text_round_trip(digest):
+    assert parse_digest(format_digest(digest)) == digest
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -48,30 +49,30 @@ def test_a_digest_survives_its_text(digest):
         KEY,
     ],
 )
-def test_other_texts_are_no_digest(text):
+def test_parse_digest_refuses_other_text(text):
     assert parse_digest(text) is None
 
 
-@pytest.mark.parametrize("said", [f"Bearer {KEY}", f"bearer  {KEY} ", f"BEARER {KEY}"])
-def test_a_key_is_found_by_what_a_request_says(said):
-    ring = KeyRing({digest_of("another"): "other", digest_of(KEY): "ours"})
-    assert ring.find(said) == "ours"
+@for_each("header", [f"Bearer {KEY}", f"bearer  {KEY} ", f"BEARER {KEY}"])
+def test_key_is_found_by_its_header(header):
+    ring = KeyRing({hash_key("another"): "other", hash_key(KEY): "ours"})
+    assert ring.find(header) == "ours"
     assert len(ring) == 2
 
 
 @given(st.one_of(st.none(), st.text(), st.text().map(lambda text: f"Bearer {text}")))
-def test_nothing_else_is_found(said):
-    ring = KeyRing({digest_of(KEY): "ours"})
+def test_other_headers_are_unauthenticated(header):
+    ring = KeyRing({hash_key(KEY): "ours"})
     with pytest.raises(UnauthenticatedError):
-        ring.find(said)
+        ring.find(header)
 
 
-def test_what_is_no_utf8_is_another_key_and_no_error_of_ours():
-    with pytest.raises(UnauthenticatedError, match="not known"):
-        KeyRing({digest_of(KEY): "ours"}).find("Bearer \udcff")
+def test_key_with_surrogates_is_unknown():
+    with pytest.raises(UnauthenticatedError, match="unknown API key"):
+        KeyRing({hash_key(KEY): "ours"}).find("Bearer \udcff")
 
 
-def test_a_refusal_does_not_tell_the_key_that_was_tried():
+def test_error_does_not_quote_the_key():
     with pytest.raises(UnauthenticatedError) as raised:
         KeyRing({}).find(f"Bearer {KEY}")
     assert KEY not in str(raised.value)

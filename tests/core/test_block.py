@@ -13,12 +13,12 @@ def block_of(*records: bytes, first: Position | None = None) -> Block:
     return Block(first or Position("s3://b/k"), data, starts.astype(np.int64), ends.astype(np.int64))
 
 
-def test_a_record_is_its_bytes_without_the_terminator():
+def test_record_excludes_its_terminator():
     block = block_of(b"a,1", b"", b"c,3")
     assert [block.record(i) for i in range(len(block))] == [b"a,1", b"", b"c,3"]
 
 
-def test_a_position_counts_lines_inside_quoted_records():
+def test_position_counts_newlines_inside_records():
     block = block_of(
         b'"a\nb",1', b"c,2", first=Position("o", "m", record=5, line=7, byte=100, member_byte=512)
     )
@@ -27,20 +27,20 @@ def test_a_position_counts_lines_inside_quoted_records():
     assert (position.object, position.member, position.member_byte) == ("o", "m", 512)
 
 
-def test_positions_are_relative_to_the_first_record_not_to_the_buffer():
+def test_position_is_relative_to_the_first_record():
     whole = block_of(b"aa", b"bb", b"cc")
     later = Block(Position("o", record=1, line=2, byte=3), whole.data, whole.starts[1:], whole.ends[1:])
     assert later.position(1).byte == 6
     assert later.position(1).line == 3
 
 
-def test_a_failure_keeps_only_so_much_of_its_record():
+def test_failure_keeps_a_bounded_part_of_its_record():
     failure = block_of(b"x" * (RAW_BYTES_KEPT_MAX + 1)).failure(0, FailureKind.DECODE, "too long")
     assert len(failure.raw) == RAW_BYTES_KEPT_MAX
     assert not failure.ok
 
 
-def test_records_count_failures_too():
+def test_records_include_failures():
     block = block_of(b"a")
     failing = Block(
         block.first,
@@ -52,27 +52,27 @@ def test_records_count_failures_too():
     assert (len(failing), failing.records) == (1, 2)
 
 
-def test_a_position_reads_like_a_place():
+def test_position_as_text():
     assert str(Position("s3://b/k.tar", "m.csv", 3, 4, 50)) == "s3://b/k.tar!m.csv, record 3, line 4, byte 50"
 
 
-def test_many_positions_cost_one_scan_of_the_block():
-    """Where lines must be counted, they are so once for all records: a block of failures is not quadratic."""
+def test_positions_scan_the_block_once():
+    """A block with many failures must not take quadratic time."""
 
-    class Watched(bytes):
+    class CountingBytes(bytes):
         scans = 0
 
-        def count(self, *where):
-            Watched.scans += 1
-            return super().count(*where)
+        def count(self, *arguments):
+            CountingBytes.scans += 1
+            return super().count(*arguments)
 
     plain = block_of(*(b'"a\nb",%d' % i for i in range(100)))
-    block = replace(plain, data=Watched(plain.data))
+    block = replace(plain, data=CountingBytes(plain.data))
     assert [block.position(i).line for i in range(100)] == [1 + 2 * i for i in range(100)]
-    assert Watched.scans <= 1
+    assert CountingBytes.scans <= 1
 
 
-def test_a_framed_record_is_where_its_header_is_and_has_no_line():
+def test_framed_record_position_is_its_header():
     data = b"HHone\n\n.HHtwo."
     block = Block(
         Position("o", record=4, byte=100), data, np.array([2, 10]), np.array([7, 13]), header_bytes=2

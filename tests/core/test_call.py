@@ -2,18 +2,18 @@ from headrace.core import current_call
 from headrace.core.call import CALL
 
 
-class _Hurried:
+class _EndingCall:
     deadline_s = 0.5
     cancelled = True
 
 
-def test_outside_of_any_call_there_is_no_end():
+def test_no_deadline_outside_of_calls():
     assert current_call().deadline_s is None
     assert not current_call().cancelled
 
 
-def test_inside_it_is_the_call_that_the_engine_set():
-    token = CALL.set(_Hurried())
+def test_current_call_is_the_one_that_the_engine_set():
+    token = CALL.set(_EndingCall())
     try:
         assert current_call().cancelled
         assert current_call().deadline_s == 0.5

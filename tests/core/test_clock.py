@@ -3,13 +3,13 @@ import threading
 from headrace.core.clock import SystemClock
 
 
-def test_time_never_goes_back():
+def test_time_is_monotonic():
     clock = SystemClock()
     times = [clock.now() for _ in range(100)]
     assert times == sorted(times)
 
 
-def test_a_sleep_says_whether_it_was_cut_short():
+def test_sleep_returns_true_if_woken():
     clock, wake = SystemClock(), threading.Event()
     assert clock.sleep(0.001, wake) is False
     assert clock.sleep(0.001) is False

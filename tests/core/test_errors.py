@@ -1,13 +1,12 @@
 import inspect
 import pickle
 
-import pytest
-
+from cases import for_each
 from headrace.core import errors
 
 
 def tree_in_docstring() -> dict[str, int]:
-    """Names in the drawn tree, with their depth."""
+    """Return the class names in the drawn tree, with their depth."""
     found: dict[str, int] = {}
     for line in (errors.__doc__ or "").splitlines():
         stripped = line.lstrip("│├└─ \u00a0")
@@ -21,7 +20,7 @@ def depth(cls: type) -> int:
     return len(cls.__mro__) - len(errors.HeadraceError.__mro__)
 
 
-def test_the_drawn_tree_is_the_tree():
+def test_drawn_tree_matches_the_classes():
     classes = {
         name: depth(cls)
         for name, cls in inspect.getmembers(errors, inspect.isclass)
@@ -32,20 +31,20 @@ def test_the_drawn_tree_is_the_tree():
     assert {name: d - base for name, d in drawn.items()} == classes
 
 
-def test_a_corrupt_error_learns_its_place_without_losing_its_kind():
-    error = errors.TruncatedError("ends early", byte=7, member="m.csv").at("s3://b/k", "other")
+def test_with_location_keeps_class_and_known_values():
+    error = errors.TruncatedError("ends early", byte=7, member="m.csv").with_location("s3://b/k", "other")
     assert isinstance(error, errors.TruncatedError)
     assert (error.object, error.member, error.byte) == ("s3://b/k", "m.csv", 7)
     assert "m.csv in s3://b/k" in str(error)
 
 
-def test_messages_say_what_to_do():
+def test_messages_name_the_remedy():
     assert "pip install 'headrace[onnx]'" in str(errors.MissingExtraError("onnx", "model.onnx"))
     assert "--resume" in str(errors.OutputExistsError("s3://b/out/"))
     assert "2 in" not in str(errors.CountMismatchError("part 1", records_in=3, out=1, failed=1))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "error",
     [
         errors.ConfigError("no"),
@@ -57,9 +56,8 @@ def test_messages_say_what_to_do():
         errors.EndpointRefusedError("http://h", "no", status=400),
         errors.CountMismatchError("part 1", records_in=3, out=1, failed=1),
     ],
-    ids=lambda error: type(error).__name__,
 )
-def test_an_error_comes_out_of_another_process_as_it_went_in(error):
+def test_errors_survive_pickling(error):
     found = pickle.loads(pickle.dumps(error))
     assert type(found) is type(error)
     assert (str(found), vars(found)) == (str(error), vars(error))

@@ -4,17 +4,17 @@ import pytest
 from headrace.core import Model, RowError
 
 
-def test_a_row_error_names_one_row_or_many():
+def test_row_error_has_one_or_several_rows():
     assert RowError(3, "negative").rows == {3: "negative"}
     assert str(RowError({7: "b", 1: "a"})) == "row 1: a; row 7: b"
 
 
-def test_a_row_error_takes_numpys_integers():
-    """`for row in np.flatnonzero(x < 0): raise RowError(row, ...)` is how models are written."""
+def test_row_error_accepts_numpy_integers():
+    """Models iterate over `np.flatnonzero(x < 0)`."""
     assert RowError(np.int64(3), "negative").rows == {3: "negative"}
 
 
-def test_a_model_without_predict_says_so():
+def test_model_without_predict_raises():
     class Empty(Model):
         pass
 

@@ -1,15 +1,15 @@
-from headrace.core.statistics import Counted, Histogram
+from headrace.core.statistics import Histogram, HistogramCounter
 
 
-def test_a_value_is_counted_in_the_first_class_that_holds_it():
-    counted = Counted((1, 2, 4))
+def test_value_counts_in_the_first_bucket_that_holds_it():
+    counter = HistogramCounter((1, 2, 4))
     for value in (1, 2, 3, 4, 5, 0.5):
-        counted.add(value)
-    assert counted.snapshot() == Histogram((1, 2, 4), (2, 1, 2, 1), 15.5)
+        counter.add(value)
+    assert counter.snapshot() == Histogram((1, 2, 4), (2, 1, 2, 1), 15.5)
 
 
-def test_a_snapshot_does_not_change_afterwards():
-    counted = Counted((1,))
-    before = counted.snapshot()
-    counted.add(9)
+def test_snapshot_is_immutable():
+    counter = HistogramCounter((1,))
+    before = counter.snapshot()
+    counter.add(9)
     assert before == Histogram.empty((1,))
