@@ -1,4 +1,4 @@
-"""Models that processes of their own make by name, each with one thing that it does."""
+"""Models that other processes make by name, each with one behaviour."""
 
 import asyncio
 import ctypes
@@ -15,18 +15,18 @@ import numpy as np
 from headrace.core import Model, RowError, current_call
 
 POISON = -1.0
-"""A value that kills the process that is asked about it."""
+"""A value that kills the process that predicts it."""
 
 
 class Echo(Model):
-    """What it is given."""
+    """Returns its inputs."""
 
     def predict(self, **tensors):
         return tensors
 
 
 class Identity(Model):
-    """One input, checked."""
+    """Returns its one declared input."""
 
     max_batch_rows = 64
 
@@ -35,7 +35,7 @@ class Identity(Model):
 
 
 class Pid(Identity):
-    """The process that it runs in, for each row; dies of poison."""
+    """Returns the id of its process for each row; dies of poison."""
 
     def predict(self, x):
         if (x == POISON).any():
@@ -44,13 +44,13 @@ class Pid(Identity):
 
 
 class Apart(Pid):
-    """Asks for a process itself."""
+    """Chooses process isolation itself."""
 
     isolation = "process"
 
 
 class Erring(Model):
-    """Raises what it is told to, by the first value."""
+    """Raises the error that the first value selects."""
 
     def predict(self, x):
         kind = int(x[0, 0])
@@ -70,7 +70,7 @@ class Erring(Model):
 
 
 class Small(Model):
-    """Takes no more than two rows at once, as a graphics card might."""
+    """Accepts up to two rows at once, as a small graphics card does."""
 
     def predict(self, x):
         if len(x) > 2:
@@ -79,7 +79,7 @@ class Small(Model):
 
 
 class Writing(Model):
-    """Writes into what it is given, and answers out of that memory."""
+    """Writes into its inputs, and returns that memory."""
 
     def predict(self, x):
         assert x.flags.c_contiguous
@@ -89,7 +89,7 @@ class Writing(Model):
 
 
 class Keeping(Model):
-    """Answers with what it was given the last time."""
+    """Returns the inputs of the previous call."""
 
     def load(self):
         self.last = None
@@ -100,14 +100,14 @@ class Keeping(Model):
 
 
 class Growing(Model):
-    """As many columns as the first value says."""
+    """Returns as many columns as the first value says."""
 
     def predict(self, x):
         return np.full((len(x), int(x[0, 0])), 7, np.uint8)
 
 
 class Waiting(Model):
-    """Says that it began by making a file, then works until nobody waits for it any more."""
+    """Makes a file when it begins, then works until its call is cancelled."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -126,7 +126,7 @@ class Waiting(Model):
 
 
 class WaitingAsync(Waiting):
-    """The same, in an event loop that is told by cancelling."""
+    """The same with an asynchronous `predict`, which is cancelled."""
 
     async def predict(self, x):
         if x[0, 0] == 0:
@@ -141,7 +141,7 @@ class WaitingAsync(Waiting):
 
 
 class Unloadable(Identity):
-    """Does not load: how, its argument says."""
+    """Fails to load in the way that its argument names."""
 
     def __init__(self, how):
         self.how = how
@@ -154,7 +154,7 @@ class Unloadable(Identity):
 
 
 class LoadsOnce(Pid):
-    """Loads the first time, and never again."""
+    """Loads the first time only."""
 
     def __init__(self, folder):
         self.mark = Path(folder) / "loaded"
@@ -166,7 +166,7 @@ class LoadsOnce(Pid):
 
 
 class Closing(Identity):
-    """Makes a file when it is closed; hangs there when told to."""
+    """Makes a file when it is closed; hangs there if its argument says so."""
 
     def __init__(self, folder, hangs=False):
         self.folder = Path(folder)
@@ -196,7 +196,7 @@ class Hanging(Identity):
 
 
 class Counting(Model):
-    """For each request of a stream, as many items as it says; dies, errs or hangs by the number."""
+    """Yields as many items per request as it says; dies, raises or hangs by the number."""
 
     def predict(self, x):
         return x
@@ -217,7 +217,7 @@ class Counting(Model):
 
 
 class CountingPlain(Model):
-    """The same without an event loop, for as long as somebody takes it."""
+    """The same with a plain generator."""
 
     def predict(self, x):
         return x
@@ -229,18 +229,18 @@ class CountingPlain(Model):
 
 
 def make_identity(rows_max):
-    """A maker with an argument."""
+    """Return a model; takes an argument."""
     model = Identity()
     model.max_batch_rows = rows_max
     return model
 
 
 def make_nothing():
-    """Makes no model."""
+    """Return None instead of a model."""
 
 
 class Whole(Model):
-    """An adapter that is called with requests, not with arrays."""
+    """An adapter that is called with whole requests."""
 
     def predict(self, x):
         return x
@@ -250,9 +250,10 @@ class Whole(Model):
 
 
 class Poisonous(Identity):
-    """Answers with what it was given, but for one value each that does harm: which, the name of a harm says.
+    """Returns its inputs, except for a poison value on which it does the harm that its argument
+    names.
 
-    `folder` is where it leaves word of what it began, and of what it started.
+    `folder` is where it records what it began and what it started.
     """
 
     max_batch_delay_ms = 20
@@ -285,16 +286,16 @@ class Poisonous(Identity):
             pass
 
     def hold(self):
-        """Python's lock, in compiled code that sleeps."""
+        """Hold the GIL in compiled code that sleeps."""
         ctypes.PyDLL(None).sleep(600)
 
     def refuse(self):
-        """Every signal that can be, and go on."""
+        """Ignore every signal that can be ignored, and loop."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.loop()
 
     def fork(self):
-        """Children that live, up to a bound that is far above the one that holds."""
+        """Fork children that stay, up to a number far above the tested limit."""
         for _ in range(200):
             if not (pid := os.fork()):
                 signal.pause()
@@ -304,7 +305,7 @@ class Poisonous(Identity):
         self.loop()
 
     def fork_and_hide(self):
-        """One child of its own session, which has one in turn, and go on for ever."""
+        """Fork a child in a session of its own, which forks another, and loop."""
         reading, writing = os.pipe()
         if not os.fork():
             os.setsid()
@@ -316,22 +317,22 @@ class Poisonous(Identity):
         self.loop()
 
     def spawn(self):
-        """A child of its own group, in the same session, and go on for ever."""
+        """Start a child in a process group of its own, in the same session, and loop."""
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], process_group=0)
         (self.folder / "started").write_text(f"{child.pid}\n")
         self.loop()
 
     def hog(self):
-        """Touch ever more memory, up to a bound that is far above the one that holds."""
+        """Touch ever more memory, up to an amount far above the tested limit."""
         self.held = [np.ones(2**21) for _ in range(256)]
 
     def hog_at_once(self):
-        """Ask for more memory than there may be, in one piece."""
+        """Allocate more memory than the limit in one piece."""
         self.held = np.ones(2**29)
 
 
 class Environment(Model):
-    """The variables of its environment, for each row."""
+    """Returns its environment variables for each row."""
 
     def predict(self, x):
         return np.array([",".join(sorted(os.environ))] * len(x), object)

@@ -1,4 +1,4 @@
-"""Models with a step that processes of their own make by name; what they are to do comes with each row."""
+"""Models with a step that other processes make by name; each row says what happens."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from headrace.core.sequence import SequenceLimits
 
 
 class Summing(Model):
-    """Adds up `x`, sequence by sequence; `do` says what else happens to its row, in the order of the rows."""
+    """Adds up `x` by sequence; `do` says what else happens, row by row."""
 
     sequences = SequenceLimits(live_max=7, idle_ms=float("inf"), time_ms_max=600_000.0, interleave=True)
 
@@ -40,8 +40,13 @@ class Summing(Model):
         }
 
     def _seen(self, state):
-        told = {name: getattr(state, name) for name in ("id", "steps", "start", "again", "end")}
-        return {**told, "parameters": dict(state.parameters), "names": sorted(state), "log": state.get("log")}
+        described = {name: getattr(state, name) for name in ("id", "steps", "start", "again", "end")}
+        return {
+            **described,
+            "parameters": dict(state.parameters),
+            "names": sorted(state),
+            "log": state.get("log"),
+        }
 
     def sequence_ended(self, state, why):
         self.ended.append([state.id, state.steps, why.value, float(sum(state.get("total", [0.0])))])
@@ -56,7 +61,7 @@ class Summing(Model):
         assert state["deep"][0]["at"] == state["log"]
 
     def go(self, state):
-        state.go_on()
+        state.reschedule()
 
     def silent(self, state):
         state.skip_output()
@@ -123,7 +128,7 @@ class Summing(Model):
 
 
 class Waiting(Model):
-    """Waits for as long as somebody wants its answer on what is above zero, after it has changed its state."""
+    """Changes its state, then waits on positive values until its call is cancelled."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -140,7 +145,7 @@ class Waiting(Model):
 
 
 class WaitingAsync(Waiting):
-    """The same, to be cancelled."""
+    """The same with an asynchronous `step`, which is cancelled."""
 
     async def step(self, states, x):
         (state,) = states
@@ -152,7 +157,7 @@ class WaitingAsync(Waiting):
 
 
 class Stubborn(Waiting):
-    """The same, and hears nothing."""
+    """The same, but ignores its cancellation."""
 
     def step(self, states, x):
         (self.folder / "began").touch()
@@ -162,7 +167,7 @@ class Stubborn(Waiting):
 
 
 class Declared(Model):
-    """Takes exactly what it says, by position, and frees what it holds for each sequence."""
+    """Takes exactly its declared inputs, by position, and frees the resources of each sequence."""
 
     inputs = (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("n", "INT64", (-1,)))
     outputs = (TensorSpec("y", "FP32", (-1, 2)),)

@@ -1,4 +1,4 @@
-"""A backend's `step`, driven as an engine drives it: requests of many sequences, of which a random few share each call."""
+"""Drivers of `Model.step`: requests of many sequences, of which random ones share each call."""
 
 import asyncio
 from collections import deque
@@ -14,35 +14,37 @@ from engine.support import serving
 from headrace.core import InferRequest, InferResponse, Model, RowError, SequenceEnd, Tensor
 from headrace.core.call import current_call
 from headrace.core.errors import RefusedRowsError, SequenceGoneError
-from headrace.core.sequence import SequenceAsk
+from headrace.core.sequence import SequenceControl
 from headrace.engine.backend import LocalBackend
-from headrace.engine.stepper import Ending, StepOrder
+from headrace.engine.stepper import SequenceEnding, StepOrder
 
-Ask = Callable[[InferRequest], Awaitable[InferResponse]]
+InferFunction = Callable[[InferRequest], Awaitable[InferResponse]]
 
 WAYS = ("engine", "steps", "moving")
-"""By a real engine; and by `Steps`, without and with a second instance."""
+"""By an engine, and by `SteppedBackends` without and with a second instance."""
 
 
 @contextmanager
-def asking(way: str, make: Callable[[], Model]) -> Iterator[Ask]:
-    """Asks a model, which is closed at the end, in one of the `WAYS`."""
+def open_client(way: str, make: Callable[[], Model]) -> Iterator[InferFunction]:
+    """Yield a function that sends requests to a model, which is closed at the end, in one of the
+    `WAYS`.
+    """
     if way == "engine":
         with serving(make) as engine:
-            yield engine.ask
+            yield engine.infer
         return
-    steps = Steps(make, moving=way == "moving")
+    steps = SteppedBackends(make, moving=way == "moving")
     try:
-        yield steps.ask
+        yield steps.infer
     finally:
         steps.close()
 
 
 @dataclass
 class _Request:
-    asked: InferRequest
+    infer_request: InferRequest
     ends: bool
-    answer: asyncio.Future[InferResponse]
+    future: asyncio.Future[InferResponse]
     outputs: list[Mapping[str, np.ndarray]] = field(default_factory=list)
     row: int = 0
     again: bool = False
@@ -56,11 +58,11 @@ class _Sequence:
     saved: bytes | None = None
 
 
-class Steps:
-    """`ask` is what `Engine.ask` is. Who shares a call is drawn anew for each, so that it differs from seed to seed.
+class SteppedBackends:
+    """Backends with the same `infer` as an engine. The steps that share a call are drawn at random.
 
-    With `moving` there are two instances, and before a step a sequence may be moved to the other one: with nothing but its
-    checkpoint.
+    With `moving` there are two instances. Before a step, a sequence may move to the other one, with
+    nothing but its checkpoint.
     """
 
     def __init__(self, make: Callable[[], Model], *, seed: int = 0, moving: bool = False):
@@ -70,20 +72,20 @@ class Steps:
         self._numbers = count(1)
         self._turning = False
 
-    async def ask(self, request: InferRequest) -> InferResponse:
+    async def infer(self, request: InferRequest) -> InferResponse:
         self.backends[0].inputs.check(request)
-        said = SequenceAsk.of(request.parameters)
-        id = said.id or f"made-up-{next(self._numbers)}"
-        if said.start or not said.id:
+        flags = SequenceControl.from_parameters(request.parameters)
+        id = flags.id or f"made-up-{next(self._numbers)}"
+        if flags.start or not flags.id:
             self._sequences[id] = _Sequence(next(self._numbers))
         if id not in self._sequences:
             raise SequenceGoneError(id, "there is none")
-        asked = _Request(request, said.end, asyncio.get_running_loop().create_future())
-        self._sequences[id].waiting.append(asked)
+        entry = _Request(request, flags.end, asyncio.get_running_loop().create_future())
+        self._sequences[id].waiting.append(entry)
         if not self._turning:
             self._turning = True
             asyncio.get_running_loop().call_soon(self._turn)
-        return await asked.answer
+        return await entry.future
 
     def close(self) -> None:
         for backend in self.backends:
@@ -100,45 +102,45 @@ class Steps:
         try:
             self._step(backend, self.random.sample(ready, some))
         except Exception as error:
-            # Nobody waits for what will never be, and this would be tried for ever.
+            # The other requests would otherwise wait for ever.
             for sequence in self._sequences.values():
                 for request in sequence.waiting:
-                    request.answer.set_exception(error)
+                    request.future.set_exception(error)
                 sequence.waiting.clear()
             raise
 
     def _step(self, backend: LocalBackend, ids: list[str]) -> None:
         moving = len(self.backends) > 1
         heads = [self._sequences[id].waiting[0] for id in ids]
-        parts = [{t.name: t.data[h.row : h.row + 1] for t in h.asked.inputs} for h in heads]
+        parts = [{t.name: t.data[h.row : h.row + 1] for t in h.infer_request.inputs} for h in heads]
         orders = [self._order(id, head, save=moving) for id, head in zip(ids, heads, strict=True)]
         try:
             stepped = backend.step(parts, orders, current_call())
         except RowError as refused:
             for row, why in refused.rows.items():
                 self._sequences[ids[row]].waiting.popleft()
-                heads[row].answer.set_exception(RefusedRowsError("m", why))
+                heads[row].future.set_exception(RefusedRowsError("m", why))
             if left := [id for row, id in enumerate(ids) if row not in refused.rows]:
                 self._step(backend, left)
             return
         for row, id in enumerate(ids):
-            sequence, (goes_on, silent, over) = self._sequences[id], stepped.said[row]
+            sequence, (goes_on, silent, over) = self._sequences[id], stepped.flags[row]
             kept = slice(row, row if silent else row + 1)
             heads[row].outputs.append({name: data[kept] for name, data in stepped.outputs.items()})
             sequence.steps += 1
-            sequence.saved = stepped.saved[row]
+            sequence.saved = stepped.checkpoints[row]
             self._stepped(backend, id, goes_on=goes_on, ends=over)
 
     def _order(self, id: str, head: _Request, *, save: bool) -> StepOrder:
         sequence = self._sequences[id]
-        last = head.row + 1 == head.asked.rows
+        last = head.row + 1 == head.infer_request.rows
         return StepOrder(
             sequence.number,
             id,
             sequence.steps,
             head.again,
             head.ends and last,
-            head.asked.parameters,
+            head.infer_request.parameters,
             sequence.saved,
             save,
         )
@@ -148,15 +150,15 @@ class Steps:
         head = sequence.waiting[0]
         head.again = goes_on
         head.row += not goes_on
-        if head.row == head.asked.rows:
+        if head.row == head.infer_request.rows:
             sequence.waiting.popleft()
             tensors = [
                 Tensor(name, np.concatenate([o[name] for o in head.outputs])) for name in head.outputs[0]
             ]
-            head.answer.set_result(InferResponse(tuple(tensors), "m", parameters={"sequence_id": id}))
+            head.future.set_result(InferResponse(tuple(tensors), "m", parameters={"sequence_id": id}))
             ends = ends or head.ends
         if ends:
             del self._sequences[id]
-            backend.end_sequences([Ending(sequence.number, id, sequence.steps, SequenceEnd.ENDED)])
+            backend.end_sequences([SequenceEnding(sequence.number, id, sequence.steps, SequenceEnd.ENDED)])
             for left in sequence.waiting:
-                left.answer.set_exception(SequenceGoneError(id, "it ended"))
+                left.future.set_exception(SequenceGoneError(id, "it ended"))

@@ -11,34 +11,43 @@ import numpy as np
 import psutil
 
 from headrace.core import InferRequest, InferResponse, Model, Tensor
+from headrace.core.clock import SystemClock
 from headrace.engine import Engine
+from headrace.engine.pending_request import FutureCallback, PendingRequest
 from headrace.engine.settings import ServeSettings
-from headrace.engine.ticket import FutureReply, Ticket
 
 WAIT_S = 30.0
 
 
+class InstantClock(SystemClock):
+    """The machine's clock, whose sleeps end at once: for restarts without their delays."""
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> bool:
+        del seconds
+        return wake is not None and wake.is_set()
+
+
 def rows(*values: float) -> np.ndarray:
-    """A float32 column ``[n, 1]``."""
+    """Return a float32 column ``[n, 1]``."""
     return np.array(values, np.float32).reshape(-1, 1)
 
 
 def request(x: Any = None, **settings: Any) -> InferRequest:
-    """A request for input `x`; one row by default."""
+    """Return a request for input `x`; one row by default."""
     data = rows(1.0) if x is None else np.asarray(x)
     return InferRequest((Tensor("x", data),), **settings)
 
 
-def ticket(asked: InferRequest, **settings: Any) -> Ticket:
-    """A ticket whose answer goes to a future."""
-    return Ticket(asked, asked.rows, 0.0, FutureReply(Future()), **settings)
+def pending_request(infer_request: InferRequest, **settings: Any) -> PendingRequest:
+    """Return a pending request whose result goes to a future."""
+    return PendingRequest(infer_request, infer_request.rows, 0.0, FutureCallback(Future()), **settings)
 
 
 @contextmanager
-def nothing_left() -> Iterator[None]:
-    """No process, file, or thread of what runs inside outlives it."""
+def no_leaks() -> Iterator[None]:
+    """Assert that no process, file or thread of the block outlives it."""
     me = psutil.Process()
-    # Servers of other tests may go on beside, and start and end processes of their own meanwhile.
+    # Servers of other tests may run, start and end processes meanwhile.
     others = {p.pid for p in me.children()}
     fds, threads = me.num_fds(), threading.active_count()
     yield
@@ -50,7 +59,7 @@ def nothing_left() -> Iterator[None]:
 
 @contextmanager
 def running(make: Any, **settings: Any) -> Iterator[Engine]:
-    """A started engine around a model (an object is shared by all instances)."""
+    """Yield a started engine around a model (all instances share an object)."""
     engine = Engine((lambda: make) if isinstance(make, Model) else make, name="m", **settings)
     engine.start()
     try:
@@ -59,20 +68,20 @@ def running(make: Any, **settings: Any) -> Iterator[Engine]:
         engine.stop(drain=False)
 
 
-def answer(engine: Engine, *args: Any, **settings: Any) -> Any:
-    """Ask for `request(...)` and wait for the response."""
+def submit_and_wait(engine: Engine, *args: Any, **settings: Any) -> Any:
+    """Submit `request(...)` and return its response."""
     return engine.submit(request(*args, **settings)).result(WAIT_S)
 
 
-def predicted(model: Any, x: Any, **settings: Any) -> Any:
-    """The response of a fresh engine around `model`."""
+def fresh_response(model: Any, x: Any, **settings: Any) -> Any:
+    """Return the response of a fresh engine around `model`."""
     with running(model, **settings) as engine:
-        return answer(engine, x)
+        return submit_and_wait(engine, x)
 
 
 @contextmanager
 def serving(make: Any, *, clock: Any = None, **settings: Any) -> Iterator[Engine]:
-    """A started engine that joins requests, in a thread unless asked otherwise."""
+    """Yield a started engine that batches requests, in a thread by default."""
     serve = ServeSettings(**{"isolation": "thread", **settings})
     factory = (lambda: make) if isinstance(make, Model) else make
     engine = Engine(factory, name="m", serving=serve, clock=clock)
@@ -83,18 +92,18 @@ def serving(make: Any, *, clock: Any = None, **settings: Any) -> Iterator[Engine
         engine.stop(drain=False)
 
 
-async def on_thread(function: Any, *args: Any) -> Any:
-    """What a blocking function comes to, without blocking this event loop."""
+async def in_thread(function: Any, *args: Any) -> Any:
+    """Return the result of a blocking function without blocking this event loop."""
     return await asyncio.wait_for(asyncio.to_thread(function, *args), WAIT_S)
 
 
-async def until(holds: Any) -> None:
-    """Wait, in turns with everybody else, until something holds."""
+async def wait_until(holds: Any) -> None:
+    """Poll, while other tasks run, until `holds()` is true."""
     async with asyncio.timeout(WAIT_S):
-        while not holds():  # noqa: ASYNC110 - of anything, in any thread
+        while not holds():  # noqa: ASYNC110 - a condition of any thread
             await asyncio.sleep(0.001)
 
 
 def values(response: InferResponse) -> list[Any]:
-    """What the first output holds, flat."""
+    """Return the first output, flat."""
     return response.outputs[0].data.ravel().tolist()

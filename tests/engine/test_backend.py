@@ -1,4 +1,4 @@
-"""A model in this process: loaded, warmed up, called, streamed and closed where it lives."""
+"""`LocalBackend`: a model that is loaded, warmed up, called, streamed and closed in this process."""
 
 import asyncio
 import threading
@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from cases import for_each
 from engine.step_models import Declared
 from headrace.core import InferRequest, Model, Tensor, TensorSpec
 from headrace.core.call import current_call
@@ -20,7 +21,7 @@ from headrace.core.errors import (
 from headrace.core.sequence import SequenceEnd
 from headrace.engine.backend import LocalBackend
 from headrace.engine.settings import ServeSettings
-from headrace.engine.stepper import Ending, StepOrder
+from headrace.engine.stepper import SequenceEnding, StepOrder
 from headrace.engine.streams import StreamCall
 from headrace.testing import EchoModel
 
@@ -31,12 +32,12 @@ def _backend(model: Model) -> LocalBackend:
     return LocalBackend(lambda: model, "m")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("method", "error"),
     [("load", OSError("no file")), ("warm_up", ValueError("bad")), ("load", SystemExit(1))],
 )
-def test_what_fails_before_it_is_ready_is_a_load_error(method, error):
-    """With its cause."""
+def test_failure_before_ready_is_load_error(method, error):
+    """The cause is kept."""
 
     def fail(self):
         raise error
@@ -47,8 +48,8 @@ def test_what_fails_before_it_is_ready_is_a_load_error(method, error):
     assert caught.value.__cause__ is error
 
 
-def test_a_model_that_loaded_is_closed_when_its_warm_up_fails():
-    """And one that did not load is not."""
+def test_failed_warm_up_closes_loaded_model():
+    """A model that did not load is not closed."""
     closed = []
 
     class Cold(EchoModel):
@@ -84,26 +85,25 @@ class _Seen(EchoModel):
         return x
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_sizes_that_are_known_are_warmed_up_with_zeros(fails):
-    """One row; a model that does not take zeros is ready all the same."""
+@for_each("fails", [False, True])
+def test_declared_shapes_are_warmed_up_with_zeros(fails):
+    """One row. A model that does not accept zeros is ready all the same."""
     model = _Seen(X_SPEC, fails)
     _backend(model)
     assert model.seen == [((1, 3), "float32", 0.0)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spec", [TensorSpec("x", "FP32"), TensorSpec("x", "FP32", (-1, -1)), TensorSpec("x", "BYTES", (-1, 3))]
 )
-def test_sizes_that_are_not_known_are_not_guessed(spec):
-    """A wrong guess would be an error in somebody's log."""
+def test_unknown_shapes_are_not_warmed_up(spec):
+    """A wrong guess would log an error."""
     model = _Seen((spec,))
     _backend(model)
     assert model.seen == []
 
 
-def test_a_models_own_warm_up_replaces_zeros():
-    """It knows better."""
+def test_model_warm_up_replaces_zeros():
 
     class Own(_Seen):
         def warm_up(self):
@@ -114,30 +114,28 @@ def test_a_models_own_warm_up_replaces_zeros():
     assert model.seen == ["own"]
 
 
-def test_max_batch_rows_must_leave_room():
-    """Or no row could ever be called."""
+def test_max_batch_rows_below_one_is_refused():
     model = EchoModel()
     model.max_batch_rows = 0
     with pytest.raises(ModelLoadError, match="max_batch_rows must be 1 or more"):
         _backend(model)
 
 
-def test_a_close_that_fails_is_logged(caplog):
-    """Nothing can be done about it any more."""
+def test_failed_close_is_logged(caplog):
 
     class Stuck(EchoModel):
         def close(self):
             raise OSError("stuck")
 
     _backend(Stuck()).close()
-    assert "model failed to close" in caplog.text
+    assert "closing the model failed" in caplog.text
 
 
-# Where the model's code runs
+# Threads of the model's code
 
 
-class _Everywhere(Model):
-    """Notes the thread and the loop of each of its methods."""
+class _AllMethods(Model):
+    """Records the thread and the event loop of each of its methods."""
 
     def __init__(self):
         self.seen = {}
@@ -175,12 +173,11 @@ def _streamed(backend: LocalBackend) -> StreamCall:
     return stream
 
 
-def test_a_model_with_async_streams_lives_in_one_event_loop():
-    """All of its methods, also the plain ones."""
-    model = _Everywhere()
+def test_model_with_async_streams_uses_one_event_loop():
+    model = _AllMethods()
     backend = _backend(model)
     assert _called(backend, 1) == [1]
-    assert len(_streamed(backend).answers.get()) == 1
+    assert len(_streamed(backend).responses.get()) == 1
     backend.close()
     assert set(model.seen) == {"load", "predict", "stream", "close"}
     ((name, loop),) = set(model.seen.values())
@@ -188,15 +185,15 @@ def test_a_model_with_async_streams_lives_in_one_event_loop():
     assert loop.is_closed()
 
 
-def test_a_closed_backend_opens_no_stream():
-    backend = _backend(_Everywhere())
+def test_closed_backend_opens_no_stream():
+    backend = _backend(_AllMethods())
     backend.close()
     with pytest.raises(StoppedError):
         _streamed(backend)
 
 
-def test_closing_ends_streams_before_the_model_is_closed():
-    """A plain generator in its thread: its reader is told that it was the engine."""
+def test_close_ends_streams_before_model_closes():
+    """A plain generator in its thread gets the error of the stop."""
     order = []
 
     class Streams(EchoModel):
@@ -213,11 +210,11 @@ def test_closing_ends_streams_before_the_model_is_closed():
 
     backend = _backend(Streams())
     stream = _streamed(backend)
-    assert stream.answers.get()
+    assert stream.responses.get()
     backend.close()
     assert order == ["generator", "model"]
     with pytest.raises(StoppedError):
-        stream.answers.get()
+        stream.responses.get()
 
 
 # Cancelling
@@ -241,15 +238,15 @@ class _Waits(Model):
 
 
 class _WaitsBeside(_Waits):
-    """The same in a loop of its own."""
+    """The same in an event loop of its own."""
 
     async def predict_stream(self, requests):
         yield 1
 
 
-@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
-def test_an_async_predict_is_cancelled(make):
-    """Once, however often it is asked for; and the call is over when its cleaning up is."""
+@for_each("make", [_Waits, _WaitsBeside])
+def test_async_predict_is_cancelled(make):
+    """Once, however often `cancel` is called; the call ends after its clean-up."""
     model = make()
     backend = _backend(model)
 
@@ -271,40 +268,40 @@ def test_an_async_predict_is_cancelled(make):
     backend.close()
 
 
-class _Gone:
-    """A call of which nobody waits when it begins."""
+class _CancelledCall:
+    """A call that is cancelled before it begins."""
 
     cancelled = True
     deadline_s = None
 
 
-@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
-def test_a_call_that_nobody_waits_for_when_it_begins_is_cancelled(make):
-    """They left between its being taken and its first step."""
+@for_each("make", [_Waits, _WaitsBeside])
+def test_call_without_client_is_cancelled_at_begin(make):
+    """The clients left between the take and the first step of the coroutine."""
     backend = _backend(make())
     with pytest.raises(CancelledRequestError):
-        _called(backend, -1, call=_Gone())
+        _called(backend, -1, call=_CancelledCall())
     backend.close()
 
 
-@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
-def test_a_model_that_cancels_itself_was_not_cancelled(make):
+@for_each("make", [_Waits, _WaitsBeside])
+def test_own_cancelled_error_is_predict_error(make):
     async def predict(_, x):
         raise asyncio.CancelledError
 
     backend = _backend(type("Own", (make,), {"predict": predict})())
-    with pytest.raises(PredictError, match="nobody had cancelled"):
+    with pytest.raises(PredictError, match="its call was not cancelled"):
         _called(backend, 1)
     backend.close()
 
 
-def test_nothing_of_a_call_is_left_behind():
+def test_call_leaves_no_context():
     backend = _backend(EchoModel())
-    _called(backend, 1, call=_Gone())
+    _called(backend, 1, call=_CancelledCall())
     assert not current_call().cancelled
 
 
-def test_a_negative_delay_is_refused():
+def test_negative_delay_is_refused():
     model = EchoModel()
     model.max_batch_delay_ms = -1.0
     with pytest.raises(ModelLoadError, match="max_batch_delay_ms must be 0 or more"):
@@ -313,13 +310,13 @@ def test_a_negative_delay_is_refused():
     assert LocalBackend(lambda: model, "m", settings=settings).metadata.max_batch_delay_ms == 3.0
 
 
-@pytest.mark.parametrize("make", [_Waits, _WaitsBeside])
-def test_a_second_cancellation_does_not_break_into_the_cleaning_up(make):
-    cleaning, go_on = threading.Event(), threading.Event()
+@for_each("make", [_Waits, _WaitsBeside])
+def test_second_cancellation_does_not_interrupt_clean_up(make):
+    cleaning, release = threading.Event(), threading.Event()
 
     async def cleans():
         cleaning.set()
-        await asyncio.to_thread(go_on.wait, 30)
+        await asyncio.to_thread(release.wait, 30)
 
     model = make(cleans=cleans)
     backend = _backend(model)
@@ -329,7 +326,7 @@ def test_a_second_cancellation_does_not_break_into_the_cleaning_up(make):
         backend.cancel()
         assert cleaning.wait(30)
         backend.cancel()
-        go_on.set()
+        release.set()
 
     canceller = threading.Thread(target=cancel)
     canceller.start()
@@ -340,35 +337,34 @@ def test_a_second_cancellation_does_not_break_into_the_cleaning_up(make):
     backend.close()
 
 
-# Plain streams whose caller has gone
+# Plain streams whose client has left
 
 
 class _Steps(EchoModel):
-    """Reads all that it is sent before it yields."""
+    """Reads all of its requests before it yields."""
 
     def __init__(self):
-        self.read, self.entered, self.go_on = 0, threading.Event(), threading.Event()
+        self.read, self.entered, self.release = 0, threading.Event(), threading.Event()
 
     def predict_stream(self, requests):
         for _ in requests:
             self.read += 1
             self.entered.set()
-            assert self.go_on.wait(30)
+            assert self.release.wait(30)
         yield 1.0
 
 
-def test_a_stream_that_nobody_waits_for_runs_no_code_of_the_model():
+def test_abandoned_stream_runs_no_model_code():
     model = _Steps()
-    model.go_on.set()
+    model.release.set()
     backend = _backend(model)
-    with backend.turns:
+    with backend.model_lock:
         _streamed(backend).cancel()
     backend.close()
     assert model.read == 0
 
 
-def test_requests_of_a_caller_who_has_gone_are_not_read_on():
-    """However many have arrived already."""
+def test_requests_of_departed_client_are_not_read():
     model = _Steps()
     backend = _backend(model)
     stream = StreamCall(SystemClock(), deadline=None, id="")
@@ -377,12 +373,12 @@ def test_requests_of_a_caller_who_has_gone_are_not_read_on():
     backend.open_stream(stream)
     assert model.entered.wait(30)
     stream.cancel()
-    model.go_on.set()
+    model.release.set()
     backend.close()
     assert model.read == 1
 
 
-# Steps; what holds wherever they are done is in test_backend_steps.py
+# Steps. Tests that hold for any backend are in test_backend_steps.py.
 
 
 def _order(number, steps=0):
@@ -395,22 +391,21 @@ def _stepped(backend, parts, *orders):
     return backend.step(parts, orders, current_call()).outputs
 
 
-@pytest.mark.parametrize("method", ["predict", "predict_stream", "predict_request"])
-def test_a_model_with_a_step_answers_by_nothing_else(method):
-    """Which one would be asked, nobody could tell."""
+@for_each("method", ["predict", "predict_stream", "predict_request"])
+def test_model_with_step_and_predict_does_not_load(method):
     model = type("Both", (Declared,), {method: lambda self, x: x})()
-    with pytest.raises(ModelLoadError, match=f"it has both step and {method}: a model with a step"):
+    with pytest.raises(ModelLoadError, match=f"it defines both step and {method}: step alone"):
         _backend(model)
 
 
-def test_a_model_with_a_step_does_not_run_inline():
-    """There its requests would not wait for each other."""
+def test_model_with_step_cannot_run_inline():
+    """Inline, its requests could not wait for each other."""
     with pytest.raises(ConfigError, match="a model with a step cannot run inline"):
         LocalBackend(Declared, "m", inline=True)
 
 
-def test_steps_are_warmed_up_with_zeros_in_a_sequence_that_ends():
-    """So that a model frees what it took for it; also an asynchronous one."""
+def test_step_warm_up_ends_its_sequence():
+    """The model can free what it took for the sequence, also an asynchronous one."""
     model = Declared()
     backend = _backend(model)
     assert model.calls == [("float32", (1, 2), "int64", (1,))]
@@ -418,19 +413,18 @@ def test_steps_are_warmed_up_with_zeros_in_a_sequence_that_ends():
     backend.close()
 
 
-def test_a_warm_up_that_fails_ends_its_sequence_too():
+def test_failed_step_warm_up_ends_its_sequence():
     async def step(self, states, x, n):
         self.held.add(states[0].id)
         raise ValueError
 
     model = type("NoZeros", (Declared,), {"step": step})()
     backend = _backend(model)
-    assert (model.held, backend.metadata.predicts, backend.metadata.streams) == (set(), True, True)
+    assert (model.held, backend.metadata.can_predict, backend.metadata.can_stream) == (set(), True, True)
     backend.close()
 
 
-def test_a_step_takes_its_inputs_as_declared_by_name_or_position():
-    """Converted where nothing is lost, and joined."""
+def test_step_takes_declared_inputs_by_name_or_position():
     model = Declared()
     backend = _backend(model)
     part = {"x": np.ones((1, 2), np.float32), "n": np.array([3], np.int32)}
@@ -438,20 +432,18 @@ def test_a_step_takes_its_inputs_as_declared_by_name_or_position():
     assert outputs["y"].tolist() == [[3, 3], [3, 3]]
     assert model.calls[-1] == ("float32", (2, 2), "int64", (2,))
     assert model.held == {"s1", "s2"}
-    backend.end_sequences([Ending(1, "s1", 1, SequenceEnd.ENDED)])
+    backend.end_sequences([SequenceEnding(1, "s1", 1, SequenceEnd.ENDED)])
     assert model.held == {"s2"}
     backend.close()
 
 
-@pytest.mark.parametrize(
-    "step", [lambda self: 0, lambda self, states: 0, lambda self, *, x: 0, lambda self, *, x, y: 0]
-)
-def test_a_step_that_takes_no_states_or_no_inputs_does_not_load(step):
+@for_each("step", [lambda self: 0, lambda self, states: 0, lambda self, *, x: 0, lambda self, *, x, y: 0])
+def test_step_without_states_or_inputs_does_not_load(step):
     with pytest.raises(ModelLoadError, match=r"as in step\(self, states, x\)"):
         _backend(type("Odd", (Model,), {"step": step})())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "step",
     [
         lambda self, states, x: x + 1,
@@ -461,13 +453,13 @@ def test_a_step_that_takes_no_states_or_no_inputs_does_not_load(step):
         lambda self, states, x, /: x + 1,
     ],
 )
-def test_a_step_may_take_its_inputs_any_way(step):
+def test_step_accepts_variadic_parameters(step):
     backend = _backend(type("Any", (Model,), {"step": step})())
     assert _stepped(backend, ({"x": np.ones((1, 1))},), _order(1))["output"].tolist() == [[2]]
 
 
-def test_what_a_step_is_given_is_its_own_to_write_into():
-    """What fails is tried again with the same rows."""
+def test_step_may_write_into_its_inputs():
+    """A failed step is retried with unchanged rows."""
 
     class Writes(Model):
         def step(self, states, x):
@@ -479,7 +471,7 @@ def test_what_a_step_is_given_is_its_own_to_write_into():
     assert x.tolist() == [[0], [0]]
 
 
-def test_a_step_can_ask_about_its_call():
+def test_step_sees_its_current_call():
     seen = []
 
     class Asks(Model):
@@ -487,5 +479,5 @@ def test_a_step_can_ask_about_its_call():
             seen.append(current_call().cancelled)
             return x
 
-    _backend(Asks()).step(({"x": np.zeros((1, 1))},), [_order(1)], _Gone())
+    _backend(Asks()).step(({"x": np.zeros((1, 1))},), [_order(1)], _CancelledCall())
     assert (seen, current_call().cancelled) == ([True], False)

@@ -1,4 +1,6 @@
-"""Steps of a model, in this process and in one of its own: the same answers, and the same promises about states."""
+"""Steps of a model, in this process and in one of its own: equal outputs, and equal promises about
+states.
+"""
 
 import functools
 import itertools
@@ -11,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cases import for_each
 from engine import step_models as models
-from engine.support import WAIT_S, nothing_left, rows
+from engine.support import WAIT_S, no_leaks, rows
 from headrace.core import InferRequest, Tensor, current_call
 from headrace.core.errors import (
     CancelledRequestError,
@@ -25,11 +28,12 @@ from headrace.core.model import RowError
 from headrace.core.sequence import SequenceEnd, SequenceLimits
 from headrace.engine import Engine
 from headrace.engine.backend import LocalBackend
-from headrace.engine.process import ProcessBackend
-from headrace.engine.reason import reason
-from headrace.engine.recipe import recipe_of
+from headrace.engine.model_errors import describe_error
+from headrace.engine.process_backend import ProcessBackend
+from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings
-from headrace.engine.stepper import Ending, StepOrder
+from headrace.engine.stepper import SequenceEnding, StepOrder
+from servers.polling import wait_until
 
 pytestmark = pytest.mark.timeout(60)
 GOES_ON, SILENT, ENDS, QUIET = (
@@ -43,14 +47,14 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def _nothing_left():
-    """No process, file, or thread outlives its backend."""
-    with nothing_left():
+    """Assert that no process, file or thread outlives its backend."""
+    with no_leaks():
         yield
 
 
 @pytest.fixture
 def made():
-    """Makes backends, which are closed."""
+    """Yield a factory of backends, which are closed at the end."""
     backends = []
 
     def make(kind, model=models.Summing, **serve):
@@ -58,7 +62,7 @@ def made():
         if kind == "local":
             backend = LocalBackend(model, "m", settings=set_to)
         else:
-            backend = ProcessBackend(recipe_of(model, "m"), "m", settings=set_to)
+            backend = ProcessBackend(make_recipe(model, "m"), "m", settings=set_to)
         backends.append(backend)
         return backend
 
@@ -67,16 +71,16 @@ def made():
         backend.close()
 
 
-both = pytest.mark.parametrize("kind", ["local", "process"])
+both = pytest.mark.parametrize("kind", ["local", pytest.param("process", marks=pytest.mark.slow)])
 
 
-def order(number, id="s", steps=0, **said):
-    values = {"again": False, "end": False, "parameters": {}, "restore": None, "save": False, **said}
+def order(number, id="s", steps=0, **flags):
+    values = {"again": False, "end": False, "parameters": {}, "restore": None, "save": False, **flags}
     return StepOrder(number, id, steps, **values)
 
 
 def step(backend, *orders, x=1.0, do="", call=None):
-    """One step of each; `x` and `do` for each, or for all."""
+    """Do one step of each sequence; `x` and `do` for each, or for all."""
     x, do = ([one] * len(orders) if isinstance(one, (float, str)) else one for one in (x, do))
     parts = [{"x": rows(v), "do": np.array([what], object)} for v, what in zip(x, do, strict=True)]
     return backend.step(parts, orders, call or current_call())
@@ -94,12 +98,12 @@ def ended(stepped):
     return json.loads(stepped.outputs["ended"][0])
 
 
-# Answers
+# Outputs
 
 
 @both
-def test_a_step_goes_on_from_the_last_one(made, kind):
-    """Each sequence from its own, in any company and any row."""
+def test_step_continues_from_last_state(made, kind):
+    """Each sequence from its own state, in any batch and any row."""
     backend = made(kind)
     assert totals(step(backend, order(1), x=2.0)) == [2]
     assert totals(step(backend, order(2), order(1, steps=1), order(3), x=[5.0, 3.0, 7.0])) == [5, 5, 7]
@@ -107,8 +111,7 @@ def test_a_step_goes_on_from_the_last_one(made, kind):
 
 
 @both
-def test_a_model_is_told_whose_step_it_is(made, kind):
-    """And tells of each row how it goes on."""
+def test_state_describes_its_step(made, kind):
     backend = made(kind)
     first = step(backend, order(1, "a"), order(2, "ü"), do=["go", ""])
     assert (seen(first)["id"], seen(first, 1)["id"]) == ("a", "ü")
@@ -128,33 +131,32 @@ def test_a_model_is_told_whose_step_it_is(made, kind):
         "id": "a", "steps": 1, "start": False, "again": True, "end": True,
         "parameters": parameters, "names": ["total"], "log": None,
     }  # fmt: skip
-    assert first.said == [GOES_ON, QUIET]
-    assert second.said == [SILENT, ENDS, QUIET]
-    assert (second.saved, backend.metadata.steps) == ([None] * 3, True)
+    assert first.flags == [GOES_ON, QUIET]
+    assert second.flags == [SILENT, ENDS, QUIET]
+    assert (second.checkpoints, backend.metadata.is_stateful) == ([None] * 3, True)
 
 
 @both
-def test_rows_may_come_joined(made, kind):
-    """And a call of no rows is one all the same."""
+def test_rows_may_arrive_joined(made, kind):
+    """A call of no rows is possible too."""
     backend = made(kind)
     part = {"x": rows(1, 2), "do": np.array(["", ""], object)}
     stepped = backend.step((part, part), [order(n) for n in range(4)], current_call())
     assert totals(stepped) == [1, 2, 1, 2]
     none = {"x": np.zeros((0, 1), np.float32), "do": np.array([], object)}
     stepped = backend.step((none,), [], current_call())
-    assert (totals(stepped), stepped.said, stepped.saved) == ([], [], [])
+    assert (totals(stepped), stepped.flags, stepped.checkpoints) == ([], [], [])
 
 
 @both
-def test_times_of_a_step_add_up(made, kind):
+def test_step_times_add_up(made, kind):
     stepped = step(made(kind), order(1))
     assert min(stepped.input_s, stepped.infer_s, stepped.output_s) > 0
     assert stepped.input_s + stepped.infer_s + stepped.output_s < WAIT_S
 
 
 @both
-def test_limits_are_the_models_unless_they_are_set(made, kind):
-    """Also where there is no limit."""
+def test_settings_override_model_sequence_limits(made, kind):
     assert made(kind).sequences == models.Summing.sequences
     backend = made(kind, sequences={"live_max": 9, "evict_idle_ms": inf, "time_ms_max": None})
     assert backend.sequences == SequenceLimits(9, inf, None, evict_idle_ms=inf, interleave=True)
@@ -164,7 +166,7 @@ def test_limits_are_the_models_unless_they_are_set(made, kind):
 
 
 @both
-@pytest.mark.parametrize(
+@for_each(
     ("do", "error", "says"),
     [
         ("fail", Exception, "ValueError: odd"),
@@ -174,13 +176,13 @@ def test_limits_are_the_models_unless_they_are_set(made, kind):
         ("unsaveable", ModelContractError, "the state of sequence 'b' cannot be saved"),
     ],
 )
-def test_a_step_that_fails_has_not_happened(made, kind, do, error, says):
-    """To none of its rows, whatever it had done to their states; a first step leaves nothing."""
+def test_failed_step_changes_no_state(made, kind, do, error, says):
+    """Not even for rows whose states the model had changed; a first step leaves no state."""
     backend = made(kind)
     step(backend, order(1, "a"), order(2, "b"), do=["log", ""])
     with pytest.raises(error) as caught:
         step(backend, order(1, "a", 1), order(2, "b", 1, save=True), do=["log", do])
-    assert says in reason(caught.value) or says in str(caught.value)
+    assert says in describe_error(caught.value) or says in str(caught.value)
     again = step(backend, order(1, "a", 1), order(2, "b", 1), do=["log", "log"])
     assert totals(again) == [2, 2]
     assert [seen(again, row)["log"] for row in (0, 1)] == [[0, 1], [1]]
@@ -191,7 +193,7 @@ def test_a_step_that_fails_has_not_happened(made, kind, do, error, says):
     assert totals(step(backend, order(3, "c"), order(4, "d"))) == [1, 1]
 
 
-def test_a_step_whose_answer_cannot_be_sent_has_not_happened(made):
+def test_unsendable_step_result_changes_no_state(made):
     backend = made("process")
     step(backend, order(1))
     with pytest.raises(ModelContractError, match="must be bytes or str"):
@@ -200,34 +202,34 @@ def test_a_step_whose_answer_cannot_be_sent_has_not_happened(made):
 
 
 @both
-def test_a_model_may_do_as_it_likes_with_the_list_of_states(made, kind):
+def test_model_may_change_list_of_states(made, kind):
     backend = made(kind)
     assert totals(step(backend, order(1), order(2), do=["drop_states", ""])) == [1, 1]
     assert totals(step(backend, order(1, steps=1), order(2, steps=1))) == [2, 2]
 
 
 @both
-def test_arrays_of_a_state_are_its_own(made, kind):
-    """Neither what a model still has of them, nor the next step, changes them."""
+def test_state_arrays_are_private(made, kind):
+    """Neither references of the model nor the next step change them."""
     backend = made(kind)
     step(backend, order(1), do="use_buffer")
     step(backend, order(2), do="use_buffer")
     step(backend, order(1, steps=1), do="check_buffer")
     with pytest.raises(Exception, match="read-only") as caught:
         step(backend, order(1, steps=2), do="write")
-    assert "ValueError" in reason(caught.value)
+    assert "ValueError" in describe_error(caught.value)
     step(backend, order(1, steps=2), do="check_buffer")
 
 
 @both
-def test_a_state_that_is_not_here_is_not_made_up(made, kind):
-    """It would be a wrong answer; those beside it are asked again."""
+def test_missing_state_raises_sequence_lost(made, kind):
+    """The rows beside it can be retried."""
     backend = made(kind)
     step(backend, order(1))
-    for steps, says in ((2, "is here after 1"), (0, "is here after 1")):
+    for steps, says in ((2, "here is after 1"), (0, "here is after 1")):
         with pytest.raises(SequenceLostError, match=says):
             step(backend, order(1, steps=steps))
-    with pytest.raises(SequenceLostError, match="after 3 steps is wanted, and is not here") as caught:
+    with pytest.raises(SequenceLostError, match="after 3 steps is not here") as caught:
         step(backend, order(1, steps=1), order(2, "gone", steps=3))
     assert caught.value.sequence_id == "gone"
     assert totals(step(backend, order(1, steps=1))) == [2]
@@ -242,57 +244,59 @@ _ROWS = st.lists(
 
 
 @both
-def test_states_are_those_of_the_last_finished_steps(made, kind):
-    """However steps are joined, fail, end, and begin anew."""
+def test_states_match_last_completed_steps(made, kind):
+    """However steps are joined, fail, end and restart."""
     backend = made(kind)
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(_ROWS, max_size=6))
     def check(calls):
         lives = {}
-        for asked in calls:
-            for name, _, _ in asked:
+        for planned in calls:
+            for name, _, _ in planned:
                 lives.setdefault(name, [next(_numbers), 0, 0.0, []])
-            orders = [order(lives[name][0], str(name), lives[name][1]) for name, _, _ in asked]
-            do = [what if what in ("log", "fail") else "" for _, _, what in asked]
-            values = [float(value) for _, value, _ in asked]
+            orders = [order(lives[name][0], str(name), lives[name][1]) for name, _, _ in planned]
+            do = [what if what in ("log", "fail") else "" for _, _, what in planned]
+            values = [float(value) for _, value, _ in planned]
             if "fail" in do:
                 with pytest.raises(Exception, match="odd"):
                     step(backend, *orders, x=values, do=do)
                 continue
             stepped = step(backend, *orders, x=values, do=do)
-            for row, (name, value, what) in enumerate(asked):
+            for row, (name, value, what) in enumerate(planned):
                 number, steps, total, log = lives[name]
                 log = [*log, steps] if what == "log" else log
                 lives[name] = [number, steps + 1, total + value, log]
                 assert totals(stepped)[row] == total + value
                 assert (seen(stepped, row)["log"] or []) == log
                 if what == "end":
-                    backend.end_sequences([Ending(number, str(name), steps + 1, SequenceEnd.ENDED)])
+                    backend.end_sequences([SequenceEnding(number, str(name), steps + 1, SequenceEnd.ENDED)])
                     del lives[name]
-        backend.end_sequences([Ending(life[0], "", life[1], SequenceEnd.IDLE) for life in lives.values()])
+        backend.end_sequences(
+            [SequenceEnding(session[0], "", session[1], SequenceEnd.IDLE) for session in lives.values()]
+        )
 
     check()
 
 
-# Ends
+# Endings
 
 
 @both
-def test_an_end_is_told_once_with_its_reason(made, kind, caplog):
-    """And what a model raises then is logged, and harms no other."""
+def test_ending_is_reported_once_with_reason(made, kind, caplog):
+    """Exceptions of the model are logged, and harm no other."""
     backend = made(kind)
     step(backend, order(1, "a"), order(2, "stuck"), order(3, "c"), x=[1.0, 2.0, 3.0])
     backend.end_sequences(
         [
-            Ending(1, "a", 1, SequenceEnd.IDLE),
-            Ending(2, "stuck", 1, SequenceEnd.CANCELLED),
-            Ending(9, "nine", 4, SequenceEnd.INSTANCE_LOST),
-            Ending(3, "c", 1, SequenceEnd.EVICTED),
+            SequenceEnding(1, "a", 1, SequenceEnd.IDLE),
+            SequenceEnding(2, "stuck", 1, SequenceEnd.CANCELLED),
+            SequenceEnding(9, "nine", 4, SequenceEnd.INSTANCE_LOST),
+            SequenceEnding(3, "c", 1, SequenceEnd.EVICTED),
         ]
     )
-    told = ended(step(backend, order(4, "d")))
-    assert told == [
+    reported = ended(step(backend, order(4, "d")))
+    assert reported == [
         ["a", 1, "idle", 1.0],
         ["stuck", 1, "cancelled", 2.0],
         ["nine", 4, "instance_lost", 0.0],
@@ -300,37 +304,38 @@ def test_an_end_is_told_once_with_its_reason(made, kind, caplog):
     ]
     with pytest.raises(SequenceLostError):
         step(backend, order(1, "a", 1))
-    # A process's log comes beside its answers, and is whole once it is closed.
+    # The log of a process arrives besides its responses, and is complete once the process is
+    # closed.
     backend.close()
-    assert "a model failed to end a sequence" in caplog.text
+    assert "sequence_ended of a model failed" in caplog.text
 
 
 # Checkpoints
 
 
 @pytest.mark.parametrize(("one", "other"), [("local", "process"), ("process", "local")])
-def test_a_sequence_goes_on_elsewhere_from_its_checkpoint(made, one, other):
-    """Of any size; only rows that want one get one."""
+def test_sequence_continues_elsewhere_from_checkpoint(made, one, other):
+    """Of any size; only rows that request a checkpoint get one."""
     here, there = made(one), made(other)
     first = step(here, order(1, "a", save=True), order(2, "b"), order(3, "c", save=True), do=["many", "", ""])
-    assert [type(saved) for saved in first.saved] == [bytes, type(None), bytes]
+    assert [type(saved) for saved in first.checkpoints] == [bytes, type(None), bytes]
     orders = [
-        order(11, "a", 1, restore=first.saved[0], save=True),
+        order(11, "a", 1, restore=first.checkpoints[0], save=True),
         order(12, "b"),
-        order(13, "c", 1, restore=first.saved[2]),
+        order(13, "c", 1, restore=first.checkpoints[2]),
     ]
     second = step(there, *orders, do=["check_many", "", ""])
     assert totals(second) == [2, 1, 2]
     assert (seen(second)["steps"], seen(second)["start"]) == (1, False)
-    assert second.saved[1:] == [None, None]
-    assert totals(step(here, order(1, "a", 2, restore=second.saved[0]), do="check_many")) == [3]
+    assert second.checkpoints[1:] == [None, None]
+    assert totals(step(here, order(1, "a", 2, restore=second.checkpoints[0]), do="check_many")) == [3]
 
 
 @both
-def test_a_checkpoint_takes_the_place_of_what_is_here(made, kind):
-    """Once its step is done; an empty one begins anew."""
+def test_checkpoint_replaces_local_state(made, kind):
+    """Once its step is done; an empty checkpoint restarts the sequence."""
     backend = made(kind)
-    saved = step(backend, order(1, save=True), x=5.0).saved[0]
+    saved = step(backend, order(1, save=True), x=5.0).checkpoints[0]
     step(backend, order(1, steps=1), x=5.0)
     with pytest.raises(Exception, match="odd"):
         step(backend, order(1, steps=1, restore=saved), do="fail")
@@ -341,10 +346,10 @@ def test_a_checkpoint_takes_the_place_of_what_is_here(made, kind):
 
 
 @both
-def test_a_checkpoint_that_cannot_be_read_fails_its_call_alone(made, kind):
+def test_unreadable_checkpoint_fails_its_call_only(made, kind):
     backend = made(kind)
     step(backend, order(1))
-    with pytest.raises(SequenceLostError, match=r"checkpoint .*: start it anew") as caught:
+    with pytest.raises(SequenceLostError, match=r"checkpoint .*: restart the sequence") as caught:
         step(backend, order(1, steps=1), order(2, "b", steps=3, restore=b"nonsense"))
     assert caught.value.sequence_id == "b"
     assert totals(step(backend, order(1, steps=1))) == [2]
@@ -353,25 +358,25 @@ def test_a_checkpoint_that_cannot_be_read_fails_its_call_alone(made, kind):
 # In a process of its own
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, b"x", 1 << 70, "\ud800"])
-def test_parameters_that_cannot_travel_are_the_requests_fault(made, value):
-    """Said clearly; the process lives, and so do the states, also when more room was just made for arrays."""
+def test_unsendable_parameters_are_input_error(made):
+    """The process and its states survive, also when the arena has just grown."""
     backend = made("process")
     step(backend, order(1))
-    large = {"x": np.ones((1, 1 << 20), np.float32), "do": np.array([""], object)}
-    with pytest.raises(ModelInputError, match="a request cannot go to its process"):
-        backend.step((large,), [order(1, steps=1, parameters={"p": value})], current_call())
-    assert totals(step(backend, order(1, steps=1))) == [2]
+    for steps, value in enumerate([object(), {1: 2}, b"x", 1 << 70, "\ud800"], 1):
+        large = {"x": np.ones((1, 1 << 18 + steps), np.float32), "do": np.array([""], object)}
+        with pytest.raises(ModelInputError, match="the request cannot be sent to its process"):
+            backend.step((large,), [order(1, steps=steps, parameters={"p": value})], current_call())
+        assert totals(step(backend, order(1, steps=steps))) == [steps + 1], value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", [{"p": object()}, {"p": "\ud800"}])
-def test_parameters_that_cannot_travel_fail_no_other_request(spoilt):
-    """Of the same batch."""
+def test_unsendable_parameters_fail_no_other_request(spoilt):
     serve = ServeSettings(isolation="process", max_batch_delay_ms=100.0)
     engine = Engine(models.Summing, name="m", serving=serve)
     engine.start()
     try:
-        asked = [
+        futures = [
             engine.submit(
                 InferRequest(
                     (Tensor("x", rows(n)), Tensor("do", np.array([""], object))),
@@ -381,66 +386,67 @@ def test_parameters_that_cannot_travel_fail_no_other_request(spoilt):
             for n in range(4)
         ]
         for n in (0, 1, 3):
-            assert asked[n].result(WAIT_S)["total"].tolist() == [[n]]
-        (failure,) = asked[2].result(WAIT_S).failures
-        assert "a request cannot go to its process" in failure.why
+            assert futures[n].result(WAIT_S)["total"].tolist() == [[n]]
+        (failure,) = futures[2].result(WAIT_S).failures
+        assert "the request cannot be sent to its process" in failure.why
     finally:
         engine.stop(drain=False)
 
 
-def test_memory_is_used_again_whatever_states_keep():
-    """Also what was given to the model."""
-    backend = ProcessBackend(recipe_of(models.Summing, "m"), "m")
+@pytest.mark.slow
+def test_arena_is_reused_while_states_keep_arrays():
+    """The inputs' arena too."""
+    backend = ProcessBackend(make_recipe(models.Summing, "m"), "m")
     try:
         step(backend, order(1, save=True), do="use_input")
-        arena, returned = backend._link.arena.memory, backend._link.returned
+        arena, returned = backend._process.arena.memory, backend._process.returned
         for steps in range(1, 5):
             step(backend, order(1, steps=steps, save=True), do="use_input")
-        assert backend._link.arena.memory is arena
-        assert backend._link.returned is returned
+        assert backend._process.arena.memory is arena
+        assert backend._process.returned is returned
     finally:
         backend.close()
 
 
-def test_a_process_that_dies_takes_its_states_with_it(made):
-    """The next one is told of them; checkpoints go on there."""
+def test_process_death_loses_its_states(made):
+    """The ends are reported to the next process; checkpoints continue there."""
     backend = made("process")
-    saved = step(backend, order(1, "a", save=True), order(2, "b"), x=[3.0, 4.0]).saved[0]
+    saved = step(backend, order(1, "a", save=True), order(2, "b"), x=[3.0, 4.0]).checkpoints[0]
     with pytest.raises(InstanceLostError) as caught:
         step(backend, order(1, "a", 1), do="die")
     assert caught.value.signal == "SIGKILL"
     with pytest.raises(InstanceLostError):
-        backend.end_sequences([Ending(2, "b", 1, SequenceEnd.ENDED)])
+        backend.end_sequences([SequenceEnding(2, "b", 1, SequenceEnd.ENDED)])
     assert backend.lost
     backend.restart()
     with pytest.raises(SequenceLostError):
         step(backend, order(2, "b", 1))
-    backend.end_sequences([Ending(2, "b", 1, SequenceEnd.INSTANCE_LOST)])
+    backend.end_sequences([SequenceEnding(2, "b", 1, SequenceEnd.INSTANCE_LOST)])
     gone_on = step(backend, order(1, "a", 1, restore=saved))
     assert (totals(gone_on), ended(gone_on)) == ([4], [["b", 1, "instance_lost", 0.0]])
 
 
-def test_a_step_that_hangs_is_a_death(made):
+@pytest.mark.slow
+def test_hanging_step_is_instance_lost(made):
     backend = made("process", call_timeout_s=0.5)
     with pytest.raises(InstanceLostError, match=r"call_timeout_s \(0.5 s\)") as caught:
         step(backend, order(1), do="hang")
     assert caught.value.cause == "timeout"
 
 
-class _Leaving:
-    """A call that its callers leave."""
+class _CancelledAfterBegin:
+    """A call that is cancelled once it has begun."""
 
     deadline_s = None
     cancelled = False
 
 
-def _left(backend, folder, number, steps, x):
-    """A step of which nobody waits for the answer, once it has begun."""
-    call = _Leaving()
+def _cancel_during_step(backend, folder, number, steps, x):
+    """Cancel a step once it has begun."""
+    call = _CancelledAfterBegin()
 
     def leave():
-        while not (folder / "began").exists():
-            threading.Event().wait(0.002)
+        wait_until((folder / "began").exists)
         call.cancelled = True
         backend.cancel()
 
@@ -455,17 +461,18 @@ def _left(backend, folder, number, steps, x):
 
 @both
 @pytest.mark.parametrize("make", [models.Waiting, models.WaitingAsync])
-def test_a_step_that_nobody_wants_can_be_ended_and_has_not_happened(made, kind, make, tmp_path):
-    """By the model, which asks; or from outside, where it is asynchronous."""
+def test_cancelled_step_changes_no_state(made, kind, make, tmp_path):
+    """A plain model raises by itself; an asynchronous one is cancelled."""
     backend = made(kind, functools.partial(make, folder=str(tmp_path)))
     asynchronous = make is models.WaitingAsync
     with pytest.raises(CancelledRequestError if asynchronous else Exception, match=r"cancel|nobody waits"):
-        _left(backend, tmp_path, 1, 0, 1.0)
-    assert _left(backend, tmp_path, 1, 0, 0.0).outputs["output"].tolist() == [1]
+        _cancel_during_step(backend, tmp_path, 1, 0, 1.0)
+    assert _cancel_during_step(backend, tmp_path, 1, 0, 0.0).outputs["output"].tolist() == [1]
 
 
-def test_a_step_that_nobody_wants_is_killed_when_its_grace_is_over(made, tmp_path):
+@pytest.mark.slow
+def test_cancelled_step_is_killed_after_grace_period(made, tmp_path):
     backend = made("process", functools.partial(models.Stubborn, folder=str(tmp_path)), cancel_grace_s=0.1)
     with pytest.raises(InstanceLostError, match="cancel_grace_s") as caught:
-        _left(backend, tmp_path, 1, 0, 1.0)
+        _cancel_during_step(backend, tmp_path, 1, 0, 1.0)
     assert caught.value.cause == "killed"

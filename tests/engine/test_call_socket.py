@@ -1,4 +1,4 @@
-"""Messages of calls: whole, with their files, and an end that is told."""
+"""Messages of the call socket: complete, with their files, and a reported end."""
 
 import os
 import socket
@@ -6,24 +6,25 @@ import threading
 
 import pytest
 
-from headrace.engine.call_socket import CallSocket, pack
+from cases import for_each
+from headrace.engine.call_socket import CallSocket, pack_message
 
 
 @pytest.fixture
 def ends():
-    """Two ends that talk to each other."""
+    """Yield two connected ends."""
     made = [CallSocket(end) for end in socket.socketpair()]
     yield made
     for end in made:
         end.close()
 
 
-def test_a_message_arrives_with_its_file(ends):
-    """Which the sender has closed, and the receiver's children do not get."""
+def test_message_arrives_with_its_file(ends):
+    """The sender has closed the file, and children of the receiver do not inherit it."""
     here, there = ends
     fd = os.memfd_create("x")
     os.write(fd, b"abc")
-    here.send_packed(pack({"a": [1, None]}), fd)
+    here.send_packed(pack_message({"a": [1, None]}), fd)
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
     message, found = there.receive()
@@ -33,13 +34,13 @@ def test_a_message_arrives_with_its_file(ends):
     os.close(found)
 
 
-@pytest.mark.parametrize("value", [object(), b"x", {1: 2}, 1 << 64, "\ud800"])
-def test_what_is_no_plain_value_is_known_before_anything_is_sent(value):
+@for_each("value", [object(), b"x", {1: 2}, 1 << 64, "\ud800"])
+def test_unsendable_message_sends_nothing(value):
     with pytest.raises(TypeError):
-        pack({"a": value})
+        pack_message({"a": value})
 
 
-@pytest.mark.parametrize("size", [0, 16 * 1024 - 6, 16 * 1024, 3_000_000])
+@for_each("size", [0, 16 * 1024 - 6, 16 * 1024, 3_000_000])
 def test_messages_of_any_size_arrive_whole(ends, size):
     here, there = ends
     sending = threading.Thread(target=here.send, args=({"a": "x" * size},))
@@ -49,8 +50,8 @@ def test_messages_of_any_size_arrive_whole(ends, size):
     assert (len(message["a"]), fd) == (size, None)
 
 
-def test_the_other_ends_end_is_told(ends):
-    """Before a message, and amid one."""
+def test_closed_other_end_raises_eof(ends):
+    """Before a message, and in the middle of one."""
     here, there = ends
     here._socket.send(b"\xff\x00\x00\x00half")
     here.close()
@@ -60,15 +61,15 @@ def test_the_other_ends_end_is_told(ends):
         there.send({"a": "x" * 1_000_000})
 
 
-def test_whoever_waits_can_be_woken(ends):
+def test_shutdown_wakes_waiting_receive(ends):
     here, _ = ends
-    threading.Timer(0.0, here.shut).start()
+    threading.Timer(0.0, here.shutdown).start()
     with pytest.raises(EOFError):
         here.receive()
 
 
-def test_a_limit_is_kept(ends):
+def test_timeout_is_enforced(ends):
     here, _ = ends
-    here.limit(0.01)
+    here.set_timeout(0.01)
     with pytest.raises(TimeoutError):
         here.receive()

@@ -1,4 +1,4 @@
-"""The process of an instance, as whoever starts it sees it: what it says, and that it never stays behind."""
+"""The process of an instance, as its parent sees it: its messages, and that it never stays behind."""
 
 import mmap
 import os
@@ -20,14 +20,14 @@ from headrace.engine.settings import ServeSettings
 
 _TESTS = str(Path(__file__).parent.parent)
 _MODELS = "engine.process_models"
-# A process that serves a model in another, says which, and never ends by itself.
+# A process that serves a model in another process, prints the id of that process, and never exits.
 _PARENT = f"""
 import sys, threading
 sys.path.insert(0, {_TESTS!r})
 from {_MODELS} import Hanging as Model
-from headrace.engine.process import ProcessBackend
-from headrace.engine.recipe import recipe_of
-backend = ProcessBackend(recipe_of(Model, "m"), "m")
+from headrace.engine.process_backend import ProcessBackend
+from headrace.engine.recipe import make_recipe
+backend = ProcessBackend(make_recipe(Model, "m"), "m")
 print(backend.pid, flush=True)
 if sys.argv[1] == "calling":
     import numpy as np
@@ -40,7 +40,7 @@ threading.Event().wait()
 
 @contextmanager
 def _child():
-    """A child whose other ends are held here."""
+    """Yield a child whose other ends are held here."""
     (calls, their_calls), (wire, their_wire) = socket.socketpair(), socket.socketpair()
     control = os.memfd_create("control")
     os.ftruncate(control, CONTROL_BYTES)
@@ -63,11 +63,10 @@ def _child():
 
 def _boot(function, **arguments):
     recipe = ModelRecipe(f"{_MODELS}:{function}", arguments)
-    return Bootstrap(recipe, "m", None, "", ServeSettings(), 30, os.getpid()).values()
+    return Bootstrap(recipe, "m", None, "", ServeSettings(), 30, os.getpid()).to_wire()
 
 
-def test_it_loads_and_closes_as_it_is_told():
-    """Bootstrap in, what is known of the model out; status 0."""
+def test_child_loads_and_closes():
     with _child() as (process, calls, _):
         calls.send(_boot("make_identity", rows_max=3))
         loaded, _ = calls.receive()
@@ -76,7 +75,7 @@ def test_it_loads_and_closes_as_it_is_told():
         assert process.wait(WAIT_S) == 0
 
 
-def test_it_says_why_it_does_not_load():
+def test_load_error_is_sent():
     with _child() as (process, calls, _):
         calls.send(_boot("Unloadable", how="raises"))
         said, _ = calls.receive()
@@ -86,8 +85,8 @@ def test_it_says_why_it_does_not_load():
 
 
 @pytest.mark.parametrize("when", ["before", "loaded", "call", "wire"])
-def test_it_ends_when_either_socket_does(when):
-    """Before it knows anything, and while it waits for work."""
+def test_child_exits_when_a_socket_closes(when):
+    """Before its bootstrap, and while it waits for calls."""
     with _child() as (process, calls, wire):
         if when != "before":
             calls.send(_boot("Echo"))
@@ -99,15 +98,16 @@ def test_it_ends_when_either_socket_does(when):
         assert process.wait(WAIT_S) == 1
 
 
-def test_it_ends_when_somebody_else_started_it():
-    """Whoever did has ended before it could ask to be told."""
+@pytest.mark.slow
+def test_child_exits_under_another_parent():
+    """Its real parent had ended before the child could arrange to be killed with it."""
     with _child() as (process, calls, _):
         calls.send(_boot("Echo") | {"parent_pid": 1})
         assert process.wait(WAIT_S) == 1
 
 
 def shared_memory() -> set[str]:
-    """What programs of Python's leave there; databases and others of the machine have theirs there too."""
+    """Return the shared-memory files of Python programs; databases have others."""
     return {
         p.name
         for p in Path("/dev/shm").iterdir()
@@ -115,9 +115,10 @@ def shared_memory() -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doing", ["idle", "calling"])
-def test_it_dies_with_the_process_that_serves(doing):
-    """Also by kill -9, also in the midst of a call; nothing is left in shared memory."""
+def test_child_dies_with_its_parent(doing):
+    """Also by SIGKILL, also during a call; nothing is left in shared memory."""
     shared = shared_memory()
     parent = subprocess.Popen([sys.executable, "-c", _PARENT, doing], stdout=subprocess.PIPE, text=True)
     child = psutil.Process(int(parent.stdout.readline()))
@@ -127,7 +128,7 @@ def test_it_dies_with_the_process_that_serves(doing):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    # Its zombie, if whoever inherits it does not reap, is not running.
+    # A zombie that its new parent does not reap is not running.
     try:
         child.wait(WAIT_S)
     except psutil.TimeoutExpired:
@@ -135,6 +136,6 @@ def test_it_dies_with_the_process_that_serves(doing):
     assert shared_memory() <= shared
 
 
-def test_the_control_page_is_one_page():
-    """It is mapped whole."""
+def test_control_page_is_one_page():
+    """It is mapped as a whole."""
     assert CONTROL_BYTES == mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The engine: one life, bounded, on time, and no request harms another."""
+"""The engine: settings, start and stop, limits, deadlines, and isolation between requests."""
 
 import itertools
 import threading
@@ -7,7 +7,8 @@ from concurrent.futures import CancelledError, wait
 import numpy as np
 import pytest
 
-from engine.support import WAIT_S, answer, request, rows, running
+from cases import for_each
+from engine.support import WAIT_S, request, rows, running, submit_and_wait
 from headrace.core import InferRequest, Model, Tensor
 from headrace.core.errors import (
     CancelledRequestError,
@@ -21,7 +22,9 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.engine import Engine
+from headrace.engine.settings import ServeSettings
 from headrace.testing import EchoModel, HeldModel, ManualClock, PickyModel, check_predictor
+from servers.polling import wait_until
 
 
 def _spawn(function) -> threading.Thread:
@@ -30,29 +33,27 @@ def _spawn(function) -> threading.Thread:
     return thread
 
 
-# Life
+# Starting and stopping
 
 
 @pytest.mark.parametrize("instances", [1, 3])
-def test_it_keeps_the_promises_of_a_predictor(instances):
-    """The suite that any predictor goes through."""
+def test_engine_keeps_predictor_contract(instances):
     check_predictor(
         lambda: Engine(EchoModel, name="echo", instances=instances), request(rows(1, 2, 3), id="r")
     )
 
 
-def test_it_can_be_started_again():
-    """A second life loads anew and counts anew."""
+def test_engine_can_be_restarted():
     engine = Engine(EchoModel, name="m")
     for _ in range(2):
         engine.start()
-        assert answer(engine).outputs[0].rows == 1
+        assert submit_and_wait(engine).outputs[0].rows == 1
         assert engine.statistics().calls == 1
         engine.stop()
 
 
-def test_each_instance_is_made_loaded_called_and_closed_in_its_own_thread():
-    """A model may hold what belongs to one thread."""
+def test_each_instance_lives_in_its_own_thread():
+    """A model may use resources that belong to one thread."""
     seen: dict[int, list[str]] = {}
 
     class Noting(Model):
@@ -79,8 +80,7 @@ def test_each_instance_is_made_loaded_called_and_closed_in_its_own_thread():
     assert all(notes[-1] == "closed" for notes in seen.values())
 
 
-def test_warming_up_can_be_left_out():
-    """For models whose warm-up costs more than their first call."""
+def test_warm_up_can_be_skipped():
 
     class Warm(EchoModel):
         def warm_up(self):
@@ -90,8 +90,8 @@ def test_warming_up_can_be_left_out():
         pass
 
 
-def test_one_instance_that_does_not_load_stops_all():
-    """The cause is kept, what was loaded is closed, and no thread is left."""
+def test_failed_load_of_one_instance_stops_all():
+    """The cause is kept, loaded models are closed, and no thread is left."""
     made = itertools.count()
     closed: list[Model] = []
 
@@ -115,8 +115,8 @@ def test_one_instance_that_does_not_load_stops_all():
     engine.stop()
 
 
-def test_a_missing_extra_is_told_as_it_is():
-    """Its message says what to install; wrapping it would hide that."""
+def test_missing_extra_error_is_unchanged():
+    """Its message says what to install."""
 
     def make():
         raise MissingExtraError("onnx", "an ONNX model")
@@ -125,14 +125,14 @@ def test_a_missing_extra_is_told_as_it_is():
         Engine(make, name="m").start()
 
 
-def test_stopping_while_it_loads_makes_start_say_so():
-    """Whoever waits in `start` must not believe that it runs."""
-    loading, go_on = threading.Event(), threading.Event()
+def test_stop_while_loading_fails_start():
+    """A waiting `start` must not report success."""
+    loading, release = threading.Event(), threading.Event()
 
     class Slow(EchoModel):
         def load(self):
             loading.set()
-            assert go_on.wait(WAIT_S)
+            assert release.wait(WAIT_S)
 
     engine = Engine(Slow, name="m")
     caught: list[BaseException] = []
@@ -146,16 +146,14 @@ def test_stopping_while_it_loads_makes_start_say_so():
     starter = _spawn(start)
     assert loading.wait(WAIT_S)
     stopper = _spawn(engine.stop)
-    while engine._life.state.name != "STOPPING":
-        threading.Event().wait(0.001)
-    go_on.set()
+    wait_until(lambda: engine._session.state.name == "STOPPING")
+    release.set()
     starter.join(WAIT_S)
     stopper.join(WAIT_S)
     assert "stopped while it loaded" in str(caught[0])
 
 
 def test_metadata_is_known_once_started():
-    """And tells what the loaded model says of itself."""
 
     class Named(EchoModel):
         max_batch_rows = 7
@@ -171,9 +169,8 @@ def test_metadata_is_known_once_started():
     assert (known.max_batch_rows, known.max_batch_delay_ms) == (7, 3.0)
 
 
-@pytest.mark.parametrize("settings", [{"instances": 0}, {"in_flight_max": 0}])
-def test_an_engine_that_could_never_answer_is_refused(settings):
-    """No instances, or no room."""
+@for_each("settings", [{"instances": 0}, {"in_flight_max": 0}])
+def test_engine_without_instances_is_refused(settings):
     with pytest.raises(ConfigError):
         Engine(EchoModel, name="m", **settings)
 
@@ -181,8 +178,8 @@ def test_an_engine_that_could_never_answer_is_refused(settings):
 # Admission
 
 
-def test_submit_blocks_while_there_is_no_room_and_goes_on_when_there_is():
-    """Back-pressure: exactly `in_flight_max` requests are unanswered at most."""
+def test_submit_blocks_while_full():
+    """Exactly `in_flight_max` requests may be unanswered."""
     model = HeldModel()
     with running(model, in_flight_max=2) as engine:
         first = [engine.submit(request()) for _ in range(2)]
@@ -202,8 +199,8 @@ def test_submit_blocks_while_there_is_no_room_and_goes_on_when_there_is():
         wait([*first, *third], WAIT_S)
 
 
-def test_instances_work_side_by_side():
-    """Two calls are inside the model at once; a third waits for one of them."""
+def test_instances_run_in_parallel():
+    """Two calls are inside the model at once; a third waits."""
     model = HeldModel()
     with running(model, instances=2) as engine:
         futures = [engine.submit(request()) for _ in range(3)]
@@ -213,8 +210,8 @@ def test_instances_work_side_by_side():
         assert all(f.result(WAIT_S) for f in futures)
 
 
-def test_a_request_that_does_not_fit_fails_without_a_call():
-    """The future tells, and takes no room."""
+def test_invalid_request_fails_without_call():
+    """The future has the error, and takes no space."""
     model = HeldModel()
     with running(model, in_flight_max=1) as engine:
         wrong = InferRequest((Tensor("y", rows(1)),))
@@ -223,8 +220,7 @@ def test_a_request_that_does_not_fit_fails_without_a_call():
         assert model.calls == 0
 
 
-def test_submit_that_waits_for_room_hears_of_the_stop():
-    """It must not wait for an answer that nobody will give."""
+def test_stop_fails_blocked_submit():
     model = HeldModel()
     caught: list[BaseException] = []
     with running(model, in_flight_max=1) as engine:
@@ -237,9 +233,9 @@ def test_submit_that_waits_for_room_hears_of_the_stop():
             except StoppedError as error:
                 caught.append(error)
 
-        asker = _spawn(ask)
+        client = _spawn(ask)
         stopper = _spawn(engine.stop)
-        asker.join(WAIT_S)
+        client.join(WAIT_S)
         model.release()
         stopper.join(WAIT_S)
     assert len(caught) == 1
@@ -248,8 +244,8 @@ def test_submit_that_waits_for_room_hears_of_the_stop():
 # Cancelling, deadlines, stopping
 
 
-def test_cancelling_what_waits_takes_it_out_and_makes_room():
-    """It never runs, whoever waits for it hears of it, and its place is free at once."""
+def test_cancelled_waiting_request_frees_space():
+    """It never runs, waiting threads see the cancellation, and its space is free at once."""
     model = HeldModel()
     with running(model, in_flight_max=2) as engine:
         running_one = engine.submit(request())
@@ -267,8 +263,8 @@ def test_cancelling_what_waits_takes_it_out_and_makes_room():
         assert model.calls == 2
 
 
-def test_cancelling_what_runs_changes_nothing():
-    """It has begun, so it finishes; others are not touched."""
+def test_running_request_cannot_be_cancelled():
+    """It finishes; others are not affected."""
     model = HeldModel()
     with running(model) as engine:
         future = engine.submit(request())
@@ -278,8 +274,8 @@ def test_cancelling_what_runs_changes_nothing():
         assert future.result(WAIT_S)
 
 
-def test_a_request_past_its_deadline_is_never_begun():
-    """The one before it took too long; the one after it is answered."""
+def test_expired_request_is_never_begun():
+    """The request before it took too long; the request after it succeeds."""
     clock, model = ManualClock(), HeldModel()
     with running(model, clock=clock) as engine:
         first = engine.submit(request())
@@ -295,8 +291,7 @@ def test_a_request_past_its_deadline_is_never_begun():
         assert model.calls == 2
 
 
-def test_a_request_that_passes_its_deadline_while_it_runs_fails_when_its_call_ends():
-    """Its caller has given up: a late answer is no answer."""
+def test_request_expiring_in_call_fails_after_call():
     clock, model = ManualClock(), HeldModel()
     with running(model, clock=clock) as engine:
         future = engine.submit(request(deadline=5.0))
@@ -306,7 +301,7 @@ def test_a_request_that_passes_its_deadline_while_it_runs_fails_when_its_call_en
         assert isinstance(future.exception(WAIT_S), DeadlineError)
 
 
-def test_a_request_of_many_calls_stops_at_its_deadline():
+def test_request_of_many_calls_stops_at_deadline():
     """The remaining calls are not made."""
     clock, model = ManualClock(), HeldModel()
     model.max_batch_rows = 1
@@ -319,8 +314,8 @@ def test_a_request_of_many_calls_stops_at_its_deadline():
         assert engine.model_statistics().calls == 1
 
 
-def test_stopping_with_drain_finishes_what_was_accepted():
-    """Also what still waited in the queue; nothing new is taken meanwhile."""
+def test_stop_with_drain_finishes_accepted_requests():
+    """Waiting requests too; no new request is accepted meanwhile."""
     model = HeldModel()
     with running(model) as engine:
         futures = [engine.submit(request()) for _ in range(3)]
@@ -337,8 +332,8 @@ def test_stopping_with_drain_finishes_what_was_accepted():
         assert all(f.result(0).outputs for f in futures)
 
 
-def test_stopping_without_drain_fails_what_was_accepted():
-    """What waits fails at once, what runs fails when its call ends, and no further call is made."""
+def test_stop_without_drain_fails_accepted_requests():
+    """Waiting requests fail at once, running ones when their call ends; no further call is made."""
     model = HeldModel()
     model.max_batch_rows = 1
     with running(model) as engine:
@@ -353,8 +348,8 @@ def test_stopping_without_drain_fails_what_was_accepted():
         assert engine.model_statistics().calls == 1
 
 
-def test_a_second_stop_can_cut_the_drain_short():
-    """As pressing Ctrl-C twice does."""
+def test_second_stop_cuts_drain_short():
+    """As a second Ctrl-C does."""
     model = HeldModel()
     with running(model) as engine:
         futures = [engine.submit(request()) for _ in range(3)]
@@ -368,12 +363,12 @@ def test_a_second_stop_can_cut_the_drain_short():
         assert engine.model_statistics().calls == 1
 
 
-# What the model does must not harm its thread or other requests
+# Exceptions of the model must not harm its thread or other requests
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), SystemExit(3), GeneratorExit()])
-def test_what_would_end_a_thread_fails_the_request_only(error):
-    """The instance goes on answering."""
+@for_each("error", [KeyboardInterrupt("stop"), SystemExit(3), GeneratorExit()])
+def test_system_exit_fails_request_only(error):
+    """The instance continues."""
 
     class Rude(Model):
         def predict(self, x):
@@ -385,11 +380,11 @@ def test_what_would_end_a_thread_fails_the_request_only(error):
         future = engine.submit(request(rows(-1)))
         assert isinstance(future.exception(WAIT_S), PredictError)
         assert future.exception().__cause__ is error
-        assert answer(engine).outputs[0].rows == 1
+        assert submit_and_wait(engine).outputs[0].rows == 1
 
 
-def test_a_callback_may_stop_the_engine():
-    """With drain: what was accepted is answered, by the very thread that stops."""
+def test_callback_may_stop_engine():
+    """With drain: accepted requests complete in the thread that stops."""
     model = HeldModel()
     with running(model) as engine:
         futures = [engine.submit(request(rows(n))) for n in range(3)]
@@ -399,9 +394,9 @@ def test_a_callback_may_stop_the_engine():
         assert [f.result(WAIT_S).outputs[0].data.tolist() for f in futures] == [[[0]], [[1]], [[2]]]
 
 
-@pytest.mark.parametrize("stops", [True, False])
-def test_a_callback_that_would_end_a_thread_harms_no_other_request(stops):
-    """Neither the thread of an instance, nor the one that stops."""
+@for_each("stops", [True, False])
+def test_system_exit_in_callback_harms_no_other_request(stops):
+    """Neither in the thread of an instance nor in the one that stops."""
 
     def rude(_: object) -> None:
         raise SystemExit(3)
@@ -423,8 +418,8 @@ def test_a_callback_that_would_end_a_thread_harms_no_other_request(stops):
             assert not stopping.is_alive()
 
 
-def test_an_engine_that_got_no_thread_can_be_started_again(monkeypatch):
-    """No thread to be had is told, and nothing is left that would wait for it."""
+def test_engine_restarts_after_thread_shortage(monkeypatch):
+    """The shortage is raised, and nothing is left behind."""
     engine = Engine(EchoModel, name="m", instances=2)
     start, tries = threading.Thread.start, itertools.count(1)
 
@@ -438,12 +433,12 @@ def test_an_engine_that_got_no_thread_can_be_started_again(monkeypatch):
         with pytest.raises(RuntimeError, match="new thread"):
             engine.start()
     engine.start()
-    assert answer(engine).outputs[0].rows == 1
+    assert submit_and_wait(engine).outputs[0].rows == 1
     engine.stop()
 
 
-def test_a_failing_request_does_not_harm_the_next():
-    """A broken contract is told to the one who asked."""
+def test_failing_request_does_not_harm_next():
+    """A contract error goes to its own request."""
 
     class Short(Model):
         def predict(self, x):
@@ -451,18 +446,20 @@ def test_a_failing_request_does_not_harm_the_next():
 
     with running(Short) as engine:
         with pytest.raises(ModelContractError, match="request r-1: output 'output' has 1 rows for 2 rows"):
-            answer(engine, rows(-1, 2), id="r-1")
-        assert answer(engine, rows(3)).outputs[0].data.tolist() == [[3]]
+            submit_and_wait(engine, rows(-1, 2), id="r-1")
+        assert submit_and_wait(engine, rows(3)).outputs[0].data.tolist() == [[3]]
 
 
 # Statistics
 
 
-def test_busy_and_starved_time_are_told_apart():
-    """Starved: from the end of a request to the arrival of the next. Waiting requests starve nobody."""
+def test_busy_and_starved_time_are_separate():
+    """Starved: from the end of a request to the arrival of the next. Waiting requests starve no
+    instance.
+    """
     clock, model = ManualClock(), HeldModel()
     with running(model, clock=clock) as engine:
-        clock.advance(100.0)  # Before the first request: not starved, there was never work.
+        clock.advance(100.0)  # Before the first request there was no work, so no starved time.
         first = engine.submit(request())
         model.wait_for_calls(1)
         second = engine.submit(request(rows(1, 2)))
@@ -485,16 +482,16 @@ def test_busy_and_starved_time_are_told_apart():
         assert engine.instance_statistics() == (figures,)
 
 
-def test_failed_rows_and_the_calls_that_found_them_are_counted():
-    """Rows in = rows + failed_rows, whatever the model did."""
+def test_failed_rows_and_retries_are_counted():
+    """Rows in = rows + failed_rows."""
     with running(PickyModel({3.0})) as engine:
-        answer(engine, rows(1, 2, 3, 4))
+        submit_and_wait(engine, rows(1, 2, 3, 4))
         figures = engine.statistics()
         assert (figures.rows, figures.failed_rows, figures.calls, figures.retries) == (3, 1, 5, 4)
 
 
-def test_many_callers_get_their_own_answers():
-    """A stress of admission: no answer is lost, doubled or crossed."""
+def test_many_clients_get_their_own_responses():
+    """A stress of admission: no response is lost, doubled or crossed."""
     with running(EchoModel, instances=2) as engine:
         wrong: list[object] = []
 
@@ -514,15 +511,15 @@ def test_many_callers_get_their_own_answers():
         for thread in threads:
             thread.join(WAIT_S)
         assert wrong == []
-        assert not engine._life.channel._put
+        assert not engine._session.queue._entries_by_future
         assert np.isfinite(engine.statistics().busy_share)
 
 
-# Callers that leave
+# Clients that leave
 
 
-def test_what_has_begun_can_be_abandoned():
-    """Its future ends at once; the model in a thread goes on, unseen, and what waits behind is answered."""
+def test_running_request_can_be_abandoned():
+    """Its future ends at once. The model in a thread continues, and the next request completes."""
     model = HeldModel()
     with running(model, in_flight_max=2) as engine:
         begun = engine.submit(request(rows(1)))
@@ -533,7 +530,7 @@ def test_what_has_begun_can_be_abandoned():
             thread.join(WAIT_S)
         with pytest.raises(CancelledRequestError):
             begun.result(0)
-        # It makes room for another at once.
+        # Its space is free at once.
         another = engine.submit(request(rows(3)))
         model.release(3)
         assert wait([waiting, another], WAIT_S).not_done == set()
@@ -542,8 +539,8 @@ def test_what_has_begun_can_be_abandoned():
     assert (statistics.cancelled, statistics.success.count, statistics.fail.count) == (1, 2, 0)
 
 
-def test_what_waits_can_be_abandoned():
-    """It is cancelled, and whoever waits for it is told."""
+def test_waiting_request_can_be_abandoned():
+    """It is cancelled, and waiting threads see it."""
     model = HeldModel()
     with running(model, in_flight_max=4) as engine:
         begun = engine.submit(request(rows(1)))
@@ -560,10 +557,34 @@ def test_what_waits_can_be_abandoned():
         assert engine.model_statistics().cancelled == 1
 
 
-def test_a_future_of_nobody_here_stays_as_it_is():
-    """It was answered before, by an engine that has stopped."""
+def test_unknown_future_is_unchanged_by_abandon():
+    """It belongs to an engine that has stopped."""
     with running(EchoModel()) as engine:
-        asked = engine.submit(request())
-        asked.result(WAIT_S)
-    engine.abandon(asked)
-    assert asked.exception() is None
+        future = engine.submit(request())
+        future.result(WAIT_S)
+    engine.abandon(future)
+    assert future.exception() is None
+
+
+@for_each(
+    "wrong",
+    [
+        {"instances": 0},
+        {"queue_rows_max": 0},
+        {"streams_max": -1},
+        {"max_batch_rows": 0},
+        {"max_batch_delay_ms": -1.0},
+        {"call_timeout_s": 0.0},
+        {"cancel_grace_s": -1.0},
+        {"cancel_grace_s": float("nan")},
+        {"memory_bytes_max": 0},
+        {"processes_max": 0},
+        {"environ_pass": ("A=b",)},
+        {"environ_pass": ("",)},
+        {"isolation": "elsewhere"},
+    ],
+)
+def test_invalid_setting_is_refused_by_name(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=name):
+        ServeSettings(**wrong)

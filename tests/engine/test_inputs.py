@@ -1,17 +1,21 @@
-"""What predict's signature and a model's declared inputs say about requests, and how arrays reach predict."""
+"""Inputs: signatures, declared inputs, request checks, text elements, and the call."""
 
 import numpy as np
 import pytest
 
+from cases import for_each
+from engine.support import rows
 from headrace.core import InferRequest, Model, Tensor, TensorSpec
 from headrace.core.errors import ModelInputError, ModelLoadError
+from headrace.core.tensor import text_array
+from headrace.engine.bytes_inputs import convert_bytes_inputs
 from headrace.engine.inputs import ModelInputs
 
 X = np.zeros((2, 3), np.float32)
 
 
 def _model(predict, inputs=()) -> Model:
-    """A model with this function, without self, as its predict."""
+    """Return a model with this function, without self, as its `predict`."""
     model = Model()
     model.predict = predict
     model.inputs = inputs
@@ -39,7 +43,7 @@ def _arrays(*arrays): ...
 def _rest(x, **rest): ...
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("predict", "names"),
     [
         (_plain, ["x", "y"]),
@@ -52,14 +56,14 @@ def _rest(x, **rest): ...
         (Model().predict, []),
     ],
 )
-def test_names_come_from_the_parameters(predict, names):
-    """Parameters with a default are no inputs of their own; starred ones tell no names."""
+def test_input_names_are_parameter_names(predict, names):
+    """Parameters with a default are optional; starred ones name nothing."""
     assert [s.name for s in _inputs(predict).specs] == names
     assert {s.datatype for s in _inputs(predict).specs} <= {"FP32"}
     assert {s.shape for s in _inputs(predict).specs} <= {None}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("predict", "declared", "tensors"),
     [
         (lambda x, y: (x, y), (), {"y": 2, "x": 1}),
@@ -74,28 +78,27 @@ def test_names_come_from_the_parameters(predict, names):
         (lambda x, /, y: (x, y), ("x", "y"), {"y": 2, "x": 1}),
     ],
 )
-def test_arrays_reach_the_right_parameter(predict, declared, tensors):
-    """By name where predict knows the names, else in the order of the declared inputs, else as they come."""
+def test_arrays_reach_their_parameters(predict, declared, tensors):
+    """By name if `predict` knows the names, else in declared order, else as they are."""
     arrays = {name: np.full((1, 3), value, np.float32) for name, value in tensors.items()}
     first, second = _inputs(predict, _specs(*declared)).call(predict, arrays)
     assert (first[0, 0], second[0, 0]) == (1, 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("predict", "declared", "message"),
     [
         (lambda: None, (), "predict takes no inputs"),
-        (lambda a: None, ("x", "y"), "cannot take its inputs x, y"),
-        (lambda *, a: None, ("x",), "cannot take its inputs x"),
+        (lambda a: None, ("x", "y"), "cannot be called with its inputs x, y"),
+        (lambda *, a: None, ("x",), "cannot be called with its inputs x"),
     ],
 )
-def test_a_predict_that_cannot_be_called_is_found_when_loading(predict, declared, message):
-    """Not at the first row, and not row by row."""
+def test_uncallable_predict_fails_load(predict, declared, message):
     with pytest.raises(ModelLoadError, match=message):
         _inputs(predict, _specs(*declared))
 
 
-def test_rows_of_a_request_that_fits():
+def test_row_count_of_valid_request():
     """Declared types and shapes, an open axis, an optional parameter."""
     assert _inputs(_plain, _specs("x", "y")).check(_request(x=X, y=X)) == 2
     assert _inputs(_default).check(_request(x=X, scale=X)) == 2
@@ -104,42 +107,46 @@ def test_rows_of_a_request_that_fits():
 
 
 def test_guessed_types_are_not_checked():
-    """A signature tells names only: what its FP32 stands for is a guess."""
+    """A signature has names only: its FP32 is a guess."""
     assert _inputs(_default).check(_request(x=np.array(["a", "b"], object))) == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("inputs", "request_", "message"),
     [
-        (_inputs(_plain), _request(x=X), r"input 'y' is missing \(given: 'x'\)"),
-        (_inputs(_plain), InferRequest(()), r"input 'x' is missing \(given: none\)"),
+        (_inputs(_plain), _request(x=X), r"input 'y' is missing \(inputs: 'x'\)"),
+        (_inputs(_plain), InferRequest(()), r"input 'x' is missing \(inputs: none\)"),
         (_inputs(_default), _request(x=X, z=X), r"it has no input 'z' \(it takes 'x'\)"),
         (_inputs(_keywords), InferRequest(()), "at least one input"),
         (_inputs(_keywords), _request(a=X, b=X[:1]), r"disagree on the number of rows \(a: 2, b: 1\)"),
-        (_inputs(_keywords), _request(a=np.float32(1)), "input 'a' has no axis of rows"),
-        (_inputs(_default), InferRequest((Tensor("x", X), Tensor("x", X))), "given twice"),
+        (_inputs(_keywords), _request(a=np.float32(1)), "input 'a' has no row axis"),
+        (_inputs(_default), InferRequest((Tensor("x", X), Tensor("x", X))), "occurs twice"),
         (
             _inputs(_default, _specs("x")),
             _request(x=X.astype(np.float64)),
-            r"takes FP32 \[-1, 3\], but was given FP64 \[2, 3\]",
+            r"takes FP32 \[-1, 3\], but the request has FP64 \[2, 3\]",
         ),
-        (_inputs(_default, _specs("x")), _request(x=X[:, :2]), r"but was given FP32 \[2, 2\]"),
-        (_inputs(_default, _specs("x")), _request(x=X[:, 0]), r"but was given FP32 \[2\]"),
-        (_inputs(_default, (TensorSpec("x", "BYTES"),)), _request(x=X), "takes BYTES, but was given FP32"),
+        (_inputs(_default, _specs("x")), _request(x=X[:, :2]), r"but the request has FP32 \[2, 2\]"),
+        (_inputs(_default, _specs("x")), _request(x=X[:, 0]), r"but the request has FP32 \[2\]"),
+        (
+            _inputs(_default, (TensorSpec("x", "BYTES"),)),
+            _request(x=X),
+            "takes BYTES, but the request has FP32",
+        ),
         (_inputs(_keywords, _specs("x")), _request(x=X, z=X), "it has no input 'z'"),
     ],
 )
-def test_a_request_that_does_not_fit_says_why(inputs, request_, message):
-    """The model's name, the input's, what it takes and what it was given."""
+def test_invalid_request_names_reason(inputs, request_, message):
+    """The error names the model, the input, its type and the request's type."""
     with pytest.raises(ModelInputError, match=message) as caught:
         inputs.check(request_)
     assert caught.value.model == "m"
 
 
-# What converts without loss
+# Lossless conversions
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("declared", "given", "taken"),
     [
         ("FP64", "float32", True),
@@ -154,7 +161,7 @@ def test_a_request_that_does_not_fit_says_why(inputs, request_, message):
         ("BF16", "float64", False),
     ],
 )
-def test_types_that_lose_nothing_are_converted(declared, given, taken):
+def test_lossless_types_are_converted(declared, given, taken):
     inputs = _inputs(_keywords, (TensorSpec("x", declared, (-1, 2)),))
     request = _request(x=np.ones((3, 2), given))
     if not taken:
@@ -166,23 +173,57 @@ def test_types_that_lose_nothing_are_converted(declared, given, taken):
     assert (Tensor("x", seen).datatype, seen.tolist()) == (declared, [[1, 1]] * 3)
 
 
-@pytest.mark.parametrize("given", ["uint16", "float32"])
-def test_bf16_comes_as_bits_or_widened(given):
+@for_each("given", ["uint16", "float32"])
+def test_bf16_is_accepted_as_bits_or_widened(given):
     inputs = _inputs(_keywords, (TensorSpec("x", "BF16", (-1, 2)),))
     request = _request(x=np.ones((3, 2), given))
     assert inputs.check(request) == 3
     assert inputs.call(lambda x: x, {"x": request["x"]}) is request["x"]
 
 
-def test_what_fits_already_is_handed_over_as_it_is():
+def test_matching_array_is_not_copied():
     inputs = _inputs(_keywords, _specs("x"))
     assert inputs.call(lambda x: x, {"x": X}) is X
 
 
-def test_a_column_vector_is_taken_for_a_column():
+def test_column_vector_is_accepted_as_column():
     inputs = _inputs(_keywords, (TensorSpec("x", "FP32", (-1,)),))
     request = _request(x=np.ones((3, 1), np.float32))
     assert inputs.check(request) == 3
     assert inputs.call(lambda x: x, {"x": request["x"]}).shape == (3,)
-    with pytest.raises(ModelInputError, match=r"takes FP32 \[-1\], but was given FP32 \[3, 2\]"):
+    with pytest.raises(ModelInputError, match=r"takes FP32 \[-1\], but the request has FP32 \[3, 2\]"):
         inputs.check(_request(x=np.ones((3, 2), np.float32)))
+
+
+def text_request(*values, shape=None):
+    text = text_array(values)
+    return InferRequest(
+        (Tensor("x", rows(1)), Tensor("text", text.reshape(shape or text.shape), {"kind": 1}))
+    )
+
+
+@for_each("sent", [("a", "ü"), (b"a", "ü".encode()), ("a", "ü".encode())])
+@for_each(("bytes_as", "given"), [("str", ["a", "ü"]), ("bytes", [b"a", "ü".encode()])])
+def test_elements_are_converted_to_wanted_type(sent, bytes_as, given):
+    request = convert_bytes_inputs(text_request(*sent, shape=(2, 1)), bytes_as, "m")
+    assert request["text"].tolist() == [[g] for g in given]
+    assert request.inputs[1].parameters == {"kind": 1}
+
+
+def test_matching_input_is_not_copied():
+    request = text_request("a", "b")
+    assert convert_bytes_inputs(request, "str", "m").inputs[1] is request.inputs[1]
+    numbers = InferRequest((Tensor("x", rows(1)),))
+    assert convert_bytes_inputs(numbers, "str", "m") is numbers
+    mixed = text_request("a", b"\xff")
+    assert convert_bytes_inputs(mixed, "sent", "m") is mixed
+
+
+def test_empty_input_is_unchanged():
+    empty = InferRequest((Tensor("text", np.empty((0, 2), object)),))
+    assert convert_bytes_inputs(empty, "str", "m")["text"].shape == (0, 2)
+
+
+def test_invalid_utf8_names_element_and_byte():
+    with pytest.raises(ModelInputError, match="element 1 is not UTF-8"):
+        convert_bytes_inputs(text_request("a", b"\xff"), "str", "m")

@@ -1,4 +1,4 @@
-"""One instance: loads, warms up, calls in pieces, and blames only guilty rows."""
+"""One instance: splits requests into calls, and fails guilty rows only."""
 
 import asyncio
 import logging
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.support import request, rows, ticket
+from cases import for_each
+from engine.support import pending_request, request, rows
 from headrace.core import Model, RowError
 from headrace.core.errors import (
     CancelledRequestError,
@@ -20,7 +21,7 @@ from headrace.core.errors import (
 )
 from headrace.engine.backend import LocalBackend
 from headrace.engine.instance import Instance
-from headrace.engine.reason import WHY_CHARS_MAX, ToldError
+from headrace.engine.model_errors import WHY_CHARS_MAX, RemoteError
 from headrace.testing import ManualClock, PickyModel
 
 
@@ -29,17 +30,17 @@ def _instance(model: Model) -> Instance:
 
 
 def _answer(model: Model, x, **settings):
-    return _instance(model).answer(ticket(request(x, **settings)), lambda _: None)
+    return _instance(model).predict(pending_request(request(x, **settings)), lambda _: None)
 
 
 def _values(response) -> list[float]:
     return [] if not response.outputs else response.outputs[0].data[:, 0].tolist()
 
 
-# Answers
+# Results
 
 
-def test_a_request_goes_in_calls_of_max_batch_rows():
+def test_request_is_split_by_max_batch_rows():
     """Split, called in order, joined."""
     model = PickyModel(())
     model.max_batch_rows = 4
@@ -49,34 +50,32 @@ def test_a_request_goes_in_calls_of_max_batch_rows():
     assert (response.id, response.model_name, response.failures) == ("r", "m", ())
 
 
-def test_no_rows_need_no_call():
-    """The law holds of an empty request too."""
+def test_empty_request_needs_no_call():
     model = PickyModel(())
     response = _answer(model, np.zeros((0, 1), np.float32))
     assert (response.outputs, response.failures, model.batch_rows) == ((), (), [])
 
 
-@pytest.mark.parametrize("names_rows", [False, True])
+@for_each("names_rows", [False, True])
 def test_guilty_rows_fail_alone(names_rows):
-    """Whether the model raises on the batch, or names them; in the second piece too."""
+    """For exceptions of the batch and for named rows; in the second part too."""
     model = PickyModel({1.0, 6.0}, names_rows=names_rows)
     model.max_batch_rows = 4
     response = _answer(model, rows(*range(8)))
     assert [f.row for f in response.failures] == [1, 6]
-    assert "value 6.0 is not taken" in response.failures[1].why
+    assert "value 6.0 is refused" in response.failures[1].why
     assert _values(response) == [0, 2, 3, 4, 5, 7]
 
 
-def test_when_every_row_fails_there_are_no_outputs():
-    """Each still has its own verdict."""
+def test_no_outputs_if_every_row_fails():
     response = _answer(PickyModel({0.0, 1.0, 2.0}), rows(0, 1, 2))
     assert response.outputs == ()
-    assert [f.why for f in response.failures] == [f"ValueError: value {v}.0 is not taken" for v in range(3)]
+    assert [f.why for f in response.failures] == [f"ValueError: value {v}.0 is refused" for v in range(3)]
 
 
 @given(st.integers(0, 30), st.sets(st.integers(0, 29)), st.integers(1, 9), st.booleans())
-def test_rows_in_are_rows_out_and_failures(count, guilty, size, names_rows):
-    """The law, and the right rows, for any guilty set, piece size, and way of telling."""
+def test_rows_in_equal_rows_out_plus_failures(count, guilty, size, names_rows):
+    """For any guilty set, part size and kind of error."""
     model = PickyModel({float(g) for g in guilty}, names_rows=names_rows)
     model.max_batch_rows = size
     response = _answer(model, rows(*range(count)))
@@ -84,8 +83,8 @@ def test_rows_in_are_rows_out_and_failures(count, guilty, size, names_rows):
     assert [f.row for f in response.failures] == sorted(g for g in guilty if g < count)
 
 
-def test_a_batch_too_large_for_memory_is_halved():
-    """MemoryError is about the batch's size, and no row is to blame while smaller ones pass."""
+def test_batch_beyond_memory_is_halved():
+    """MemoryError concerns the batch size: no row is guilty while smaller batches succeed."""
 
     class Small(Model):
         def predict(self, x):
@@ -97,48 +96,48 @@ def test_a_batch_too_large_for_memory_is_halved():
     assert _values(response) == list(range(7))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "error",
-    [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), ToldError("bad_alloc")],
+    [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), RemoteError("bad_alloc")],
 )
-def test_after_running_out_of_memory_batches_stay_smaller(error):
-    """Not only for the batch that failed: each larger one would fail first, and cost a call."""
-    asked = []
+def test_batches_stay_smaller_after_out_of_memory(error):
+    """Later batches too: each larger one would fail first, and cost a call."""
+    batch_sizes = []
 
     class Small(Model):
         max_batch_rows = 8
 
         def predict(self, x):
-            asked.append(len(x))
+            batch_sizes.append(len(x))
             if len(x) > 3:
                 raise error
             return x
 
     response = _answer(Small(), rows(*range(20)))
     assert _values(response) == list(range(20))
-    assert [n for n in asked if n > 3] == [8, 4, 4]
+    assert [n for n in batch_sizes if n > 3] == [8, 4, 4]
     assert not response.failures
 
 
-def test_other_errors_leave_the_size_of_batches_alone():
-    asked = []
+def test_other_errors_keep_batch_size():
+    batch_sizes = []
 
     class Picky(Model):
         max_batch_rows = 8
 
         def predict(self, x):
-            asked.append(len(x))
+            batch_sizes.append(len(x))
             if (x == 3).any():
                 raise ValueError("three")
             return x
 
     response = _answer(Picky(), rows(*range(24)))
     assert [f.row for f in response.failures] == [3]
-    assert asked.count(8) == 3
+    assert batch_sizes.count(8) == 3
 
 
-def test_a_model_that_writes_into_its_inputs_spoils_nothing():
-    """Neither the caller's array, nor the rows that are tried again."""
+def test_model_writing_into_inputs_harms_no_retry():
+    """Neither the client's array nor the retried rows change."""
 
     class InPlace(Model):
         def predict(self, x):
@@ -153,8 +152,8 @@ def test_a_model_that_writes_into_its_inputs_spoils_nothing():
     assert x[:, 0].tolist() == [1, 2, 3, 4]
 
 
-def test_predict_is_given_contiguous_arrays():
-    """Whatever view the caller holds; compiled code often asks for that."""
+def test_predict_gets_contiguous_arrays():
+    """For any view of the client; compiled code often needs it."""
 
     class Contiguous(Model):
         def predict(self, x):
@@ -169,8 +168,8 @@ def test_predict_is_given_contiguous_arrays():
     assert _answer(Contiguous(), x).outputs[0].data.tolist() == x.tolist()
 
 
-@pytest.mark.parametrize("error", [ModelContractError("m", "broken"), ModelInputError("m", "wrong")])
-def test_what_no_bisection_can_cure_ends_the_request(error):
+@for_each("error", [ModelContractError("m", "broken"), ModelInputError("m", "wrong")])
+def test_request_errors_are_not_bisected(error):
     """One call, not one for each row."""
 
     class Broken(Model):
@@ -186,8 +185,8 @@ def test_what_no_bisection_can_cure_ends_the_request(error):
     assert model.calls == 1
 
 
-def test_what_before_call_raises_ends_the_search_for_guilty_rows():
-    """A stop or a deadline must not wait for two calls a row."""
+def test_before_call_error_ends_bisection():
+    """A stop or a deadline must not wait for two calls per row."""
     model, calls = PickyModel(set(map(float, range(64)))), []
 
     def before_call(_):
@@ -195,13 +194,13 @@ def test_what_before_call_raises_ends_the_search_for_guilty_rows():
         if len(calls) > 3:
             raise StoppedError("now")
 
-    asked = request(rows(*range(64)))
+    large_request = request(rows(*range(64)))
     with pytest.raises(StoppedError):
-        _instance(model).answer(ticket(asked), before_call)
+        _instance(model).predict(pending_request(large_request), before_call)
     assert len(model.batch_rows) == 4
 
 
-def test_reasons_are_cut_and_survive_a_broken_exception():
+def test_error_texts_are_cut_and_survive_broken_str():
     """A model's message may be as long as its array."""
 
     class UnprintableError(Exception):
@@ -217,8 +216,8 @@ def test_reasons_are_cut_and_survive_a_broken_exception():
     assert failures[1].why == "UnprintableError"
 
 
-def test_a_row_error_may_hold_anything_as_its_reason():
-    """Models pass exceptions along; that must not fail the whole request."""
+def test_row_error_reason_may_be_any_object():
+    """Models pass exceptions along."""
 
     class Passing(Model):
         def predict(self, x):
@@ -230,15 +229,15 @@ def test_a_row_error_may_hold_anything_as_its_reason():
     assert (failure.row, failure.why) == (1, "'age'")
 
 
-def test_tracebacks_go_to_the_debug_log(caplog):
-    """The reason is short; who writes the model needs the line."""
+def test_tracebacks_are_logged_at_debug(caplog):
+    """Reasons are short; the author of the model needs the line."""
     with caplog.at_level(logging.DEBUG, "headrace.engine"):
         _answer(PickyModel({1.0}), rows(1))
     assert any(r.exc_info and r.levelno == logging.DEBUG for r in caplog.records)
 
 
-def test_wanted_outputs_are_selected():
-    """In the order asked for; a name that the model does not return is the caller's mistake."""
+def test_named_outputs_are_selected():
+    """In the order of the request; an unknown name is the client's mistake."""
 
     class Several(Model):
         def predict(self, x):
@@ -249,8 +248,8 @@ def test_wanted_outputs_are_selected():
         _answer(Several(), rows(1), outputs=("z",))
 
 
-def test_an_async_model_is_awaited_on_one_loop():
-    """Also its load and close; what it keeps between calls stays on the same loop."""
+def test_async_model_uses_one_loop():
+    """Also for `load` and `close`."""
 
     class Async(Model):
         async def load(self):
@@ -269,14 +268,14 @@ def test_an_async_model_is_awaited_on_one_loop():
     model = Async()
     backend = LocalBackend(lambda: model, "m")
     instance = Instance(backend, "m", ManualClock())
-    response = instance.answer(ticket(request(rows(1, -2, 3))), lambda _: None)
+    response = instance.predict(pending_request(request(rows(1, -2, 3))), lambda _: None)
     assert _values(response) == [1, 3]
     backend.close()
     assert model.closed
     assert model.loop.is_closed()
 
 
-def test_a_model_that_does_not_write_into_its_inputs_is_spared_the_copy():
+def test_read_only_model_gets_no_copy():
     class Reads(Model):
         writes_inputs = False
 
@@ -290,11 +289,11 @@ def test_a_model_that_does_not_write_into_its_inputs_is_spared_the_copy():
     assert np.shares_memory(model.given, x)
 
 
-# Who still waits for a call
+# Cancellation of calls
 
 
 class _Watched(LocalBackend):
-    """Notes what it is asked to cancel, and lets its test look while a call is going on."""
+    """Records cancellations, and lets its test look during a call."""
 
     def __init__(self, model, during=lambda: None):
         super().__init__(lambda: model, "m")
@@ -308,31 +307,31 @@ class _Watched(LocalBackend):
         return super().call(parts, rows, request, call, fresh=fresh)
 
 
-def test_a_call_is_cancelled_when_the_last_of_its_callers_has_gone():
-    """Neither before, nor after it has ended."""
+def test_call_is_cancelled_after_last_client():
+    """Neither before, nor after the call has ended."""
     clock = ManualClock()
-    tickets = [ticket(request(deadline=d)) for d in (5.0, 9.0, None)]
+    entries = [pending_request(request(deadline=d)) for d in (5.0, 9.0, None)]
 
     def during(call):
-        instance.gone()
+        instance.cancel_if_unwanted()
         assert (backend.cancelled, call.cancelled, call.deadline_s) == (0, False, None)
-        tickets[2].cancelled = True
-        instance.gone()
+        entries[2].cancelled = True
+        instance.cancel_if_unwanted()
         assert (backend.cancelled, call.cancelled, call.deadline_s) == (0, False, 9.0)
         clock.advance(8.0)
-        tickets[1].cancelled = True
-        instance.gone()
+        entries[1].cancelled = True
+        instance.cancel_if_unwanted()
         assert (backend.cancelled, call.cancelled) == (1, True)
 
     backend = _Watched(PickyModel(()), during)
     instance = Instance(backend, "m", clock)
-    instance.answer_all(tickets, lambda _: None)
-    instance.gone()
+    instance.predict_batch(entries, lambda _: None)
+    instance.cancel_if_unwanted()
     assert backend.cancelled == 1
 
 
-def test_a_cancellation_that_was_meant_for_another_call_harms_nobody():
-    """Whoever still waits is asked again, alone or in a batch."""
+def test_stray_cancellation_is_retried():
+    """Alone or in a batch."""
     for count in (1, 3):
         stray = iter([True])
 
@@ -341,23 +340,23 @@ def test_a_cancellation_that_was_meant_for_another_call_harms_nobody():
                 raise CancelledRequestError("the call was cancelled")
 
         instance = Instance(_Watched(PickyModel(()), during), "m", ManualClock())
-        tickets = [ticket(request(rows(float(n))), strict=True) for n in range(count)]
-        answers = dict(instance.answer_all(tickets, lambda _: None))
-        assert [_values(answers[t]) for t in tickets] == [[n] for n in range(count)]
+        entries = [pending_request(request(rows(float(n))), strict=True) for n in range(count)]
+        answers = dict(instance.predict_batch(entries, lambda _: None))
+        assert [_values(answers[t]) for t in entries] == [[n] for n in range(count)]
 
 
-def test_those_who_left_are_told_that_the_call_was_cancelled():
-    tickets = [ticket(request(rows(float(n)))) for n in range(3)]
+def test_departed_clients_get_cancelled_error():
+    entries = [pending_request(request(rows(float(n)))) for n in range(3)]
 
     def during(_):
-        for each in tickets:
+        for each in entries:
             each.cancelled = True
         raise CancelledRequestError("the call was cancelled")
 
     instance = Instance(_Watched(PickyModel(()), during), "m", ManualClock())
-    answers = instance.answer_all(tickets, lambda _: None)
+    answers = instance.predict_batch(entries, lambda _: None)
     assert [type(a) for _, a in answers] == [CancelledRequestError] * 3
-    assert instance.tally.calls == 1
+    assert instance.counters.calls == 1
 
 
 @given(
@@ -366,21 +365,21 @@ def test_those_who_left_are_told_that_the_call_was_cancelled():
     st.booleans(),
     st.sets(st.integers(0, 11), max_size=3),
 )
-def test_a_batch_answers_each_of_its_tickets_once(asked, guilty, names_rows, gone):
-    """Each as if it had been asked alone, whatever fails beside it."""
+def test_batch_gives_each_request_one_result(batch, guilty, names_rows, gone):
+    """As if each were alone, with any failures in the batch."""
     model = PickyModel({float(g) for g in guilty}, names_rows=names_rows)
     model.max_batch_rows = 1000
-    tickets = [ticket(request(rows(*values)), strict=True) for values in asked]
-    left = {id(t) for n, t in enumerate(tickets) if n in gone}
+    entries = [pending_request(request(rows(*values)), strict=True) for values in batch]
+    left = {id(t) for n, t in enumerate(entries) if n in gone}
 
     def before_call(each):
         if id(each) in left:
             raise CancelledRequestError("gone")
 
-    answered = _instance(model).answer_all(tickets, before_call)
-    assert sorted(id(t) for t, _ in answered) == sorted(map(id, tickets))
+    answered = _instance(model).predict_batch(entries, before_call)
+    assert sorted(id(t) for t, _ in answered) == sorted(map(id, entries))
     answers = {id(t): a for t, a in answered}
-    for each, values in zip(tickets, asked, strict=True):
+    for each, values in zip(entries, batch, strict=True):
         answer = answers[id(each)]
         if id(each) in left:
             assert isinstance(answer, CancelledRequestError)

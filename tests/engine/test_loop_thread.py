@@ -1,4 +1,4 @@
-"""A thread with an event loop: calls and coroutines, errors, and its end."""
+"""A thread with an event loop: functions and coroutines, errors, and its end."""
 
 import asyncio
 import threading
@@ -6,39 +6,40 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from cases import for_each
 from headrace.engine.loop_thread import LoopThread
-from headrace.engine.reason import ToldError
+from headrace.engine.model_errors import RemoteError
 
 WAIT_S = 30.0
 
 
 @pytest.fixture
-def home():
+def loop_thread():
     made = LoopThread("test-loop")
     yield made
     made.stop()
 
 
-def test_functions_and_coroutines_run_in_its_loop(home):
+def test_functions_and_coroutines_run_in_the_loop(loop_thread):
     async def where():
         await asyncio.sleep(0)
         return asyncio.get_running_loop(), threading.current_thread().name
 
-    assert home.submit(where).result(WAIT_S) == (home.loop, "test-loop")
-    assert home.submit(threading.get_ident).result(WAIT_S) != threading.get_ident()
+    assert loop_thread.submit(where).result(WAIT_S) == (loop_thread.loop, "test-loop")
+    assert loop_thread.submit(threading.get_ident).result(WAIT_S) != threading.get_ident()
 
 
-def test_a_coroutine_waits_while_others_run(home):
-    """Between two awaits it is alone, at an await it is not."""
-    gate = home.submit(asyncio.Event).result(WAIT_S)
-    waiting = home.submit(gate.wait)
-    home.submit(gate.set).result(WAIT_S)
+def test_coroutines_run_concurrently(loop_thread):
+    """One at a time between awaits, others at each await."""
+    gate = loop_thread.submit(asyncio.Event).result(WAIT_S)
+    waiting = loop_thread.submit(gate.wait)
+    loop_thread.submit(gate.set).result(WAIT_S)
     assert waiting.result(WAIT_S) is True
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("stop")])
-@pytest.mark.parametrize("later", [False, True])
-def test_what_would_end_the_loop_is_told_instead(home, error, later):
+@for_each("error", [SystemExit(3), KeyboardInterrupt("stop")])
+@for_each("later", [False, True])
+def test_system_exit_is_reported_not_raised_in_loop(loop_thread, error, later):
     async def fail_later():
         await asyncio.sleep(0)
         raise error
@@ -46,13 +47,13 @@ def test_what_would_end_the_loop_is_told_instead(home, error, later):
     def fail():
         raise error
 
-    with pytest.raises(ToldError, match=type(error).__name__):
-        home.submit(fail_later if later else fail).result(WAIT_S)
-    assert home.submit(lambda: 1).result(WAIT_S) == 1
+    with pytest.raises(RemoteError, match=type(error).__name__):
+        loop_thread.submit(fail_later if later else fail).result(WAIT_S)
+    assert loop_thread.submit(lambda: 1).result(WAIT_S) == 1
 
 
-def test_stopping_cancels_what_runs_and_ends_the_thread():
-    home, cleaned = LoopThread("test-loop"), []
+def test_stop_cancels_tasks_and_ends_thread():
+    loop_thread, cleaned = LoopThread("test-loop"), []
 
     async def hang():
         try:
@@ -60,24 +61,24 @@ def test_stopping_cancels_what_runs_and_ends_the_thread():
         finally:
             cleaned.append(asyncio.get_running_loop())
 
-    future = home.submit(hang)
-    home.submit(lambda: asyncio.sleep(0)).result(WAIT_S)
-    home.stop()
+    future = loop_thread.submit(hang)
+    loop_thread.submit(lambda: asyncio.sleep(0)).result(WAIT_S)
+    loop_thread.stop()
     with pytest.raises(CancelledError):
         future.result(WAIT_S)
-    assert cleaned == [home.loop]
-    assert home.loop.is_closed()
+    assert cleaned == [loop_thread.loop]
+    assert loop_thread.loop.is_closed()
 
 
-def test_stopping_twice_is_once():
-    home = LoopThread("test-loop")
-    home.stop()
-    home.stop()
+def test_second_stop_does_nothing():
+    loop_thread = LoopThread("test-loop")
+    loop_thread.stop()
+    loop_thread.stop()
     assert "test-loop" not in {t.name for t in threading.enumerate()}
 
 
-def test_a_loop_that_cannot_be_had_is_told(monkeypatch):
-    """No file is left to open for it: whoever makes the thread must hear of that, not wait."""
+def test_failed_loop_creation_is_raised(monkeypatch):
+    """Out of file descriptors: the constructor raises instead of waiting."""
 
     def none_left():
         raise OSError("too many open files")

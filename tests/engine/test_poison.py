@@ -1,4 +1,4 @@
-"""Requests that do harm, in real processes: who shares an engine with them is answered, and each is told what it did."""
+"""Harmful requests in real processes: other requests complete, and each harmful one gets its cause."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+import levels
 from engine import process_models as models
-from engine.support import WAIT_S, nothing_left, request, rows
+from engine.support import WAIT_S, no_leaks, request, rows
 from headrace.core.errors import (
     CancelledRequestError,
     ConfigError,
@@ -25,9 +25,10 @@ from headrace.core.errors import (
     PredictError,
 )
 from headrace.engine import Engine
-from headrace.engine.cgroup import own_groups
+from headrace.engine.control_group import own_groups
 from headrace.engine.settings import ServeSettings
 from headrace.testing import ManualClock
+from servers.polling import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 2**20
@@ -35,7 +36,7 @@ MIB = 2**20
 
 @contextmanager
 def poisonous(harm, folder, *, clock=None, in_flight_max=64, **serve):
-    """A started engine around a model with this harm, in a process."""
+    """Yield a started engine around a model with this harm, in a process."""
     make = functools.partial(models.Poisonous, harm=harm, folder=str(folder))
     engine = Engine(
         make,
@@ -53,41 +54,33 @@ def poisonous(harm, folder, *, clock=None, in_flight_max=64, **serve):
 
 @pytest.fixture(autouse=True)
 def _nothing_left():
-    """No process, control group, file, or thread outlives its engine."""
-    with nothing_left():
+    """Assert that no process, control group, file or thread outlives its engine."""
+    with no_leaks():
         yield
     for own in own_groups().values():
         assert list(own.folder.glob(f"headrace-{os.getpid()}-*")) == []
 
 
 def pid_of(engine):
-    return engine._life.slots[0].backend.pid
+    return engine._session.slots[0].backend.pid
 
 
-def gone(pid):
-    """Whether a process is there no more; whoever inherits it may not have reaped it yet."""
+def has_exited(pid):
+    """Return True if a process has exited, even if it is not reaped yet."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def until(holds):
-    """Wait for what another process does."""
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end, "it never came"
-        threading.Event().wait(0.002)
-
-
-def begun(folder):
-    """How often the model was asked for harm."""
+def has_begun(folder):
+    """Return how often the model began the harm."""
     path = Path(folder, "begun")
     return len(path.read_text()) if path.exists() else 0
 
 
-def innocent_and_guilty(engine):
-    """Ask for much that is harmless, with one poison in the midst; the error of that one, or of its only row."""
+def run_with_neighbours(engine):
+    """Send many harmless requests and one poison in the middle. Return its error, or its row's."""
     harmless = [engine.submit(request(rows(i))) for i in range(6)]
     guilty = engine.submit(request(rows(models.POISON)))
     harmless += [engine.submit(request(rows(i))) for i in range(6, 12)]
@@ -100,61 +93,64 @@ def innocent_and_guilty(engine):
     return failure.why
 
 
-# What a request can do
+# Harm of requests
 
 
 @pytest.mark.parametrize(
     ("harm", "facts", "says"),
     [
-        ("segfault", ("crash", None, "SIGSEGV"), "touched memory that is not its own"),
-        ("abort", ("crash", None, "SIGABRT"), "gave itself up"),
-        ("leave", ("exit", 7, None), "ended by itself, with status 7"),
+        ("segfault", ("crash", None, "SIGSEGV"), "invalid memory access"),
+        pytest.param("abort", ("crash", None, "SIGABRT"), "abort, by compiled code", marks=pytest.mark.slow),
+        pytest.param("leave", ("exit", 7, None), "exited with status 7", marks=pytest.mark.slow),
     ],
 )
-def test_a_request_that_kills_its_process(tmp_path, harm, facts, says):
-    """The cause is told; it is asked twice, and never again."""
+def test_fatal_request_fails_alone_with_its_cause(tmp_path, harm, facts, says):
+    """It is retried once, and never again."""
     with poisonous(harm, tmp_path) as engine:
-        error = innocent_and_guilty(engine)
+        error = run_with_neighbours(engine)
         assert isinstance(error, InstanceLostError)
         assert (error.cause, error.exit_code, error.signal) == facts
         assert says in str(error)
-        assert begun(tmp_path) == 2
+        assert has_begun(tmp_path) == 2
         assert engine.submit(request(rows(5))).result(WAIT_S)["output"][0, 0] == 5
         assert engine.model_statistics().restarts == 2
 
 
-def test_a_request_that_exits_politely_ends_nothing_but_itself(tmp_path):
-    """It raises SystemExit, which is caught: the process lives on."""
+@pytest.mark.slow
+def test_system_exit_fails_its_request_only(tmp_path):
+    """SystemExit is caught: the process lives on."""
     with poisonous("exit_politely", tmp_path) as engine:
         pid = pid_of(engine)
-        error = innocent_and_guilty(engine)
+        error = run_with_neighbours(engine)
         assert isinstance(error, PredictError)
         assert "SystemExit: 3" in str(error)
         assert pid_of(engine) == pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["loop", "hold", "refuse"])
-def test_a_call_without_end(tmp_path, harm):
-    """Also one that keeps Python's lock, so that nothing else runs in its process, or that hears no signal."""
+def test_endless_call_is_killed_at_timeout(tmp_path, harm):
+    """Also one that holds the GIL, or ignores signals."""
     with poisonous(harm, tmp_path, call_timeout_s=0.5) as engine:
-        error = innocent_and_guilty(engine)
+        error = run_with_neighbours(engine)
         assert isinstance(error, InstanceLostError)
         assert (error.cause, error.exit_code, error.signal) == ("timeout", None, "SIGKILL")
         assert "call_timeout_s (0.5 s)" in str(error)
-        assert begun(tmp_path) == 2
+        assert has_begun(tmp_path) == 2
 
 
-def test_a_kill_from_outside(tmp_path):
-    """Once is mended without a word; who is killed twice is told by whom."""
+@pytest.mark.slow
+def test_kill_from_outside_is_reported(tmp_path):
+    """One kill is repaired silently; a request killed twice gets the reason."""
     with poisonous("loop", tmp_path) as engine:
-        asked = engine.submit(request(rows(models.POISON)))
+        future = engine.submit(request(rows(models.POISON)))
         for count in (1, 2):
-            until(lambda count=count: begun(tmp_path) == count)
+            wait_until(lambda count=count: has_begun(tmp_path) == count)
             os.kill(pid_of(engine), signal.SIGKILL)
-        error = asked.exception(WAIT_S)
+        error = future.exception(WAIT_S)
         assert isinstance(error, InstanceLostError)
         assert (error.cause, error.signal) == ("killed", "SIGKILL")
-        assert "by somebody else" in str(error)
+        assert "from outside" in str(error)
         assert engine.submit(request(rows(5))).result(WAIT_S)["output"][0, 0] == 5
 
 
@@ -173,63 +169,68 @@ needs_pids_group = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_memory_group
 @pytest.mark.parametrize("harm", ["hog", "hog_at_once"])
-def test_a_memory_hog_in_a_control_group_is_killed_by_the_kernel(tmp_path, harm):
-    """The kernel's own count says so."""
+def test_memory_limit_by_control_group_kills(tmp_path, harm):
+    """The kernel's own counter confirms it."""
     with poisonous(harm, tmp_path, memory_bytes_max=256 * MIB) as engine:
-        error = innocent_and_guilty(engine)
+        error = run_with_neighbours(engine)
     assert isinstance(error, InstanceLostError)
     assert (error.cause, error.signal) == ("oom", "SIGKILL")
-    assert "by the system since memory ran out" in str(error)
+    assert "by the kernel for lack of memory" in str(error)
     assert "probably" not in str(error)
-    assert f"{256 * MIB} bytes (memory_bytes_max)" in str(error)
+    assert f"(memory_bytes_max: {256 * MIB} bytes)" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["hog", "hog_at_once"])
-def test_a_memory_hog_without_a_control_group_meets_a_memory_error(tmp_path, monkeypatch, harm):
-    """As any model does whose batch is too large; its process lives on."""
-    monkeypatch.setattr("headrace.engine.confinement.own_groups", dict)
+def test_memory_limit_without_group_raises_memory_error(tmp_path, monkeypatch, harm):
+    """The process lives on."""
+    monkeypatch.setattr("headrace.engine.process_limits.own_groups", dict)
     with poisonous(harm, tmp_path, memory_bytes_max=1024 * MIB) as engine:
         pid = pid_of(engine)
-        assert "MemoryError" in innocent_and_guilty(engine)
+        assert "MemoryError" in run_with_neighbours(engine)
         assert pid_of(engine) == pid
 
 
-# What it starts
+# Child processes
 
 
+@pytest.mark.slow
 @needs_pids_group
-def test_a_fork_bomb_runs_against_its_bound(tmp_path):
-    """Nothing that it started stays behind."""
+def test_processes_max_stops_fork_bomb(tmp_path):
+    """Nothing that it started stays."""
     with poisonous("fork", tmp_path, processes_max=64) as engine:
-        assert "BlockingIOError" in innocent_and_guilty(engine)
+        assert "BlockingIOError" in run_with_neighbours(engine)
         started = [int(pid) for pid in (tmp_path / "started").read_text().split()]
         assert 10 < len(started) < 64
-    assert all(map(gone, started))
+    assert all(map(has_exited, started))
 
 
+@pytest.mark.slow
 @needs_pids_group
-def test_what_hides_from_a_kill_in_a_session_of_its_own_is_killed_by_its_group(tmp_path):
+def test_process_in_own_session_is_killed_by_group(tmp_path):
     with poisonous("fork_and_hide", tmp_path, processes_max=64, call_timeout_s=0.5) as engine:
-        assert innocent_and_guilty(engine).cause == "timeout"
+        assert run_with_neighbours(engine).cause == "timeout"
         started = int((tmp_path / "started").read_text())
-        assert gone(started)
+        assert has_exited(started)
 
 
-def test_what_a_model_started_is_killed_with_it(tmp_path):
+@pytest.mark.slow
+def test_processes_of_model_are_killed_with_it(tmp_path):
     """Also in a process group of its own."""
     with poisonous("spawn", tmp_path, call_timeout_s=1.0) as engine:
-        assert innocent_and_guilty(engine).cause == "timeout"
-        assert gone(int((tmp_path / "started").read_text()))
+        assert run_with_neighbours(engine).cause == "timeout"
+        assert has_exited(int((tmp_path / "started").read_text()))
 
 
-def test_a_bound_that_cannot_be_held_is_refused(tmp_path, monkeypatch):
-    """Rather than being there by name alone: root is bound by no limit on processes."""
-    monkeypatch.setattr("headrace.engine.confinement.own_groups", dict)
+def test_unenforceable_limit_is_refused(tmp_path, monkeypatch):
+    """Root is bound by no limit on processes."""
+    monkeypatch.setattr("headrace.engine.process_limits.own_groups", dict)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     with (
-        pytest.raises(ConfigError, match="processes_max cannot be held here"),
+        pytest.raises(ConfigError, match="processes_max cannot be enforced here"),
         poisonous("loop", tmp_path, processes_max=8),
     ):
         pass
@@ -238,7 +239,8 @@ def test_a_bound_that_cannot_be_held_is_refused(tmp_path, monkeypatch):
 # The environment
 
 
-def test_a_process_is_given_no_more_of_the_environment_than_it_was_asked_for(monkeypatch):
+@pytest.mark.slow
+def test_process_gets_only_passed_environment(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("MODEL_SIZE", "2")
 
@@ -256,17 +258,17 @@ def test_a_process_is_given_no_more_of_the_environment_than_it_was_asked_for(mon
     assert "AWS_SECRET_ACCESS_KEY" not in few
 
 
-# Callers that leave
+# Clients that leave
 
 
-@pytest.mark.parametrize("harm", ["loop", "hold"])
-def test_a_call_that_nobody_wants_any_more_is_killed_after_its_grace(tmp_path, harm):
-    """And not before; who waits behind is answered by the process that comes after."""
+@pytest.mark.parametrize("harm", ["loop", pytest.param("hold", marks=pytest.mark.slow)])
+def test_abandoned_call_is_killed_after_grace_period(tmp_path, harm):
+    """And not before; the next request completes in the new process."""
     clock = ManualClock()
     with poisonous(harm, tmp_path, clock=clock, cancel_grace_s=5.0) as engine:
         pid = pid_of(engine)
         guilty = engine.submit(request(rows(models.POISON)))
-        until(lambda: begun(tmp_path) == 1)
+        wait_until(lambda: has_begun(tmp_path) == 1)
         behind = engine.submit(request(rows(3)))
         engine.abandon(guilty)
         engine.abandon(guilty)
@@ -275,43 +277,45 @@ def test_a_call_that_nobody_wants_any_more_is_killed_after_its_grace(tmp_path, h
         clock.wait_for_sleepers()
         clock.advance(4.9)
         assert pid_of(engine) == pid
-        assert not gone(pid)
+        assert not has_exited(pid)
         clock.advance(0.2)
         assert behind.result(WAIT_S)["output"][0, 0] == 3
-        assert gone(pid)
+        assert has_exited(pid)
         statistics = engine.model_statistics()
-    assert begun(tmp_path) == 1
+    assert has_begun(tmp_path) == 1
     assert (statistics.restarts, statistics.cancelled, statistics.success.count) == (1, 1, 1)
     assert statistics.fail.count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_an_asker_that_leaves_has_its_call_killed_too(tmp_path, how):
-    """In an event loop: cancelled, or out of time; who comes after is answered."""
+def test_cancelled_infer_has_its_call_killed(tmp_path, how):
+    """In an event loop: cancelled, or expired; the next request completes."""
 
     async def main(engine):
         deadline = engine._clock.now() + 1.0 if how == "deadline" else None
-        asking = asyncio.create_task(engine.ask(request(rows(models.POISON), deadline=deadline)))
-        await asyncio.to_thread(until, lambda: begun(tmp_path) == 1)
+        asking = asyncio.create_task(engine.infer(request(rows(models.POISON), deadline=deadline)))
+        await asyncio.to_thread(wait_until, lambda: has_begun(tmp_path) == 1)
         if how == "cancel":
             asking.cancel()
         with pytest.raises((asyncio.CancelledError, DeadlineError)):
             await asking
-        return await asyncio.wait_for(engine.ask(request(rows(3))), WAIT_S)
+        return await asyncio.wait_for(engine.infer(request(rows(3))), WAIT_S)
 
     with poisonous("loop", tmp_path, cancel_grace_s=0.0) as engine:
         assert asyncio.run(main(engine))["output"][0, 0] == 3
         assert engine.model_statistics().restarts == 1
-    assert begun(tmp_path) == 1
+    assert has_begun(tmp_path) == 1
 
 
-def test_kills_for_leaving_do_not_make_the_next_start_wait(tmp_path):
+@pytest.mark.slow
+def test_intended_kills_do_not_delay_restart(tmp_path):
     """They say nothing about the model."""
     clock = ManualClock()
     with poisonous("loop", tmp_path, clock=clock, cancel_grace_s=5.0) as engine:
         for count in range(1, 4):
             guilty = engine.submit(request(rows(models.POISON)))
-            until(lambda count=count: begun(tmp_path) == count)
+            wait_until(lambda count=count: has_begun(tmp_path) == count)
             engine.abandon(guilty)
             clock.wait_for_sleepers()
             clock.advance(5.0)
@@ -319,8 +323,9 @@ def test_kills_for_leaving_do_not_make_the_next_start_wait(tmp_path):
         assert clock.slept_s == (5.0, 5.0, 5.0)
 
 
-def test_whoever_shares_a_call_keeps_it_alive(tmp_path):
-    """Until they have all gone."""
+@pytest.mark.slow
+def test_shared_call_survives_abandonment(tmp_path):
+    """Until all of its clients have left."""
     waits = functools.partial(models.Waiting, folder=str(tmp_path))
     settings = ServeSettings(isolation="process", cancel_grace_s=0.0)
     engine = Engine(waits, name="m", serving=settings, in_flight_max=9)
@@ -329,34 +334,35 @@ def test_whoever_shares_a_call_keeps_it_alive(tmp_path):
         pid = pid_of(engine)
         first = engine.submit(request(rows(0)))
         assert first.result(WAIT_S)["output"][0, 0] == 0
-        backend = engine._life.slots[0].backend
-        # Two that wait at once are one call.
+        backend = engine._session.slots[0].backend
+        # Two requests that wait at once share a call.
         with backend._lock:
             held = engine.submit(request(rows(0)))
-            until(held.running)
+            wait_until(held.running)
             both = [engine.submit(request(rows(1))) for _ in range(2)]
-        until((tmp_path / "began").exists)
-        assert len(engine._life.slots[0].instance._running.tickets) == 2
+        wait_until((tmp_path / "began").exists)
+        assert len(engine._session.slots[0].instance._running.entries) == 2
         engine.abandon(both[0])
         with pytest.raises(CancelledRequestError):
             both[0].result(0)
-        assert backend._grace is None
+        assert backend._kill_timer is None
         assert not (tmp_path / "cancelled").exists()
         assert pid_of(engine) == pid
         engine.abandon(both[1])
-        # It is told first, and ends by itself where that is faster than being killed.
-        until(lambda: (tmp_path / "cancelled").exists() or pid_of(engine) not in (None, pid))
+        # The model sees the cancellation first, and may end faster than the kill.
+        wait_until(lambda: (tmp_path / "cancelled").exists() or pid_of(engine) not in (None, pid))
         assert engine.submit(request(rows(0))).result(WAIT_S)["output"][0, 0] == 0
     finally:
         engine.stop(drain=False)
 
 
-def test_what_waits_is_taken_out(tmp_path):
-    """It is never asked, and whoever waits for its future is told."""
+@pytest.mark.slow
+def test_abandoned_waiting_request_is_removed(tmp_path):
+    """It is never called, and waiting threads see the cancellation."""
     clock = ManualClock()
     with poisonous("loop", tmp_path, clock=clock) as engine:
         guilty = engine.submit(request(rows(models.POISON)))
-        until(lambda: begun(tmp_path) == 1)
+        wait_until(lambda: has_begun(tmp_path) == 1)
         waiting = [engine.submit(request(rows(models.POISON))) for _ in range(3)]
         for future in waiting:
             engine.abandon(future)
@@ -366,65 +372,69 @@ def test_what_waits_is_taken_out(tmp_path):
         clock.wait_for_sleepers()
         clock.advance(5.0)
         assert engine.submit(request(rows(3))).result(WAIT_S)["output"][0, 0] == 3
-    assert begun(tmp_path) == 1
+    assert has_begun(tmp_path) == 1
 
 
-def test_an_answer_that_is_there_stays(tmp_path):
+@pytest.mark.slow
+def test_abandon_after_result_keeps_result(tmp_path):
     with poisonous("loop", tmp_path) as engine:
-        asked = engine.submit(request(rows(3)))
-        asked.result(WAIT_S)
-        engine.abandon(asked)
-        assert asked.result(0)["output"][0, 0] == 3
+        future = engine.submit(request(rows(3)))
+        future.result(WAIT_S)
+        engine.abandon(future)
+        assert future.result(0)["output"][0, 0] == 3
         assert engine.model_statistics().cancelled == 0
 
 
-def test_a_model_that_minds_is_not_killed(tmp_path):
-    """It ends its call within its grace."""
+@pytest.mark.slow
+def test_model_that_heeds_cancellation_is_not_killed(tmp_path):
+    """It ends its call within the grace period."""
     with_folder = functools.partial(models.Waiting, folder=str(tmp_path))
     engine = Engine(with_folder, name="m", serving=ServeSettings(isolation="process"))
     engine.start()
     try:
         pid = pid_of(engine)
-        asked = engine.submit(request(rows(1)))
-        until((tmp_path / "began").exists)
-        engine.abandon(asked)
-        until((tmp_path / "cancelled").exists)
+        future = engine.submit(request(rows(1)))
+        wait_until((tmp_path / "began").exists)
+        engine.abandon(future)
+        wait_until((tmp_path / "cancelled").exists)
         assert engine.submit(request(rows(0))).result(WAIT_S)["output"][0, 0] == 0
         assert pid_of(engine) == pid
     finally:
         engine.stop()
 
 
-def test_a_grace_without_end_kills_nobody(tmp_path):
+@pytest.mark.slow
+def test_infinite_grace_period_kills_no_process(tmp_path):
     with poisonous("loop", tmp_path, cancel_grace_s=None) as engine:
         pid = pid_of(engine)
         guilty = engine.submit(request(rows(models.POISON)))
-        until(lambda: begun(tmp_path) == 1)
+        wait_until(lambda: has_begun(tmp_path) == 1)
         engine.abandon(guilty)
-        assert engine._life.slots[0].backend._grace is None
+        assert engine._session.slots[0].backend._kill_timer is None
         os.kill(pid, signal.SIGKILL)
         assert engine.submit(request(rows(3))).result(WAIT_S)["output"][0, 0] == 3
-    assert begun(tmp_path) == 1, "what nobody wants is not asked again"
+    assert has_begun(tmp_path) == 1, "a cancelled request is not retried"
 
 
-# All at once
+# Everything at once
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(levels.by_level(1, 3, 30)))
 def test_every_future_ends_under_random_abandons_and_kills(tmp_path, seed):
-    """No hang, no lost answer, no wrong one: what was not abandoned is answered, or was twice in a killed process."""
+    """No hang, no lost and no wrong response: every other request succeeds, or was killed twice."""
     choice = random.Random(seed)
-    # Whoever shares a call with poison wants it, and keeps it alive, until it has lasted too long.
+    # A request that shares a call with poison keeps it alive until its timeout.
     serve = {"instances": 2, "cancel_grace_s": 0.0, "call_timeout_s": 0.5}
     with poisonous("loop", tmp_path, in_flight_max=32, **serve) as engine:
-        asked, left = [], set()
+        sent, left = [], set()
         stop = threading.Event()
 
         def kill():
             while not stop.wait(0.15):
-                victim = choice.choice(engine._life.slots).backend.pid
+                victim = choice.choice(engine._session.slots).backend.pid
                 if victim is not None:
-                    with contextlib.suppress(ProcessLookupError):  # it has died by itself since
+                    with contextlib.suppress(ProcessLookupError):  # it has exited by itself since
                         os.kill(victim, signal.SIGKILL)
 
         killing = threading.Thread(target=kill)
@@ -433,9 +443,9 @@ def test_every_future_ends_under_random_abandons_and_kills(tmp_path, seed):
             for i in range(400):
                 bad = choice.random() < 0.02
                 future = engine.submit(request(rows(models.POISON if bad else i)))
-                asked.append((i, future))
+                sent.append((i, future))
                 if bad:
-                    # Nobody else ends it; also while its process is started again.
+                    # No other end is possible, also during a restart.
                     threading.Timer(choice.random() * 0.1, engine.abandon, [future]).start()
                     left.add(future)
                 elif choice.random() < 0.2:
@@ -444,11 +454,11 @@ def test_every_future_ends_under_random_abandons_and_kills(tmp_path, seed):
         finally:
             stop.set()
             killing.join()
-        done, not_done = wait([future for _, future in asked], WAIT_S)
+        done, not_done = wait([future for _, future in sent], WAIT_S)
         assert not not_done
         assert len(done) == 400
         lost = 0
-        for i, future in asked:
+        for i, future in sent:
             if future.cancelled() or isinstance(future.exception(), CancelledRequestError):
                 assert future in left
             elif future.exception() is not None:
@@ -457,8 +467,8 @@ def test_every_future_ends_under_random_abandons_and_kills(tmp_path, seed):
             else:
                 assert future.result()["output"][0, 0] == i
         assert lost < 40
-        until(lambda: engine.alive)
+        wait_until(lambda: engine.alive)
         assert engine.submit(request(rows(3))).result(WAIT_S)["output"][0, 0] == 3
-        requests, waiting_rows, _, running = engine._life.channel.waiting()
+        requests, waiting_rows, _, running = engine._session.queue.waiting()
         assert (requests, waiting_rows, running) == (0, 0, 0)
-        assert engine._life.channel._put == {}
+        assert engine._session.queue._entries_by_future == {}

@@ -1,4 +1,4 @@
-"""Models by name and version: which answers, what is ready, and changes while others ask."""
+"""Models by name and version: look-up, readiness, and changes during requests."""
 
 import threading
 
@@ -42,7 +42,7 @@ def definition(name: str, version: str = "1", make=EchoModel) -> ModelDefinition
 
 @pytest.fixture
 def opened():
-    """Makes repositories that are stopped in the end."""
+    """Yield a factory of repositories that are stopped in the end."""
     made: list[ModelRepository] = []
 
     def make(*definitions, start=True, **more):
@@ -58,27 +58,27 @@ def opened():
 
 
 def answer(repository, name, version="", value=1.0):
-    asked = request(np.array([value], np.float32))
-    return repository.engine(name, version).submit(asked).result(WAIT_S)["output"].tolist()[0]
+    sent = request(np.array([value], np.float32))
+    return repository.engine(name, version).submit(sent).result(WAIT_S)["output"].tolist()[0]
 
 
 def states(repository):
     return {(e.name, e.version): (e.state, e.reason) for e in repository.index()}
 
 
-def test_two_of_one_name_and_version_cannot_be():
-    with pytest.raises(ConfigError, match="model a version 1 is there twice"):
+def test_duplicate_version_is_refused():
+    with pytest.raises(ConfigError, match="model a version 1 is defined twice"):
         ModelRepository([definition("a"), definition("a")])
 
 
-def test_versions_are_ordered_by_number_after_everything_else(opened):
+def test_numeric_versions_are_newest(opened):
     repository = opened(*(definition("a", v) for v in ("10", "9", "beta", "2")))
     assert repository.versions("a") == ("beta", "2", "9", "10")
     assert repository.engine("a").version == "10"
     assert repository.engine("a", "beta").version == "beta"
 
 
-def test_what_is_not_there_is_not_found(opened):
+def test_unknown_model_is_not_found(opened):
     repository = opened(definition("a", "1"), definition("a", "2"))
     for ask in (
         repository.engine,
@@ -95,7 +95,7 @@ def test_what_is_not_there_is_not_found(opened):
             ask("a", "3")
 
 
-def test_nothing_is_ready_before_the_start_and_after_the_stop(opened):
+def test_not_ready_before_start_and_after_stop(opened):
     repository = opened(definition("a"), start=False)
     assert not repository.ready()
     assert not repository.model_ready("a")
@@ -109,11 +109,11 @@ def test_nothing_is_ready_before_the_start_and_after_the_stop(opened):
     assert not repository.model_ready("a")
 
 
-def test_no_models_are_not_ready(opened):
+def test_empty_repository_is_not_ready(opened):
     assert not opened().ready()
 
 
-def test_it_is_not_ready_while_models_load(opened):
+def test_not_ready_while_loading(opened):
     entered, go = threading.Event(), threading.Event()
 
     class Slow(EchoModel):
@@ -132,7 +132,7 @@ def test_it_is_not_ready_while_models_load(opened):
     assert repository.ready()
 
 
-def test_a_start_that_fails_leaves_nothing_running(opened):
+def test_failed_start_leaves_no_engine_running(opened):
     good = Times(1)
     repository = opened(definition("good", make=lambda: good), definition("bad", make=Broken), start=False)
     with pytest.raises(ModelLoadError, match="weights"):
@@ -142,7 +142,7 @@ def test_a_start_that_fails_leaves_nothing_running(opened):
     assert repository.index(ready=True) == ()
 
 
-def test_why_a_model_is_not_there_is_in_the_index_alone(opened):
+def test_load_error_is_in_index_only(opened):
     repository = opened(definition("good"), find=lambda name: [definition(name, make=Broken)])
     with pytest.raises(ModelLoadError):
         repository.load("bad")
@@ -155,7 +155,7 @@ def test_why_a_model_is_not_there_is_in_the_index_alone(opened):
     assert repository.ready(), "the others go on, and so does the server"
 
 
-def test_a_model_that_is_loaded_again_goes_on_until_the_new_one_is_ready(opened):
+def test_reload_keeps_old_engine_until_ready(opened):
     made = [Times(1), Times(2)]
     entered, go = threading.Event(), threading.Event()
 
@@ -178,7 +178,7 @@ def test_a_model_that_is_loaded_again_goes_on_until_the_new_one_is_ready(opened)
     assert made[0].closed
 
 
-def test_a_load_that_fails_leaves_what_was_there(opened):
+def test_failed_reload_keeps_old_engine(opened):
     wanted = [definition("a", make=lambda: Times(1))]
     repository = opened(*wanted, find=lambda _: wanted)
     wanted[0] = definition("a", make=Broken)
@@ -188,24 +188,24 @@ def test_a_load_that_fails_leaves_what_was_there(opened):
     assert states(repository)["a", "1"] == (ModelState.READY, "")
 
 
-def test_a_request_that_the_old_one_has_is_answered_by_it(opened):
+def test_old_engine_completes_its_requests(opened):
     held = HeldModel()
     factories = iter([held, Times(2)])
     repository = opened(definition("a", make=lambda: next(factories)))
-    asked = repository.engine("a").submit(request(np.array([1.0], np.float32)))
+    future = repository.engine("a").submit(request(np.array([1.0], np.float32)))
     held.wait_for_calls(1)
     loading = threading.Thread(target=repository.load, args=("a",))
     loading.start()
     while repository.engine("a") is None or repository.engine("a").metadata.platform != "Times":
         assert loading.is_alive()
     assert answer(repository, "a") == 2
-    assert not asked.done()
+    assert not future.done()
     held.release()
-    assert asked.result(WAIT_S)["output"].tolist() == [1.0]
+    assert future.result(WAIT_S)["output"].tolist() == [1.0]
     loading.join(WAIT_S)
 
 
-def test_versions_come_and_go_with_the_folder(opened):
+def test_versions_follow_definitions(opened):
     wanted = [definition("a", "1"), definition("a", "2")]
     repository = opened(*wanted, find=lambda _: wanted)
     wanted[:] = [definition("a", "2"), definition("a", "3")]
@@ -216,7 +216,7 @@ def test_versions_come_and_go_with_the_folder(opened):
     assert set(states(repository)) == {("a", "2"), ("a", "3")}
 
 
-def test_a_model_that_is_gone_from_the_folder_is_loaded_as_it_was(opened):
+def test_missing_definition_reloads_last_one(opened):
     def nothing(name):
         raise ModelNotFoundError(name, "gone")
 
@@ -228,7 +228,7 @@ def test_a_model_that_is_gone_from_the_folder_is_loaded_as_it_was(opened):
         repository.load("b")
 
 
-def test_unloading_and_loading_again(opened):
+def test_unload_and_load_again(opened):
     repository = opened(definition("a"), definition("b"))
     repository.unload("a")
     repository.unload("a")
@@ -240,13 +240,13 @@ def test_unloading_and_loading_again(opened):
     assert answer(repository, "a") == 1
     repository.unload("a")
     repository.unload("b")
-    assert not repository.ready(), "nothing is there to be asked"
+    assert not repository.ready(), "no model is loaded"
 
 
-def test_unloading_waits_for_what_the_model_has(opened):
+def test_unload_waits_for_accepted_requests(opened):
     held = HeldModel()
     repository = opened(definition("held", make=lambda: held), definition("b"))
-    asked = repository.engine("held").submit(request(np.array([1.0], np.float32)))
+    future = repository.engine("held").submit(request(np.array([1.0], np.float32)))
     held.wait_for_calls(1)
     unloading = threading.Thread(target=repository.unload, args=("held",))
     unloading.start()
@@ -257,10 +257,10 @@ def test_unloading_waits_for_what_the_model_has(opened):
         repository.engine("held")
     held.release()
     unloading.join(WAIT_S)
-    assert asked.result(0)["output"].tolist() == [1.0]
+    assert future.result(0)["output"].tolist() == [1.0]
 
 
-def test_changes_from_many_threads_leave_one_engine(opened):
+def test_concurrent_loads_leave_one_engine(opened):
     made: list[Times] = []
 
     def make():

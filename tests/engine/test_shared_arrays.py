@@ -1,4 +1,4 @@
-"""Arrays in shared memory: placed, joined, seen without a copy, and told when somebody keeps them."""
+"""Arrays in shared memory: placed, joined, read without a copy, and kept arrays detected."""
 
 import gc
 import os
@@ -8,20 +8,19 @@ import psutil
 import pytest
 
 from headrace.core.errors import DataError, LimitError
-from headrace.engine.shared_arrays import ARENA_BYTES_MIN, Arena, Memory, read_arrays, write_arrays
+from headrace.engine.shared_arrays import ARENA_BYTES_MIN, Arena, ArenaMapping, read_arrays, write_arrays
 
 
-def _seen(arena: Arena) -> Memory:
-    """What the other process maps."""
-    fd = arena.new_fd()
+def _seen(arena: Arena) -> ArenaMapping:
+    """Return the mapping of the other process."""
+    fd = arena.take_fd()
     try:
-        return Memory(fd, arena.size)
+        return ArenaMapping(fd, arena.size)
     finally:
         os.close(fd)
 
 
-def test_arrays_are_seen_where_they_lie():
-    """No copy: what one side writes the other reads."""
+def test_arrays_are_read_in_place():
     arena = Arena()
     headers = write_arrays(
         arena, ({"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.zeros((2, 0))},)
@@ -34,15 +33,15 @@ def test_arrays_are_seen_where_they_lie():
     assert read_arrays(arena.memory, headers, copy=True)["x"][0, 0] == 9
 
 
-def test_arrays_begin_where_any_processor_can_read_them():
+def test_arrays_are_aligned():
     arena = Arena()
     headers = write_arrays(arena, ({f"n{i}": np.zeros(i + 1, np.uint8) for i in range(5)},))
     assert [header[3] % 64 for header in headers] == [0] * 5
     assert len({header[3] for header in headers}) == 5
 
 
-def test_parts_are_joined_as_numpy_joins_them():
-    """Also where their types differ."""
+def test_parts_are_joined_like_numpy():
+    """Also if their types differ."""
     parts = ({"x": np.array([1, 2], np.int32)}, {"x": np.array([0.5], np.float64)})
     arena = Arena()
     headers = write_arrays(arena, parts)
@@ -53,8 +52,8 @@ def test_parts_are_joined_as_numpy_joins_them():
         write_arrays(arena, ({"x": np.zeros((1, 2))}, {"x": np.zeros((1, 3))}))
 
 
-def test_what_lies_beside_is_not_joined():
-    """It follows the joined arrays, also under the same name."""
+def test_extra_arrays_are_not_joined():
+    """They follow the joined arrays, also under the same name."""
     arena = Arena()
     headers = write_arrays(
         arena, ({"x": np.ones(2)}, {"x": np.zeros(1)}), {"x": np.arange(3, dtype=np.uint8)}
@@ -64,7 +63,7 @@ def test_what_lies_beside_is_not_joined():
     assert read_arrays(memory, headers[1:], copy=True)["x"].tolist() == [0, 1, 2]
 
 
-def test_text_stays_text_and_bytes_bytes():
+def test_str_and_bytes_keep_their_type():
     values = np.array([["a", b"b"], ["ü", b""]], object)
     arena = Arena()
     headers = write_arrays(arena, ({"t": values}, {"t": values}))
@@ -74,11 +73,11 @@ def test_text_stays_text_and_bytes_bytes():
         write_arrays(arena, ({"t": np.array([1.5], object)},))
 
 
-def test_it_grows_by_being_replaced_and_is_bounded():
+def test_arena_grows_up_to_limit():
     arena = Arena(bytes_max=4 * ARENA_BYTES_MIN)
     arena.place([1])
     first = _seen(arena)
-    assert (arena.size, arena.new_fd()) == (ARENA_BYTES_MIN, None)
+    assert (arena.size, arena.take_fd()) == (ARENA_BYTES_MIN, None)
     arena.place([ARENA_BYTES_MIN, ARENA_BYTES_MIN + 1])
     assert arena.size == 4 * ARENA_BYTES_MIN
     assert _seen(arena).size == arena.size != first.size
@@ -86,22 +85,22 @@ def test_it_grows_by_being_replaced_and_is_bounded():
         arena.place([4 * ARENA_BYTES_MIN, 1])
 
 
-def test_who_keeps_an_array_is_seen():
-    """A view of it too; a copy does not count."""
+def test_kept_array_is_detected():
+    """Views too; a copy does not count."""
     arena = Arena()
     headers = write_arrays(arena, ({"x": np.arange(4.0)},))
     memory = _seen(arena)
-    assert not memory.kept
+    assert not memory.in_use
     view = read_arrays(memory, headers, copy=False)["x"][1:].reshape(3, 1)
-    assert memory.kept
+    assert memory.in_use
     copied = view.copy()
     del view
-    assert not memory.kept
+    assert not memory.in_use
     assert copied.tolist() == [[1], [2], [3]]
 
 
-def test_nothing_is_left_of_it():
-    """No file, once it is dropped; arrays that are held stay readable."""
+def test_arena_leaves_no_file():
+    """After a drop; arrays that are held stay readable."""
     gc.collect()
     before = psutil.Process().num_fds()
     arena = Arena()

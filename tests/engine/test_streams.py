@@ -1,4 +1,4 @@
-"""Streams of a model: one or many requests, plain or async generators, and every way in which they can end."""
+"""Streams of a model: one or many requests, plain or async generators, and all of their ends."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.support import WAIT_S, on_thread, request, rows, serving, until, values
+from cases import for_each
+from engine.support import WAIT_S, in_thread, request, rows, serving, values, wait_until
 from headrace.core import InferResponse, Model, Tensor, TensorSpec
 from headrace.core.call import current_call
 from headrace.core.errors import (
@@ -23,19 +24,19 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
-from headrace.engine.life import State
-from headrace.engine.streams import ITEMS_MAX, AnswerStream, StreamCall
+from headrace.engine.session import SessionState
+from headrace.engine.streams import ITEMS_MAX, ResponseStream, StreamCall
 from headrace.testing import EchoModel, ManualClock
 
 
 class Script(Model):
-    """Streams what its function, a generator of requests, yields; echoes batches. Notes how each generator ended."""
+    """Streams what its function, a generator of requests, yields; echoes batches. Records the ends."""
 
     def __init__(self, function, *, asynchronous):
         self.closed: list[str] = []
         self.ended = threading.Semaphore(0)
         self.asked_on = threading.Semaphore(0)
-        """Released when an item was taken and the next is asked for."""
+        """Released when an item was taken and the next one is requested."""
         if asynchronous:
             self.predict_stream = self._async(function)
         else:
@@ -68,7 +69,7 @@ class Script(Model):
     def _async(self, function):
         async def predict_stream(requests):
             try:
-                # Or a generator that is closed at its yield would leave the inner one to be closed by the loop, some time.
+                # Otherwise the event loop would close the inner generator, at any time.
                 async with contextlib.aclosing(function(requests)) as items:
                     async for item in items:
                         yield item
@@ -114,9 +115,9 @@ async def async_hang(requests):
     await asyncio.Event().wait()
 
 
-ECHOES = [pytest.param(plain_echo, id="plain"), pytest.param(async_echo, id="async")]
-COUNTS = [pytest.param(plain_count, id="plain"), pytest.param(async_count, id="async")]
-HANGS = [pytest.param(plain_hang, id="plain"), pytest.param(async_hang, id="async")]
+ECHOES = [plain_echo, async_echo]
+COUNTS = [plain_count, async_count]
+HANGS = [plain_hang, async_hang]
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 
 
@@ -125,12 +126,12 @@ def _script(function) -> Script:
 
 
 def _run(model, use: Callable, **settings):
-    """Let a coroutine use an engine around the model, and see that no stream is left open."""
+    """Run a coroutine with an engine around the model, and assert that no stream is left open."""
 
     async def bounded(engine):
         async with asyncio.timeout(WAIT_S):
             result = await use(engine)
-            await until(lambda: not engine._life.slots or not engine.model_statistics().open_streams)
+            await wait_until(lambda: not engine._session.slots or not engine.model_statistics().open_streams)
             return result
 
     with serving(model, **settings) as engine:
@@ -156,19 +157,19 @@ async def _never():
     yield request()
 
 
-# What goes in and comes out
+# Requests and responses
 
 
 @pytest.mark.parametrize("function", [*ECHOES, *COUNTS])
 @pytest.mark.parametrize("isolation", ["thread", "inline"])
-def test_one_request_or_many(function, isolation):
+def test_one_or_many_requests_and_responses(function, isolation):
     """In all combinations, wherever the model runs."""
     model = _script(function)
 
     async def use(engine):
         one = await _all(engine.stream(request(rows(3))))
         many = await _all(engine.stream(request(rows(3)), _requests(2, 1)))
-        await engine.ask(request())
+        await engine.infer(request())
         return one, many
 
     one, many = _run(model, use, isolation=isolation)
@@ -180,8 +181,8 @@ def test_one_request_or_many(function, isolation):
     assert model.closed == ["ended", "ended"]
 
 
-@pytest.mark.parametrize("function", ECHOES)
-def test_a_reply_comes_before_the_next_request_is_sent(function):
+@for_each("function", ECHOES)
+def test_response_arrives_before_next_request(function):
     """Either side can wait for the other."""
 
     async def use(engine):
@@ -202,33 +203,33 @@ def test_a_reply_comes_before_the_next_request_is_sent(function):
     assert _run(_script(function), use) == list(range(20))
 
 
-def test_the_first_item_arrives_before_the_second_was_made():
-    """The model waits for whoever has the first."""
-    go_on = threading.Event()
+def test_first_item_arrives_before_second_is_made():
+    """The model waits until the first item has arrived."""
+    release = threading.Event()
 
     def plain(_):
         yield 1.0
-        assert go_on.wait(WAIT_S)
+        assert release.wait(WAIT_S)
         yield 2.0
 
     async def async_(_):
         yield 1.0
-        assert await asyncio.to_thread(go_on.wait, WAIT_S)
+        assert await asyncio.to_thread(release.wait, WAIT_S)
         yield 2.0
 
     async def use(engine):
         stream = engine.stream(request())
         first = await anext(stream)
-        go_on.set()
+        release.set()
         return values(first) + await _all(stream)
 
     for function in (plain, async_):
-        go_on.clear()
+        release.clear()
         assert _run(_script(function), use) == [1, 2]
 
 
 @BOTH
-@pytest.mark.parametrize(
+@for_each(
     ("item", "name", "data"),
     [
         (np.arange(3), "word", [0, 1, 2]),
@@ -243,7 +244,7 @@ def test_the_first_item_arrives_before_the_second_was_made():
         (InferResponse((Tensor("raw", np.ones(1)),)), "raw", [1.0]),
     ],
 )
-def test_whatever_is_yielded_becomes_a_response(asynchronous, item, name, data):
+def test_yielded_values_become_responses(asynchronous, item, name, data):
     def plain(_):
         yield item
 
@@ -254,9 +255,9 @@ def test_whatever_is_yielded_becomes_a_response(asynchronous, item, name, data):
     model.outputs = (TensorSpec("word", "BYTES"),)
 
     async def use(engine):
-        engine.version = engine._placement._version = "7"
-        await on_thread(engine.stop)
-        await on_thread(engine.start)
+        engine.version = engine._backend_factory._version = "7"
+        await in_thread(engine.stop)
+        await in_thread(engine.start)
         return [response async for response in engine.stream(request(id="r"))]
 
     (response,) = _run(model, use)
@@ -267,10 +268,8 @@ def test_whatever_is_yielded_becomes_a_response(asynchronous, item, name, data):
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "item", [None, object(), {1, 2}, {}, {"a": None}, 1j, [[1], [1, 2]], np.datetime64("2020")]
-)
-def test_what_is_no_response_ends_the_stream(asynchronous, item):
+@for_each("item", [None, object(), {1, 2}, {}, {"a": None}, 1j, [[1], [1, 2]], np.datetime64("2020")])
+def test_invalid_item_ends_stream(asynchronous, item):
     """After the items before it; the generator is closed."""
 
     def plain(_):
@@ -286,7 +285,7 @@ def test_what_is_no_response_ends_the_stream(asynchronous, item):
         got = values(await anext(stream))
         with pytest.raises(ModelContractError, match="model m: predict_stream yielded"):
             await anext(stream)
-        assert await stream.some() == []
+        assert await stream.next_batch() == []
         return got
 
     model = _script(async_ if asynchronous else plain)
@@ -302,19 +301,19 @@ async def _coroutine(_self, _requests):
     return [1.0]
 
 
-@pytest.mark.parametrize("method", [_returns_list, _coroutine])
-def test_what_is_no_generator_is_told(method):
+@for_each("method", [_returns_list, _coroutine])
+def test_predict_stream_must_be_generator(method):
     model = type("Wrong", (EchoModel,), {"predict_stream": method})
 
     async def use(engine):
-        with pytest.raises(ModelContractError, match="it has no yield"):
+        with pytest.raises(ModelContractError, match="has no yield"):
             await _all(engine.stream(request()))
 
     _run(model, use)
 
 
-def test_an_iterator_needs_no_close():
-    """`map` and the like have none."""
+def test_iterator_without_close_is_accepted():
+    """Such as `map`."""
     model = type(
         "Mapped",
         (EchoModel,),
@@ -331,12 +330,10 @@ def test_an_iterator_needs_no_close():
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
-)
-@pytest.mark.parametrize("after", [0, 3])
-def test_what_the_model_raises_comes_after_the_items_before_it(asynchronous, error, after):
-    """And ends nothing else."""
+@for_each("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+@for_each("after", [0, 3])
+def test_model_error_follows_its_items(asynchronous, error, after):
+    """No other stream ends."""
 
     def plain(requests):
         for _ in range(int(next(requests)["x"][0, 0])):
@@ -356,16 +353,16 @@ def test_what_the_model_raises_comes_after_the_items_before_it(asynchronous, err
                 await _into(got, engine.stream(request(rows(after))))
             assert caught.value.__cause__ is error
             assert got == [1.0] * after
-        return values(await engine.ask(request(rows(4))))
+        return values(await engine.infer(request(rows(4))))
 
     assert _run(_script(async_ if asynchronous else plain), use) == [4]
 
 
-@pytest.mark.parametrize("function", ECHOES)
-@pytest.mark.parametrize("error", [ModelInputError("m", "bad"), OSError("gone"), TimeoutError("slow")])
-@pytest.mark.parametrize("deadline", [None, 1e12])
-def test_what_the_source_of_requests_raises_ends_the_stream_with_that(function, error, deadline):
-    """It is not the model's fault, nor a deadline."""
+@for_each("function", ECHOES)
+@for_each("error", [ModelInputError("m", "bad"), OSError("gone"), TimeoutError("slow")])
+@for_each("deadline", [None, 1e12])
+def test_request_source_error_ends_stream(function, error, deadline):
+    """It is neither the model's fault nor a deadline."""
 
     async def more():
         yield request(rows(2))
@@ -381,7 +378,7 @@ def test_what_the_source_of_requests_raises_ends_the_stream_with_that(function, 
     assert _run(_script(function), use) == [1, 2]
 
 
-def test_a_model_without_predict_stream_does_not_stream():
+def test_model_without_predict_stream_cannot_stream():
     async def use(engine):
         with pytest.raises(UnsupportedError, match="it has no predict_stream"):
             engine.stream(request())
@@ -389,15 +386,15 @@ def test_a_model_without_predict_stream_does_not_stream():
     _run(EchoModel, use)
 
 
-def test_a_model_that_only_streams_answers_no_batches():
+def test_stream_only_model_refuses_batches():
     class Only(Model):
         def predict_stream(self, requests):
             yield 1.0
 
     async def use(engine):
-        assert not engine.metadata.predicts
-        with pytest.raises(ModelInputError, match="it only streams"):
-            await engine.ask(request())
+        assert not engine.metadata.can_predict
+        with pytest.raises(ModelInputError, match="it has a predict_stream but no predict"):
+            await engine.infer(request())
         return await _all(engine.stream(request()))
 
     assert _run(Only, use) == [1]
@@ -406,39 +403,37 @@ def test_a_model_that_only_streams_answers_no_batches():
 # Ends
 
 
-@pytest.mark.parametrize("how", ["aclose", "cancel"])
-@pytest.mark.parametrize(
-    ("function", "more"), [(plain_hang, _never), (async_hang, _never), (async_hang, None)]
-)
-def test_a_caller_who_goes_closes_the_generator(function, how, more):
-    """In time: it waits for what will never come."""
+@for_each("how", ["aclose", "cancel"])
+@for_each(("function", "more"), [(plain_hang, _never), (async_hang, _never), (async_hang, None)])
+def test_departed_client_closes_generator(function, how, more):
+    """Although it waits for ever."""
     model = _script(function)
 
     async def use(engine):
         stream = engine.stream(request(), more and more())
         await anext(stream)
-        await on_thread(model.asked_on.acquire)
+        await in_thread(model.asked_on.acquire)
         if how == "aclose":
             await stream.aclose()
             await stream.aclose()
         else:
-            reading = asyncio.create_task(stream.some())
+            reading = asyncio.create_task(stream.next_batch())
             await asyncio.sleep(0)
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
-        assert await stream.some() == []
+        assert await stream.next_batch() == []
         assert engine.model_statistics().open_streams == 0
-        await on_thread(model.ended.acquire)
-        return values(await engine.ask(request(rows(7))))
+        await in_thread(model.ended.acquire)
+        return values(await engine.infer(request(rows(7))))
 
     assert _run(model, use) == [7]
     assert model.closed == ["CancelledError" if function is async_hang else "CancelledRequestError"]
 
 
-@pytest.mark.parametrize("function", COUNTS)
-def test_a_slow_consumer_bounds_the_producer_and_may_go_while_that_waits(function):
-    """ITEMS_MAX items are on the way; the one that waits for room is the last that is made."""
+@for_each("function", COUNTS)
+def test_slow_consumer_bounds_producer_and_may_leave(function):
+    """ITEMS_MAX items are in transit; the item whose put waits is the last that is made."""
     made = []
 
     def counted(n):
@@ -457,14 +452,14 @@ def test_a_slow_consumer_bounds_the_producer_and_may_go_while_that_waits(functio
 
     async def use(engine):
         stream = engine.stream(request(rows(10**6)))
-        await until(lambda: len(made) >= ITEMS_MAX)
+        await wait_until(lambda: len(made) >= ITEMS_MAX)
         await asyncio.sleep(0)
-        values(await engine.ask(request()))
+        values(await engine.infer(request()))
         assert len(made) == ITEMS_MAX
-        assert len(await stream.some()) == ITEMS_MAX
-        await until(lambda: len(made) == 2 * ITEMS_MAX)
+        assert len(await stream.next_batch()) == ITEMS_MAX
+        await wait_until(lambda: len(made) == 2 * ITEMS_MAX)
         await stream.aclose()
-        await on_thread(model.ended.acquire)
+        await in_thread(model.ended.acquire)
         assert len(made) == 2 * ITEMS_MAX
         assert engine.model_statistics().stream_items == ITEMS_MAX
 
@@ -472,17 +467,17 @@ def test_a_slow_consumer_bounds_the_producer_and_may_go_while_that_waits(functio
     assert model.closed == ["closed"]
 
 
-@pytest.mark.parametrize("function", ECHOES)
-def test_requests_are_bounded_too(function):
-    """A source that gives without end waits for a model that takes nothing."""
-    given, go_on = [], threading.Event()
+@for_each("function", ECHOES)
+def test_requests_are_bounded(function):
+    """An endless source waits for a model that takes nothing."""
+    given, release = [], threading.Event()
 
     def plain(requests):
-        assert go_on.wait(WAIT_S)
+        assert release.wait(WAIT_S)
         yield from plain_echo(requests)
 
     async def async_(requests):
-        assert await asyncio.to_thread(go_on.wait, WAIT_S)
+        assert await asyncio.to_thread(release.wait, WAIT_S)
         async for item in async_echo(requests):
             yield item
 
@@ -493,18 +488,18 @@ def test_requests_are_bounded_too(function):
 
     async def use(engine):
         stream = engine.stream(request(rows(-1)), more())
-        await until(lambda: len(given) >= ITEMS_MAX - 1)
+        await wait_until(lambda: len(given) >= ITEMS_MAX - 1)
         for _ in range(5):
             await asyncio.sleep(0)
         assert len(given) == ITEMS_MAX - 1
-        go_on.set()
+        release.set()
         return await _all(stream)
 
     assert _run(_script(plain if function is plain_echo else async_), use) == list(range(-1, 1000))
 
 
-@pytest.mark.parametrize("function", HANGS)
-def test_a_deadline_ends_the_stream(function):
+@for_each("function", HANGS)
+def test_deadline_ends_stream(function):
     model = _script(function)
 
     async def use(engine):
@@ -513,20 +508,20 @@ def test_a_deadline_ends_the_stream(function):
         assert values(await anext(stream)) == [1]
         with pytest.raises(DeadlineError, match="stream s did not end before its deadline"):
             await anext(stream)
-        await on_thread(model.ended.acquire)
+        await in_thread(model.ended.acquire)
 
     _run(model, use)
     assert model.closed[0] != "ended"
 
 
-@pytest.mark.parametrize("function", COUNTS)
-def test_a_stream_that_is_never_waited_for_is_late_too(function):
-    """Items are always there; its time is over all the same."""
+@for_each("function", COUNTS)
+def test_stream_without_waiting_meets_deadline(function):
+    """Items are always there."""
     clock = ManualClock()
 
     async def use(engine):
         stream = engine.stream(request(rows(10**6), deadline=5.0))
-        assert len(await stream.some()) > 0
+        assert len(await stream.next_batch()) > 0
         clock.advance(5.0)
         with pytest.raises(DeadlineError):
             await _all(stream)
@@ -534,10 +529,10 @@ def test_a_stream_that_is_never_waited_for_is_late_too(function):
     _run(_script(function), use, clock=clock)
 
 
-def test_streams_are_bounded():
+def test_open_streams_are_bounded():
     async def use(engine):
         streams = [engine.stream(request(), _never()) for _ in range(2)]
-        with pytest.raises(OverloadedError, match="2 open streams, and no more may be"):
+        with pytest.raises(OverloadedError, match="2 streams are open, the limit"):
             engine.stream(request())
         await streams[0].aclose()
         streams.append(engine.stream(request(), _never()))
@@ -549,34 +544,34 @@ def test_streams_are_bounded():
     _run(_script(plain_echo), use, streams_max=2)
 
 
-def test_streams_go_to_the_instance_with_the_fewest():
+def test_stream_goes_to_instance_with_fewest():
     async def use(engine):
         streams = [engine.stream(request(), _never()) for _ in range(4)]
-        assert [len(s.streams) for s in engine._life.slots] == [2, 2]
+        assert [len(s.streams) for s in engine._session.slots] == [2, 2]
         for stream in streams:
             await stream.aclose()
 
     _run(lambda: _script(plain_echo), use, instances=2)
 
 
-@pytest.mark.parametrize("function", HANGS)
-def test_leaving_before_it_began_leaves_nothing(function):
+@for_each("function", HANGS)
+def test_close_before_begin_leaves_nothing(function):
     """Opened and closed without a turn in between, many times."""
     model = _script(function)
 
     async def use(engine):
         for _ in range(100):
             await engine.stream(request(), _never()).aclose()
-        backend = engine._life.slots[0].backend
-        await until(lambda: not backend._streams)
-        return await engine.ask(request())
+        backend = engine._session.slots[0].backend
+        await wait_until(lambda: not backend._streams)
+        return await engine.infer(request())
 
     assert _run(model, use)
 
 
-def test_the_models_cleaning_up_is_not_broken_into():
-    """However often a stream is closed: by its caller, by the engine that stops."""
-    cleaned, cleaning, go_on = [], threading.Event(), threading.Event()
+def test_model_clean_up_is_not_interrupted():
+    """However often a stream is closed: by its client, by a stop."""
+    cleaned, cleaning, release = [], threading.Event(), threading.Event()
 
     async def async_(_):
         try:
@@ -584,7 +579,7 @@ def test_the_models_cleaning_up_is_not_broken_into():
             await asyncio.Event().wait()
         finally:
             cleaning.set()
-            await asyncio.to_thread(go_on.wait, WAIT_S)
+            await asyncio.to_thread(release.wait, WAIT_S)
             cleaned.append("generator")
 
     model = _script(async_)
@@ -594,23 +589,25 @@ def test_the_models_cleaning_up_is_not_broken_into():
         stream = engine.stream(request())
         await anext(stream)
         await stream.aclose()
-        await on_thread(cleaning.wait)
+        await in_thread(cleaning.wait)
         stream._call.cancel()
-        stopping = asyncio.create_task(on_thread(lambda: engine.stop(drain=False)))
-        await until(lambda: engine._life.slots[0].backend._closed)
-        go_on.set()
+        stopping = asyncio.create_task(in_thread(lambda: engine.stop(drain=False)))
+        await wait_until(lambda: engine._session.slots[0].backend._closed)
+        release.set()
         await stopping
 
     _run(model, use)
     assert cleaned == ["generator", "model"]
 
 
-# Beside each other
+# Concurrency
 
 
 @BOTH
-def test_many_streams_beside_batches(asynchronous):
-    """Fifty streams and as many asks on one instance; the code of plain generators and predict runs one at a time."""
+def test_many_streams_besides_batches(asynchronous):
+    """Fifty streams and as many requests on one instance; plain generators and `predict` run one at
+    a time.
+    """
     inside, most = [0], [0]
 
     def step():
@@ -646,7 +643,7 @@ def test_many_streams_beside_batches(asynchronous):
 
     async def one_ask(engine, n):
         for _ in range(5):
-            assert values(await engine.ask(request(rows(n)))) == [n]
+            assert values(await engine.infer(request(rows(n)))) == [n]
 
     async def use(engine):
         await asyncio.gather(*(f(engine, n) for n in range(50) for f in (one_stream, one_ask)))
@@ -657,29 +654,29 @@ def test_many_streams_beside_batches(asynchronous):
     assert most == [1]
 
 
-def test_a_plain_stream_that_waits_for_a_request_keeps_nobody_waiting():
+def test_waiting_plain_stream_blocks_no_other():
     async def use(engine):
         waits = engine.stream(request(rows(1)), _never())
         await anext(waits)
         assert await _all(engine.stream(request(rows(2)))) == [2]
-        assert values(await engine.ask(request(rows(3)))) == [3]
+        assert values(await engine.infer(request(rows(3)))) == [3]
         await waits.aclose()
 
     _run(_script(plain_echo), use)
 
 
 @BOTH
-def test_a_stream_can_ask_about_its_call(asynchronous):
-    def told():
+def test_stream_sees_its_current_call(asynchronous):
+    def call_values():
         call = current_call()
         return -1.0 if call.deadline_s is None else call.deadline_s
 
     def plain(_):
-        yield told()
+        yield call_values()
 
     async def async_(_):
         await asyncio.sleep(0)
-        yield told()
+        yield call_values()
 
     async def use(engine):
         return [await _all(engine.stream(request(deadline=d))) for d in (None, 60.0)]
@@ -687,7 +684,7 @@ def test_a_stream_can_ask_about_its_call(asynchronous):
     assert _run(_script(async_ if asynchronous else plain), use, clock=ManualClock(10.0)) == [[-1], [50]]
 
 
-def test_whether_the_caller_has_gone_can_be_asked():
+def test_stream_sees_departed_client():
     clock = ManualClock()
     call = StreamCall(clock, deadline=5.0, id="")
     assert not call.cancelled
@@ -701,9 +698,9 @@ def test_whether_the_caller_has_gone_can_be_asked():
 # Stopping
 
 
-@pytest.mark.parametrize("function", ECHOES)
-def test_a_drain_waits_for_open_streams(function):
-    """They go on as if nothing were; no new one is taken."""
+@for_each("function", ECHOES)
+def test_drain_waits_for_open_streams(function):
+    """They continue; no new stream is accepted."""
 
     async def use(engine):
         sent: asyncio.Queue[float] = asyncio.Queue()
@@ -714,8 +711,8 @@ def test_a_drain_waits_for_open_streams(function):
 
         stream = engine.stream(request(rows(1)), more())
         await anext(stream)
-        stopping = asyncio.create_task(on_thread(engine.stop))
-        await until(lambda: engine._life.state.name == "STOPPING")
+        stopping = asyncio.create_task(in_thread(engine.stop))
+        await wait_until(lambda: engine._session.state.name == "STOPPING")
         with pytest.raises(StoppedError):
             engine.stream(request())
         sent.put_nowait(5)
@@ -728,10 +725,10 @@ def test_a_drain_waits_for_open_streams(function):
     _run(_script(function), use)
 
 
-@pytest.mark.parametrize("function", HANGS)
-@pytest.mark.parametrize("drains_first", [True, False])
-def test_stopping_without_drain_ends_streams(function, drains_first):
-    """Their callers are told that it was the engine; a stop that drains is cut short."""
+@for_each("function", HANGS)
+@for_each("drains_first", [True, False])
+def test_stop_without_drain_ends_streams(function, drains_first):
+    """Their clients get StoppedError; a draining stop is cut short."""
     model = _script(function)
 
     async def use(engine):
@@ -739,9 +736,9 @@ def test_stopping_without_drain_ends_streams(function, drains_first):
         await anext(stream)
         stops = []
         if drains_first:
-            stops.append(asyncio.create_task(on_thread(engine.stop)))
-            await until(lambda: engine._life.state.name == "STOPPING")
-        stops.append(asyncio.create_task(on_thread(lambda: engine.stop(drain=False))))
+            stops.append(asyncio.create_task(in_thread(engine.stop)))
+            await wait_until(lambda: engine._session.state.name == "STOPPING")
+        stops.append(asyncio.create_task(in_thread(lambda: engine.stop(drain=False))))
         with pytest.raises(StoppedError, match="while this stream was open"):
             await anext(stream)
         await asyncio.gather(*stops)
@@ -750,8 +747,10 @@ def test_stopping_without_drain_ends_streams(function, drains_first):
     assert model.closed[0] != "ended"
 
 
-def test_stopping_while_streams_are_opened_leaves_nobody_hanging():
-    """A stress: each is refused, or comes to an end."""
+def test_stop_during_stream_opening_ends_every_stream():
+    """A stress: each is refused, or ends."""
+
+    finished = [0]
 
     async def opener(engine, over):
         ends = set()
@@ -760,6 +759,7 @@ def test_stopping_while_streams_are_opened_leaves_nobody_hanging():
                 ends.add(len(await _all(engine.stream(request(rows(3))))))
             except (StoppedError, CancelledRequestError) as error:
                 ends.add(type(error).__name__)
+            finished[0] += 1
             await asyncio.sleep(0)
         return ends
 
@@ -767,9 +767,10 @@ def test_stopping_while_streams_are_opened_leaves_nobody_hanging():
         over = asyncio.Event()
         tasks = [asyncio.create_task(opener(engine, over)) for _ in range(6)]
         for turn in range(10):
-            await asyncio.sleep(0.002)
-            await on_thread(lambda drain=bool(turn % 2): engine.stop(drain=drain))
-            await on_thread(engine.start)
+            enough = finished[0] + 6 + 5 * turn
+            await wait_until(lambda enough=enough: finished[0] >= enough)
+            await in_thread(lambda drain=bool(turn % 2): engine.stop(drain=drain))
+            await in_thread(engine.start)
         over.set()
         return set().union(*await asyncio.gather(*tasks))
 
@@ -778,7 +779,7 @@ def test_stopping_while_streams_are_opened_leaves_nobody_hanging():
         assert ends - {"StoppedError"} == {3}
 
 
-def test_a_caller_whose_loop_is_gone_keeps_nobody():
+def test_client_with_closed_loop_blocks_no_other():
     """Its task was cancelled with the loop, and the stream with it; the engine stops."""
 
     async def leave(engine):
@@ -794,22 +795,22 @@ def test_a_caller_whose_loop_is_gone_keeps_nobody():
             engine.stop()
 
 
-def test_a_stream_that_meets_a_stop_is_refused():
-    """The stop came between its being asked for and its taking its place: nobody would wait for it."""
+def test_stream_opened_during_stop_is_refused():
+    """The stop happens between the call and the reservation of its slot."""
 
     async def use(engine):
-        life, backend = engine._running_life("")
-        engine._running_life = lambda _: (life, backend)
-        state, life.state = life.state, State.STOPPING
+        session, backend = engine._running_session("")
+        engine._running_session = lambda _: (session, backend)
+        state, session.state = session.state, SessionState.STOPPING
         with pytest.raises(StoppedError):
             engine.stream(request())
-        life.state = state
+        session.state = state
 
     _run(_script(plain_echo), use)
 
 
-def test_a_task_that_never_had_its_first_step_ends_its_stream():
-    """Its caller's loop took it along."""
+def test_unstarted_task_ends_its_stream():
+    """The client's event loop closed before its first step."""
 
     async def leave(engine):
         engine.stream(request())
@@ -819,15 +820,15 @@ def test_a_task_that_never_had_its_first_step_ends_its_stream():
 
     with serving(_script(async_hang), isolation="inline") as engine:
         asyncio.run(leave(engine))
-        assert not engine._life.slots[0].backend._streams
+        assert not engine._session.slots[0].backend._streams
 
 
-def test_items_that_are_there_are_late_too():
+def test_arrived_items_meet_deadline():
     clock = ManualClock()
     call = StreamCall(clock, deadline=5.0, id="")
-    call.answers.offer(InferResponse(()))
+    call.responses.offer(InferResponse(()))
     clock.advance(5.0)
     closed = []
     with pytest.raises(DeadlineError):
-        asyncio.run(AnswerStream(call, None, closed.append).some())
+        asyncio.run(ResponseStream(call, None, closed.append).next_batch())
     assert closed == [call]

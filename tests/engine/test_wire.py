@@ -1,4 +1,4 @@
-"""Frames: in order, whole, from any thread, and an end that is told once."""
+"""Frames: in order, complete, from any thread, and an end that is reported once."""
 
 import os
 import selectors
@@ -6,22 +6,22 @@ import socket
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.support import WAIT_S
-from headrace.engine.wire import _HEADER, Kind, Wire
+from headrace.engine.wire import _HEADER, FrameKind, Wire
 
 
-class _End:
-    """A wire that keeps what comes."""
+class _Endpoint:
+    """A wire that records its frames."""
 
     def __init__(self, end, watch=None):
         self.frames = []
         self.changed = threading.Condition()
         self.ends = 0
         self.wire = Wire(
-            end, "wire", on_frames=self._came, gather=lambda: None, on_end=self._ended, watch=watch
+            end, "wire", on_frames=self._came, before_send=lambda: None, on_end=self._ended, watch=watch
         )
 
     def _came(self, frames):
@@ -41,17 +41,18 @@ class _End:
 
 @pytest.fixture
 def pair():
-    """Both ends, closed whatever happens."""
-    made = [_End(end) for end in socket.socketpair()]
+    """Yield both ends, closed at the end."""
+    made = [_Endpoint(end) for end in socket.socketpair()]
     yield made
     for end in made:
         end.wire.close()
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(list(Kind)), st.integers(0, 2**64 - 1), st.binary()), max_size=20))
+@given(
+    st.lists(st.tuples(st.sampled_from(list(FrameKind)), st.integers(0, 2**64 - 1), st.binary()), max_size=20)
+)
 def test_frames_arrive_in_order(posted):
-    here, there = (_End(end) for end in socket.socketpair())
+    here, there = (_Endpoint(end) for end in socket.socketpair())
     try:
         for frame in posted:
             here.wire.post(*frame)
@@ -62,29 +63,29 @@ def test_frames_arrive_in_order(posted):
         there.wire.close()
 
 
-def test_more_than_the_socket_takes_arrives_whole(pair):
-    """Both ways at once: nobody blocks writing while the other does."""
+def test_frame_larger_than_socket_buffer_arrives_whole(pair):
+    """Both ways at once: neither end blocks."""
     big = os.urandom(3_000_000)
     for end in pair:
         for i in range(3):
-            end.wire.post(Kind.ITEMS, i, big)
+            end.wire.post(FrameKind.ITEMS, i, big)
     for end in pair:
         end.wait(lambda end: len(end.frames) == 3)
-        assert end.frames == [(Kind.ITEMS, i, big) for i in range(3)]
+        assert end.frames == [(FrameKind.ITEMS, i, big) for i in range(3)]
 
 
-def test_what_is_posted_while_the_socket_is_full_is_sent_when_it_is_not():
-    """Also when nothing else happens: its bell was heard while there was no room."""
+def test_frames_posted_while_socket_is_full_are_sent():
+    """Also without another event: the wake-up was read while the socket was full."""
     ours, theirs = socket.socketpair()
-    end = _End(ours)
+    end = _Endpoint(ours)
     try:
-        end.wire.post(Kind.ITEMS, 1, bytes(3_000_000))
+        end.wire.post(FrameKind.ITEMS, 1, bytes(3_000_000))
         with selectors.DefaultSelector() as ready:
             ready.register(theirs, selectors.EVENT_READ)
             assert ready.select(WAIT_S), "the first frame is on its way"
-        end.wire.post(Kind.ITEMS, 2, b"second")
-        # Until the bell was heard.
-        while end.wire._rung:
+        end.wire.post(FrameKind.ITEMS, 2, b"second")
+        # Until the wake-up was read.
+        while end.wire._wakeup_pending:
             os.sched_yield()
         theirs.settimeout(WAIT_S)
         size = 3_000_000 + len(b"second") + 2 * _HEADER.size
@@ -101,7 +102,7 @@ def test_frames_from_many_threads_are_not_mixed(pair):
 
     def post(id):
         for i in range(200):
-            here.wire.post(Kind.ITEMS, id, bytes([i]) * 100)
+            here.wire.post(FrameKind.ITEMS, id, bytes([i]) * 100)
 
     threads = [threading.Thread(target=post, args=(id,)) for id in range(4)]
     for thread in threads:
@@ -113,23 +114,25 @@ def test_frames_from_many_threads_are_not_mixed(pair):
         assert [p[0] for _, i, p in there.frames if i == id] == list(range(200))
 
 
-def test_the_other_ends_end_is_told_after_its_last_frame(pair):
-    """What was posted before a close is sent; whoever closes hears nothing."""
+def test_on_end_follows_last_frame(pair):
+    """Frames posted before a close are sent; the closing end gets no `on_end`."""
     here, there = pair
-    here.wire.post(Kind.LOG, 1, b"last")
+    here.wire.post(FrameKind.LOG, 1, b"last")
     here.wire.close()
     there.wait(lambda end: end.ends)
-    assert (there.frames, there.ends, here.ends) == ([(Kind.LOG, 1, b"last")], 1, 0)
-    here.wire.post(Kind.LOG, 1)
-    there.wire.post(Kind.LOG, 1)
+    assert (there.frames, there.ends, here.ends) == ([(FrameKind.LOG, 1, b"last")], 1, 0)
+    here.wire.post(FrameKind.LOG, 1)
+    there.wire.post(FrameKind.LOG, 1)
 
 
 @pytest.fixture
 def watching():
-    """An end that watches a file, the other end's socket, and what makes the file readable."""
+    """Yield an end that watches a file, the other socket, and a function that makes the file
+    readable.
+    """
     ours, theirs = socket.socketpair()
     watched, tells = os.pipe()
-    end = _End(ours, watched)
+    end = _Endpoint(ours, watched)
     yield end, theirs, tells
     end.wire.close()
     theirs.close()
@@ -137,8 +140,8 @@ def watching():
     os.close(tells)
 
 
-def test_a_watched_file_tells_of_the_end_too(watching):
-    """Also while somebody else holds the socket open."""
+def test_watched_file_ends_connection(watching):
+    """Also while another process holds the socket open."""
     end, theirs, tells = watching
     theirs.send(b"\0" * 17)
     os.write(tells, b"x")
@@ -146,27 +149,27 @@ def test_a_watched_file_tells_of_the_end_too(watching):
     assert end.frames == [(0, 0, b"")]
 
 
-def test_what_came_before_the_other_end_went_is_read_when_this_one_closes(watching):
-    """Also what came while the frames before it were handled: the last lines of a process's log, say."""
+def test_close_reads_last_frames(watching):
+    """Also those that arrived while earlier frames were handled, such as the last lines of a log."""
     end, theirs, tells = watching
 
     def closes_meanwhile(frames):
         end._came(frames)
         if len(end.frames) == 1:
-            theirs.send(_HEADER.pack(4, Kind.LOG, 2) + b"last")
+            theirs.send(_HEADER.pack(4, FrameKind.LOG, 2) + b"last")
             os.write(tells, b"x")
             end.wire.close()
 
     end.wire._on_frames = closes_meanwhile
-    theirs.send(_HEADER.pack(0, Kind.LOG, 1))
+    theirs.send(_HEADER.pack(0, FrameKind.LOG, 1))
     end.wire._thread.join(WAIT_S)
-    assert (end.frames, end.ends) == ([(Kind.LOG, 1, b""), (Kind.LOG, 2, b"last")], 0)
+    assert (end.frames, end.ends) == ([(FrameKind.LOG, 1, b""), (FrameKind.LOG, 2, b"last")], 0)
 
 
-def test_a_frame_that_cannot_be_handled_ends_it(caplog):
-    """With its traceback in the log, and the end told."""
+def test_bad_frame_ends_connection(caplog):
+    """With a logged traceback and an `on_end`."""
     ours, theirs = socket.socketpair()
-    end = _End(ours)
+    end = _Endpoint(ours)
     end.wire._on_frames = lambda frames: 1 / 0
     theirs.send(b"\0" * 17)
     end.wait(lambda end: end.ends)

@@ -10,7 +10,7 @@ from headrace.core import InferRequest, Model, Tensor
 
 
 class Adding(Model):
-    """Adds up `x`, sequence by sequence; some values do something else."""
+    """Adds up `x` by sequence; some values do something else."""
 
     max_batch_rows = 8
     max_batch_delay_ms = 0.0
@@ -19,10 +19,10 @@ class Adding(Model):
 
     def __init__(self):
         self.calls = []
-        self.told = []
+        self.ended = []
         self.gate = None
         self.raises = None
-        """What it raises on `ODD`; a ValueError where there is none."""
+        """The exception for `ODD`; a ValueError by default."""
         self.stepping = threading.Event()
 
     def step(self, states, x):
@@ -46,43 +46,43 @@ class Adding(Model):
         if value == self.LAST:
             state.end_sequence()
         if value >= self.AGAIN and state["total"][0] < 2000.0:
-            state.go_on()
+            state.reschedule()
 
     def sequence_ended(self, state, why):
-        self.told.append((state.id, str(why), float(sum(state.get("total", [0.0])))))
+        self.ended.append((state.id, str(why), float(sum(state.get("total", [0.0])))))
 
 
 def step_request(*values, tensors=None, deadline=None, **parameters):
-    """A request for rows of `values`; none, and no inputs, where there are none."""
+    """Return a request of `values`; without inputs if there are none."""
     inputs = [Tensor("x", rows(*values))] if values else []
     inputs += [Tensor(name, np.asarray(data)) for name, data in (tensors or {}).items()]
     return InferRequest(tuple(inputs), parameters=parameters, deadline=deadline)
 
 
 def start(id, *values, **settings):
-    """One that begins a sequence."""
+    """Return a request that starts a sequence."""
     return step_request(*values, sequence_id=id, sequence_start=True, **settings)
 
 
 def more(id, *values, **settings):
-    """One that goes on with it."""
+    """Return a request that continues a sequence."""
     return step_request(*values, sequence_id=id, **settings)
 
 
 def end(id, *values, **settings):
-    """One that ends it."""
+    """Return a request that ends a sequence."""
     return step_request(*values, sequence_id=id, sequence_end=True, **settings)
 
 
-def of_many(ids, values, *, strict_start=True):
-    """Rows of many sequences, which begin with them."""
+def many_sequences_request(ids, values, *, strict_start=True):
+    """Return a request whose rows start many sequences."""
     return step_request(
         *values, tensors={"sequence_id": np.array(ids, object), "sequence_start": [strict_start] * len(ids)}
     )
 
 
-def answered(engine, request, **settings):
-    """What `submit` comes to: values, or the error."""
+def submit_result(engine, request, **settings):
+    """Return the values or the error of a `submit`."""
     future = engine.submit(request, **{"strict": True, **settings})
     error = future.exception(WAIT_S)
     if error is not None:
@@ -92,5 +92,5 @@ def answered(engine, request, **settings):
 
 
 def run(coroutine):
-    """What a coroutine comes to, that may not hang."""
+    """Return the result of a coroutine, within a time limit."""
     return asyncio.run(asyncio.wait_for(coroutine, WAIT_S))

@@ -1,6 +1,6 @@
-"""What sequences should come to, as plainly as it can be said: written from what the engine promises.
+"""A plain reference of sequences, written from the promises of the engine.
 
-Which steps share a call, and which instance does them, is told to it (`taken`); all else follows.
+The test passes in which steps share a call, and on which instance (`taken`); all else follows.
 """
 
 from collections import Counter
@@ -10,27 +10,29 @@ from math import inf
 
 @dataclass(eq=False)
 class Request:
-    """One request. `result`: ("rows", diaries, failures), or ("error", names of errors); None while it is on its way."""
+    """One request. `result`: ("rows", diaries, failures), or ("error", names of errors); None while
+    it runs.
+    """
 
     name: str
     strict: bool = True
     deadline: float | None = None
     stream: "Stream | None" = None
     parts: list["Part"] = field(default_factory=list)
-    begun: bool = False
+    is_started: bool = False
     left: bool = False
     errors: set = field(default_factory=set)
     whole: str | None = None
     failures: set = field(default_factory=set)
-    told: dict | None = None
+    parameters: dict | None = None
     by_rows: bool = False
-    own: "Tale | None" = field(default=None, repr=False)
+    own: "ReferenceSequence | None" = field(default=None, repr=False)
     result: tuple | None = None
 
 
 @dataclass(eq=False)
 class Part:
-    """Rows of a request for one sequence: (place in the request, token, kind)."""
+    """Rows of a request for one sequence: (row of the request, token, kind)."""
 
     request: Request = field(repr=False)
     rows: list
@@ -43,18 +45,18 @@ class Part:
     seen: bool = False
 
     @property
-    def begun(self):
+    def is_started(self):
         return self.row > 0 or self.times > 0
 
     @property
     def next(self):
-        """Token and kind of the step that is next."""
+        """Token and kind of the next step."""
         return self.rows[self.row][1:]
 
 
 @dataclass(eq=False)
-class Tale:
-    """One sequence; `parts` are what is asked of it, whoever's turn it is first."""
+class ReferenceSequence:
+    """One sequence; `parts` are its requests, the current one first."""
 
     id: str | None
     anonymous: bool
@@ -67,9 +69,9 @@ class Tale:
     doing: bool = False
     held: bool = False
     left: bool = False
-    settled: bool = False
+    has_final_steps: bool = False
     replaced: bool = False
-    """Whether another one has its id by now."""
+    """True if another sequence has its id by now."""
     idle_s: float = 0.0
     rested: int = 0
     why: str | None = None
@@ -77,39 +79,41 @@ class Tale:
     doing_row: tuple | None = None
     doing_times: int = 0
     late: bool = False
-    """Whether nobody wanted the step when it was to be begun: then it is not done, but over with the call that the others are in."""
+    """True if the step was unwanted when it was to begin: it is not done, but ends with its call.
+    True if the step was unwanted when it was to begin: it is not done, but ends with its call.
+    """
 
 
 @dataclass(eq=False)
-class Told:
-    """What the model hears of a sequence that is over; its diary, if its instance has not died meanwhile."""
+class ReportedEnd:
+    """An ended sequence that is reported to the model, and its diary, unless its instance has died."""
 
-    tale: Tale
+    sequence: ReferenceSequence
     diary: list
 
     @property
     def shown(self):
-        """How a model tells it."""
-        return (self.tale.id or "", self.tale.why, self.tale.steps, str(self.diary))
+        """The end as a model reports it."""
+        return (self.sequence.id or "", self.sequence.why, self.sequence.steps, str(self.diary))
 
 
 @dataclass(eq=False)
 class Stream:
-    """A stream: messages that wait to be asked, and responses that wait to be taken."""
+    """A stream: messages that wait to be sent, and responses that wait to be read."""
 
     single: bool
     messages: list = field(default_factory=list)
     pending: list = field(default_factory=list)
     items: list = field(default_factory=list)
-    own: Tale | None = None
+    own: ReferenceSequence | None = None
     closed: bool = False
     over: bool = False
     ending: bool = False
     error: set | None = None
 
 
-class Refused(Exception):  # noqa: N818 - it is no error of headrace's
-    """A request that was not taken, and the name of the error that says so."""
+class Refused(Exception):  # noqa: N818 - not an error of headrace
+    """A refused request, with the name of its error."""
 
 
 class Reference:
@@ -117,51 +121,53 @@ class Reference:
 
     def __init__(self, limits, *, requests_max, items_max):
         self.limits, self.requests_max, self.items_max = limits, requests_max, items_max
-        self.living: list[Tale] = []
+        self.living: list[ReferenceSequence] = []
         self.ends: dict[str, str] = {}
-        self.told: list[Told] = []
-        self.untold: list[Told] = []
+        self.reported: list[ReportedEnd] = []
+        self.unreported: list[ReportedEnd] = []
         self.rests = 0
         self.late: list[tuple] | None = None
         self.finished: list[Request] = []
 
     def find(self, id):
-        return next((tale for tale in self.living if id and tale.id == id and not tale.replaced), None)
+        return next(
+            (sequence for sequence in self.living if id and sequence.id == id and not sequence.replaced), None
+        )
 
     # Requests
 
     def ask(self, request, asks, now):
-        """`asks`: (id, start, end, rows) of each part; raises Refused for a strict one that is not taken."""
-        begun = []
+        """Send a request of (id, start, end, rows) for each part. Raises Refused for a strict one."""
+        started = []
         taken = []
         request.parts = [Part(request, rows, end) for *_, end, rows in asks]
         for part, (id, start, *_) in zip(request.parts, asks, strict=True):
             self.expire(now)
             before = None if start is True else self.find(id)
             try:
-                tale = self._offer(part, id, start, now)
+                sequence = self._offer(part, id, start, now)
             except Refused as refused:
                 if request.strict:
                     for other in taken:
                         self._withdraw(other, now)
-                    for tale in begun:
-                        if tale in self.living:
-                            self.end(tale, "cancelled", now)
+                    for sequence in started:
+                        if sequence in self.living:
+                            self.end(sequence, "cancelled", now)
                     request.parts.clear()
                     raise
                 self._finish(part, str(refused))
                 continue
             taken.append(part)
-            if tale is not before and not tale.anonymous:
-                begun.append(tale)
+            if sequence is not before and not sequence.anonymous:
+                started.append(sequence)
 
     def _offer(self, part, id, start, now):
-        tale = None if start is True else self.find(id)
-        if tale is not None and max(len(tale.parts) - 1, 0) >= self.requests_max:
+        sequence = None if start is True else self.find(id)
+        if sequence is not None and max(len(sequence.parts) - 1, 0) >= self.requests_max:
             raise Refused("SequenceFullError")
-        if tale is None:
+        if sequence is None:
             old = self.find(id)
-            # One that was asked for its end already comes to it by itself.
+            # One whose end is requested already ends by itself.
             ending = old is not None and old.parts and old.parts[-1].ends
             if old is not None and not ending:
                 self.end(old, "restarted", now)
@@ -170,48 +176,48 @@ class Reference:
             self._make_room(now)
             if old is not None:
                 old.replaced = True
-            tale = Tale(id or None, not id and start is not True, now, idle_s=now)
-            self.living.append(tale)
-        tale.parts.append(part)
-        if len(tale.parts) == 1:
-            self._go_on(tale, now)
-        return tale
+            sequence = ReferenceSequence(id or None, not id and start is not True, now, idle_s=now)
+            self.living.append(sequence)
+        sequence.parts.append(part)
+        if len(sequence.parts) == 1:
+            self._go_on(sequence, now)
+        return sequence
 
-    def add(self, tale, request, rows, ends, now):
-        """One more request of a sequence that lives."""
+    def add(self, sequence, request, rows, ends, now):
+        """Add a request to a live sequence."""
         part = Part(request, rows, ends)
         request.parts.append(part)
-        tale.parts.append(part)
-        if len(tale.parts) == 1:
-            self._go_on(tale, now)
+        sequence.parts.append(part)
+        if len(sequence.parts) == 1:
+            self._go_on(sequence, now)
 
     def _make_room(self, now):
         if len(self.living) < self.limits.live_max:
             return
-        idle = [tale for tale in self.living if not tale.parts]
-        first = min(idle, key=lambda tale: tale.rested, default=None)
+        idle = [sequence for sequence in self.living if not sequence.parts]
+        first = min(idle, key=lambda sequence: sequence.rested, default=None)
         evict_ms = self.limits.evict_idle_ms
         if first is None or evict_ms is None or now < first.idle_s + evict_ms / 1000:
             raise Refused("TooManySequencesError")
         self.end(first, "evicted", now)
 
-    def _go_on(self, tale, now):
-        """Whoever asks for no step, and is next, is over."""
-        while tale.parts and not tale.parts[0].rows:
-            part = tale.parts.pop(0)
-            if part.ends or tale.anonymous:
-                self.end(tale, "ended", now, keep=part)
-                self._finish(part, None, tale)
+    def _go_on(self, sequence, now):
+        """Finish requests without a step that are next."""
+        while sequence.parts and not sequence.parts[0].rows:
+            part = sequence.parts.pop(0)
+            if part.ends or sequence.anonymous:
+                self.end(sequence, "ended", now, keep=part)
+                self._finish(part, None, sequence)
                 return
-            self._finish(part, None, tale)
-        if not tale.parts and tale.replaced:
-            self.end(tale, "restarted", now)
-        elif not tale.parts:
-            tale.idle_s, self.rests = now, self.rests + 1
-            tale.rested = self.rests
+            self._finish(part, None, sequence)
+        if not sequence.parts and sequence.replaced:
+            self.end(sequence, "restarted", now)
+        elif not sequence.parts:
+            sequence.idle_s, self.rests = now, self.rests + 1
+            sequence.rested = self.rests
 
     def withdraw(self, request, now):
-        """Its caller has left."""
+        """Withdraw the request of a client that has left."""
         if request.result is None:
             request.left = True
             request.result = ("left",)
@@ -219,31 +225,31 @@ class Reference:
                 self._withdraw(part, now)
 
     def _withdraw(self, part, now):
-        tale = next((tale for tale in self.living if part in tale.parts), None)
-        if tale is None:
+        sequence = next((sequence for sequence in self.living if part in sequence.parts), None)
+        if sequence is None:
             return
-        if tale.anonymous:
-            self.end(tale, "cancelled", now)
-        elif tale.doing and tale.parts[0] is part:
-            tale.left = True
+        if sequence.anonymous:
+            self.end(sequence, "cancelled", now)
+        elif sequence.doing and sequence.parts[0] is part:
+            sequence.left = True
         else:
-            first = tale.parts[0] is part
-            self._drop(tale, part)
+            first = sequence.parts[0] is part
+            self._drop(sequence, part)
             if first:
-                tale.held = False
-                self._go_on(tale, now)
+                sequence.held = False
+                self._go_on(sequence, now)
 
-    def _drop(self, tale, part):
-        if part is tale.parts[0]:
-            tale.left = False
-        tale.parts.remove(part)
-        tale.settled |= tale.steps > 0 and part.begun
+    def _drop(self, sequence, part):
+        if part is sequence.parts[0]:
+            sequence.left = False
+        sequence.parts.remove(part)
+        sequence.has_final_steps |= sequence.steps > 0 and part.is_started
 
-    def _finish(self, part, error, tale=None):
-        """A part is over."""
+    def _finish(self, part, error, sequence=None):
+        """Finish a part."""
         request = part.request
         if self.late is not None:
-            self.late.append((part, error, tale))
+            self.late.append((part, error, sequence))
             return
         if part.over:
             return
@@ -254,8 +260,8 @@ class Reference:
             request.whole = request.whole or error
         elif error is not None:
             request.failures.update(place for place, _, _ in part.rows[part.row :])
-        if tale is not None and not tale.anonymous:
-            request.told = {"id": tale, "end": tale.why is not None}
+        if sequence is not None and not sequence.anonymous:
+            request.parameters = {"id": sequence, "end": sequence.why is not None}
         if request.result is None and all(other.over for other in request.parts):
             self._answer(request)
 
@@ -274,39 +280,39 @@ class Reference:
 
     # Steps
 
-    def taken(self, tale, at, *, late=False):
-        part = tale.parts[0]
-        tale.doing = tale.known = part.request.begun = True
-        tale.at, tale.doing_part, tale.late = at, part, late
-        tale.doing_row, tale.doing_times = part.rows[part.row], part.times
+    def taken(self, sequence, at, *, late=False):
+        part = sequence.parts[0]
+        sequence.doing = sequence.known = part.request.is_started = True
+        sequence.at, sequence.doing_part, sequence.late = at, part, late
+        sequence.doing_row, sequence.doing_times = part.rows[part.row], part.times
 
-    def stepped(self, tales, now):
-        """A call was let go: one step of each."""
+    def stepped(self, sequences, now):
+        """Do one step of each sequence of a released call."""
         self.late = []
-        over = [self._stepped(tale, tale.doing_part, now) for tale in tales]
+        over = [self._stepped(sequence, sequence.doing_part, now) for sequence in sequences]
         # Those whose steps these were hear first, and then whoever waited behind them.
         late, self.late = self.late, None
-        for part, error, tale in [*[one for one in over if one is not None], *late]:
-            self._finish(part, error, tale)
+        for part, error, sequence in [*[one for one in over if one is not None], *late]:
+            self._finish(part, error, sequence)
 
-    def expired(self, tale, now):
-        """Its time was over before the step was begun, and no other was taken with it."""
-        self.taken(tale, tale.at, late=True)
-        self.stepped([tale], now)
+    def expired(self, sequence, now):
+        """Expire a step before it began, without another one."""
+        self.taken(sequence, sequence.at, late=True)
+        self.stepped([sequence], now)
 
-    def _stepped(self, tale, part, now):
-        place, token, kind = tale.doing_row
-        tale.doing = False
-        if tale.late:
-            return self._expired(tale, part, now)
+    def _stepped(self, sequence, part, now):
+        place, token, kind = sequence.doing_row
+        sequence.doing = False
+        if sequence.late:
+            return self._expired(sequence, part, now)
         good = kind not in ("fail", "refuse")
-        again = tale.doing_times
+        again = sequence.doing_times
         if good:
-            tale.diary = [*tale.diary, [token, again]]
-            tale.steps += 1
+            sequence.diary = [*sequence.diary, [token, again]]
+            sequence.steps += 1
             part.deaths = 0
-        if tale not in self.living:
-            self._tell(tale)
+        if sequence not in self.living:
+            self._tell(sequence)
             return None
         goes_on = kind.startswith("on") and again < int(kind[2:])
         finished = held = False
@@ -315,7 +321,7 @@ class Reference:
         elif not good:
             part.request.failures.add(place)
         elif kind != "silent":
-            finished, held = self._give(tale, part, place, goes_on)
+            finished, held = self._give(sequence, part, place, goes_on)
         if goes_on:
             part.times = again + 1
         else:
@@ -323,157 +329,163 @@ class Reference:
             part.row += 1
         last = finished or part.row == len(part.rows)
         ends = good and kind == "over"
-        if not (last or ends or tale.left):
-            tale.held = held
+        if not (last or ends or sequence.left):
+            sequence.held = held
             if not held:
-                self._turn(tale)
+                self._turn(sequence)
             return None
         error = None
+        late = part.request.deadline is not None and part.request.deadline <= now
         if not good and finished:
-            error = "PredictError" if kind == "fail" else "RefusedRowsError"
+            # A model may raise because it noticed the deadline, so the deadline is the reason that counts.
+            failed = "DeadlineError" if late else "PredictError"
+            error = failed if kind == "fail" else "RefusedRowsError"
         elif ends and part.row < len(part.rows):
             error = "SequenceGoneError"
-        self._complete(tale, part, now, last=last, ends=ends)
-        return part, error, tale
+        self._complete(sequence, part, now, last=last, ends=ends)
+        return part, error, sequence
 
-    def _expired(self, tale, part, now):
-        if tale not in self.living:
-            self._tell(tale)
+    def _expired(self, sequence, part, now):
+        if sequence not in self.living:
+            self._tell(sequence)
             return None
         # What was done of it before counts; it ends nothing.
         part.row += 1
-        self._complete(tale, part, now, last=False)
+        self._complete(sequence, part, now, last=False)
         part.row -= 1
-        return part, "DeadlineError", tale
+        return part, "DeadlineError", sequence
 
-    def _complete(self, tale, part, now, *, last, ends=False):
-        self._drop(tale, part)
-        if ends or tale.anonymous or (last and part.ends):
-            tale.doing = False
-            self.end(tale, "ended", now)
+    def _complete(self, sequence, part, now, *, last, ends=False):
+        self._drop(sequence, part)
+        if ends or sequence.anonymous or (last and part.ends):
+            sequence.doing = False
+            self.end(sequence, "ended", now)
         else:
-            self._go_on(tale, now)
+            self._go_on(sequence, now)
 
-    def _give(self, tale, part, place, goes_on):
+    def _give(self, sequence, part, place, goes_on):
         stream = part.request.stream
         if stream is None:
-            part.given.append((place, tale.diary))
+            part.given.append((place, sequence.diary))
             return False, False
         if stream.over:
             return True, False
         part.seen = True
-        stream.items.append((tale, tale.diary))
+        stream.items.append((sequence, sequence.diary))
         return False, goes_on and len(stream.items) >= self.items_max
 
-    def _turn(self, tale):
-        """The current request, if it goes on, goes behind all that may take turns with it."""
-        part, *others = tale.parts
+    def _turn(self, sequence):
+        """Move a rescheduled request behind those that may interleave with it."""
+        part, *others = sequence.parts
         together = []
         for other in others:
             if other.ends or not other.rows:
                 break
             together.append(other)
         if self.limits.interleave and part.times and not part.ends:
-            tale.parts = [*together, part, *others[len(together) :]]
+            sequence.parts = [*together, part, *others[len(together) :]]
 
     def room(self, stream):
-        """What a stream gave was taken."""
-        for tale in self.living:
-            if tale.held and tale.parts[0].request.stream is stream:
-                tale.held = False
-                self._turn(tale)
+        """Resume sequences after a read of their stream."""
+        for sequence in self.living:
+            if sequence.held and sequence.parts[0].request.stream is stream:
+                sequence.held = False
+                self._turn(sequence)
 
     # Ends
 
-    def end(self, tale, why, now, keep=None):
-        tale.why = why
-        self.living.remove(tale)
-        if tale.id and not tale.replaced:
-            self.ends[tale.id] = why
-        for part in tale.parts:
-            self._finish(part, _error_of(why), tale)
-        if not tale.doing:
-            tale.parts = []
-            self._tell(tale)
+    def end(self, sequence, why, now, keep=None):
+        sequence.why = why
+        self.living.remove(sequence)
+        if sequence.id and not sequence.replaced:
+            self.ends[sequence.id] = why
+        for part in sequence.parts:
+            self._finish(part, _error_of(why), sequence)
+        if not sequence.doing:
+            sequence.parts = []
+            self._tell(sequence)
 
-    def _tell(self, tale):
-        if tale.known:
-            told = Told(tale, tale.diary)
-            self.told.append(told)
-            self.untold.append(told)
+    def _tell(self, sequence):
+        if sequence.known:
+            end = ReportedEnd(sequence, sequence.diary)
+            self.reported.append(end)
+            self.unreported.append(end)
 
-    def heard(self, ended):
-        """The model was told of these by now: id, reason, steps and diary of each. Of those that are equal any are meant."""
+    def receive(self, ended):
+        """Match the ends that were reported to the model: id, reason, steps, diary.
+
+        Equal ends are interchangeable.
+        """
         more = Counter((id, why, steps, str(diary)) for id, why, steps, diary in ended)
-        more -= Counter(told.shown for told in self.told if told not in self.untold)
-        untold, self.untold = self.untold, []
-        for told in untold:
-            if more[told.shown]:
-                more[told.shown] -= 1
+        more -= Counter(end.shown for end in self.reported if end not in self.unreported)
+        unreported, self.unreported = self.unreported, []
+        for end in unreported:
+            if more[end.shown]:
+                more[end.shown] -= 1
             else:
-                self.untold.append(told)
+                self.unreported.append(end)
 
     def expire(self, now):
-        while late := [tale for tale in self.living if self._due(tale)[0] <= now]:
+        while late := [sequence for sequence in self.living if self._due(sequence)[0] <= now]:
             first = min(late, key=self._due)
             self.end(first, self._due(first)[1], now)
 
-    def _due(self, tale):
-        idle_s = inf if tale.parts else tale.idle_s + self.limits.idle_ms / 1000
+    def _due(self, sequence):
+        idle_s = inf if sequence.parts else sequence.idle_s + self.limits.idle_ms / 1000
         total_ms = self.limits.time_ms_max
-        lived_s = inf if total_ms is None else tale.born_s + total_ms / 1000
+        lived_s = inf if total_ms is None else sequence.born_s + total_ms / 1000
         return min((idle_s, "idle"), (lived_s, "timed_out"))
 
     def cancel(self, id, now):
         self.expire(now)
-        tale = self.find(id)
-        if tale is not None:
-            self.end(tale, "cancelled", now)
-        return tale is not None
+        sequence = self.find(id)
+        if sequence is not None:
+            self.end(sequence, "cancelled", now)
+        return sequence is not None
 
     # Deaths
 
-    def died(self, at, tales, died_in, now):
-        """The instance there died, in the middle of these steps; `died_in` are the tokens of the call."""
-        for told in self.untold:
-            if told.tale.at == at:
-                told.diary = []
+    def died(self, at, sequences, died_in, now):
+        """Kill an instance during these steps; `died_in` are the tokens of the call."""
+        for end in self.unreported:
+            if end.sequence.at == at:
+                end.diary = []
         over = []
-        for tale in tales:
-            if tale.doing_row[1] in died_in:
-                part = tale.doing_part
+        for sequence in sequences:
+            if sequence.doing_row[1] in died_in:
+                part = sequence.doing_part
                 part.deaths += 1
                 if part.deaths == 2 and not part.over:
                     over.append(part)
-                    self._finish(part, "InstanceLostError", tale)
-        for tale in tales:
-            tale.doing = False
-            if tale not in self.living:
-                self._lose(tale)
-                self._tell(tale)
-            elif tale.left:
-                if tale.replaced:
+                    self._finish(part, "InstanceLostError", sequence)
+        for sequence in sequences:
+            sequence.doing = False
+            if sequence not in self.living:
+                self._lose(sequence)
+                self._tell(sequence)
+            elif sequence.left:
+                if sequence.replaced:
                     # Nobody can ask anything of it any more: it may end here.
-                    self._lose(tale)
-                self._withdraw(tale.parts[0], now)
-        for tale in [tale for tale in self.living if tale.at == at and tale.steps]:
-            begun = [part for part in tale.parts if part.begun]
-            if tale.settled or any(part.seen for part in begun):
-                self._lose(tale)
-                self.end(tale, "instance_lost", now)
+                    self._lose(sequence)
+                self._withdraw(sequence.parts[0], now)
+        for sequence in [sequence for sequence in self.living if sequence.at == at and sequence.steps]:
+            started = [part for part in sequence.parts if part.is_started]
+            if sequence.has_final_steps or any(part.seen for part in started):
+                self._lose(sequence)
+                self.end(sequence, "instance_lost", now)
                 continue
-            for part in begun:
+            for part in started:
                 part.row = part.times = 0
                 if part.over:
                     continue
                 part.given = []
                 part.request.failures -= {place for place, _, _ in part.rows}
-            tale.diary, tale.steps, tale.held = [], 0, False
+            sequence.diary, sequence.steps, sequence.held = [], 0, False
         for part in over:
             self._withdraw(part, now)
 
-    def _lose(self, tale):
-        tale.diary = []
+    def _lose(self, sequence):
+        sequence.diary = []
 
 
 def _error_of(why):

@@ -1,4 +1,4 @@
-"""Two engines over one store of checkpoints, asked in any order: each sequence has one history, wherever its steps are done."""
+"""Two engines over one checkpoint store, used in any order: each sequence has one history."""
 
 import asyncio
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from engine.steps.counted import Shared, answer, engine
+from engine.steps.sum_model import FaultyStore, engine, infer_sums
 
 ENGINES = st.sampled_from([0, 1])
 IDS = st.sampled_from(["a", "b", "c"])
@@ -17,11 +17,13 @@ GONE = "SequenceGoneError"
 
 
 class Hopping(RuleBasedStateMachine):
-    """`history` has what each sequence's sum may be, and None where there may be none: one thing, but after a fault."""
+    """`history` has the possible sums of each sequence, None for no sequence: one value, except
+    after a fault.
+    """
 
     def __init__(self):
         super().__init__()
-        self.store = Shared()
+        self.store = FaultyStore()
         self.stacks = [ExitStack(), ExitStack()]
         self.engines = [self._opened(at) for at in (0, 1)]
         self.history = {id: {None} for id in ("a", "b", "c")}
@@ -35,20 +37,20 @@ class Hopping(RuleBasedStateMachine):
             stack.close()
         self.loop.close()
 
-    def ask(self, at, *values, **asked):
-        return self.loop.run_until_complete(answer(self.engines[at], *values, **asked))
+    def ask(self, at, *values, **settings):
+        return self.loop.run_until_complete(infer_sums(self.engines[at], *values, **settings))
 
-    def told(self, id, came, values, start):
-        """An answer decides which of the histories it was. The sum that it ended with; None: there was no sequence."""
+    def resolve(self, id, outcome, values, start):
+        """Select the history that the response proves: the final sum, or None for no sequence."""
         possible = {0} if start is True else self.history[id]
         if start == "auto":
             possible = {sum_ or 0 for sum_ in possible}
-        if came == GONE:
+        if outcome == GONE:
             assert None in possible, f"{id} is gone, and should be at {possible}"
             return None
         sums = [list(accumulate([sum_, *values]))[1:] for sum_ in possible if sum_ is not None]
-        assert came in sums, f"{id}: {came}, and not one of {sums}"
-        return came[-1]
+        assert outcome in sums, f"{id}: {outcome}, and not one of {sums}"
+        return outcome[-1]
 
     @initialize()
     def begin(self):
@@ -58,35 +60,35 @@ class Hopping(RuleBasedStateMachine):
 
     @rule(at=ENGINES, id=IDS, values=VALUES, start=st.sampled_from([False, False, False, True, "auto"]))
     def step(self, at, id, values, start):
-        came = self.ask(at, *values, sequence_id=id, sequence_start=start)
-        self.history[id] = {self.told(id, came, values, start)}
+        outcome = self.ask(at, *values, sequence_id=id, sequence_start=start)
+        self.history[id] = {self.resolve(id, outcome, values, start)}
 
     @rule(at=ENGINES, id=IDS, values=VALUES, how=st.sampled_from(["sequence_end", "over"]))
     def last_step(self, at, id, values, how):
-        # The model ends it with the first row, and whatever follows is told so.
+        # The model ends it with the first row, and the later rows fail.
         values = values[:1]
-        self.told(id, self.ask(at, *values, sequence_id=id, **{how: True}), values, False)
+        self.resolve(id, self.ask(at, *values, sequence_id=id, **{how: True}), values, False)
         self.history[id] = {None}
 
     @rule(at=ENGINES, id=IDS, times=st.integers(2, 5))
     def text(self, at, id, times):
-        came = self.ask(at, 1, times=times, sequence_id=id)
-        self.history[id] = {self.told(id, came, [1] * times, False)}
+        outcome = self.ask(at, 1, times=times, sequence_id=id)
+        self.history[id] = {self.resolve(id, outcome, [1] * times, False)}
 
     @rule(at=ENGINES, id=IDS, values=VALUES)
     def refused(self, at, id, values):
-        came = self.ask(at, *values, -1, sequence_id=id)
-        if came == GONE:
+        outcome = self.ask(at, *values, -1, sequence_id=id)
+        if outcome == GONE:
             assert None in self.history[id]
             self.history[id] = {None}
             return
-        assert came == "RefusedRowsError"
+        assert outcome == "RefusedRowsError"
         self.history[id] = {sum_ + sum(values) for sum_ in self.history[id] if sum_ is not None}
 
     @rule(at=ENGINES, id=IDS, how=st.sampled_from(["sequence_end", "sequence_cancel"]))
     def end(self, at, id, how):
-        came = self.ask(at, sequence_id=id, **{how: True})
-        assert came == [] or (came == GONE and None in self.history[id])
+        outcome = self.ask(at, sequence_id=id, **{how: True})
+        assert outcome == [] or (outcome == GONE and None in self.history[id])
         self.history[id] = {None}
 
     @rule(at=ENGINES, id=IDS, values=VALUES, start=st.sampled_from([True, "auto"]))
@@ -94,13 +96,13 @@ class Hopping(RuleBasedStateMachine):
         async def both():
             of = self.engines[at]
             return await asyncio.gather(
-                answer(of, sequence_id=id, sequence_cancel=True),
-                answer(of, *values, sequence_id=id, sequence_start=start),
+                infer_sums(of, sequence_id=id, sequence_cancel=True),
+                infer_sums(of, *values, sequence_id=id, sequence_start=start),
             )
 
-        _, came = self.loop.run_until_complete(both())
-        assert came == list(accumulate(values))
-        self.history[id] = {came[-1]}
+        _, outcome = self.loop.run_until_complete(both())
+        assert outcome == list(accumulate(values))
+        self.history[id] = {outcome[-1]}
 
     @rule(
         at=ENGINES,
@@ -112,25 +114,25 @@ class Hopping(RuleBasedStateMachine):
     def step_while_the_store_is_down(self, at, id, values, fault, flags):
         (name, fault), (start, end) = fault, flags
         self.store.faults[name] = fault
-        came = self.ask(at, *values, sequence_id=id, sequence_start=start, sequence_end=end)
+        outcome = self.ask(at, *values, sequence_id=id, sequence_start=start, sequence_end=end)
         self.store.faults.clear()
-        if came != "UnavailableError":
-            sum_ = self.told(id, came, values, start)
+        if outcome != "UnavailableError":
+            sum_ = self.resolve(id, outcome, values, start)
             self.history[id] = {None if end else sum_}
             return
         before = {0} if start else set()
         if start is not True:
             before |= {sum_ for sum_ in self.history[id] if sum_ is not None}
         done = {sum_ for b in before for sum_ in accumulate([b, *values])}
-        # What a begin replaces is over, whatever the begin comes to.
+        # The sequence that a start replaces has ended, whatever becomes of the start.
         self.history[id] |= done - {0} | ({None} if end or start is True else set())
 
     @rule(at=ENGINES, id=IDS, how=st.sampled_from(["sequence_end", "sequence_cancel"]))
     def end_while_the_store_is_down(self, at, id, how):
         self.store.faults.update(load="before", delete="after")
-        came = self.ask(at, sequence_id=id, **{how: True})
+        outcome = self.ask(at, sequence_id=id, **{how: True})
         self.store.faults.clear()
-        assert came == "UnavailableError"
+        assert outcome == "UnavailableError"
         self.history[id] |= {None}
 
     @rule(at=ENGINES)
@@ -140,22 +142,22 @@ class Hopping(RuleBasedStateMachine):
 
     @rule(id=IDS, values=VALUES)
     def both_at_once(self, id, values):
-        """Of two engines that step one sequence at once, the second goes on where the first is."""
+        """Two engines step one sequence at once: the second continues after the first."""
 
         async def both():
-            return await asyncio.gather(*(answer(of, sum(values), sequence_id=id) for of in self.engines))
+            return await asyncio.gather(*(infer_sums(of, sum(values), sequence_id=id) for of in self.engines))
 
-        came = self.loop.run_until_complete(both())
-        if GONE in came:
-            assert came == [GONE, GONE]
+        outcome = self.loop.run_until_complete(both())
+        if GONE in outcome:
+            assert outcome == [GONE, GONE]
             assert None in self.history[id]
             self.history[id] = {None}
             return
-        (first,), (second,) = sorted(came)
+        (first,), (second,) = sorted(outcome)
         assert second == first + sum(values)
         assert first - sum(values) in self.history[id]
         self.history[id] = {second}
 
 
 TestHopping = Hopping.TestCase
-TestHopping.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHopping.settings = settings(stateful_step_count=30)

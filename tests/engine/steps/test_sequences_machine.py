@@ -1,7 +1,6 @@
-"""Sequences as an engine answers them, under all that can happen to them at once, beside a plain reference."""
+"""Sequences of an engine compared with a plain reference, under everything that can happen at once."""
 
 import asyncio
-import os
 from collections import Counter
 
 import numpy as np
@@ -11,14 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import headrace.engine.streams
-from engine.steps.mortal import Mortals, diaries, diary_request
+from engine.steps.controlled_engine import ControlledEngine, diaries, diary_request
 from engine.steps.reference import Reference, Refused, Request, Stream
 from headrace.core.errors import HeadraceError
 from headrace.core.sequence import SequenceLimits
 
 ITEMS_MAX = 2
 IN_FLIGHT_MAX = 2
-EXAMPLES = int(os.environ.get("HEADRACE_SEQUENCES", "60"))
 
 ids = st.sampled_from(["a", "b", "c"])
 kinds = st.sampled_from(["plain", "plain", "plain", "fail", "refuse", "on1", "on2", "silent", "over"])
@@ -26,29 +24,33 @@ starts = st.sampled_from([False, True, "auto", "auto"])
 
 
 def failed(request):
-    """Whether a stream ends with what this message of it came to; not with an end of its own sequence that came too late."""
+    """Return True if the result of this message ends its stream, other than a late end of its own
+    sequence.
+    """
     needless = not any(part.rows for part in request.parts) and request.own is not None
     return request.result[0] == "error" and not needless
 
 
 class Sequences(RuleBasedStateMachine):
-    """Two instances, each of which has one call at a time that waits for its verdict."""
+    """Two instances, each with one call at a time that waits for its verdict."""
 
     def __init__(self):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(headrace.engine.streams, "ITEMS_MAX", ITEMS_MAX)
-        self.mortals = None
+        self.controlled = None
         self.tokens = 0
         self.calls = []
-        """Requests of `ask` and `submit`: the reference's, and the task or future."""
+        """Requests of `infer` and `submit`: the reference's request, and the task or future."""
         self.streams = []
         self.working = {}
-        """What each instance has in its call: the reference's sequences."""
+        """The reference's sequences in the call of each instance."""
         self.ready = {}
-        """What each has taken for the call after that."""
+        """The sequences of each instance's prepared call."""
         self.beside = {}
-        """What each had taken for its next call, maybe, before anybody heard what came of the last: by their tokens."""
+        """By token: sequences whose steps may have been taken for the next call before the last
+        commit.
+        """
 
     @initialize(
         interleave=st.booleans(),
@@ -66,46 +68,48 @@ class Sequences(RuleBasedStateMachine):
             evict_idle_ms=evict,
             interleave=interleave,
         )
-        self.mortals = Mortals(limits, instances=2, in_flight_max=IN_FLIGHT_MAX, rows_max=rows_max)
+        self.controlled = ControlledEngine(
+            limits, instances=2, in_flight_max=IN_FLIGHT_MAX, rows_max=rows_max
+        )
         self.rows_max = rows_max
-        self.engine, self.channel = self.mortals.engine, self.mortals.channel
-        self.told = Reference(limits, requests_max=2, items_max=ITEMS_MAX)
-        self.mortals.run(self.mortals.settle())
+        self.engine, self.queue = self.controlled.engine, self.controlled.queue
+        self.reference = Reference(limits, requests_max=2, items_max=ITEMS_MAX)
+        self.controlled.run(self.controlled.wait_idle())
 
     @property
     def now(self):
-        return self.mortals.clock.now()
+        return self.controlled.clock.now()
 
     def rows(self, some):
         self.tokens += len(some)
         return [(self.tokens - len(some) + i, kind) for i, kind in enumerate(some)]
 
-    # What callers do
+    # Clients
 
-    def asked(self, request, asks):
-        """What the reference says to a request; what it is refused with, or None."""
+    def refusal(self, request, asks):
+        """Send a request to the reference. Return the name of the error that refuses it, or None."""
         try:
-            self.told.ask(request, asks, self.now)
+            self.reference.ask(request, asks, self.now)
         except Refused as refused:
             request.result = ("error", {str(refused)})
             return str(refused)
         return None
 
-    def put(self, request, asked, *, submit=False):
-        """Ask for it, and compare at the next look."""
+    def put(self, request, sent, *, submit=False):
+        """Send a request to the engine; results are compared later."""
 
         async def ask():
-            return await self.engine.ask(asked)
+            return await self.engine.infer(sent)
 
         async def main():
             if submit:
-                future = self.engine.submit(asked, strict=request.strict)
+                future = self.engine.submit(sent, strict=request.strict)
             else:
                 future = asyncio.ensure_future(ask())
             self.calls.append((request, future))
-            await self.mortals.settle()
+            await self.controlled.wait_idle()
 
-        self.mortals.run(main())
+        self.controlled.run(main())
 
     @rule(
         id=st.one_of(ids, ids, st.just("")), start=starts, some=st.lists(kinds, max_size=3), end=st.booleans()
@@ -117,7 +121,7 @@ class Sequences(RuleBasedStateMachine):
         request = Request(f"r{len(self.calls)}")
         none = not rows and end
         placed = [(place, *row) for place, row in enumerate(rows)]
-        self.asked(request, [(id, start, end, placed)])
+        self.refusal(request, [(id, start, end, placed)])
         parameters = {"sequence_id": id, "sequence_start": start, "sequence_end": end}
         self.put(request, diary_request(None if none else rows, parameters))
 
@@ -145,14 +149,14 @@ class Sequences(RuleBasedStateMachine):
             if end:
                 del growing[id]
         request = Request(f"r{len(self.calls)}", strict=strict, by_rows=True)
-        self.asked(request, asks)
+        self.refusal(request, asks)
         tensors = {
             "sequence_id": np.array([id for id, *_ in which], object),
             "sequence_start": np.array([start for _, start, *_ in which]),
             "sequence_end": np.array([end for _, _, end, _ in which]),
         }
-        asked = diary_request(rows, {"sequence_start": "auto"} if auto else {}, tensors=tensors)
-        self.put(request, asked, submit=not strict)
+        sent = diary_request(rows, {"sequence_start": "auto"} if auto else {}, tensors=tensors)
+        self.put(request, sent, submit=not strict)
 
     @rule(
         id=ids,
@@ -169,34 +173,34 @@ class Sequences(RuleBasedStateMachine):
         deadline = None if left_s is None else self.now + left_s
         request = Request(f"r{len(self.calls)}", strict=strict, deadline=deadline)
         placed = [(place, *row) for place, row in enumerate(rows)]
-        self.asked(request, [(id, start, end, placed)])
+        self.refusal(request, [(id, start, end, placed)])
         parameters = {"sequence_id": id, "sequence_start": start, "sequence_end": end}
         self.put(request, diary_request(rows, parameters, deadline=deadline), submit=True)
 
     def unanswered(self):
-        return len(self.channel._put)
+        return len(self.queue._entries_by_future)
 
     @rule(id=ids, by_request=st.booleans())
     def cancel(self, id, by_request):
-        lived = self.told.cancel(id, self.now)
+        lived = self.reference.cancel(id, self.now)
         if by_request:
             request = Request(f"r{len(self.calls)}")
             request.result = ("rows", [], set()) if lived else ("error", {"SequenceGoneError"})
             self.put(request, diary_request(None, {"sequence_id": id, "sequence_cancel": True}))
         else:
             assert self.engine.cancel_sequence(id) == lived
-            self.mortals.run(self.mortals.settle())
+            self.controlled.run(self.controlled.wait_idle())
 
     @precondition(lambda self: any(request.result is None for request, _ in self.calls))
     @rule(data=st.data())
     def leave(self, data):
         waiting = [(request, future) for request, future in self.calls if request.result is None]
         request, future = data.draw(st.sampled_from(waiting), "who leaves")
-        self.told.withdraw(request, self.now)
+        self.reference.withdraw(request, self.now)
 
         task = isinstance(future, asyncio.Task)
-        if request.begun and not task:
-            # A cancelled future says that nothing was begun.
+        if request.is_started and not task:
+            # A cancelled future would mean that nothing was begun.
             request.result = ("error", {"CancelledRequestError"})
 
         async def main():
@@ -204,9 +208,9 @@ class Sequences(RuleBasedStateMachine):
                 future.cancel()
             else:
                 self.engine.abandon(future)
-            await self.mortals.settle()
+            await self.controlled.wait_idle()
 
-        self.mortals.run(main())
+        self.controlled.run(main())
 
     # Streams
 
@@ -245,35 +249,35 @@ class Sequences(RuleBasedStateMachine):
             except HeadraceError as error:
                 refused = type(error).__name__
             assert refused == why
-            await self.mortals.settle()
+            await self.controlled.wait_idle()
 
-        self.mortals.run(main())
+        self.controlled.run(main())
         if why is None and single:
             stream.closed = True
             self.pump()
 
     def message(self, stream, id, start, end, rows):
-        """One message as the reference takes it."""
+        """Send one message of a stream to the reference."""
         request = Request(f"m{self.tokens}", stream=stream)
         placed = [(place, *row) for place, row in enumerate(rows)]
         own = not id and not stream.single
         if own and stream.own is not None:
-            # An own sequence that its model has ended is gone.
-            if stream.own not in self.told.living:
+            # The model has ended the stream's own sequence.
+            if stream.own not in self.reference.living:
                 raise Refused(
                     "SequenceLostError" if stream.own.why == "instance_lost" else "SequenceGoneError"
                 )
             if max(len(stream.own.parts) - 1, 0) >= 2:
                 raise Refused("SequenceFullError")
             part_of = stream.own
-            self.told.expire(self.now)
-            if part_of not in self.told.living:
+            self.reference.expire(self.now)
+            if part_of not in self.reference.living:
                 raise Refused("SequenceGoneError")
-            self.told.add(part_of, request, placed, end, self.now)
+            self.reference.add(part_of, request, placed, end, self.now)
         else:
-            self.told.ask(request, [(id, True if own else start, end, placed)], self.now)
+            self.reference.ask(request, [(id, True if own else start, end, placed)], self.now)
             if own:
-                stream.own = self.told.living[-1]
+                stream.own = self.reference.living[-1]
         if own:
             request.own = stream.own
             if end:
@@ -305,9 +309,9 @@ class Sequences(RuleBasedStateMachine):
 
         async def main():
             arriving.put_nowait(diary_request(rows, parameters))
-            await self.mortals.settle()
+            await self.controlled.wait_idle()
 
-        self.mortals.run(main())
+        self.controlled.run(main())
         self.pump()
 
     @precondition(lambda self: any(not s.single and not s.closed and not s.over for s, *_ in self.streams))
@@ -321,15 +325,15 @@ class Sequences(RuleBasedStateMachine):
 
         async def main():
             arriving.put_nowait(None)
-            await self.mortals.settle()
+            await self.controlled.wait_idle()
 
-        self.mortals.run(main())
+        self.controlled.run(main())
         self.pump()
 
     @precondition(lambda self: any(s.items or s.over for s, *_ in self.streams))
     @rule(data=st.data())
     def read(self, data):
-        """Take all that is there; the error, or the end, when there is nothing else."""
+        """Read all items of a stream; its error or end if there are none."""
         able = [one for one in self.streams if one[0].items or one[0].over]
         one = data.draw(st.sampled_from(able), "stream")
         self._read(one)
@@ -340,17 +344,17 @@ class Sequences(RuleBasedStateMachine):
 
         async def main():
             try:
-                items = await there.some()
+                items = await there.next_batch()
             except HeadraceError as error:
                 items = type(error).__name__
-            await self.mortals.settle()
+            await self.controlled.wait_idle()
             return items
 
-        items = self.mortals.run(main())
+        items = self.controlled.run(main())
         if expected:
             assert [diaries(item)[0] for item in items] == [diary for _, diary in expected]
             if not stream.over:
-                self.told.room(stream)
+                self.reference.room(stream)
         else:
             self.streams.remove(one)
             assert items in [*(stream.error or [[]])], (items, stream)
@@ -365,9 +369,9 @@ class Sequences(RuleBasedStateMachine):
 
         async def main():
             await there.aclose()
-            await self.mortals.settle()
+            await self.controlled.wait_idle()
 
-        self.mortals.run(main())
+        self.controlled.run(main())
 
     def end_stream(self, stream, error):
         if stream.over:
@@ -375,13 +379,13 @@ class Sequences(RuleBasedStateMachine):
         stream.over, stream.error = True, error
         pending, stream.pending = stream.pending, []
         for request in pending:
-            self.told.withdraw(request, self.now)
-        for tale in [stream.own, *(request.own for request in pending)]:
-            if tale is not None and tale in self.told.living:
-                self.told.end(tale, "cancelled", self.now)
+            self.reference.withdraw(request, self.now)
+        for sequence in [stream.own, *(request.own for request in pending)]:
+            if sequence is not None and sequence in self.reference.living:
+                self.reference.end(sequence, "cancelled", self.now)
 
     def pump(self):
-        """What streams do once some of their messages are answered."""
+        """Do what streams do once some of their messages are complete."""
         changed = True
         while changed:
             changed = False
@@ -389,12 +393,12 @@ class Sequences(RuleBasedStateMachine):
                 changed |= self._pump(stream)
 
     def _pump(self, stream):
-        done = [request for request in self.told.finished if request in stream.pending]
+        done = [request for request in self.reference.finished if request in stream.pending]
         if done and not stream.over:
-            # One after another: what is asked for the first may begin a sequence before the second ends the stream.
+            # One by one: the first may start a sequence before the second ends the stream.
             stream.pending.remove(done[0])
             if failed(done[0]):
-                # When several end at once, any of them is the first that the stream hears of.
+                # If several end at once, any of them may be the stream's error.
                 errors = [one.result[1] for one in done if failed(one)]
                 self.end_stream(stream, set().union(*errors))
                 return True
@@ -411,10 +415,10 @@ class Sequences(RuleBasedStateMachine):
         ):
             stream.ending = True
             own, stream.own = stream.own, None
-            if own is not None and own in self.told.living:
+            if own is not None and own in self.reference.living:
                 request = Request("end", stream=stream)
                 request.own = own
-                self.told.add(own, request, [], True, self.now)
+                self.reference.add(own, request, [], True, self.now)
                 stream.pending.append(request)
             return True
         if not stream.over and stream.ending and not stream.pending:
@@ -423,7 +427,7 @@ class Sequences(RuleBasedStateMachine):
         return False
 
     def _send_on(self, stream):
-        """Ask what there is room for; whether that ended the stream."""
+        """Send the waiting messages, up to the limit. Return True if that ended the stream."""
         while not stream.over and stream.messages and len(stream.pending) < 2:
             try:
                 self.message(stream, *stream.messages.pop(0))
@@ -432,7 +436,7 @@ class Sequences(RuleBasedStateMachine):
                 return True
         return False
 
-    # What happens
+    # Events
 
     @precondition(lambda self: bool(self.working))
     @rule(
@@ -444,182 +448,192 @@ class Sequences(RuleBasedStateMachine):
         self._judge(at, verdict)
 
     def _judge(self, at, verdict):
-        tales = self.working.pop(at)
-        backend = self.mortals.backends[at]
+        sequences = self.working.pop(at)
+        backend = self.controlled.backends[at]
         backend.died_in = None
         backend.judge(verdict)
-        self.mortals.run(self.mortals.settle())
-        self.told.heard(self.mortals.model.ended)
+        self.controlled.run(self.controlled.wait_idle())
+        self.reference.receive(self.controlled.model.ended)
         if backend.died_in is not None:
-            self.told.died(at, tales + self.ready.pop(at, []), backend.died_in, self.now)
+            self.reference.died(at, sequences + self.ready.pop(at, []), backend.died_in, self.now)
         else:
             assert verdict in ("go", "die later")
             self.beside[at] = self.taken_beside(at)
-            self.told.stepped(tales, self.now)
+            self.reference.stepped(sequences, self.now)
 
     @rule(at=st.integers(0, 1))
     def die(self, at):
         if at in self.working:
             return
-        self.told.heard(self.mortals.model.ended)
-        self.told.died(at, [], [], self.now)
-        self.mortals.backends[at].kill()
-        self.mortals.run(self.mortals.settle())
+        self.reference.receive(self.controlled.model.ended)
+        self.reference.died(at, [], [], self.now)
+        self.controlled.backends[at].kill()
+        self.controlled.run(self.controlled.wait_idle())
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 6.0, 11.0]))
     def wait(self, seconds):
-        self.mortals.clock.advance(seconds)
-        self.told.expire(self.now)
+        self.controlled.clock.advance(seconds)
+        self.reference.expire(self.now)
         self.look()
-        self.mortals.run(self.mortals.settle())
+        self.controlled.run(self.controlled.wait_idle())
 
     def look(self):
-        """What the engine tells of the living."""
-        self.told.expire(self.now)
+        """Compare the listed sequences."""
+        self.reference.expire(self.now)
         infos = self.engine.sequences()
         self.learn()
-        known = [tale for tale in self.told.living if not tale.anonymous]
+        known = [sequence for sequence in self.reference.living if not sequence.anonymous]
         assert [info.id for info in infos] == [
-            tale.id or info.id for tale, info in zip(known, infos, strict=True)
+            sequence.id or info.id for sequence, info in zip(known, infos, strict=True)
         ]
-        for tale, info in zip(known, infos, strict=True):
-            tale.id = info.id
-            if tale not in self.stirring:
-                assert (info.steps, info.requests) == (tale.steps, len(tale.parts)), (info, tale)
+        for sequence, info in zip(known, infos, strict=True):
+            sequence.id = info.id
+            if sequence not in self.stirring:
+                assert (info.steps, info.requests) == (sequence.steps, len(sequence.parts)), (info, sequence)
 
     stirring = ()
 
-    # Looking
+    # Checks
 
     def learn(self):
-        """Which steps were taken, and by whom."""
+        """Find out which steps were taken, and by which instance."""
         self.overdue()
-        for at, backend in enumerate(self.mortals.backends):
+        for at, backend in enumerate(self.controlled.backends):
             held = backend.held
             if at in self.working:
                 held = None
             elif at in self.ready:
                 self.pass_over(at, held)
             if held is not None:
-                self.working[at] = self.begun(at, held)
-            ready = self.mortals.ready(at)
+                self.working[at] = self.call_begun(at, held)
+            ready = self.controlled.ready(at)
             if ready and at not in self.ready:
                 self.ready[at] = [self.match(at, *row) for row in ready]
                 assert len(set(map(id, self.ready[at]))) == len(ready) <= self.rows_max
                 assert at in self.working, "a call is made ready, and none is made"
 
     def pass_over(self, at, held):
-        """The call that was made ready is not made where nobody wants any of its steps."""
+        """Expire a prepared call that no client wants."""
         tokens = {token for _, token, _ in held or ()}
-        if not any(tale.doing_row[1] in tokens for tale in self.ready[at]):
-            tales = self.ready.pop(at)
-            for tale in tales:
-                tale.late = True
-                assert self.unwanted(tale), "a step that was taken is not done"
-            self.told.stepped(tales, self.now)
+        if not any(sequence.doing_row[1] in tokens for sequence in self.ready[at]):
+            sequences = self.ready.pop(at)
+            for sequence in sequences:
+                sequence.late = True
+                assert self.unwanted(sequence), "a step that was taken is not done"
+            self.reference.stepped(sequences, self.now)
             self.pump()
 
-    def begun(self, at, held):
-        """A call was begun: of steps that were taken just now, or before."""
+    def call_begun(self, at, held):
+        """Match a call that has begun: of steps that were taken just now, or before."""
         ready = self.ready.pop(at, [])
         if ready:
             tokens = [token for _, token, _ in held]
-            doing = [tale for tale in ready if tale.doing_row[1] in tokens]
-            assert [tale.doing_row[1] for tale in doing] == tokens
-            for tale in ready:
-                tale.late = tale not in doing
-                assert not tale.late or self.unwanted(tale), "a step that was taken is not done"
+            doing = [sequence for sequence in ready if sequence.doing_row[1] in tokens]
+            assert [sequence.doing_row[1] for sequence in doing] == tokens
+            for sequence in ready:
+                sequence.late = sequence not in doing
+                assert not sequence.late or self.unwanted(sequence), "a step that was taken is not done"
             return ready
         beside = self.beside.pop(at, {})
         done = [beside.pop(token, None) or self.match(at, order, token, kind) for order, token, kind in held]
         doing = [*done, *beside.values()]
         doing += self.late(at, doing)
         assert len(set(map(id, doing))) == len(doing) <= self.rows_max
-        if any(tale.doing_part.deaths for tale in doing):
+        if any(sequence.doing_part.deaths for sequence in doing):
             assert len(doing) == 1, "what may have killed an instance shares a call"
         return doing
 
-    def unwanted(self, tale):
-        """Whether nobody waits any more for the step that was taken."""
-        request = tale.doing_part.request
+    def unwanted(self, sequence):
+        """Return True if no client wants the taken step."""
+        request = sequence.doing_part.request
         return request.left or (request.deadline is not None and request.deadline <= self.now)
 
     def match(self, at, order, token, kind):
-        found = [tale for tale in self.waiting(at) if tale.parts[0].next == (token, kind)]
-        assert len(found) == 1, ("a step that nobody asked for", order, token, kind, self.told.living)
-        (tale,) = found
-        part = tale.parts[0]
-        if tale.id is None and not tale.anonymous:
-            tale.id = order.id
-        assert (order.id, order.steps, order.again) == (tale.id or "", tale.steps, part.times > 0), (
+        found = [sequence for sequence in self.waiting(at) if sequence.parts[0].next == (token, kind)]
+        assert len(found) == 1, ("a step without a request", order, token, kind, self.reference.living)
+        (sequence,) = found
+        part = sequence.parts[0]
+        if sequence.id is None and not sequence.anonymous:
+            sequence.id = order.id
+        assert (order.id, order.steps, order.again) == (sequence.id or "", sequence.steps, part.times > 0), (
             order,
-            tale,
+            sequence,
         )
         assert order.end == (part.ends and part.row == len(part.rows) - 1)
-        self.told.taken(tale, at)
-        return tale
+        self.reference.taken(sequence, at)
+        return sequence
 
     def waiting(self, at):
-        """Those whose next step could be taken there."""
-        waiting = [tale for tale in self.told.living if tale.parts and not tale.doing and not tale.held]
-        return [tale for tale in waiting if tale.at in (None, at)]
+        """Return the sequences whose next step an instance may take."""
+        waiting = [
+            sequence
+            for sequence in self.reference.living
+            if sequence.parts and not sequence.doing and not sequence.held
+        ]
+        return [sequence for sequence in waiting if sequence.at in (None, at)]
 
     def stepping(self, at):
-        """The tokens of the steps that were taken there for the call in progress, of sequences that live."""
-        current = [s.current for s in self.channel._table if s.place == at and s.stage == "stepping"]
+        """Return the tokens of the steps taken for the call in progress, of live sequences."""
+        current = [s.current for s in self.queue._table if s.instance == at and s.stage == "stepping"]
         tokens = {int(part.step_tensors()["x"][0, 0]) for part in current}
-        return tokens - {token for _, token, _ in self.mortals.ready(at)}
+        return tokens - {token for _, token, _ in self.controlled.ready(at)}
 
     def taken_beside(self, at):
-        """What the next call has that needs nothing of the last: what came of that may have been settled when they were taken.
+        """Return the steps of the next call that are independent of the last one, which may be
+        committed later.
 
-        Those that nobody wanted any more then are not done, but over with that call.
+        Unwanted steps are not done, but end with that call.
         """
-        held = {token: (order, kind) for order, token, kind in self.mortals.backends[at].held or ()}
+        held = {token: (order, kind) for order, token, kind in self.controlled.backends[at].held or ()}
         stepping = self.stepping(at)
         taken = {}
-        for tale in self.waiting(at):
-            token, kind = tale.parts[0].next
+        for sequence in self.waiting(at):
+            token, kind = sequence.parts[0].next
             if token in held:
                 taken[token] = self.match(at, held[token][0], token, kind)
             elif token in stepping:
-                self.told.taken(tale, at, late=True)
-                taken[token] = tale
+                self.reference.taken(sequence, at, late=True)
+                taken[token] = sequence
         return taken
 
     def late(self, at, doing):
-        """Those that were taken with these, when nobody wanted them any more: they are over when the call is."""
-        rest = self.stepping(at) - {tale.doing_row[1] for tale in doing}
-        tales = [tale for tale in self.waiting(at) if tale.parts[0].next[0] in rest]
-        assert len(tales) == len(rest), ("steps are being done that nobody asked for", rest, tales)
-        for tale in tales:
-            self.told.taken(tale, at, late=True)
-            assert self.unwanted(tale), "a step that was taken is not done"
-        return tales
+        """Return the steps that were unwanted when they were taken: they end with the call."""
+        rest = self.stepping(at) - {sequence.doing_row[1] for sequence in doing}
+        sequences = [sequence for sequence in self.waiting(at) if sequence.parts[0].next[0] in rest]
+        assert len(sequences) == len(rest), ("steps without requests are being done", rest, sequences)
+        for sequence in sequences:
+            self.reference.taken(sequence, at, late=True)
+            assert self.unwanted(sequence), "a step that was taken is not done"
+        return sequences
 
     def overdue(self):
-        """Those whose time was over before an instance came to them, with nothing else to do."""
+        """Expire requests whose deadline passed before an idle instance took them."""
         for request, future in self.calls:
             if request.result is None and request.deadline is not None and request.deadline <= self.now:
-                for tale in self.told.living:
-                    if tale.parts and tale.parts[0].request is request and not tale.doing and future.done():
-                        self.told.expired(tale, self.now)
+                for sequence in self.reference.living:
+                    if (
+                        sequence.parts
+                        and sequence.parts[0].request is request
+                        and not sequence.doing
+                        and future.done()
+                    ):
+                        self.reference.expired(sequence, self.now)
                         break
 
     @invariant()
     def as_the_reference_says(self):
-        if self.mortals is None:
+        if self.controlled is None:
             return
         for _ in range(4):
             self.pump()
             self.learn()
         self.check_calls()
         self.check_nothing_is_lost()
-        self.check_all_is_told()
+        self.check_all_is_reported()
         self.look()
-        held_by_table = len(self.channel._table)
-        assert held_by_table == len(self.told.living)
-        assert self.channel._table.requests == sum(len(tale.parts) for tale in self.told.living)
+        held_by_table = len(self.queue._table)
+        assert held_by_table == len(self.reference.living)
+        assert self.queue._table.requests == sum(len(sequence.parts) for sequence in self.reference.living)
 
     def check_calls(self):
         still = []
@@ -644,40 +658,44 @@ class Sequences(RuleBasedStateMachine):
         response = future.result()
         assert diaries(response) == request.result[1]
         assert {failure.row for failure in response.failures} == request.result[2]
-        if request.told is not None and not request.by_rows:
-            tale = request.told["id"]
-            tale.id = tale.id or response.parameters["sequence_id"]
-            assert response.parameters["sequence_id"] == tale.id
-            # What has ended a moment later may be told already.
+        if request.parameters is not None and not request.by_rows:
+            sequence = request.parameters["id"]
+            sequence.id = sequence.id or response.parameters["sequence_id"]
+            assert response.parameters["sequence_id"] == sequence.id
+            # An end a moment later may be reported already.
             end = response.parameters.get("sequence_end", False)
-            assert (request.told["end"], tale.why is not None) in [(end, end), (end, True), (False, end)]
+            assert (request.parameters["end"], sequence.why is not None) in [
+                (end, end),
+                (end, True),
+                (False, end),
+            ]
 
     def check_nothing_is_lost(self):
-        """Whatever can be stepped is stepped, unless its instance is busy."""
-        for tale in self.told.living:
-            ready = tale.parts and not tale.doing and not tale.held
+        """Assert that every ready step is taken, unless its instance is busy."""
+        for sequence in self.reference.living:
+            ready = sequence.parts and not sequence.doing and not sequence.held
             if ready:
-                busy = self.working if tale.at is None else tale.at in self.working
-                assert busy, (tale, self.shown())
+                busy = self.working if sequence.at is None else sequence.at in self.working
+                assert busy, (sequence, self.shown())
 
-    def check_all_is_told(self):
-        """An instance that has nothing to do has told its model of all that is over."""
-        self.told.heard(self.mortals.model.ended)
-        for told in self.told.untold:
-            busy = self.working if told.tale.at is None else told.tale.at in self.working
-            assert busy, (told.tale.at, self.shown(), told, self.mortals.model.ended)
+    def check_all_is_reported(self):
+        """Assert that idle instances have reported all ends to the model."""
+        self.reference.receive(self.controlled.model.ended)
+        for end in self.reference.unreported:
+            busy = self.working if end.sequence.at is None else end.sequence.at in self.working
+            assert busy, (end.sequence.at, self.shown(), end, self.controlled.model.ended)
 
     def shown(self):
-        """How things are, for whoever reads of a failure."""
+        """Return the state of the engine, for failure messages."""
         return [
-            [(s.id, str(s.stage), s.place, s.steps) for s in self.channel._table],
-            [(len(p), p.asleep, p.running, p.endings) for p in self.channel._places],
-            [(b.held, b.lost) for b in self.mortals.backends],
+            [(s.id, str(s.stage), s.instance, s.steps) for s in self.queue._table],
+            [(len(p), p.is_asleep, p.running, p.endings) for p in self.queue._instance_queues],
+            [(b.held, b.lost) for b in self.controlled.backends],
             [str(t) for t in __import__("threading").enumerate()],
         ]
 
     def teardown(self):
-        if self.mortals is None:
+        if self.controlled is None:
             self.patch.undo()
             return
         try:
@@ -692,35 +710,55 @@ class Sequences(RuleBasedStateMachine):
             assert not self.calls, "requests that never end"
             self.finish()
         finally:
-            self.mortals.close()
+            self.controlled.close()
             self.patch.undo()
-        self.check_told()
+        self.check_reports()
 
     def finish(self):
         for stream, there, _ in self.streams:
             self.end_stream(stream, None)
-            self.mortals.run(there.aclose())
-        self.mortals.run(self.mortals.settle())
+            self.controlled.run(there.aclose())
+        self.controlled.run(self.controlled.wait_idle())
         self.as_the_reference_says()
-        for tale in list(self.told.living):
-            self.told.end(tale, "stopped", self.now)
+        for sequence in list(self.reference.living):
+            self.reference.end(sequence, "stopped", self.now)
 
-    def check_told(self):
-        told = [told.shown for told in self.told.told]
-        heard = [(id, why, steps, str(diary)) for id, why, steps, diary in self.mortals.model.ended]
-        lacks, more = Counter(told) - Counter(heard), Counter(heard) - Counter(told)
-        # What a stream's error ended may have been taken at that moment, and not be done: then the model is told of it.
+    def check_reports(self):
+        reported = [end.shown for end in self.reference.reported]
+        received = [(id, why, steps, str(diary)) for id, why, steps, diary in self.controlled.model.ended]
+        lacks, more = Counter(reported) - Counter(received), Counter(received) - Counter(reported)
+        # A step of a failed stream may be taken and not done: then the model is told of its end.
         never_stepped = all(steps == 0 and diary == "[]" for _, _, steps, diary in more)
         assert not lacks, (lacks, more)
         assert never_stepped, (lacks, more)
-        assert (len(self.channel._table), self.channel._parts, self.channel._put) == (0, {}, {})
-        assert [len(backend._stepper) for backend in self.mortals.backends] == [0, 0]
+        assert (len(self.queue._table), self.queue._row_requests, self.queue._entries_by_future) == (
+            0,
+            {},
+            {},
+        )
+        assert [len(backend._stepper) for backend in self.controlled.backends] == [0, 0]
 
 
 Sequences.TestCase.settings = settings(
-    max_examples=EXAMPLES,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestSequences = Sequences.TestCase
+
+
+def test_step_that_fails_after_its_deadline_reports_the_deadline():
+    """A case that the machine found: the deadline passes during the call, and then the model
+    raises.
+    """
+    machine = Sequences()
+    machine.begin(interleave=False, evict=None, total=None, live_max=2, rows_max=3)
+    machine.as_the_reference_says()
+    machine.submit(id="a", start=True, some=["fail"], end=False, strict=True, left_s=3.0)
+    machine.as_the_reference_says()
+    machine.wait(4.0)
+    machine.as_the_reference_says()
+    ((request, _),) = machine.calls
+    machine._judge(*machine.working, "go")
+    machine.as_the_reference_says()
+    assert request.result == ("error", {"DeadlineError"})
+    machine.teardown()

@@ -1,4 +1,4 @@
-"""Sequences whose states are in processes of their own, which are killed."""
+"""Sequences whose states are in processes, which are killed."""
 
 import asyncio
 import functools
@@ -8,15 +8,16 @@ import random
 import signal
 
 import numpy as np
+import pytest
 
 from engine.step_models import Summing
 from engine.steps.models import run
-from engine.support import nothing_left, serving, until
+from engine.support import no_leaks, serving, wait_until
 from headrace.core import InferRequest, Tensor
 from headrace.core.errors import InstanceLostError, SequenceGoneError, SequenceLostError
 
 
-def asked(do="", x=1.0, **parameters):
+def step_request(do="", x=1.0, **parameters):
     """One step that adds `x`."""
     tensors = (Tensor("x", np.full((1, 1), x, np.float32)), Tensor("do", np.array([do], object)))
     return InferRequest(tensors, parameters=parameters)
@@ -39,34 +40,38 @@ def serving_processes(**settings):
     )
 
 
-def test_a_step_that_kills_loses_the_states_that_were_there():
-    """Each sequence is told once, at its next request; a new one begins."""
+@pytest.mark.slow
+def test_fatal_step_loses_states_of_its_instance():
+    """Each sequence fails once, at its next request; then a new one starts."""
 
     async def main(engine):
         for id in "ab":
-            await engine.ask(asked(sequence_id=id, sequence_start=True))
+            await engine.infer(step_request(sequence_id=id, sequence_start=True))
         try:
-            await engine.ask(asked("die", sequence_id="a"))
+            await engine.infer(step_request("die", sequence_id="a"))
         except SequenceLostError as error:
             lost = error
         assert "died" in str(lost)
         for id in "ab":
             try:
-                await engine.ask(asked(sequence_id=id))
+                await engine.infer(step_request(sequence_id=id))
             except SequenceLostError:
-                assert total(await engine.ask(asked(x=5.0, sequence_id=id, sequence_start=True))) == 5.0
+                assert (
+                    total(await engine.infer(step_request(x=5.0, sequence_id=id, sequence_start=True))) == 5.0
+                )
         assert len(engine.sequences()) == 2
 
-    with nothing_left(), serving_processes() as engine:
+    with no_leaks(), serving_processes() as engine:
         run(main(engine))
 
 
-def test_a_first_step_that_kills_is_asked_twice():
+@pytest.mark.slow
+def test_fatal_first_step_is_retried_once():
     async def main(engine):
         try:
-            await engine.ask(asked("die"))
+            await engine.infer(step_request("die"))
         except InstanceLostError as error:
-            await until(lambda: engine.model_statistics().restarts == 2)
+            await wait_until(lambda: engine.model_statistics().restarts == 2)
             return type(error)
         return None
 
@@ -74,8 +79,11 @@ def test_a_first_step_that_kills_is_asked_twice():
         assert run(main(engine)) is InstanceLostError
 
 
+@pytest.mark.slow
 def test_no_step_is_lost_or_doubled_while_processes_are_killed():
-    """Every client sees its own sum and its own number of steps, or that its sequence was lost; none waits for ever."""
+    """Every client sees its own sum and number of steps, or the loss of its sequence; no client
+    hangs.
+    """
 
     async def client(engine, name, chance, counts):
         expected, done = 0.0, 0
@@ -83,7 +91,7 @@ def test_no_step_is_lost_or_doubled_while_processes_are_killed():
         for i in range(60):
             x = float(chance.randint(1, 9))
             try:
-                response = await engine.ask(asked(x=x, sequence_id=name, sequence_start=start))
+                response = await engine.infer(step_request(x=x, sequence_id=name, sequence_start=start))
             except (SequenceLostError, SequenceGoneError, InstanceLostError):
                 counts["lost"] += 1
                 expected, done, start = 0.0, 0, True
@@ -93,15 +101,15 @@ def test_no_step_is_lost_or_doubled_while_processes_are_killed():
             assert (total(response), steps(response)) == (expected, done), (name, i)
             done += 1
             counts["answered"] += 1
-            await asyncio.sleep(0.002)
 
     async def kill(engine, counts):
         for at in (0, 1, 0):
-            await asyncio.sleep(0.03)
-            before = engine._life.slots[at].backend.pid
+            enough = counts["answered"] + 100
+            await wait_until(lambda enough=enough: counts["answered"] >= enough)
+            before = engine._session.slots[at].backend.pid
             os.kill(before, signal.SIGKILL)
-            slot = engine._life.slots[at]
-            await until(
+            slot = engine._session.slots[at]
+            await wait_until(
                 lambda slot=slot, before=before: slot.backend.pid not in (None, before) and slot.alive
             )
             counts["killed"] += 1
@@ -115,10 +123,10 @@ def test_no_step_is_lost_or_doubled_while_processes_are_killed():
         await killing
         return counts
 
-    with nothing_left(), serving_processes(instances=2) as engine:
+    with no_leaks(), serving_processes(instances=2) as engine:
         counts = run(main(engine))
-        channel = engine._life.steps
-        assert (channel._table.requests, channel._parts, channel._put) == (0, {}, {})
+        queue = engine._session.step_queue
+        assert (queue._table.requests, queue._row_requests, queue._entries_by_future) == (0, {}, {})
     assert counts["killed"] == 3
     assert counts["lost"] > 0
     assert counts["answered"] > 500

@@ -1,4 +1,4 @@
-"""What is left of sequences that have ended: nothing. So many that anything kept of each would show."""
+"""Memory of ended sequences, in numbers that would show any leak."""
 
 import asyncio
 import gc
@@ -8,17 +8,17 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.support import nothing_left, serving
+from engine.support import no_leaks, serving
 from headrace.core import InferRequest, Model, Tensor
 
 REMEMBERED = 10_000
-"""Of so many ends the engine knows for a while that they were: this grows before it stays."""
+"""The number of ended sequences that the engine remembers for a while: memory grows until then."""
 SEQUENCES = 20_000
 TOGETHER = 200
 
 
 class Sum(Model):
-    """Adds up, and keeps 4 KiB of each sequence."""
+    """Adds up, and keeps 4 KiB per sequence."""
 
     max_batch_rows = 64
     max_batch_delay_ms = 0.0
@@ -36,8 +36,8 @@ def _request(value, **parameters):
 
 
 async def _one(engine, name):
-    first = await engine.ask(_request(1.0, sequence_id=name, sequence_start=True))
-    last = await engine.ask(_request(2.0, sequence_id=name, sequence_end=True))
+    first = await engine.infer(_request(1.0, sequence_id=name, sequence_start=True))
+    last = await engine.infer(_request(2.0, sequence_id=name, sequence_end=True))
     assert (first.outputs[0].data.item(), last.outputs[0].data.item()) == (1.0, 3.0)
 
 
@@ -47,26 +47,26 @@ async def _many(engine, count, numbers):
 
 
 def _held():
-    """Python's objects (exactly), and MiB of everything."""
+    """Return the number of Python objects, and the MiB of the process."""
     gc.collect()
     return sys.getallocatedblocks(), psutil.Process().memory_info().rss / 2**20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sequences_that_have_ended_take_no_memory(record_property):
-    """After the first ones: not one object for each that follows, nor the memory of a state."""
+def test_ended_sequences_free_memory(record_property):
+    """After the first ones: no object for each that follows, and no memory of states."""
     numbers = iter(range(10**9))
-    with nothing_left(), serving(Sum, instances=2) as engine:
+    with no_leaks(), serving(Sum, instances=2) as engine:
         asyncio.run(_many(engine, REMEMBERED, numbers))
         objects_before, before_mib = _held()
         asyncio.run(_many(engine, SEQUENCES, numbers))
         objects, mib = _held()
-        channel = engine._life.steps
-        assert (len(channel._table), channel._parts, channel._put) == (0, {}, {})
+        queue = engine._session.step_queue
+        assert (len(queue._table), queue._row_requests, queue._entries_by_future) == (0, {}, {})
         assert engine.model_statistics().success.count == 2 * (REMEMBERED + SEQUENCES)
     record_property("objects_grown", objects - objects_before)
     record_property("rss_grown_mib", round(mib - before_mib, 1))
     assert objects - objects_before < SEQUENCES / 10
-    # A state that stays is 4 KiB, so 80 MiB.
+    # A leaked state of 4 KiB each would be 80 MiB.
     assert mib - before_mib < 8.0

@@ -1,0 +1,84 @@
+"""Descriptions and conversions of exceptions."""
+
+import pytest
+
+from cases import for_each
+from headrace.core.errors import ModelContractError, PredictError
+from headrace.engine.model_errors import (
+    WHY_CHARS_MAX,
+    RemoteError,
+    describe_error,
+    internal_error,
+    is_out_of_memory,
+    reduced_rows_max,
+    reported_error,
+)
+
+
+class _UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@for_each(
+    ("error", "said"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (ValueError(), "ValueError"),
+        (KeyError("age"), "KeyError: 'age'"),
+        (SystemExit(3), "SystemExit: 3"),
+        (_UnprintableError("x"), "_UnprintableError"),
+        (RemoteError("ValueError: no"), "ValueError: no"),
+        (RemoteError(), ""),
+    ],
+)
+def test_description_has_type_and_message(error, said):
+    """The description of a RemoteError is not described again."""
+    assert describe_error(error) == said
+
+
+def test_description_is_cut():
+    assert len(describe_error(ValueError("x" * 100_000))) == WHY_CHARS_MAX
+    assert len(describe_error(RemoteError("x" * 100_000))) == WHY_CHARS_MAX
+
+
+@for_each(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
+        (RuntimeError("[ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer"), True),
+        (RemoteError("OutOfMemoryError: CUDA out of memory"), True),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError("the record says: out of memory"), False),
+    ],
+)
+def test_out_of_memory_is_found_by_type_and_message(error, expected):
+    assert is_out_of_memory(error) is expected
+
+
+def test_headrace_errors_are_unchanged_others_described():
+    own, other = ModelContractError("m", "no"), KeyError("age")
+    assert reported_error("m", own) is own
+    reported = reported_error("m", other)
+    assert isinstance(reported, PredictError)
+    assert "KeyError: 'age'" in str(reported)
+    assert reported.__cause__ is other
+
+
+@pytest.mark.parametrize(
+    ("error", "rows", "rows_max"), [(MemoryError(), 9, 4), (MemoryError(), 1, None), (ValueError(), 9, None)]
+)
+def test_rows_max_is_halved_after_out_of_memory(error, rows, rows_max, caplog):
+    assert reduced_rows_max("m", error, rows) == rows_max
+    assert bool(caplog.records) == (rows_max is not None)
+
+
+def test_internal_error_is_chained_without_its_text():
+    raised = ValueError("db.internal:5432")
+    error = internal_error("m", raised, ", and more")
+    assert (
+        str(error)
+        == "model m: an internal error (ValueError) failed the request, and more: see the log of headrace"
+    )
+    assert (error.model, error.__cause__) == ("m", raised)
