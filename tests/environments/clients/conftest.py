@@ -1,4 +1,4 @@
-"""Where the server listens, and the page that tells people how to ask it."""
+"""The server's addresses, and the examples of the documentation."""
 
 import json
 import os
@@ -11,16 +11,20 @@ PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
 
 
 @pytest.fixture(scope="session")
-def doors():
-    """Addresses without scheme: rest, grpc, and grpc_triton, whose streams speak Triton's dialect."""
-    told = os.environ.get("HEADRACE_CLIENTS")
-    assert told, "these tests ask a running server: make test-clients"
-    return {door: address.partition("://")[2] or address for door, address in json.loads(told).items()}
+def addresses():
+    """Addresses without scheme by listener: rest, grpc, and grpc_triton, whose streams use Triton's
+    dialect.
+    """
+    text = os.environ.get("HEADRACE_CLIENTS")
+    assert text, "these tests need a running server: use make test-clients"
+    return {name: address.partition("://")[2] or address for name, address in json.loads(text).items()}
 
 
 @pytest.fixture
-def run_page(doors):
-    """Run the Python blocks of one section of docs/clients.md, against this server; gives their names."""
+def run_page(addresses):
+    """A function that runs the Python blocks of a section of docs/clients.md and returns their
+    names.
+    """
 
     def run(section):
         text = PAGE.read_text(encoding="utf-8")
@@ -29,7 +33,9 @@ def run_page(doors):
         assert blocks, f"{section} has no block"
         names = {}
         for block in blocks:
-            source = block.replace("localhost:8080", doors["rest"]).replace("localhost:8081", doors["grpc"])
+            source = block.replace("localhost:8080", addresses["rest"]).replace(
+                "localhost:8081", addresses["grpc"]
+            )
             exec(compile(source, f"{PAGE.name}: {section}", "exec"), names)
         return names
 

@@ -1,4 +1,4 @@
-"""The models that the clients of tests/environments/clients ask, as a user would write them."""
+"""The models of tests/environments/clients, as a user would write them."""
 
 import asyncio
 
@@ -9,12 +9,12 @@ from headrace.core.tensor import TensorSpec
 
 
 def _text(value):
-    """BYTES are str where they came as JSON, and bytes where they came as they are."""
+    """Return the text of a BYTES element: str in JSON, else bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 class Echo(Model):
-    """Its input, unchanged, in whatever datatype the model is declared with."""
+    """A model that returns its input in the declared datatype."""
 
     bytes_as = "sent"
 
@@ -27,7 +27,7 @@ class Echo(Model):
 
 
 class Sum(Model):
-    """Two inputs, two outputs."""
+    """A model with two inputs and two outputs."""
 
     inputs = (TensorSpec("a", "INT32", (-1, 4)), TensorSpec("b", "INT32", (-1, 4)))
     outputs = (TensorSpec("sum", "INT32", (-1, 4)), TensorSpec("difference", "INT32", (-1, 4)))
@@ -38,7 +38,7 @@ class Sum(Model):
 
 
 class Upper(Model):
-    """Text in, text out."""
+    """A model of text."""
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
     outputs = (TensorSpec("upper", "BYTES", (-1,)),)
@@ -48,7 +48,7 @@ class Upper(Model):
 
 
 class Words(Model):
-    """The words of a text one by one; ``!`` is a word at which it breaks."""
+    """A stream of the words of a text. The word ``!`` raises an error."""
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
     outputs = (TensorSpec("word", "BYTES", (-1,)),)
@@ -63,30 +63,33 @@ class Words(Model):
 
 
 class Held(Model):
-    """Says ``held`` and then nothing more, until its caller goes; asked for ``begun`` or ``gone``, says how many there were."""
+    """A stream that sends ``held`` and then blocks until its client disconnects.
+
+    For the text ``started`` or ``closed`` it returns the number of such streams.
+    """
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
-    outputs = (TensorSpec("said", "BYTES", (-1,)),)
+    outputs = (TensorSpec("status", "BYTES", (-1,)),)
 
     def load(self):
-        self.counts = {"begun": 0, "gone": 0}
+        self.counts = {"started": 0, "closed": 0}
 
     async def predict_stream(self, requests):
         async for request in requests:
-            asked = _text(request["text"].ravel()[0])
-            if asked in self.counts:
-                yield {"said": np.array([str(self.counts[asked])], object)}
+            event = _text(request["text"].ravel()[0])
+            if event in self.counts:
+                yield {"status": np.array([str(self.counts[event])], object)}
                 continue
-            self.counts["begun"] += 1
+            self.counts["started"] += 1
             try:
-                yield {"said": np.array(["held"], object)}
+                yield {"status": np.array(["held"], object)}
                 await asyncio.Event().wait()
             finally:
-                self.counts["gone"] += 1
+                self.counts["closed"] += 1
 
 
 class Fails(Model):
-    """Raises whatever it is given; negative values are refused row by row."""
+    """A model that raises an error, and refuses negative values row by row."""
 
     inputs = (TensorSpec("x", "FP32", (-1, 1)),)
     outputs = (TensorSpec("y", "FP32", (-1, 1)),)
@@ -98,13 +101,13 @@ class Fails(Model):
 
 
 class RunningSum(Model):
-    """``x[n, 1] -> sum[n, 1]``: of all that its sequence was given."""
+    """``x[n, 1] -> sum[n, 1]``: the sum of all values of the sequence."""
 
     inputs = (TensorSpec("x", "FP32", (-1, 1)),)
     outputs = (TensorSpec("sum", "FP32", (-1, 1)),)
 
     def step(self, states, x):
-        """The sums."""
+        """Return the sums."""
         sums = states.stack("sum", (1,)) + x
         states.keep("sum", sums)
         return {"sum": sums}

@@ -1,6 +1,6 @@
-"""Models written for MLServer run unchanged: their codecs, parameters, streams and life.
+"""Models written for MLServer run unchanged: codecs, parameters, streams and life cycle.
 
-Runs where mlserver is installed, which is not beside headrace's other tools: ``make test-mlserver``.
+mlserver cannot be installed beside headrace's other tools: run ``make test-mlserver``.
 """
 
 import asyncio
@@ -13,29 +13,29 @@ import pytest
 
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, ModelContractError, ModelInputError, ModelLoadError
-from headrace.core.model import predicts, streams
+from headrace.core.model import has_predict, has_predict_stream
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
 from headrace.engine.backend import LocalBackend
 from headrace.engine.instance import Instance
-from headrace.engine.ticket import FutureReply, Ticket
+from headrace.engine.pending_request import FutureCallback, PendingRequest
 from headrace.runtimes.load import model_factory
 
 
-class Loaded:
-    """A model as an engine loads it, asked without one."""
+class LoadedInstance:
+    """A model loaded as in an engine, without the engine."""
 
     def __init__(self, make, name):
         self._backend = LocalBackend(make, name)
         self.model = self._backend._model
         self.metadata = self._backend.metadata
 
-    def awaited(self, coroutine):
-        """What a coroutine of the model's comes to, where the model lives."""
-        return self._backend._do(lambda: coroutine)
+    def run(self, coroutine):
+        """Return the result of a coroutine of the model, run in the model's event loop."""
+        return self._backend._run_locked(lambda: coroutine)
 
-    def answer(self, request):
-        ticket = Ticket(request, request.rows, 0.0, FutureReply(Future()))
-        return Instance(self._backend, "m", SystemClock()).answer(ticket, lambda _: None)
+    def predict(self, request):
+        entry = PendingRequest(request, request.rows, 0.0, FutureCallback(Future()))
+        return Instance(self._backend, "m", SystemClock()).predict(entry, lambda _: None)
 
     def close(self):
         self._backend.close()
@@ -53,7 +53,8 @@ MODELS = """
 
     class Total(MLModel):
         async def load(self) -> bool:
-            self.offset = (self.settings.parameters.extra or {}).get("offset", 0) if self.settings.parameters else 0
+            parameters = self.settings.parameters
+            self.offset = (parameters.extra or {}).get("offset", 0) if parameters else 0
             return True
 
         async def predict(self, payload: InferenceRequest) -> InferenceResponse:
@@ -104,12 +105,16 @@ MODELS = """
 
     class Headers(MLModel):
         async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-            told = payload.parameters
+            parameters = payload.parameters
             kind = payload.inputs[0].parameters.content_type if payload.inputs[0].parameters else None
+            headers = {"x-seen": parameters.headers["x-who"]}
+            output = ResponseOutput(
+                name="y", shape=[2], datatype="FP32", data=[1, None], parameters=Parameters(unit="m")
+            )
             return InferenceResponse(
                 model_name=self.name,
-                parameters=Parameters(headers={"x-seen": told.headers["x-who"]}, mood=told.mood, kind=kind),
-                outputs=[ResponseOutput(name="y", shape=[2], datatype="FP32", data=[1, None], parameters=Parameters(unit="m"))],
+                parameters=Parameters(headers=headers, mood=parameters.mood, kind=kind),
+                outputs=[output],
             )
 
     class Raw(MLModel):
@@ -120,9 +125,9 @@ MODELS = """
                 "buffer": NumpyCodec.encode_output("y", np.array([b"ab", b"c"])),
                 "short": ResponseOutput(name="y", shape=[3], datatype="INT32", data=[1]),
             }
-            if kind == "theirs":
+            if kind == "client":
                 raise MLServerError("no such thing")
-            if kind == "ours":
+            if kind == "server":
                 raise MLServerError("broken", 500)
             return InferenceResponse(model_name=self.name, outputs=[outputs[kind]])
 
@@ -134,19 +139,19 @@ MODELS = """
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "their_models.py"
+    path = tmp_path / "user_models.py"
     path.write_text(textwrap.dedent(MODELS))
     return path
 
 
 @pytest.fixture
 def serve(file):
-    """A loaded instance in an engine's hands, closed at the end."""
+    """A function that returns loaded instances, closed at the end of the test."""
     opened = []
 
     def serve(class_name, **settings):
         source = model_factory(f"{file}:{class_name}", settings)
-        opened.append(Loaded(source.make, source.name))
+        opened.append(LoadedInstance(source.make, source.name))
         return opened[-1]
 
     yield serve
@@ -154,61 +159,61 @@ def serve(file):
         instance.close()
 
 
-def ask(instance, *tensors, **request):
-    """One request whole, as MLServer's own data plane does."""
-    asked = InferRequest(tuple(Tensor(n, *rest) for n, *rest in tensors), **request)
-    return instance.awaited(instance.model.predict_request(asked))
+def predict_request(instance, *tensors, **request):
+    """Predict a whole request, as MLServer's own data plane does."""
+    whole = InferRequest(tuple(Tensor(n, *rest) for n, *rest in tensors), **request)
+    return instance.run(instance.model.predict_request(whole))
 
 
-def stream(instance, *requests, take=None):
-    """What a stream of requests gets."""
+def collect_stream(instance, *requests, take=None):
+    """Return the responses to a stream of requests."""
 
-    async def given():
+    async def send():
         for request in requests:
             yield request
 
-    async def collect():
-        found = []
-        answers = instance.model.predict_stream(given())
-        async for response in answers:
-            found.append(response)
-            if len(found) == take:
+    async def receive():
+        received = []
+        responses = instance.model.predict_stream(send())
+        async for response in responses:
+            received.append(response)
+            if len(received) == take:
                 break
-        await answers.aclose()
-        return found
+        await responses.aclose()
+        return received
 
-    return instance.awaited(collect())
+    return instance.run(receive())
 
 
 def words(text, **more):
     return InferRequest((Tensor("text", text_array([text])),), **more)
 
 
-def test_a_numpy_codec_model(serve):
+def test_numpy_codec_model(serve):
     instance = serve("Total", parameters={"version": "v3", "extra": {"offset": 10}})
-    response = ask(instance, ("a", np.ones((2, 3), np.float32)), ("b", np.array([4])), id="r1")
+    response = predict_request(instance, ("a", np.ones((2, 3), np.float32)), ("b", np.array([4])), id="r1")
     assert response["total"].tolist() == [[20]]
     assert response.outputs[0].parameters == {"content_type": "np"}
-    assert (response.model_name, response.model_version, response.id) == ("their_models", "v3", "r1")
+    assert (response.model_name, response.model_version, response.id) == ("user_models", "v3", "r1")
 
 
-def test_batches_go_through_decode_args(serve):
-    """Rows as an engine batches them: no request, no parameters."""
+def test_batches_pass_through_decode_args(serve):
+    """An engine passes batched rows without request and parameters."""
     instance = serve("Rows")
     tensors = (Tensor("x", np.arange(6.0).reshape(3, 2)), Tensor("names", text_array(["a", b"b", "c"])))
-    response = instance.answer(InferRequest(tensors))
+    response = instance.predict(InferRequest(tensors))
     assert response["output-0"].tolist() == [[3], [15], [27]]
 
 
-def test_a_string_codec_model(serve):
-    assert ask(serve("Upper"), ("names", text_array(["ann", b"bo"])))["output-0"].tolist() == [
+def test_string_codec_model(serve):
+    assert predict_request(serve("Upper"), ("names", text_array(["ann", b"bo"])))["output-0"].tolist() == [
         [b"ANN"],
         [b"BO"],
     ]
 
 
-def test_a_pandas_codec_model(serve):
-    response = ask(
+def test_pandas_codec_model(serve):
+    response = predict_request(
         serve("Frames"),
         ("a", np.array([[1], [2]])),
         ("b", np.array([[10], [20]])),
@@ -220,8 +225,8 @@ def test_a_pandas_codec_model(serve):
     assert response.parameters == {"content_type": "pd"}
 
 
-def test_parameters_and_headers_go_both_ways(serve):
-    response = ask(
+def test_parameters_and_headers_pass_both_ways(serve):
+    response = predict_request(
         serve("Headers"),
         ("x", np.ones(2), {"content_type": "np"}),
         parameters={"headers": {"x-who": "ann"}, "mood": "good"},
@@ -232,47 +237,47 @@ def test_parameters_and_headers_go_both_ways(serve):
     assert response.outputs[0].parameters == {"unit": "m"}
 
 
-def test_a_model_of_streams_alone(serve):
+def test_stream_only_model(serve):
     instance = serve("Words")
-    assert streams(instance.model)
-    assert not predicts(instance.model)
-    answers = stream(instance, words("a b", id="s1"), words("c", id="other"))
-    assert [r["word"].tolist() for r in answers] == [[[b"a"]], [[b"b"]], [[b"c"]]]
-    # As MLServer has it, all of a stream goes under its first request's id.
-    assert {(r.id, r.parameters["seen"]) for r in answers} == {("s1", "s1")}
+    assert has_predict_stream(instance.model)
+    assert not has_predict(instance.model)
+    responses = collect_stream(instance, words("a b", id="s1"), words("c", id="other"))
+    assert [r["word"].tolist() for r in responses] == [[[b"a"]], [[b"b"]], [[b"c"]]]
+    # As in MLServer, all responses of a stream have its first request's id.
+    assert {(r.id, r.parameters["seen"]) for r in responses} == {("s1", "s1")}
     assert instance.model._model.closed
 
 
-def test_a_caller_who_goes_closes_the_stream(serve):
+def test_disconnect_closes_the_stream(serve):
     instance = serve("Words")
-    assert len(stream(instance, words("a b c"), take=1)) == 1
+    assert len(collect_stream(instance, words("a b c"), take=1)) == 1
     assert instance.model._model.closed
 
 
-def test_what_only_predicts_streams_one_answer(serve):
-    (response,) = stream(serve("Total"), InferRequest((Tensor("x", np.ones(3)),), id="s"))
+def test_unary_model_streams_one_response(serve):
+    (response,) = collect_stream(serve("Total"), InferRequest((Tensor("x", np.ones(3)),), id="s"))
     assert (response["total"].tolist(), response.id) == ([[3]], "s")
 
 
 @pytest.mark.parametrize(("kind", "values"), [("nested", [[1, 2], [3, 4]]), ("buffer", [[b"ab"], [b"c"]])])
-def test_data_of_any_layout(serve, kind, values):
-    assert ask(serve("Raw"), ("x", text_array([kind])))["y"].tolist() == values
+def test_output_data_in_any_layout(serve, kind, values):
+    assert predict_request(serve("Raw"), ("x", text_array([kind])))["y"].tolist() == values
 
 
-def test_errors_keep_whose_fault_they_are(serve):
+def test_errors_map_to_client_or_server_fault(serve):
     instance = serve("Raw")
     with pytest.raises(ModelInputError, match="no such thing"):
-        ask(instance, ("x", text_array(["theirs"])))
+        predict_request(instance, ("x", text_array(["client"])))
     with pytest.raises(Exception, match="broken") as caught:
-        ask(instance, ("x", text_array(["ours"])))
+        predict_request(instance, ("x", text_array(["server"])))
     assert not isinstance(caught.value, ModelInputError)
     with pytest.raises(ModelContractError, match=r"output 'y' has 1 values, but its shape is \[3\]"):
-        ask(instance, ("x", text_array(["short"])))
+        predict_request(instance, ("x", text_array(["short"])))
     with pytest.raises(ModelInputError):
-        ask(serve("Rows"), ("z", np.ones(3)))
+        predict_request(serve("Rows"), ("z", np.ones(3)))
 
 
-def test_settings_tell_metadata_and_batches(serve):
+def test_settings_define_metadata_and_batches(serve):
     instance = serve(
         "Total",
         name="sums",
@@ -286,8 +291,8 @@ def test_settings_tell_metadata_and_batches(serve):
     assert instance.model._model.name == "sums"
 
 
-def test_a_folder_as_mlserver_serves_it(file, tmp_path):
-    """Settings, code and artefacts in one folder; a relative uri is relative to the settings."""
+def test_mlserver_folder(file, tmp_path):
+    """The folder has settings, code and artefacts. A relative uri is relative to the settings."""
     code = """
         from mlserver import MLModel
         from mlserver.codecs import NumpyCodec, decode_args
@@ -311,30 +316,30 @@ def test_a_folder_as_mlserver_serves_it(file, tmp_path):
     (folder / "model-settings.json").write_text(json.dumps(settings))
     source = model_factory(str(folder))
     assert source.name == "w"
-    instance = Loaded(source.make, source.name)
+    instance = LoadedInstance(source.make, source.name)
     try:
-        response = instance.answer(InferRequest((Tensor("x", np.ones((3, 2))),)))
+        response = instance.predict(InferRequest((Tensor("x", np.ones((3, 2))),)))
         assert response["output-0"].tolist() == [[3], [3], [3]]
     finally:
         instance.close()
 
 
-def test_another_process_can_make_the_same(file):
+def test_model_can_be_made_in_another_process(file):
     source = model_factory(f"{file}:Total", {"parameters": {"extra": {"offset": 1}}})
     spec, options = json.loads(json.dumps([source.spec, source.options]))
     model = model_factory(spec, options).make()
     asyncio.run(model.load())
-    answer = asyncio.run(model.predict(x=np.ones(2)))
-    assert answer["total"].tolist() == [[3]]
+    outputs = asyncio.run(model.predict(x=np.ones(2)))
+    assert outputs["total"].tolist() == [[3]]
     asyncio.run(model.close())
     asyncio.run(model.close())
 
 
-def test_a_model_that_is_not_ready(serve):
+def test_model_that_is_not_ready_fails_to_load(serve):
     with pytest.raises(ModelLoadError, match=r"Refuses\.load returned False, not True"):
         serve("Refuses")
 
 
-def test_settings_that_cannot_be(file):
-    with pytest.raises(ConfigError, match="Total: MLServer does not take these settings: ValidationError"):
+def test_invalid_settings_are_refused(file):
+    with pytest.raises(ConfigError, match="Total: MLServer refuses the settings: ValidationError"):
         model_factory(f"{file}:Total", {"max_batch_size": "many"}).make()

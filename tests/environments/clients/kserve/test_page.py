@@ -1,5 +1,5 @@
-"""What docs/clients.md says of this client."""
+"""The examples for this client in docs/clients.md."""
 
 
-def test_the_page_s_examples_run(run_page):
+def test_page_examples_run(run_page):
     assert [total.tolist() for total in run_page("KServe")["totals"]] == [[[2, 4, 6, 8]]] * 2

@@ -1,4 +1,4 @@
-"""What MLServer itself is warned of is not for us to mend."""
+"""Filter of warnings about MLServer's own code."""
 
 
 def pytest_configure(config):

@@ -1,4 +1,6 @@
-"""MLServer's own stubs and converters over gRPC: single calls, bidirectional streams, its repository service."""
+"""MLServer's own stubs and converters over gRPC: unary calls, bidirectional streams, the
+repository.
+"""
 
 import asyncio
 
@@ -17,8 +19,8 @@ A = np.arange(8, dtype=np.int32).reshape(2, 4)
 
 
 @pytest.fixture
-def channel(doors):
-    with grpc.insecure_channel(doors["grpc"]) as channel:
+def channel(addresses):
+    with grpc.insecure_channel(addresses["grpc"]) as channel:
         yield channel
 
 
@@ -27,16 +29,16 @@ def stub(channel):
     return GRPCInferenceServiceStub(channel)
 
 
-def sent(request, model, version="", *, raw=False):
+def encode(request, model, version="", *, raw=False):
     return converters.ModelInferRequestConverter.from_types(
         request, model_name=model, model_version=version, use_raw=raw
     )
 
 
 def infer(stub, request, model, version="", *, raw=False):
-    answer = stub.ModelInfer(sent(request, model, version, raw=raw), timeout=30)
-    assert bool(answer.raw_output_contents) == raw
-    return converters.ModelInferResponseConverter.to_types(answer)
+    response = stub.ModelInfer(encode(request, model, version, raw=raw), timeout=30)
+    assert bool(response.raw_output_contents) == raw
+    return converters.ModelInferResponseConverter.to_types(response)
 
 
 def sum_request(**more):
@@ -47,10 +49,10 @@ def text_request(text, **more):
     return InferenceRequest(inputs=[StringCodec.encode_input("text", [text])], **more)
 
 
-def words_of(answers):
+def words_of(responses):
     return [
         StringCodec.decode_output(converters.ModelInferResponseConverter.to_types(a).outputs[0])[0]
-        for a in answers
+        for a in responses
     ]
 
 
@@ -70,7 +72,7 @@ def test_health_and_metadata(stub):
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_the_answer_is_raw_if_the_request_was(stub, raw):
+def test_response_is_raw_if_the_request_is(stub, raw):
     response = infer(stub, sum_request(id="mine"), "sum", "1", raw=raw)
     assert (response.id, response.model_name, response.model_version) == ("mine", "sum", "1")
     np.testing.assert_array_equal(NumpyCodec.decode_output(response.outputs[0]), A + A)
@@ -93,7 +95,7 @@ def test_the_answer_is_raw_if_the_request_was(stub, raw):
         np.float64,
     ],
 )
-def test_every_number_comes_back(stub, dtype, raw):
+def test_every_number_round_trips(stub, dtype, raw):
     x = NumpyCodec.encode_input("x", np.array([[0, 1], [1, 1]], dtype))
     response = infer(stub, InferenceRequest(inputs=[x]), f"echo_{Datatype(x.datatype).value}", raw=raw)
     np.testing.assert_array_equal(NumpyCodec.decode_output(response.outputs[0]), [[0, 1], [1, 1]])
@@ -111,75 +113,77 @@ def test_requested_outputs(stub):
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_stream_of_one_request(stub, raw):
-    """Answers are MLServer's messages, without a wrapper, as this listener sends them by default."""
-    answers = list(stub.ModelStreamInfer(iter([sent(text_request("to be or", id="1"), "words", raw=raw)])))
-    assert words_of(answers) == ["to", "be", "or"]
-    assert {a.id for a in answers} == {"1"}
+def test_stream_of_one_request(stub, raw):
+    """Responses are MLServer's messages without a wrapper, the default of this listener."""
+    responses = list(
+        stub.ModelStreamInfer(iter([encode(text_request("to be or", id="1"), "words", raw=raw)]))
+    )
+    assert words_of(responses) == ["to", "be", "or"]
+    assert {a.id for a in responses} == {"1"}
 
 
-def test_a_stream_both_ways(doors):
-    """Each request is sent after the answer to the one before was read."""
+def test_bidirectional_stream(addresses):
+    """Each request is sent after the response to the previous one was read."""
 
     async def main():
-        async with grpc.aio.insecure_channel(doors["grpc"]) as channel:
+        async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
             call = GRPCInferenceServiceStub(channel).ModelStreamInfer()
-            found = []
+            responses = []
             for word in ("one", "two", "three"):
-                await call.write(sent(text_request(word), "words"))
-                found.append(await call.read())
+                await call.write(encode(text_request(word), "words"))
+                responses.append(await call.read())
             await call.done_writing()
             assert await call.read() is grpc.aio.EOF
-            return words_of(found)
+            return words_of(responses)
 
     assert asyncio.run(main()) == ["one", "two", "three"]
 
 
-def test_a_stream_to_a_model_that_does_not_stream(stub):
-    requests = [sent(text_request(word), "upper") for word in ("a", "b", "c")]
+def test_stream_to_a_unary_model(stub):
+    requests = [encode(text_request(word), "upper") for word in ("a", "b", "c")]
     assert words_of(stub.ModelStreamInfer(iter(requests))) == ["A", "B", "C"]
 
 
-def test_a_stream_without_a_request_just_ends(stub):
+def test_stream_without_request_ends(stub):
     assert list(stub.ModelStreamInfer(iter([]))) == []
 
 
-def test_an_error_ends_the_stream_with_a_status(stub):
-    answers = stub.ModelStreamInfer(iter([sent(text_request("good !"), "words")]))
-    assert words_of([next(answers)]) == ["good"]
-    with pytest.raises(grpc.RpcError) as told:
-        next(answers)
-    assert (told.value.code(), "no word: !" in told.value.details()) == (grpc.StatusCode.INTERNAL, True)
+def test_error_ends_the_stream_with_a_status(stub):
+    responses = stub.ModelStreamInfer(iter([encode(text_request("good !"), "words")]))
+    assert words_of([next(responses)]) == ["good"]
+    with pytest.raises(grpc.RpcError) as raised:
+        next(responses)
+    assert (raised.value.code(), "no word: !" in raised.value.details()) == (grpc.StatusCode.INTERNAL, True)
 
 
-def test_leaving_a_stream_reaches_the_model(stub):
-    def asked(what):
-        response = infer(stub, text_request(what), "held")
+def test_cancelled_stream_reaches_the_model(stub):
+    def count(event):
+        response = infer(stub, text_request(event), "held")
         return StringCodec.decode_output(response.outputs[0])[0]
 
-    before = asked("gone")
-    answers = stub.ModelStreamInfer(iter([sent(text_request("hold"), "held")]))
-    assert words_of([next(answers)]) == ["held"]
-    answers.cancel()
-    while asked("gone") == before:  # pytest's timeout bounds this
+    before = count("closed")
+    responses = stub.ModelStreamInfer(iter([encode(text_request("hold"), "held")]))
+    assert words_of([next(responses)]) == ["held"]
+    responses.cancel()
+    while count("closed") == before:  # pytest's timeout bounds this loop.
         pass
 
 
 @pytest.mark.parametrize(
-    ("model", "code", "says"),
+    ("model", "code", "message"),
     [
         ("nothing", grpc.StatusCode.NOT_FOUND, "nothing"),
         ("fails", grpc.StatusCode.INVALID_ARGUMENT, "input 'x' is missing"),
     ],
 )
-def test_errors(stub, model, code, says):
-    with pytest.raises(grpc.RpcError) as told:
-        stub.ModelInfer(sent(sum_request(), model))
-    assert told.value.code() == code
-    assert says in told.value.details()
+def test_errors(stub, model, code, message):
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.ModelInfer(encode(sum_request(), model))
+    assert raised.value.code() == code
+    assert message in raised.value.details()
 
 
-def test_the_repository_service(channel, stub):
+def test_repository_service(channel, stub):
     for control in (ModelRepositoryServiceStub(channel), stub):
 
         def states(control=control):

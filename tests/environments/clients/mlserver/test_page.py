@@ -1,7 +1,7 @@
-"""What docs/clients.md says of this client."""
+"""The examples for this client in docs/clients.md."""
 
 
-def test_the_page_s_examples_run(run_page):
+def test_page_examples_run(run_page):
     found = run_page("MLServer")
     assert found["total"].tolist() == [[2, 4, 6, 8]]
     assert found["words"] == ["to", "be", "or", "not"]

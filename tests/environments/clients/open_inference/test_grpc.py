@@ -1,4 +1,4 @@
-"""open-inference-grpc: the stubs generated from the Open Inference Protocol itself."""
+"""open-inference-grpc: stubs generated from the Open Inference Protocol."""
 
 import grpc
 import pytest
@@ -14,8 +14,8 @@ from open_inference.grpc.service import GRPCInferenceServiceStub
 
 
 @pytest.fixture
-def stub(doors):
-    with grpc.insecure_channel(doors["grpc"]) as channel:
+def stub(addresses):
+    with grpc.insecure_channel(addresses["grpc"]) as channel:
         yield GRPCInferenceServiceStub(channel)
 
 
@@ -32,19 +32,19 @@ def test_health_and_metadata(stub):
     assert stub.ModelReady(ModelReadyRequest(name="sum")).ready
     assert stub.ModelReady(ModelReadyRequest(name="sum", version="1")).ready
     assert stub.ServerMetadata(ServerMetadataRequest()).name == "headrace"
-    told = stub.ModelMetadata(ModelMetadataRequest(name="sum"))
-    assert (list(told.versions), dict(told.properties)) == (["1", "2"], {})
-    assert [(t.name, t.datatype, list(t.shape)) for t in told.outputs] == [
+    metadata = stub.ModelMetadata(ModelMetadataRequest(name="sum"))
+    assert (list(metadata.versions), dict(metadata.properties)) == (["1", "2"], {})
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [
         ("sum", "INT32", [-1, 4]),
         ("difference", "INT32", [-1, 4]),
     ]
 
 
 def test_typed_contents(stub):
-    answer = stub.ModelInfer(sum_request(id="mine", model_version="1"))
-    assert (answer.id, answer.model_name, answer.model_version) == ("mine", "sum", "1")
-    assert list(answer.outputs[0].contents.int_contents) == [2, 4, 6, 8]
-    assert list(answer.outputs[1].contents.int_contents) == [0, 0, 0, 0]
+    response = stub.ModelInfer(sum_request(id="mine", model_version="1"))
+    assert (response.id, response.model_name, response.model_version) == ("mine", "sum", "1")
+    assert list(response.outputs[0].contents.int_contents) == [2, 4, 6, 8]
+    assert list(response.outputs[1].contents.int_contents) == [0, 0, 0, 0]
 
 
 def test_raw_contents(stub):
@@ -53,9 +53,9 @@ def test_raw_contents(stub):
         inputs=[{"name": "x", "datatype": "FP16", "shape": [1, 2]}],
         raw_input_contents=[b"\x00\x3c\x00\xc0"],
     )
-    answer = stub.ModelInfer(request)
-    assert list(answer.raw_output_contents) == [b"\x00\x3c\x00\xc0"]
-    assert answer.outputs[0].datatype == "FP16"
+    response = stub.ModelInfer(request)
+    assert list(response.raw_output_contents) == [b"\x00\x3c\x00\xc0"]
+    assert response.outputs[0].datatype == "FP16"
 
 
 def test_requested_outputs_and_parameters(stub):
@@ -68,7 +68,7 @@ def test_requested_outputs_and_parameters(stub):
 def test_errors(stub):
     request = sum_request()
     request.model_name = "nothing"
-    with pytest.raises(grpc.RpcError) as told:
+    with pytest.raises(grpc.RpcError) as raised:
         stub.ModelInfer(request)
-    assert told.value.code() == grpc.StatusCode.NOT_FOUND
-    assert "nothing" in told.value.details()
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "nothing" in raised.value.details()

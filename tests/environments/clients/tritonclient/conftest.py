@@ -1,4 +1,4 @@
-"""tritonclient's four clients, behind one face: those of asyncio are run to their end, call by call."""
+"""tritonclient's four clients with one synchronous interface."""
 
 import asyncio
 import inspect
@@ -18,12 +18,12 @@ MODULES = {
 
 
 def pytest_configure(config):
-    # The client of asyncio over HTTP leaves its connections to the garbage collector when it is told of an error.
+    # The asyncio client over HTTP does not close its connections after an error.
     config.addinivalue_line("filterwarnings", "ignore:Unclosed connection:ResourceWarning")
 
 
-class Door:
-    """One of the clients; every method of it can be called as if it were not of asyncio."""
+class AnyClient:
+    """One of the four clients. Methods of asyncio clients run to their end."""
 
     def __init__(self, kind, address):
         self.kind = kind
@@ -36,8 +36,8 @@ class Door:
         method = getattr(self.client, name)
         return lambda *args, **kwargs: self._call(method, *args, **kwargs)
 
-    def told(self, name, *args, **kwargs):
-        """What a method tells, as plain JSON values whatever the protocol."""
+    def as_json(self, name, *args, **kwargs):
+        """Return the result of a method as plain JSON values for both protocols."""
         if not self.is_http:
             kwargs["as_json"] = True
         return getattr(self, name)(*args, **kwargs)
@@ -47,16 +47,16 @@ class Door:
             return method(*args, **kwargs)
 
         async def call():
-            found = method(*args, **kwargs)
-            return await found if inspect.isawaitable(found) else found
+            result = method(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
 
         return self._runner.run(call())
 
     def input(self, name, values, datatype, **kwargs):
-        """One input; `kwargs` are those of set_data_from_numpy."""
-        made = self.module.InferInput(name, list(values.shape), datatype)
-        made.set_data_from_numpy(values, **kwargs)
-        return made
+        """Return an input; `kwargs` are those of set_data_from_numpy."""
+        tensor = self.module.InferInput(name, list(values.shape), datatype)
+        tensor.set_data_from_numpy(values, **kwargs)
+        return tensor
 
     def output(self, name, **kwargs):
         return self.module.InferRequestedOutput(name, **kwargs)
@@ -68,7 +68,7 @@ class Door:
 
 
 @pytest.fixture(params=MODULES)
-def door(request, doors):
-    made = Door(request.param, doors["rest" if request.param.startswith("http") else "grpc"])
-    yield made
-    made.close()
+def any_client(request, addresses):
+    client = AnyClient(request.param, addresses["rest" if request.param.startswith("http") else "grpc"])
+    yield client
+    client.close()

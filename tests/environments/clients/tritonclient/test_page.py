@@ -1,7 +1,7 @@
-"""What docs/clients.md says of this client."""
+"""The examples for this client in docs/clients.md."""
 
 
-def test_the_page_s_examples_run(run_page):
+def test_page_examples_run(run_page):
     found = run_page("tritonclient")
     assert found["total"].tolist() == [[11, 22, 33, 44]]
     assert {entry["name"] for entry in found["statistics"]} == {"sum"}

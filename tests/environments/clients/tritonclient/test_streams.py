@@ -1,7 +1,8 @@
-"""Streams of tritonclient over gRPC, in every way that it can ask for Triton's form of the answers.
+"""Streams of tritonclient over gRPC, with every way to select Triton's form of responses.
 
-Its answers are another message than MLServer's under the same method, so one of these must say which is meant: the listener's
-setting (``--stream-dialect triton``), call metadata (``headers=``), or ``enable_empty_final_response`` in the first request.
+Triton's responses are another message than MLServer's under the same method. The form is selected
+by the listener's setting (``--stream-dialect triton``), by call metadata (``headers=``), or by
+``enable_empty_final_response`` in the first request.
 """
 
 import asyncio
@@ -15,40 +16,40 @@ from tritonclient.utils import InferenceServerException
 
 WAIT_S = 30
 
-WAYS = {
+DIALECT_SELECTORS = {
     "listener": ("grpc_triton", None, {}),
-    "our key": ("grpc", {"headrace-stream-dialect": "triton"}, {}),
+    "headrace key": ("grpc", {"headrace-stream-dialect": "triton"}, {}),
     "triton's key": ("grpc", {"triton_grpc_error": "false"}, {}),
     "final response": ("grpc", None, {"enable_empty_final_response": True}),
 }
 
 
-@pytest.fixture(params=WAYS)
-def way(request, doors):
-    door, headers, kwargs = WAYS[request.param]
-    return doors[door], headers, kwargs
+@pytest.fixture(params=DIALECT_SELECTORS)
+def selector(request, addresses):
+    listener, headers, kwargs = DIALECT_SELECTORS[request.param]
+    return addresses[listener], headers, kwargs
 
 
 def text_input(text, module=tritonclient.grpc):
-    made = module.InferInput("text", [1], "BYTES")
-    made.set_data_from_numpy(np.array([text], object))
-    return made
+    tensor = module.InferInput("text", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([text], object))
+    return tensor
 
 
 class Stream:
-    """A stream whose answers are put into a queue."""
+    """A stream that puts its responses into a queue."""
 
     def __init__(self, address, headers=None):
         self.client = tritonclient.grpc.InferenceServerClient(address)
-        self.came = queue.Queue()
-        self.client.start_stream(lambda result, error: self.came.put((result, error)), headers=headers)
+        self.received = queue.Queue()
+        self.client.start_stream(lambda result, error: self.received.put((result, error)), headers=headers)
 
-    def ask(self, text, model="words", **kwargs):
+    def send(self, text, model="words", **kwargs):
         self.client.async_stream_infer(model, [text_input(text)], **kwargs)
 
-    def take(self, output="word"):
-        """The next word, None for an empty final response, or the error."""
-        result, error = self.came.get(timeout=WAIT_S)
+    def receive(self, output="word"):
+        """Return the next word, None for an empty final response, or the error."""
+        result, error = self.received.get(timeout=WAIT_S)
         if error is not None:
             return error
         array = result.as_numpy(output)
@@ -61,42 +62,42 @@ class Stream:
         self.client.close()
 
 
-def test_words_come_one_by_one(way):
-    address, headers, kwargs = way
+def test_words_arrive_one_by_one(selector):
+    address, headers, kwargs = selector
     with Stream(address, headers) as stream:
-        stream.ask("to be or not", request_id="1", **kwargs)
-        assert [stream.take() for _ in range(4)] == ["to", "be", "or", "not"]
+        stream.send("to be or not", request_id="1", **kwargs)
+        assert [stream.receive() for _ in range(4)] == ["to", "be", "or", "not"]
         if kwargs:
-            assert stream.take() is None
+            assert stream.receive() is None
         stream.client.stop_stream()
-        assert stream.came.empty()
+        assert stream.received.empty()
 
 
-def test_an_empty_final_response_says_that_it_is_the_last(way):
-    address, headers, _ = way
+def test_empty_final_response_marks_the_end(selector):
+    address, headers, _ = selector
     with Stream(address, headers) as stream:
-        stream.ask("a b", request_id="mine", enable_empty_final_response=True)
+        stream.send("a b", request_id="mine", enable_empty_final_response=True)
         finals = []
         for _ in range(3):
-            response = stream.came.get(timeout=WAIT_S)[0].get_response()
+            response = stream.received.get(timeout=WAIT_S)[0].get_response()
             assert response.id == "mine"
             finals.append(response.parameters["triton_final_response"].bool_param)
         assert finals == [False, False, True]
         assert len(response.outputs) == 0
 
 
-def test_a_stream_serves_many_requests_and_models(way):
-    address, headers, kwargs = way
+def test_stream_serves_many_requests_and_models(selector):
+    address, headers, kwargs = selector
     with Stream(address, headers) as stream:
         for number in range(20):
-            stream.ask(f"word-{number}", request_id=str(number), **kwargs)
+            stream.send(f"word-{number}", request_id=str(number), **kwargs)
         upper = tritonclient.grpc.InferInput("text", [1], "BYTES")
         upper.set_data_from_numpy(np.array(["loud"], object))
         stream.client.async_stream_infer("upper", [upper], request_id="upper", **kwargs)
         stream.client.stop_stream()
         by_id = {}
-        while not stream.came.empty():
-            result, error = stream.came.get()
+        while not stream.received.empty():
+            result, error = stream.received.get()
             assert error is None
             response = result.get_response()
             by_id.setdefault(response.id, []).extend(
@@ -105,91 +106,91 @@ def test_a_stream_serves_many_requests_and_models(way):
         assert by_id == {"upper": ["LOUD"], **{str(n): [f"word-{n}"] for n in range(20)}}
 
 
-def test_an_error_is_of_its_request_and_the_stream_goes_on(way):
-    address, headers, kwargs = way
+def test_error_spares_the_stream(selector):
+    address, headers, kwargs = selector
     with Stream(address, headers) as stream:
-        stream.ask("good ! never", **kwargs)
-        assert stream.take() == "good"
-        error = stream.take()
+        stream.send("good ! never", **kwargs)
+        assert stream.receive() == "good"
+        error = stream.receive()
         assert isinstance(error, InferenceServerException)
         assert "no word: !" in error.message()
-        stream.ask("x", model="nothing", **kwargs)
-        assert "model nothing" in stream.take().message()
-        stream.ask("again", **kwargs)
-        assert stream.take() == "again"
+        stream.send("x", model="nothing", **kwargs)
+        assert "model nothing" in stream.receive().message()
+        stream.send("again", **kwargs)
+        assert stream.receive() == "again"
 
 
-def test_errors_end_the_stream_for_who_asks_for_that(doors):
-    with Stream(doors["grpc"], {"triton_grpc_error": "true"}) as stream:
-        stream.ask("good !")
-        assert stream.take() == "good"
-        error = stream.take()
+def test_error_ends_the_stream_on_request(addresses):
+    with Stream(addresses["grpc"], {"triton_grpc_error": "true"}) as stream:
+        stream.send("good !")
+        assert stream.receive() == "good"
+        error = stream.receive()
         assert "no word: !" in error.message()
         assert error.status() == "StatusCode.INTERNAL"
 
 
-def test_cancelling_reaches_the_model(way):
-    address, headers, kwargs = way
+def test_cancelled_stream_reaches_the_model(selector):
+    address, headers, kwargs = selector
     with Stream(address, headers) as stream:
-        before = gone(address)
-        stream.ask("hold", model="held", **kwargs)
-        assert stream.take("said") == "held"
+        before = count_closed(address)
+        stream.send("hold", model="held", **kwargs)
+        assert stream.receive("status") == "held"
         stream.client.stop_stream(cancel_requests=True)
-        error = stream.take()
+        error = stream.receive()
         assert error.status() == "StatusCode.CANCELLED"
-        wait_until_gone(address, before)
+        wait_until_closed(address, before)
 
 
-def gone(address):
-    """How many callers of the held model have gone, as the model has it."""
-    return asked_of_held(address, "gone")
+def count_closed(address):
+    """Return the number of clients of the held model that disconnected, as the model counts them."""
+    return count_of(address, "closed")
 
 
-def asked_of_held(address, what):
+def count_of(address, event):
     with tritonclient.grpc.InferenceServerClient(address) as client:
-        return int(client.infer("held", [text_input(what)]).as_numpy("said")[0])
+        return int(client.infer("held", [text_input(event)]).as_numpy("status")[0])
 
 
-def wait_until_gone(address, before):
-    """The model learns of it a moment later: it is asked until it has; pytest's timeout bounds that."""
-    while gone(address) == before:
+def wait_until_closed(address, before):
+    """Poll the model until it has noticed a disconnect. pytest's timeout bounds the loop."""
+    while count_closed(address) == before:
         pass
 
 
-def test_cancelling_a_single_call_reaches_the_model(doors):
-    address = doors["grpc"]
-    before, begun = gone(address), asked_of_held(address, "begun")
-    came = queue.Queue()
+def test_cancelled_call_reaches_the_model(addresses):
+    address = addresses["grpc"]
+    before, started = count_closed(address), count_of(address, "started")
+    received = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(address) as client:
         call = client.async_infer(
-            "held", [text_input("hold")], callback=lambda result, error: came.put(error)
+            "held", [text_input("hold")], callback=lambda result, error: received.put(error)
         )
-        while asked_of_held(address, "begun") == begun:
+        while count_of(address, "started") == started:
             pass
         call.cancel()
-        assert came.get(timeout=WAIT_S).status() == "StatusCode.CANCELLED"
-    wait_until_gone(address, before)
+        assert received.get(timeout=WAIT_S).status() == "StatusCode.CANCELLED"
+    wait_until_closed(address, before)
 
 
-def test_a_client_timeout_reaches_the_model(doors):
-    address = doors["grpc"]
-    before = gone(address)
+def test_client_timeout_reaches_the_model(addresses):
+    address = addresses["grpc"]
+    before = count_closed(address)
     with (
         tritonclient.grpc.InferenceServerClient(address) as client,
-        pytest.raises(InferenceServerException) as told,
+        pytest.raises(InferenceServerException) as raised,
     ):
         client.infer("held", [text_input("hold")], client_timeout=0.3)
-    assert told.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-    wait_until_gone(address, before)
+    assert raised.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+    wait_until_closed(address, before)
 
 
-# asyncio, whose client leaves `enable_empty_final_response` out
+# The asyncio client does not send `enable_empty_final_response`.
 
 
-@pytest.fixture(params=[name for name in WAYS if not WAYS[name][2]])
-def aio_way(request, doors):
-    door, headers, _ = WAYS[request.param]
-    return doors[door], headers
+@pytest.fixture(params=[name for name in DIALECT_SELECTORS if not DIALECT_SELECTORS[name][2]])
+def aio_selector(request, addresses):
+    listener, headers, _ = DIALECT_SELECTORS[request.param]
+    return addresses[listener], headers
 
 
 async def requests_of(texts):
@@ -201,14 +202,14 @@ async def requests_of(texts):
         }
 
 
-def test_streams_of_asyncio(aio_way):
-    address, headers = aio_way
+def test_asyncio_streams(aio_selector):
+    address, headers = aio_selector
 
     async def main():
         async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
-            answers = client.stream_infer(requests_of(["a b", "c"]), headers=headers)
+            responses = client.stream_infer(requests_of(["a b", "c"]), headers=headers)
             found = {}
-            async for result, error in answers:
+            async for result, error in responses:
                 assert error is None
                 found.setdefault(result.get_response().id, []).append(result.as_numpy("word")[0])
             return found
@@ -216,9 +217,9 @@ def test_streams_of_asyncio(aio_way):
     assert asyncio.run(main()) == {"a b": [b"a", b"b"], "c": [b"c"]}
 
 
-def test_a_stream_of_asyncio_is_cancelled(aio_way):
-    address, headers = aio_way
-    before = gone(address)
+def test_asyncio_stream_is_cancelled(aio_selector):
+    address, headers = aio_selector
+    before = count_closed(address)
 
     async def main():
         async def hold():
@@ -229,22 +230,22 @@ def test_a_stream_of_asyncio_is_cancelled(aio_way):
             await asyncio.Event().wait()
 
         async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
-            answers = client.stream_infer(hold(), headers=headers)
-            result, _ = await anext(answers)
-            assert result.as_numpy("said")[0] == b"held"
-            assert answers.cancel()
+            responses = client.stream_infer(hold(), headers=headers)
+            result, _ = await anext(responses)
+            assert result.as_numpy("status")[0] == b"held"
+            assert responses.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await anext(answers)
+                await anext(responses)
 
     asyncio.run(main())
-    wait_until_gone(address, before)
+    wait_until_closed(address, before)
 
 
-def test_without_any_of_these_the_client_cannot_read_the_answers(doors):
-    """What the page warns of: MLServer's messages, read as Triton's. This client of asyncio gets None for them."""
+def test_default_dialect_is_unreadable_for_tritonclient(addresses):
+    """The asyncio client gets None for MLServer's messages, as docs/clients.md warns."""
 
     async def main():
-        async with tritonclient.grpc.aio.InferenceServerClient(doors["grpc"]) as client:
+        async with tritonclient.grpc.aio.InferenceServerClient(addresses["grpc"]) as client:
             with pytest.raises(AttributeError):
                 await anext(client.stream_infer(requests_of(["a b"])))
 

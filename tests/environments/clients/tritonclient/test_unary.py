@@ -1,4 +1,4 @@
-"""Each of tritonclient's four clients, unmodified, asks for everything but streams."""
+"""All unary calls of tritonclient's four unmodified clients."""
 
 import queue
 import urllib.request
@@ -30,92 +30,97 @@ VALUES = {
 }
 
 
-def ask_sum(door, **kwargs):
-    inputs = [door.input("a", A, "INT32"), door.input("b", B, "INT32")]
-    return door.infer("sum", inputs, **kwargs)
+def infer_sum(any_client, **kwargs):
+    inputs = [any_client.input("a", A, "INT32"), any_client.input("b", B, "INT32")]
+    return any_client.infer("sum", inputs, **kwargs)
 
 
-# Health and what is there
+# Health and metadata
 
 
-def test_health(door):
-    assert door.is_server_live()
-    assert door.is_server_ready()
-    assert door.is_model_ready("sum")
-    assert door.is_model_ready("sum", "2")
-    assert not unknown_is_ready(door, "nothing")
+def test_health(any_client):
+    assert any_client.is_server_live()
+    assert any_client.is_server_ready()
+    assert any_client.is_model_ready("sum")
+    assert any_client.is_model_ready("sum", "2")
+    assert not unknown_is_ready(any_client, "nothing")
 
 
-def unknown_is_ready(door, model):
-    """Over HTTP the client reads any status but 200 as a no; over gRPC it is told why."""
-    if door.is_http:
-        return door.is_model_ready(model)
-    with pytest.raises(InferenceServerException, match="nothing") as told:
-        door.is_model_ready(model)
-    assert told.value.status() == "StatusCode.NOT_FOUND"
+def unknown_is_ready(any_client, model):
+    """Return the readiness of an unknown model.
+
+    Over HTTP the client takes any status but 200 for False. Over gRPC it raises the error.
+    """
+    if any_client.is_http:
+        return any_client.is_model_ready(model)
+    with pytest.raises(InferenceServerException, match="nothing") as raised:
+        any_client.is_model_ready(model)
+    assert raised.value.status() == "StatusCode.NOT_FOUND"
     return False
 
 
-def test_server_metadata_names_the_extensions_that_hold(door):
-    told = door.told("get_server_metadata")
-    assert told["name"] == "headrace"
-    assert told["version"]
+def test_server_metadata_names_extensions(any_client):
+    document = any_client.as_json("get_server_metadata")
+    assert document["name"] == "headrace"
+    assert document["version"]
     assert {"binary_tensor_data", "model_repository", "schedule_policy", "statistics"} <= set(
-        told["extensions"]
+        document["extensions"]
     )
-    assert "model_configuration" in told["extensions"]
+    assert "model_configuration" in document["extensions"]
 
 
-def test_model_metadata(door):
-    told = door.told("get_model_metadata", "sum")
-    assert told["name"] == "sum"
-    assert told["versions"] == ["1", "2"]
-    assert [(t["name"], t["datatype"], list(map(int, t["shape"]))) for t in told["inputs"]] == [
+def test_model_metadata(any_client):
+    document = any_client.as_json("get_model_metadata", "sum")
+    assert document["name"] == "sum"
+    assert document["versions"] == ["1", "2"]
+    assert [(t["name"], t["datatype"], list(map(int, t["shape"]))) for t in document["inputs"]] == [
         ("a", "INT32", [-1, 4]),
         ("b", "INT32", [-1, 4]),
     ]
-    assert [t["name"] for t in told["outputs"]] == ["sum", "difference"]
-    assert door.told("get_model_metadata", "sum", "1")["name"] == "sum"
+    assert [t["name"] for t in document["outputs"]] == ["sum", "difference"]
+    assert any_client.as_json("get_model_metadata", "sum", "1")["name"] == "sum"
 
 
-def test_model_config(door):
-    """Rows are the batch: `max_batch_size` says how many, and `dims` leave them out."""
-    told = door.told("get_model_config", "sum", "1")
-    config = told if door.is_http else told["config"]
+def test_model_config(any_client):
+    """The batch axis is the rows: `max_batch_size` is their limit, and `dims` omit them."""
+    document = any_client.as_json("get_model_config", "sum", "1")
+    config = document if any_client.is_http else document["config"]
     assert (config["name"], config["backend"], config["max_batch_size"]) == ("sum", "headrace", 64)
     assert [(t["name"], t["data_type"], list(map(int, t["dims"]))) for t in config["input"]] == [
         ("a", "TYPE_INT32", [4]),
         ("b", "TYPE_INT32", [4]),
     ]
     assert [t["name"] for t in config["output"]] == ["sum", "difference"]
-    words = door.told("get_model_config", "words")
-    words = words if door.is_http else words["config"]
+    words = any_client.as_json("get_model_config", "words")
+    words = words if any_client.is_http else words["config"]
     assert words["model_transaction_policy"] == {"decoupled": True}
     assert words.get("max_batch_size", 0) == 0
     assert words["input"][0]["data_type"] == "TYPE_STRING"
 
 
-def test_statistics_count_what_was_asked(door):
-    before = statistics(door)
-    ask_sum(door, model_version="2")
-    after = statistics(door)
+def test_statistics_count_requests(any_client):
+    before = statistics(any_client)
+    infer_sum(any_client, model_version="2")
+    after = statistics(any_client)
     changed = {name: after[name] - before[name] for name in after}
     assert changed.pop("last_inference") >= 0
     assert changed.pop("success_ns") > 0
     assert changed == {"inference_count": 2, "execution_count": 1, "success": 1, "batches_of_two": 1}
     assert after["last_inference"] > 1_600_000_000_000
-    everything = door.told("get_inference_statistics")["model_stats"]
+    everything = any_client.as_json("get_inference_statistics")["model_stats"]
     assert {"sum", "words", "upper"} <= {m["name"] for m in everything}
 
 
-def statistics(door):
-    """Figures of one version; over gRPC zeros are left out and 64-bit numbers are text."""
-    (one,) = door.told("get_inference_statistics", "sum", "2")["model_stats"]
-    assert (one["name"], one["version"]) == ("sum", "2")
-    success = one.get("inference_stats", {}).get("success", {})
-    twos = [b["compute_infer"]["count"] for b in one.get("batch_stats", ()) if int(b["batch_size"]) == 2]
+def statistics(any_client):
+    """Return figures of one version. Over gRPC zeros are missing and 64-bit numbers are text."""
+    (model,) = any_client.as_json("get_inference_statistics", "sum", "2")["model_stats"]
+    assert (model["name"], model["version"]) == ("sum", "2")
+    success = model.get("inference_stats", {}).get("success", {})
+    twos = [b["compute_infer"]["count"] for b in model.get("batch_stats", ()) if int(b["batch_size"]) == 2]
     return {
-        **{name: int(one.get(name, 0)) for name in ("last_inference", "inference_count", "execution_count")},
+        **{
+            name: int(model.get(name, 0)) for name in ("last_inference", "inference_count", "execution_count")
+        },
         "success": int(success.get("count", 0)),
         "success_ns": int(success.get("ns", 0)),
         "batches_of_two": sum(map(int, twos)),
@@ -126,48 +131,51 @@ def statistics(door):
 
 
 @pytest.mark.parametrize("datatype", VALUES)
-def test_every_datatype_comes_back_as_it_went(door, datatype):
-    """Binary, which is this client's default over HTTP and its only way over gRPC."""
+def test_every_datatype_round_trips(any_client, datatype):
+    """Binary data, the client's default over HTTP and its only form over gRPC."""
     values = VALUES[datatype]
-    result = door.infer(f"echo_{datatype}", [door.input("x", values, datatype)])
+    result = any_client.infer(f"echo_{datatype}", [any_client.input("x", values, datatype)])
     np.testing.assert_array_equal(result.as_numpy("y"), values)
-    told = result.get_output("y")
-    assert (told["datatype"] if door.is_http else told.datatype) == datatype
+    document = result.get_output("y")
+    assert (document["datatype"] if any_client.is_http else document.datatype) == datatype
 
 
 @pytest.mark.parametrize("datatype", sorted(set(VALUES) - {"FP16", "BF16", "BYTES"}))
-def test_every_datatype_as_json(door, datatype):
-    """FP16 and BF16 are not for JSON, the client says so itself."""
-    if not door.is_http:
+def test_every_datatype_as_json(any_client, datatype):
+    """The client itself refuses FP16 and BF16 in JSON."""
+    if not any_client.is_http:
         pytest.skip("JSON is HTTP's")
     values = VALUES[datatype]
-    inputs = [door.input("x", values, datatype, binary_data=False)]
-    result = door.infer(f"echo_{datatype}", inputs, outputs=[door.output("y", binary_data=False)])
+    inputs = [any_client.input("x", values, datatype, binary_data=False)]
+    result = any_client.infer(f"echo_{datatype}", inputs, outputs=[any_client.output("y", binary_data=False)])
     assert "data" in result.get_output("y")
     np.testing.assert_array_equal(result.as_numpy("y"), values)
 
 
-def test_text_as_json_and_as_bytes_in_one_response(door):
-    if not door.is_http:
+def test_text_as_json_and_as_bytes_in_one_response(any_client):
+    if not any_client.is_http:
         pytest.skip("JSON is HTTP's")
     text = np.array(["straße", "b"], object)
-    as_json = door.infer(
+    as_json = any_client.infer(
         "upper",
-        [door.input("text", text, "BYTES", binary_data=False)],
-        outputs=[door.output("upper", binary_data=False)],
+        [any_client.input("text", text, "BYTES", binary_data=False)],
+        outputs=[any_client.output("upper", binary_data=False)],
     )
     assert as_json.get_output("upper")["data"] == ["STRASSE", "B"]
-    binary = door.infer("upper", [door.input("text", text, "BYTES")])
+    binary = any_client.infer("upper", [any_client.input("text", text, "BYTES")])
     assert binary.get_output("upper")["parameters"]["binary_data_size"] == len("STRASSEB") + 2 * 4
     assert list(binary.as_numpy("upper")) == [b"STRASSE", b"B"]
 
 
-def test_one_output_binary_and_the_other_json(door):
-    if not door.is_http:
+def test_one_output_binary_and_the_other_json(any_client):
+    if not any_client.is_http:
         pytest.skip("JSON is HTTP's")
-    result = ask_sum(
-        door,
-        outputs=[door.output("sum", binary_data=True), door.output("difference", binary_data=False)],
+    result = infer_sum(
+        any_client,
+        outputs=[
+            any_client.output("sum", binary_data=True),
+            any_client.output("difference", binary_data=False),
+        ],
     )
     assert "data" not in result.get_output("sum")
     assert "data" in result.get_output("difference")
@@ -175,25 +183,25 @@ def test_one_output_binary_and_the_other_json(door):
     np.testing.assert_array_equal(result.as_numpy("difference"), A - B)
 
 
-def test_requested_outputs_alone_come(door):
-    result = ask_sum(door, outputs=[door.output("difference")])
+def test_only_requested_outputs_are_returned(any_client):
+    result = infer_sum(any_client, outputs=[any_client.output("difference")])
     np.testing.assert_array_equal(result.as_numpy("difference"), A - B)
     assert result.as_numpy("sum") is None
 
 
-def test_names_versions_and_ids_are_told_back(door):
-    response = ask_sum(door, model_version="1", request_id="mine").get_response()
-    assert [said(response, key) for key in ("id", "model_name", "model_version")] == ["mine", "sum", "1"]
-    assert said(ask_sum(door).get_response(), "model_version") == "2"
+def test_names_versions_and_ids_are_returned(any_client):
+    response = infer_sum(any_client, model_version="1", request_id="mine").get_response()
+    assert [field(response, key) for key in ("id", "model_name", "model_version")] == ["mine", "sum", "1"]
+    assert field(infer_sum(any_client).get_response(), "model_version") == "2"
 
 
-def said(response, key):
+def field(response, key):
     return response[key] if isinstance(response, dict) else getattr(response, key)
 
 
-def test_schedule_and_sequence_parameters_are_taken(door):
-    result = ask_sum(
-        door,
+def test_schedule_and_sequence_parameters_are_accepted(any_client):
+    result = infer_sum(
+        any_client,
         priority=1,
         timeout=10_000_000,
         sequence_id=7,
@@ -202,73 +210,80 @@ def test_schedule_and_sequence_parameters_are_taken(door):
         parameters={"mood": "good", "times": 3, "sure": True},
     )
     np.testing.assert_array_equal(result.as_numpy("sum"), A + B)
-    ask_sum(door, sequence_id="a-name", sequence_start=True)
+    infer_sum(any_client, sequence_id="a-name", sequence_start=True)
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 @pytest.mark.parametrize("size", [4, 40_000])
-def test_compression_both_ways(door, algorithm, size):
-    """Long responses come compressed where the client takes it, and this client decompresses them itself."""
+def test_compression_both_ways(any_client, algorithm, size):
+    """The server compresses long responses if the client accepts that.
+
+    The client decompresses them itself.
+    """
     values = np.tile(np.arange(4, dtype=np.int32), (2, size // 4))
-    inputs = [door.input("x", values, "INT32")]
-    if door.is_http:
+    inputs = [any_client.input("x", values, "INT32")]
+    if any_client.is_http:
         kwargs = {"request_compression_algorithm": algorithm, "response_compression_algorithm": algorithm}
     else:
         kwargs = {"compression_algorithm": algorithm}
-    result = door.infer("echo_INT32", inputs, **kwargs)
+    result = any_client.infer("echo_INT32", inputs, **kwargs)
     np.testing.assert_array_equal(result.as_numpy("y"), values)
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-def test_a_large_tensor(door):
+def test_large_tensor(any_client):
     large = np.arange(4_000_000, dtype=np.float32).reshape(1000, 4000)
-    result = door.infer("echo_FP32", [door.input("x", large, "FP32")])
+    result = any_client.infer("echo_FP32", [any_client.input("x", large, "FP32")])
     np.testing.assert_array_equal(result.as_numpy("y"), large)
 
 
-def test_bodies_that_the_client_makes_and_reads_for_other_transports(doors):
-    """``generate_request_body`` and ``parse_response_body``; a long answer comes compressed."""
+def test_client_bodies_over_another_transport(addresses):
+    """``generate_request_body`` and ``parse_response_body`` with a compressed response."""
     client = tritonclient.http.InferenceServerClient
     values = np.zeros((2, 20_000), np.int32)
     x = tritonclient.http.InferInput("x", list(values.shape), "INT32")
     x.set_data_from_numpy(values)
     body, json_bytes = client.generate_request_body([x])
     headers = {"Inference-Header-Content-Length": str(json_bytes), "Accept-Encoding": "gzip"}
-    request = urllib.request.Request(f"http://{doors['rest']}/v2/models/echo_INT32/infer", body, headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        encoding = answer.headers["Content-Encoding"]
-        length = int(answer.headers["Inference-Header-Content-Length"])
-        result = client.parse_response_body(answer.read(), header_length=length, content_encoding=encoding)
+    request = urllib.request.Request(f"http://{addresses['rest']}/v2/models/echo_INT32/infer", body, headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        encoding = response.headers["Content-Encoding"]
+        length = int(response.headers["Inference-Header-Content-Length"])
+        result = client.parse_response_body(response.read(), header_length=length, content_encoding=encoding)
     assert encoding == "gzip"
     np.testing.assert_array_equal(result.as_numpy("y"), values)
 
 
-def test_leaving_over_http_reaches_the_model(doors):
-    def asked(what, **kwargs):
+def test_http_disconnect_reaches_the_model(addresses):
+    def infer_held(command, **kwargs):
         text = tritonclient.http.InferInput("text", [1], "BYTES")
-        text.set_data_from_numpy(np.array([what], object))
-        with tritonclient.http.InferenceServerClient(doors["rest"], **kwargs) as client:
-            return int(client.infer("held", [text]).as_numpy("said")[0])
+        text.set_data_from_numpy(np.array([command], object))
+        with tritonclient.http.InferenceServerClient(addresses["rest"], **kwargs) as client:
+            return int(client.infer("held", [text]).as_numpy("status")[0])
 
-    before = asked("gone")
+    before = infer_held("closed")
     with pytest.raises(TimeoutError):
-        asked("hold", network_timeout=0.3)
-    while asked("gone") == before:  # pytest's timeout bounds this
+        infer_held("hold", network_timeout=0.3)
+    while infer_held("closed") == before:  # pytest's timeout bounds this loop.
         pass
 
 
-def test_async_infer(door):
-    if door.kind.endswith("aio"):
+def test_async_infer(any_client):
+    if any_client.kind.endswith("aio"):
         pytest.skip("the clients of asyncio have no such method")
-    inputs = [door.input("a", A, "INT32"), door.input("b", B, "INT32")]
-    result = door.async_infer("sum", inputs).get_result() if door.is_http else grpc_async(door, inputs)
+    inputs = [any_client.input("a", A, "INT32"), any_client.input("b", B, "INT32")]
+    result = (
+        any_client.async_infer("sum", inputs).get_result()
+        if any_client.is_http
+        else grpc_async(any_client, inputs)
+    )
     np.testing.assert_array_equal(result.as_numpy("sum"), A + B)
 
 
-def grpc_async(door, inputs):
-    came = queue.Queue()
-    door.async_infer("sum", inputs, callback=lambda result, error: came.put((result, error)))
-    result, error = came.get(timeout=30)
+def grpc_async(any_client, inputs):
+    received = queue.Queue()
+    any_client.async_infer("sum", inputs, callback=lambda result, error: received.put((result, error)))
+    result, error = received.get(timeout=30)
     assert error is None
     return result
 
@@ -277,7 +292,7 @@ def grpc_async(door, inputs):
 
 
 @pytest.mark.parametrize(
-    ("model", "values", "says", "statuses"),
+    ("model", "values", "message", "statuses"),
     [
         (("nothing", ""), [[1.0]], "model nothing", ("404", "NOT_FOUND")),
         (("fails", "9"), [[1.0]], "model fails", ("404", "NOT_FOUND")),
@@ -286,44 +301,44 @@ def grpc_async(door, inputs):
         (("fails", ""), [[1.0, 2.0]], "input 'x' takes FP32", ("400", "INVALID_ARGUMENT")),
     ],
 )
-def test_errors_are_the_client_s_exception_with_our_words(door, model, values, says, statuses):
-    x = door.input("x", np.array(values, np.float32), "FP32")
-    with pytest.raises(InferenceServerException) as told:
-        door.infer(model[0], [x], model_version=model[1])
-    assert says in told.value.message()
-    assert told.value.status() == (statuses[0] if door.is_http else f"StatusCode.{statuses[1]}")
+def test_errors_are_client_exceptions_with_server_message(any_client, model, values, message, statuses):
+    x = any_client.input("x", np.array(values, np.float32), "FP32")
+    with pytest.raises(InferenceServerException) as raised:
+        any_client.infer(model[0], [x], model_version=model[1])
+    assert message in raised.value.message()
+    assert raised.value.status() == (statuses[0] if any_client.is_http else f"StatusCode.{statuses[1]}")
 
 
-def test_an_unknown_output_is_an_error(door):
+def test_unknown_output_is_an_error(any_client):
     with pytest.raises(InferenceServerException, match="product"):
-        ask_sum(door, outputs=[door.output("product")])
+        infer_sum(any_client, outputs=[any_client.output("product")])
 
 
-def test_a_timeout_of_the_request_is_kept(door):
-    """Microseconds; the model answers only when its caller goes."""
+def test_request_timeout_is_kept(any_client):
+    """The timeout is in microseconds. The model responds only after a disconnect."""
     text = np.array(["hold"], object)
-    with pytest.raises(InferenceServerException) as told:
-        door.infer("held", [door.input("text", text, "BYTES")], timeout=200_000)
-    assert told.value.status() == ("504" if door.is_http else "StatusCode.DEADLINE_EXCEEDED")
+    with pytest.raises(InferenceServerException) as raised:
+        any_client.infer("held", [any_client.input("text", text, "BYTES")], timeout=200_000)
+    assert raised.value.status() == ("504" if any_client.is_http else "StatusCode.DEADLINE_EXCEEDED")
 
 
-def test_classification_is_refused_clearly(door):
-    with pytest.raises(InferenceServerException, match="classification") as told:
-        ask_sum(door, outputs=[door.output("sum", class_count=2)])
-    assert told.value.status() == ("501" if door.is_http else "StatusCode.UNIMPLEMENTED")
+def test_classification_is_refused(any_client):
+    with pytest.raises(InferenceServerException, match="classification") as raised:
+        infer_sum(any_client, outputs=[any_client.output("sum", class_count=2)])
+    assert raised.value.status() == ("501" if any_client.is_http else "StatusCode.UNIMPLEMENTED")
 
 
-def test_shared_memory_of_a_tensor_is_refused_clearly(door):
-    named = door.module.InferInput("x", [1, 1], "FP32")
+def test_shared_memory_is_refused(any_client):
+    named = any_client.module.InferInput("x", [1, 1], "FP32")
     named.set_shared_memory("region", 4)
-    with pytest.raises(InferenceServerException, match="shared memory") as told:
-        door.infer("echo_FP32", [named])
-    assert told.value.status() == ("501" if door.is_http else "StatusCode.UNIMPLEMENTED")
-    wanted = door.output("y")
+    with pytest.raises(InferenceServerException, match="shared memory") as raised:
+        any_client.infer("echo_FP32", [named])
+    assert raised.value.status() == ("501" if any_client.is_http else "StatusCode.UNIMPLEMENTED")
+    wanted = any_client.output("y")
     wanted.set_shared_memory("region", 4)
-    with pytest.raises(InferenceServerException, match="shared memory") as told:
-        door.infer("echo_FP32", [door.input("x", VALUES["FP32"], "FP32")], outputs=[wanted])
-    assert told.value.status() == ("501" if door.is_http else "StatusCode.UNIMPLEMENTED")
+    with pytest.raises(InferenceServerException, match="shared memory") as raised:
+        any_client.infer("echo_FP32", [any_client.input("x", VALUES["FP32"], "FP32")], outputs=[wanted])
+    assert raised.value.status() == ("501" if any_client.is_http else "StatusCode.UNIMPLEMENTED")
 
 
 @pytest.mark.parametrize(
@@ -343,46 +358,46 @@ def test_shared_memory_of_a_tensor_is_refused_clearly(door):
         ("update_log_settings", ({"log_info": True},)),
     ],
 )
-def test_what_is_not_offered_says_so(door, method, arguments):
-    with pytest.raises(InferenceServerException, match=r"not offered|cannot be changed") as told:
-        getattr(door, method)(*arguments)
-    assert told.value.status() == ("501" if door.is_http else "StatusCode.UNIMPLEMENTED")
+def test_unsupported_extensions_are_refused(any_client, method, arguments):
+    with pytest.raises(InferenceServerException, match=r"not offered|cannot be changed") as raised:
+        getattr(any_client, method)(*arguments)
+    assert raised.value.status() == ("501" if any_client.is_http else "StatusCode.UNIMPLEMENTED")
 
 
 # The model repository
 
 
-def test_index_unload_and_load(door):
-    assert index(door)["spare"] == "READY"
-    door.unload_model("spare")
-    assert index(door)["spare"] == "UNAVAILABLE"
+def test_index_unload_and_load(any_client):
+    assert index(any_client)["spare"] == "READY"
+    any_client.unload_model("spare")
+    assert index(any_client)["spare"] == "UNAVAILABLE"
     with pytest.raises(InferenceServerException, match="spare"):
-        door.infer("spare", [door.input("a", A, "INT32"), door.input("b", B, "INT32")])
-    door.load_model("spare")
-    assert index(door)["spare"] == "READY"
-    assert door.is_model_ready("spare")
-    door.load_model("spare")  # again
+        any_client.infer("spare", [any_client.input("a", A, "INT32"), any_client.input("b", B, "INT32")])
+    any_client.load_model("spare")
+    assert index(any_client)["spare"] == "READY"
+    assert any_client.is_model_ready("spare")
+    any_client.load_model("spare")  # A second load changes nothing.
 
 
-def index(door):
-    told = door.told("get_model_repository_index")
-    return {m["name"]: m["state"] for m in (told if door.is_http else told["models"])}
+def index(any_client):
+    document = any_client.as_json("get_model_repository_index")
+    return {m["name"]: m["state"] for m in (document if any_client.is_http else document["models"])}
 
 
-def test_dependents_may_be_named_and_a_configuration_may_not(door):
-    door.unload_model("spare", unload_dependents=True)
-    door.load_model("spare")
-    with pytest.raises(InferenceServerException, match="config") as told:
-        door.load_model("spare", config='{"backend": "python"}')
-    assert told.value.status() == ("501" if door.is_http else "StatusCode.UNIMPLEMENTED")
+def test_load_accepts_dependents_but_no_configuration(any_client):
+    any_client.unload_model("spare", unload_dependents=True)
+    any_client.load_model("spare")
+    with pytest.raises(InferenceServerException, match="config") as raised:
+        any_client.load_model("spare", config='{"backend": "python"}')
+    assert raised.value.status() == ("501" if any_client.is_http else "StatusCode.UNIMPLEMENTED")
     with pytest.raises(InferenceServerException, match="config"):
-        door.load_model("spare", config="{}", files={"file:1/model.py": b"import os"})
+        any_client.load_model("spare", config="{}", files={"file:1/model.py": b"import os"})
     with pytest.raises(InferenceServerException, match="nothing"):
-        door.load_model("nothing")
+        any_client.load_model("nothing")
     with pytest.raises(InferenceServerException, match="nothing"):
-        door.unload_model("nothing")
+        any_client.unload_model("nothing")
 
 
-def test_the_names_of_datatypes_are_the_client_s():
+def test_datatype_names_match_the_client():
     for name, values in VALUES.items():
         assert np_to_triton_dtype(values.dtype) == name
