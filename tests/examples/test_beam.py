@@ -1,4 +1,6 @@
-"""The example of Beam: real images out of a real S3 server, by the model that was trained for them, and what went wrong with some."""
+"""The Beam example: real images on a real S3 server, scored by the model that was trained for them,
+with failures.
+"""
 
 import json
 import os
@@ -14,7 +16,7 @@ IMAGES = 120
 
 @pytest.fixture
 def run(s3_server, tmp_path):
-    """Run one of its scripts as a user would, in an empty folder."""
+    """Run one of the example's scripts as a user would, in an empty folder."""
 
     def run(script: str, *arguments: object) -> str:
         done = subprocess.run(
@@ -57,7 +59,7 @@ def test_every_image_is_read_and_what_is_no_image_costs_its_line(run, s3_server)
         "classify_images.py",
         *(f"s3://{bucket}/digits/records.jsonl", "--model", "digits.onnx", "--output", f"s3://{bucket}/out/"),
     )
-    assert said == f"{IMAGES} images asked, 0 refused\n"
+    assert said == f"{IMAGES} images classified, 0 refused\n"
     predictions = lines_of(client, bucket, "out/predictions")
     assert sorted(p["id"] for p in predictions) == [f"{898 + i:05}" for i in range(IMAGES)]
     assert sum(p["predicted"] == p["digit"] for p in predictions) > 0.85 * IMAGES

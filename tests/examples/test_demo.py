@@ -1,4 +1,4 @@
-"""The demo's data is what it says, and its check can fail."""
+"""The demo: its data, and a check that can fail."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ def _make(folder: Path, *arguments: object) -> None:
 
 
 def _archive_rows(folder: Path) -> list[list[str]]:
-    """The rows of all members, without their headers."""
+    """Return the rows of all members, without headers."""
     rows = []
     with tarfile.open(folder / "store" / "breast-cancer.tar.gz") as tar:
         for member in tar:
@@ -42,7 +42,7 @@ def demo(tmp_path_factory):
 
 
 def _write_predictions(folder: Path, probabilities) -> Path:
-    """What `headrace stream` leaves, for these probabilities (rows, 2)."""
+    """Write the output of `headrace stream` for these probabilities (rows, 2)."""
     (folder / "_headrace").mkdir(parents=True)
     (folder / "_headrace" / "report.json").write_text(
         json.dumps({"rows_per_s": 1000.0, "peak_memory_mb": 120.0})
@@ -64,7 +64,7 @@ def expected(demo):
 
 @pytest.fixture
 def shown(tmp_path, demo):
-    """Show the demo with the given probabilities in place of headrace's."""
+    """Return a function that shows the demo with given probabilities in place of headrace's."""
 
     def show(probabilities):
         (tmp_path / "expected.npz").write_bytes((demo / "expected.npz").read_bytes())
@@ -84,14 +84,14 @@ def test_archive_holds_the_real_rows_over_and_over(demo, expected):
 
 
 def test_the_same_arguments_make_the_same_bytes(demo, tmp_path):
-    """No time stamp and no owner in the archive; the model does not change either."""
+    """The archive has no time stamp and no owner, and the model does not change."""
     _make(tmp_path, "--repeat", 2, "--members", 3)
     for name in ("store/breast-cancer.tar.gz", "model.onnx"):
         assert (tmp_path / name).read_bytes() == (demo / name).read_bytes()
 
 
 def test_model_agrees_with_scikit_learn(demo, expected):
-    """The exported model, float32, is within the demo's tolerance of the pipeline, float64."""
+    """The exported float32 model is within the demo's tolerance of the float64 pipeline."""
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(demo / "model.onnx")
     features = np.array([row[:-1] for row in _archive_rows(demo)[:ROWS]], np.float32)
@@ -101,7 +101,7 @@ def test_model_agrees_with_scikit_learn(demo, expected):
 
 
 def test_show_accepts_what_scikit_learn_says(shown, expected):
-    """The good case names where the predictions are, and the accuracy."""
+    """The output names the place of the predictions and the accuracy."""
     done = shown(np.tile(expected["probabilities"], (2, 1)))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "part-00000.csv" in done.stdout
@@ -109,7 +109,7 @@ def test_show_accepts_what_scikit_learn_says(shown, expected):
 
 
 def test_show_refuses_a_difference(shown, expected):
-    """One probability of one row off by 2e-5 fails the demo, and the message names the row."""
+    """One probability of one row that is off by 2e-5 fails the demo, and the message names the row."""
     probabilities = np.tile(expected["probabilities"], (2, 1))
     probabilities[700, 0] += 2e-5
     done = shown(probabilities)
@@ -118,14 +118,14 @@ def test_show_refuses_a_difference(shown, expected):
 
 
 def test_show_refuses_missing_rows(shown, expected):
-    """A short output is not compared against fewer rows."""
+    """A short output is not compared with fewer rows."""
     done = shown(np.tile(expected["probabilities"], (2, 1))[:-1])
     assert done.returncode == 1
     assert "1137 predictions" in done.stdout
 
 
 def test_show_refuses_no_output(tmp_path, demo):
-    """Nothing written is a failure with a hint, not a traceback."""
+    """Missing output is a failure with a hint, not a traceback."""
     done = _run("show_demo.py", "--folder", tmp_path)
     assert done.returncode == 1
-    assert "did `headrace stream` run?" in done.stdout
+    assert "run `headrace stream` first" in done.stdout

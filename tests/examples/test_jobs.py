@@ -1,4 +1,6 @@
-"""The example of jobs runs as its page says: a real API, worker and receiver, each a process, and real files."""
+"""The jobs example, run as its page describes: API, worker and receiver as processes, with real
+files.
+"""
 
 import json
 import re
@@ -28,7 +30,9 @@ SECRET = make_secret()
 
 @contextmanager
 def running(*command: object, until: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process, once it has said a line that fits `until`; and that line's first group."""
+    """Start a process, wait for a line that matches `until`, and yield the process and the line's
+    first group.
+    """
     process = subprocess.Popen(
         [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -85,7 +89,7 @@ def test_a_folder_is_labelled_and_the_receiver_is_told_of_each_file(tmp_path, se
         "page.md": "markdown",
         "rows.json": "json",
     }
-    assert "bytes are too few to tell" in lines["short.txt"]
+    assert "bytes are too few to detect a kind" in lines["short.txt"]
     assert (done.returncode, done.stderr) == (1, "")
     with Client(server) as client:
         ended = {job.id: job.state for job in client.list()}

@@ -1,4 +1,6 @@
-"""The running sum: what one client sends is added up, whoever else sends, and an odd number is answered six times."""
+"""The running sum: one client's numbers add up beside other clients, and an odd number has six
+responses.
+"""
 
 import asyncio
 from pathlib import Path
@@ -7,17 +9,17 @@ from random import Random
 import numpy as np
 import pytest
 
-from engine.stepping import WAYS, asking
+from engine.stepping import WAYS, open_client
 from headrace.core import InferRequest, Tensor
 from headrace.core.errors import SequenceGoneError
-from headrace.runtimes.classes import class_named
+from headrace.runtimes.classes import load_class
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences" / "running-sum"
 
 
 @pytest.fixture(params=WAYS)
 def ask(request):
-    with asking(request.param, class_named("running_sum.py:RunningSum", EXAMPLE)) as ask:
+    with open_client(request.param, load_class("running_sum.py:RunningSum", EXAMPLE)) as ask:
 
         async def sums(*numbers: int, **parameters: object) -> list[int]:
             x = Tensor("x", np.array(numbers, np.int64))
@@ -35,7 +37,7 @@ def test_numbers_are_added_up(ask):
 
 
 def test_an_odd_number_is_answered_six_times(ask):
-    """Whoever asks meanwhile comes after it, as does all that is asked of one sequence."""
+    """Later requests, of this sequence and of others, are answered after it."""
 
     async def ask_all():
         await ask(2, sequence_id="a", sequence_start=True)

