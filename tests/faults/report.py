@@ -1,4 +1,4 @@
-"""The report of the faults: a line for each run, in the words that benchmarks of job queues use, and one for all."""
+"""The report of the fault tests: one line per run, with the terms of job queue benchmarks, and a total."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PATH = "HEADRACE_FAULTS_REPORT"
-"""The variable that names the file to which each run adds its line."""
+"""The environment variable that names the file to which each run adds its line."""
 SUMMED = ("jobs", "jobs_lost", "duplicate_results", "duplicate_executions")
 COLUMNS = (*SUMMED, "recovery_seconds", "completion_rate_vs_baseline")
 
@@ -14,19 +14,19 @@ Line = dict[str, Any]
 
 
 def add_line(path: Path, line: Line) -> None:
-    """One write, so that several processes may."""
+    """Append a line in one write, so that several test processes may share the file."""
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def read_lines(path: Path) -> list[Line]:
-    """In the order of the fault list."""
+    """Return the lines in the order of the fault list."""
     texts = path.read_text().splitlines() if path.exists() else []
     return sorted(map(json.loads, texts), key=lambda line: (line["fault"], line["run"]))
 
 
 def total(lines: Sequence[Line]) -> Line:
-    """Sums of what is counted, the worst of what is measured."""
+    """Return the sums of the counts and the worst of the measurements."""
     return {
         **{name: sum(line[name] for line in lines) for name in SUMMED},
         "recovery_seconds": max(_known(lines, "recovery_seconds"), default=None),
@@ -35,17 +35,17 @@ def total(lines: Sequence[Line]) -> Line:
 
 
 def holds(lines: Sequence[Line]) -> bool:
-    """Whether nothing was lost and nothing doubled, in at least one run."""
+    """Return True if there was a run, and no job was lost or had two results."""
     return bool(lines) and all(line["jobs_lost"] == 0 == line["duplicate_results"] for line in lines)
 
 
 def as_json(lines: Sequence[Line]) -> str:
-    """One document."""
+    """Return the report as one JSON document."""
     return json.dumps({"runs": list(lines), "total": total(lines), "holds": holds(lines)}, indent=2)
 
 
 def as_table(lines: Sequence[Line]) -> str:
-    """For people; "-" where there was nothing to measure."""
+    """Return the report as a text table; "-" stands for a missing measurement."""
     head = ["fault", "run", *COLUMNS]
     rows = [[str(line["fault"]), line["run"], *map(_shown, (line[c] for c in COLUMNS))] for line in lines]
     rows.append(["", "total", *map(_shown, total(lines).values())])

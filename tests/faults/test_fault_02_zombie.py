@@ -1,4 +1,4 @@
-"""Fault 2: a worker that was stopped for longer than its lease, and goes on."""
+"""Fault 2: a worker is stopped for longer than its lease, and continues."""
 
 import os
 import signal
@@ -6,35 +6,36 @@ import signal
 import psutil
 import pytest
 
-from faults.bench import Bench, WorkerProcess, gone, until
+from faults.bench import SHORT_LEASE_S, Bench, WorkerProcess, has_ended, one_ledger
+from servers.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def _freeze(bench: Bench, worker: WorkerProcess) -> None:
-    """Stop it, though not in the midst of a write to SQLite: then nobody else could write, however long it is stopped."""
+    """Stop the worker, but not within a write to SQLite, which would block all other writers."""
 
     def frozen() -> bool:
         worker.signal(signal.SIGSTOP)
-        until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
-        if bench.steps_at.writable():
+        wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, "a stopped worker")
+        if bench.change_log.writable():
             return True
         worker.signal(signal.SIGCONT)
         return False
 
-    bench.wreck(worker.name)
-    until(frozen)
+    bench.fault_happens(worker.name)
+    wait_until(frozen, "a worker that is stopped between two writes")
 
 
 def _objects(bench: Bench, number: int) -> list[str]:
-    folder = bench.places.attempts(bench.ids[number])
+    folder = bench.paths.attempts(bench.ids[number])
     return [info.uri for info in bench.stores.for_uri(folder).list(folder)]
 
 
-def test_fault_02_sigstop_past_the_lease_while_the_model_works(bench):
-    """Fault 2: what the stopped one says afterwards is refused, its model's call is ended, and it goes on to work."""
-    zombie = bench.worker().wait_ready()
-    numbers = bench.submit(1, deed="wait_once")
+def test_fault_02_sigstop_past_the_lease_during_a_call(bench):
+    """Fault 2: the stopped worker's settlement is refused, its model's call is ended, and it works again."""
+    zombie = bench.worker(lease_s=SHORT_LEASE_S).wait_ready()
+    numbers = bench.submit(1, action="wait_once")
     bench.wait_executing(numbers)
     models = zombie.models
     _freeze(bench, zombie)
@@ -44,60 +45,55 @@ def test_fault_02_sigstop_past_the_lease_while_the_model_works(bench):
     assert {worker for _, worker, _ in ends.values()} == {heir.name}
 
     zombie.signal(signal.SIGCONT)
-    until(lambda: all(map(gone, models)), what="the end of the call that nobody wants")
-    assert heir.end() == 0
+    wait_until(lambda: all(map(has_ended, models)), "the end of the call under the lost lease")
+    assert heir.terminate() == 0
     after = bench.submit(4)
     bench.wait_ended(after)
     assert {bench.job(number).worker for number in after} == {zombie.name}
     assert {n: (job.lease, job.worker, job.result) for n, job in bench.jobs(numbers).items()} == ends
-    assert zombie.end() == 0
-    bench.tally()
+    assert zombie.terminate() == 0
+    bench.costs()
     assert all(len(_objects(bench, number)) == 1 for number in numbers)
 
 
-def test_fault_02_sigstop_past_the_lease_while_the_result_is_ready(bench):
-    """Fault 2: a late finish does not count, and what it wrote is not what the ledger names."""
-    zombie = bench.worker().wait_ready()
-    (number,) = bench.submit(1, deed="wait_once")
+def test_fault_02_sigstop_past_the_lease_with_a_ready_result(bench):
+    """Fault 2: a late settlement is refused, and its result is removed."""
+    zombie = bench.worker(lease_s=SHORT_LEASE_S).wait_ready()
+    (number,) = bench.submit(1, action="wait_once")
     bench.wait_executing([number])
     _freeze(bench, zombie)
-    # Its model is another process, and comes to its answer while the worker that waits for it is stopped.
-    bench.go()
+    # The model's process returns its outputs while the worker's process is stopped.
+    bench.release()
     heir = bench.worker().wait_ready()
     bench.wait_ended()
     done = bench.job(number)
     assert (done.worker, done.lease) == (heir.name, 2)
-    assert heir.end() == 0
+    assert heir.terminate() == 0
 
     zombie.signal(signal.SIGCONT)
     (after,) = bench.submit(1)
     bench.wait_ended([after])
-    assert zombie.end() == 0
+    assert zombie.terminate() == 0
     assert bench.job(number) == done
-    tally = bench.tally()
-    assert tally.duplicate_executions == 1
-    # What the late one wrote, if it came to that, is removed.
-    until(lambda: _objects(bench, number) == [done.result.uri], what="the late result's removal")
+    costs = bench.costs()
+    assert costs.duplicate_executions == 1
+    wait_until(lambda: _objects(bench, number) == [done.result.uri], "the late result's removal")
 
 
+@one_ledger()
 def test_fault_02_sigstop_of_the_model_alone(bench):
-    """Fault 2: a model that was stopped for longer than the lease costs nothing: its worker lives and says so."""
-    worker = bench.worker().wait_ready()
-    (number,) = bench.submit(1, deed="wait_once")
+    """Fault 2: a model stopped for longer than the lease costs nothing: its worker sends heartbeats."""
+    worker = bench.worker(lease_s=2 * SHORT_LEASE_S).wait_ready()
+    (number,) = bench.submit(1, action="wait_once")
     bench.wait_executing([number])
     (model,) = worker.models
     os.kill(model, signal.SIGSTOP)
-    leases = []
-
-    def prolonged() -> bool:
-        until_ms = bench.job(number).lease_until_ms
-        if until_ms not in leases:
-            leases.append(until_ms)
-        return len(leases) > 6  # signs of life, half a second apart: longer than the lease
-
-    until(prolonged)
+    stopped_until_ms = bench.job(number).lease_until_ms
+    # The lease that was valid when the model stopped has expired, and so has a whole one after it.
+    prolonged_ms = stopped_until_ms + 2000 * SHORT_LEASE_S
+    wait_until(lambda: bench.job(number).lease_until_ms > prolonged_ms, "heartbeats of a whole lease")
     os.kill(model, signal.SIGCONT)
-    bench.go()
+    bench.release()
     bench.wait_ended()
     assert bench.job(number).lease == 1
-    assert bench.tally().duplicate_executions == 0
+    bench.check_single_executions()

@@ -1,4 +1,4 @@
-"""Fault 6: others hold all connections that the database gives."""
+"""Fault 6: other sessions take all connections of the database."""
 
 import contextlib
 
@@ -6,28 +6,29 @@ import httpx
 import psycopg
 import pytest
 
-from faults.bench import until
+from faults.bench import ApiProcess
+from servers.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(240)]
 
-TRIES = 300
+SESSIONS_MAX = 300
 
 
-def test_fault_06_connections_all_taken_by_300_idle_sessions(postgres_bench, postgres):
-    """Fault 6: jobs wait; nobody deadlocks or gives up, and all is done once there is room."""
+def test_fault_06_connections_all_taken_by_idle_sessions(postgres_bench, postgres):
+    """Fault 6: jobs wait, no process deadlocks or exits, and all jobs complete once connections are free."""
     name = postgres_bench.ledger_url.rpartition("/")[2]
-    workers = postgres_bench.fleet(2)
+    workers = postgres_bench.start_workers(2)
     api = postgres_bench.api()
     first = postgres_bench.submit(8, work_ms=50)
     postgres_bench.wait_ended(first)
     later = postgres_bench.submit(20, work_ms=50, delay_ms=1500)
-    # It needs a session of its own, which it takes while there are some.
+    # The test's own session opens while connections are free.
     with postgres.connect("postgres") as session, contextlib.ExitStack() as idle:
         taken, refused = 0, 0
 
-        def take() -> None:
+        def take_all() -> None:
             nonlocal taken, refused
-            while refused < TRIES:
+            while refused < SESSIONS_MAX:
                 try:
                     idle.callback(postgres.connect("postgres").close)
                     taken += 1
@@ -35,29 +36,31 @@ def test_fault_06_connections_all_taken_by_300_idle_sessions(postgres_bench, pos
                     refused += 1
                     return
 
-        # The sessions of headrace go, again and again, until others were first to take what is free then.
+        # headrace's sessions are ended until the idle sessions have all connections.
         def refused_everywhere() -> bool:
             session.execute(
-                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                " WHERE datname = %s AND pid <> pg_backend_pid()",
                 (name,),
             )
-            take()
-            warned = any("does not answer" in worker.said("warning") for worker in workers)
-            return warned and _get(api, postgres_bench.ids[0]).status_code == 503
+            take_all()
+            return any(worker.warnings() for worker in workers) and (
+                _get_job(api, postgres_bench.ids[0]).status_code == 503
+            )
 
-        until(refused_everywhere, what="a refusal")
+        wait_until(refused_everywhere, "a refused connection of the API")
         assert taken > 50
         assert refused
-        told = _get(api, postgres_bench.ids[0])
-        assert told.status_code == 503, told.text
-        assert int(told.headers["Retry-After"]) >= 1
-        assert name not in told.text, "where the database is, is nobody's business"
-        postgres_bench.wreck()
+        response = _get_job(api, postgres_bench.ids[0])
+        assert response.status_code == 503, response.text
+        assert int(response.headers["Retry-After"]) >= 1
+        assert name not in response.text, "the response names the database"
+        postgres_bench.fault_happens()
     postgres_bench.wait_ended(later)
-    until(api.answers)
+    wait_until(api.responds, "a response of the API")
     assert all(worker.running for worker in workers)
-    postgres_bench.tally()
+    postgres_bench.costs()
 
 
-def _get(api, job_id: str) -> httpx.Response:
+def _get_job(api: ApiProcess, job_id: str) -> httpx.Response:
     return httpx.get(f"{api.url}/v1/jobs/{job_id}", timeout=60)

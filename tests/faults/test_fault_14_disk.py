@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from faults.bench import Bench, until
+import levels
+from faults.bench import SHORT_LEASE_S, Bench
+from servers.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+JOBS = levels.by_level(40, 40, 400)
 
 
 @contextlib.contextmanager
 def _small_disk(folder: Path, size: str = "2m"):
-    """A file system of its own."""
+    """Mount a file system of its own."""
     folder.mkdir()
-    made = subprocess.run(
+    mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False, capture_output=True
     )
-    if made.returncode != 0:
+    if mounted.returncode != 0:
         pytest.skip("file systems cannot be mounted here")
     try:
         yield folder
@@ -26,29 +30,23 @@ def _small_disk(folder: Path, size: str = "2m"):
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def _fill(folder: Path) -> Path:
-    """Leave not a byte."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+def _fill(folder: Path) -> None:
+    """Leave no byte free."""
+    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
     with contextlib.suppress(OSError), (folder / "filler-2").open("wb", buffering=0) as file:
         while True:
             file.write(b"0")
-    return filler
 
 
-def _empty(folder: Path) -> None:
+def _free(folder: Path) -> None:
     for path in folder.glob("filler*"):
         path.unlink()
 
 
-def _says(bench: Bench, text: str) -> None:
-    until(lambda: any(text in worker.said() for worker in bench.workers), what=text)
-
-
 def test_fault_14_disk_of_the_store_is_full(tmp_path, record):
-    """Fault 14: jobs fail with a cause, and are tried again; the worker lives, and all is done once there is room."""
+    """Fault 14: jobs fail with a cause; once there is space, the same worker completes them."""
     with (
         _small_disk(tmp_path / "disk") as disk,
         Bench(tmp_path, f"sqlite:///{tmp_path / 'jobs.db'}", f"{disk}/objects/", record=record) as bench,
@@ -56,67 +54,65 @@ def test_fault_14_disk_of_the_store_is_full(tmp_path, record):
         worker = bench.worker().wait_ready()
         numbers = bench.submit(6, delay_ms=500)
         _fill(disk)
-        until(lambda: any(job.failure for job in bench.jobs(numbers).values()), what="a failure that is told")
+        wait_until(lambda: any(job.failure for job in bench.jobs(numbers).values()), "a recorded failure")
         failures = [job.failure for job in bench.jobs(numbers).values() if job.failure]
         assert {failure.cause.value for failure in failures} == {"storage"}
         assert worker.running
-        bench.wreck()
-        _empty(disk)
+        bench.fault_happens()
+        _free(disk)
         bench.wait_ended()
-        bench.tally()
+        bench.costs()
 
 
 def test_fault_14_disk_of_the_ledger_is_full(tmp_path, record):
-    """Fault 14: the file stays whole, nobody exits, and it goes on once there is room."""
+    """Fault 14: the file stays intact, no worker exits, and jobs continue once there is space."""
     with (
         _small_disk(tmp_path / "disk", "3m") as disk,
         Bench(tmp_path, f"sqlite:///{disk / 'jobs.db'}", f"{tmp_path / 'objects'}/", record=record) as bench,
     ):
-        workers = bench.fleet(2)
-        numbers = bench.submit(60, work_ms=100)
-        until(lambda: len(bench.executions()) > 10)
+        workers = bench.start_workers(2)
+        numbers = bench.submit(JOBS, work_ms=100)
+        bench.wait_executions(JOBS // 5)
         _fill(disk)
-        _says(bench, "does not answer")
-        bench.wreck()
-        _empty(disk)
+        wait_until(lambda: any(worker.warnings() for worker in workers), "a warning of a worker")
+        bench.fault_happens()
+        _free(disk)
         bench.wait_ended(numbers)
         assert all(worker.running for worker in workers)
-        assert [worker.end() for worker in workers] == [0, 0]
-        assert bench.steps_at.integrity() == "ok"
-        bench.tally()
+        assert [worker.terminate() for worker in workers] == [0, 0]
+        assert bench.change_log.integrity() == "ok"
+        bench.costs()
 
 
 def test_fault_14_disk_of_the_log_is_full(tmp_path, record):
-    """Fault 14: what cannot be logged is not; jobs are done all the same."""
+    """Fault 14: log lines are lost; jobs are not."""
     with (
         _small_disk(tmp_path / "disk", "64k") as disk,
         Bench(tmp_path, f"sqlite:///{tmp_path / 'jobs.db'}", record=record) as bench,
     ):
         worker = bench.worker(log=disk / "log").wait_ready()
         _fill(disk)
-        # Failures are logged; they go nowhere.
-        bench.submit(4, deed="leave", attempts_max=1, queue="default")
-        until(lambda: all(job.state.ended for job in bench.jobs().values()))
-        poison = {number: job.state for number, job in bench.jobs().items()}
+        # Each failure is logged.
+        bench.submit(4, action="leave", attempts_max=1, queue="default")
+        bench.wait_ended()
+        failed = {number: job.state for number, job in bench.jobs().items()}
         bench.submit(20)
         bench.wait_ended()
-        assert worker.end() == 0
-        bench.tally(poison)
+        assert worker.terminate() == 0
+        bench.costs(failed)
 
 
-def test_fault_14_disk_gives_files_no_more_than_a_limit(sqlite_bench):
-    """Fault 14: RLIMIT_FSIZE: a write that is refused half way leaves no half object, and no broken ledger."""
+def test_fault_14_disk_limits_the_size_of_files(sqlite_bench):
+    """Fault 14: a write that RLIMIT_FSIZE cuts leaves no half object and no damaged ledger."""
     bench = sqlite_bench
-    limit_kib = max(Path(bench.steps_at.path).stat().st_size // 1024, 256) + 256
-    worker = bench.worker(prefix=["bash", "-c", f'ulimit -f {limit_kib}; exec "$@"', "bash"]).wait_ready()
+    limit_kib = max(Path(bench.change_log.path).stat().st_size // 1024, 256) + 256
+    worker = bench.worker(
+        lease_s=SHORT_LEASE_S, prefix=["bash", "-c", f'ulimit -f {limit_kib}; exec "$@"', "bash"]
+    ).wait_ready()
     numbers = bench.submit(300)
-    until(
-        lambda: (
-            all(job.state.ended for job in bench.jobs(numbers).values()) or "does not answer" in worker.said()
-        )
-    )
+    wait_until(lambda: worker.warnings() or bench.ended(numbers) == len(numbers), "a refused write")
     worker.kill()
     bench.worker().wait_ready()
     bench.wait_ended()
-    assert bench.steps_at.integrity() == "ok"
-    bench.tally()
+    assert bench.change_log.integrity() == "ok"
+    bench.costs()

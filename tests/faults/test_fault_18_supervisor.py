@@ -1,4 +1,4 @@
-"""Fault 18: the worker, which supervises the models, dies with all that it has in hand."""
+"""Fault 18: the worker, which supervises its models, dies with all its jobs."""
 
 import os
 import signal
@@ -6,45 +6,45 @@ from pathlib import Path
 
 import pytest
 
-from faults.bench import Bench, gone, one_ledger, until
-from headrace.engine.cgroup import own_groups
+from faults.bench import SHORT_LEASE_S, Bench, has_ended, one_ledger
+from headrace.engine.control_group import own_groups
+from servers.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 MIB = 2**20
 
 
-def _taken_over(bench: Bench, numbers: list[int], models: list[int]) -> None:
+def _check_taken_over(bench: Bench, numbers: list[int], models: list[int]) -> None:
     heir = bench.worker().wait_ready()
     bench.wait_ended()
     assert {bench.job(n).worker for n in numbers} == {heir.name}
-    until(lambda: all(map(gone, models)), what="the end of the dead worker's models")
-    tally = bench.tally()
-    assert tally.recovery_seconds is not None
+    wait_until(lambda: all(map(has_ended, models)), "the end of the dead worker's models")
+    assert bench.costs().recovery_seconds is not None
 
 
 @one_ledger()
 def test_fault_18_supervisor_is_killed(bench):
-    """Fault 18: another takes all its jobs over; its models end too."""
-    worker = bench.worker().wait_ready()
-    numbers = bench.submit(8, deed="wait_once")
+    """Fault 18: another worker takes over all jobs, and the models of the dead one end."""
+    worker = bench.worker(lease_s=SHORT_LEASE_S).wait_ready()
+    numbers = bench.submit(8, action="wait_once")
     bench.wait_any_executing(numbers)
     models = worker.models
-    bench.wreck(worker.name)
+    bench.fault_happens(worker.name)
     worker.kill()
-    # Those that it had not begun are not held by its models any more, whoever reads their marks.
-    bench.go()
-    _taken_over(bench, numbers, models)
+    # The dead worker has not called its models for all of the jobs: those would wait in the heir's.
+    bench.release()
+    _check_taken_over(bench, numbers, models)
 
 
 def test_fault_18_supervisor_runs_out_of_memory(sqlite_bench, tmp_path):
-    """Fault 18: killed by the kernel, in a control group of its own; the models are in it too."""
+    """Fault 18: the kernel kills the worker in a control group of its own, which its models belong to."""
     group = own_groups().get("memory")
     if group is None or not os.access(group.folder, os.W_OK):
         pytest.skip("no control group of memory can be made here")
     bench = sqlite_bench
-    worker = bench.worker().wait_ready()
-    numbers = bench.submit(4, deed="wait_once")
+    worker = bench.worker(lease_s=SHORT_LEASE_S).wait_ready()
+    numbers = bench.submit(4, action="wait_once")
     bench.wait_any_executing(numbers)
     models = worker.models
     own = Path(group.folder) / f"headrace-fault-18-{os.getpid()}"
@@ -53,13 +53,13 @@ def test_fault_18_supervisor_runs_out_of_memory(sqlite_bench, tmp_path):
         limit = "memory.limit_in_bytes" if (own / "memory.limit_in_bytes").exists() else "memory.max"
         (own / limit).write_text(str(512 * MIB))
         (own / "cgroup.procs").write_text(str(worker.pid))
-        bench.wreck(worker.name)
+        bench.fault_happens(worker.name)
         worker.signal(signal.SIGUSR1)
         assert worker.process.wait(60) == -signal.SIGKILL
-        bench.go()
-        _taken_over(bench, numbers, models)
+        bench.release()
+        _check_taken_over(bench, numbers, models)
     finally:
         for other in bench.workers:
-            other.destroy()
-        until(lambda: not (own / "cgroup.procs").read_text())
+            other.kill_tree()
+        wait_until(lambda: not (own / "cgroup.procs").read_text(), "an empty control group")
         own.rmdir()

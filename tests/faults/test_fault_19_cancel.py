@@ -1,4 +1,4 @@
-"""Fault 19: cancellations that come at the same moment as something else."""
+"""Fault 19: cancellations that race with a claim, an end, or the death of a worker."""
 
 import contextlib
 import random
@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from faults.bench import Bench, full, until
-from faults.tally import ENDED
+import levels
+from faults.bench import SHORT_LEASE_S, Bench
+from faults.costs import ENDED
 from headrace.core.errors import JobStateError
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import Cancelled, Completed, NewJob, ResultRef, Settlement
@@ -18,118 +19,117 @@ from headrace.jobs.ledgers.open import open_ledger
 from headrace.jobs.state import JobState
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
+from servers.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-ROUNDS = 1000 if full() else 100
+ROUNDS = levels.by_level(50, 50, 1000)
 
 
-def _race(*deeds) -> list:
-    """Do them at the same moment; what each returned or raised."""
-    gate = threading.Barrier(len(deeds))
+def _race(*calls) -> list:
+    """Make the calls at the same moment. Return the results, or the JobStateErrors that they raised."""
+    barrier = threading.Barrier(len(calls))
 
-    def do(deed):
-        gate.wait()
+    def run(call):
+        barrier.wait()
         try:
-            return deed()
+            return call()
         except JobStateError as error:
             return error
 
-    with ThreadPoolExecutor(len(deeds)) as pool:
-        return [future.result() for future in [pool.submit(do, deed) for deed in deeds]]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(run, call) for call in calls]]
 
 
 def _claim(ledger, worker: str):
-    turn = ledger.turn([], ClaimRequest(worker, ("default",), 1, 30_000))
-    return turn.claimed[0] if turn.claimed else None
+    reply = ledger.settle_and_claim([], ClaimRequest(worker, ("default",), 1, 30_000))
+    return reply.claimed[0] if reply.claimed else None
 
 
 def test_fault_19_cancel_against_claim(bench: Bench):
-    """Fault 19: either it is cancelled and nobody has it, or it runs and its worker is told; never both."""
+    """Fault 19: a job is either cancelled and not claimed, or it runs and its worker sees the request."""
     other = open_ledger(bench.ledger_url)
     other.start()
-    came_to = set()
     try:
         for _ in range(ROUNDS):
             job = bench.ledger.submit([NewJob("m")])[0].job
-            bench.ids[len(bench.ids)] = job.id
+            bench.add_job(job.id)
             _, claimed = _race(lambda job=job: other.cancel(job.id), lambda: _claim(bench.ledger, "w"))
             now = bench.ledger.get(job.id)
-            came_to.add(claimed is not None)
             if claimed is None:
                 assert now.state is JobState.CANCELLED
                 continue
             assert (now.state, now.cancel_requested) == (JobState.RUNNING, True)
             assert bench.ledger.cancel_requests("w") == {job.id}
-            assert bench.ledger.turn([Settlement(job.id, claimed.lease, Cancelled())]).accepted == (True,)
+            cancelled = Settlement(job.id, claimed.lease, Cancelled())
+            assert bench.ledger.settle_and_claim([cancelled]).accepted == (True,)
     finally:
         other.stop()
-    _single_ends(bench)
+    _check_single_ends(bench)
 
 
 def test_fault_19_cancel_against_finish(bench: Bench):
-    """Fault 19: the one that is written first stands, and the other is told so."""
+    """Fault 19: the first of the two stands, and the other is refused."""
     other = open_ledger(bench.ledger_url)
     other.start()
     try:
         for _ in range(ROUNDS):
             job = bench.ledger.submit([NewJob("m")])[0].job
-            bench.ids[len(bench.ids)] = job.id
+            bench.add_job(job.id)
             lease = _claim(bench.ledger, "w").lease
             done = Settlement(job.id, lease, Completed(ResultRef("memory://r")))
-            told, turn = _race(
-                lambda job=job: other.cancel(job.id), lambda done=done: bench.ledger.turn([done])
+            cancel, reply = _race(
+                lambda job=job: other.cancel(job.id), lambda done=done: bench.ledger.settle_and_claim([done])
             )
             now = bench.ledger.get(job.id)
-            # What is done is done, also where somebody asked for its cancellation a moment before.
-            assert turn.accepted == (True,)
+            # A job completes even if its cancellation was requested a moment before.
+            assert reply.accepted == (True,)
             assert now.state is JobState.COMPLETED
-            assert isinstance(told, JobStateError) or told.cancel_requested
-            # Whoever settles a second time, as cancelled or as done, changes nothing.
+            assert isinstance(cancel, JobStateError) or cancel.cancel_requested
+            # A second settlement, of either kind, changes nothing.
             late = Settlement(job.id, lease, Cancelled())
-            assert bench.ledger.turn([late]).accepted == (False,)
-            assert bench.ledger.turn([done]).accepted == (False,)
+            assert bench.ledger.settle_and_claim([late]).accepted == (False,)
+            assert bench.ledger.settle_and_claim([done]).accepted == (False,)
             assert bench.ledger.get(job.id) == now
     finally:
         other.stop()
-    _single_ends(bench)
+    _check_single_ends(bench)
 
 
-class _Quick(KindRunner):
-    """Takes a moment, and leaves it to the attempt's signals."""
-
-    def __init__(self) -> None:
-        self.pause = threading.Event()
+class _Brief(KindRunner):
+    """A runner whose attempts take a random moment, until they are stopped."""
 
     def run(self, attempt: Attempt) -> ResultRef:
-        self.pause.wait(random.random() / 50)
-        attempt.check()
+        stopped = threading.Event()
+        attempt.add_stop_callback(stopped.set)
+        stopped.wait(random.random() / 50)
+        attempt.raise_if_stopped()
         return ResultRef(f"memory://{attempt.job.id}/{attempt.job.lease}")
 
     def discard(self, attempt: Attempt) -> None:
         pass
 
 
-def test_fault_19_cancel_of_everything_at_any_moment(bench: Bench):
-    """Fault 19: many jobs, real workers, a cancellation for each at some moment of its life: each ends once."""
+def test_fault_19_cancel_at_any_moment(bench: Bench):
+    """Fault 19: of many jobs of real workers, half are cancelled at some moment; each ends once."""
     ledgers = [open_ledger(bench.ledger_url) for _ in range(2)]
     workers = []
     for number, ledger in enumerate(ledgers):
         ledger.start()
-        settings = WorkerSettings(name=f"w{number}", concurrency=4, poll_s=0.2, lease_s=30, beat_s=5)
-        workers.append(Worker(ledger, {"infer": _Quick()}, settings))
+        settings = WorkerSettings(name=f"w{number}", concurrency=4, poll_s=0.2, lease_s=30, heartbeat_s=5)
+        workers.append(Worker(ledger, {"infer": _Brief()}, settings))
     for worker in workers:
         worker.start()
     choice = random.Random(19)
     try:
         for _ in range(ROUNDS):
-            told = bench.ledger.submit([NewJob("m") for _ in range(4)])
-            for submitted in told:
-                bench.ids[len(bench.ids)] = submitted.job.id
-            for submitted in choice.sample(told, 2):
+            submitted = bench.ledger.submit([NewJob("m") for _ in range(4)])
+            for each in submitted:
+                bench.add_job(each.job.id)
+            for each in choice.sample(submitted, 2):
                 with contextlib.suppress(JobStateError):  # it has ended
-                    bench.ledger.cancel(submitted.job.id)
-        until(lambda: all(job.state.ended for job in bench.jobs().values()))
+                    bench.ledger.cancel(each.job.id)
+        wait_until(lambda: bench.ended() == len(bench.ids), "the end of all jobs")
     finally:
         for worker in workers:
             worker.stop()
@@ -138,33 +138,32 @@ def test_fault_19_cancel_of_everything_at_any_moment(bench: Bench):
     states = [job.state for job in bench.jobs().values()]
     assert set(states) == {JobState.COMPLETED, JobState.CANCELLED}
     assert states.count(JobState.COMPLETED) >= len(states) // 2
-    _single_ends(bench)
+    _check_single_ends(bench)
 
 
 def test_fault_19_cancel_against_the_death_of_the_worker(bench: Bench):
-    """Fault 19: cancelled just before, or just after, its worker is killed: it ends cancelled, once, and is not run again."""
+    """Fault 19: a job cancelled at its worker's death is cancelled once and not run again."""
     numbers = []
-    for first in (True, False):
-        worker = bench.worker().wait_ready()
-        (number,) = bench.submit(1, deed="wait")
+    for cancel_first in (True, False):
+        worker = bench.worker(lease_s=SHORT_LEASE_S).wait_ready()
+        (number,) = bench.submit(1, action="wait")
         numbers.append(number)
         bench.wait_executing([number])
-        if first:
+        if cancel_first:
             bench.ledger.cancel(bench.ids[number])
-        bench.wreck(worker.name)
+        bench.fault_happens(worker.name)
         worker.kill()
-        if not first:
+        if not cancel_first:
             bench.ledger.cancel(bench.ids[number])
     bench.worker().wait_ready()
     bench.wait_ended()
-    tally = bench.tally(dict.fromkeys(numbers, JobState.CANCELLED))
-    assert tally.duplicate_executions == 0
+    costs = bench.costs(dict.fromkeys(numbers, JobState.CANCELLED))
+    assert costs.duplicate_executions == 0
 
 
-def _single_ends(bench: Bench) -> None:
-    """Each has ended, and once. The results are of no interest here."""
+def _check_single_ends(bench: Bench) -> None:
+    """Check that each job has ended, and once."""
     expected = {number: job.state for number, job in bench.jobs().items()}
     assert {state.value for state in expected.values()} <= ENDED
-    done = {number for number, state in expected.items() if state is JobState.COMPLETED}
-    bench.without_result |= done
-    bench.tally(expected)
+    bench.unchecked_results |= {n for n, state in expected.items() if state is JobState.COMPLETED}
+    bench.costs(expected)
