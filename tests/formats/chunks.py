@@ -1,16 +1,16 @@
-"""Bytes in chunks, cut as a test wants them."""
+"""Helpers that cut bytes into chunks."""
 
 import itertools
 
 
 def cut(data, edges):
-    """Chunks between these edges, in whatever order they are given."""
+    """Return the chunks between these edges, given in any order."""
     edges = [0, *sorted(edges), len(data)]
     return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def reused(data, size):
-    """Chunks as views of one buffer that is overwritten each time."""
+def reuse_buffer(data, size):
+    """Yield chunks as views of one buffer that is overwritten each time."""
     buffer = bytearray(size)
     for at in range(0, len(data), size):
         part = data[at : at + size]

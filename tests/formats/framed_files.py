@@ -1,4 +1,4 @@
-"""TFRecord and RecordIO files, written as their own libraries write them."""
+"""Builders of TFRecord and RecordIO files."""
 
 import struct
 
@@ -7,14 +7,14 @@ import google_crc32c
 MAGIC = struct.pack("<I", 0xCED7230A)
 
 
-def masked(data: bytes) -> bytes:
+def masked_checksum(data: bytes) -> bytes:
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) % 2**32 + 0xA282EAD8) % 2**32)
 
 
 def tfrecord_frame(record: bytes) -> bytes:
     length = struct.pack("<Q", len(record))
-    return length + masked(length) + record + masked(record)
+    return length + masked_checksum(length) + record + masked_checksum(record)
 
 
 def tfrecord(records) -> bytes:
@@ -27,7 +27,7 @@ def recordio_part(part: bytes, flag: int) -> bytes:
 
 
 def recordio_frame(record: bytes) -> bytes:
-    """Parted where the magic number stands at a multiple of four bytes, which it is left out of."""
+    """Split the record at each magic number at a multiple of four bytes, and omit it."""
     parts, begin, at = [], 0, 0
     while at + 4 <= len(record) // 4 * 4:
         if record[at : at + 4] == MAGIC:

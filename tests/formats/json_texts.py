@@ -1,4 +1,4 @@
-"""JSON as texts: with blanks, doubled keys, and numbers that a float would not keep."""
+"""Strategies of JSON texts with blanks, repeated keys, and numbers that a float would not keep."""
 
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ scalars = numbers | strings | st.sampled_from(["true", "false", "null"])
 
 @st.composite
 def separated(draw, opening, items, closing):
-    """Items between brackets, with blanks wherever blanks may be."""
+    """Draw items between brackets, with blanks where JSON allows them."""
     parts = [draw(blanks) + item + draw(blanks) for item in draw(items)]
     return opening + (",".join(parts) if parts else draw(blanks)) + closing
 

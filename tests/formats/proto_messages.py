@@ -1,11 +1,11 @@
-"""The real protobuf runtime's classes of the messages that are read, from a pool of their own."""
+"""Message classes of the protobuf runtime in a descriptor pool of their own."""
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 FIELD = descriptor_pb2.FieldDescriptorProto
 
 
-def add(message, name, number, kind, *, repeated=False, packed=None, oneof=False):
+def add_field(message, name, number, kind, *, repeated=False, packed=None, oneof=False):
     field = message.field.add(name=name, number=number)
     field.label = FIELD.LABEL_REPEATED if repeated else FIELD.LABEL_OPTIONAL
     if kind.startswith("."):
@@ -21,9 +21,9 @@ def add(message, name, number, kind, *, repeated=False, packed=None, oneof=False
 def add_map(message, full_name, name, number, kind):
     entry = message.nested_type.add(name=f"{name.title()}Entry")
     entry.options.map_entry = True
-    add(entry, "key", 1, "string")
-    add(entry, "value", 2, kind)
-    add(message, name, number, f"{full_name}.{entry.name}", repeated=True)
+    add_field(entry, "key", 1, "string")
+    add_field(entry, "value", 2, kind)
+    add_field(message, name, number, f"{full_name}.{entry.name}", repeated=True)
 
 
 def record_file(*, packed):
@@ -31,10 +31,10 @@ def record_file(*, packed):
     for name, kind in (("Float32Tensor", "float"), ("Float64Tensor", "double"), ("Int32Tensor", "int32")):
         tensor = file.message_type.add(name=name)
         for number, field, type_ in ((1, "values", kind), (2, "keys", "uint64"), (3, "shape", "uint64")):
-            add(tensor, field, number, type_, repeated=True, packed=packed)
-    held = file.message_type.add(name="Bytes")
-    add(held, "value", 1, "bytes", repeated=True)
-    add(held, "content_type", 2, "string")
+            add_field(tensor, field, number, type_, repeated=True, packed=packed)
+    tensor = file.message_type.add(name="Bytes")
+    add_field(tensor, "value", 1, "bytes", repeated=True)
+    add_field(tensor, "content_type", 2, "string")
     value = file.message_type.add(name="Value")
     value.oneof_decl.add(name="value")
     for name, number, kind in (
@@ -43,29 +43,29 @@ def record_file(*, packed):
         ("int32_tensor", 7, "Int32Tensor"),
         ("bytes", 9, "Bytes"),
     ):
-        add(value, name, number, f".aialgs.data.{kind}", oneof=True)
+        add_field(value, name, number, f".aialgs.data.{kind}", oneof=True)
     record = file.message_type.add(name="Record")
     add_map(record, ".aialgs.data.Record", "features", 1, ".aialgs.data.Value")
     add_map(record, ".aialgs.data.Record", "label", 2, ".aialgs.data.Value")
     for number, name in ((3, "uid"), (4, "metadata"), (5, "configuration")):
-        add(record, name, number, "string")
+        add_field(record, name, number, "string")
     return file
 
 
 def example_file(*, packed):
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
     for name, kind in (("BytesList", "bytes"), ("FloatList", "float"), ("Int64List", "int64")):
-        held = file.message_type.add(name=name)
-        add(held, "value", 1, kind, repeated=True, packed=None if kind == "bytes" else packed)
+        tensor = file.message_type.add(name=name)
+        add_field(tensor, "value", 1, kind, repeated=True, packed=None if kind == "bytes" else packed)
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for number, (name, kind) in enumerate(
         (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), 1
     ):
-        add(feature, name, number, f".tensorflow.{kind}", oneof=True)
+        add_field(feature, name, number, f".tensorflow.{kind}", oneof=True)
     features = file.message_type.add(name="Features")
     add_map(features, ".tensorflow.Features", "feature", 1, ".tensorflow.Feature")
-    add(file.message_type.add(name="Example"), "features", 1, ".tensorflow.Features")
+    add_field(file.message_type.add(name="Example"), "features", 1, ".tensorflow.Features")
     return file
 
 
@@ -80,28 +80,28 @@ EXAMPLES = {packed: message_class(example_file(packed=packed), "Example") for pa
 
 
 def record(*, packed=True, label=None, uid=None, **tensors):
-    """A serialized Record: by feature name, a member of the oneof and what goes into it."""
-    made = RECORDS[packed]()
+    """Return a serialized Record, given the oneof member and its content by feature name."""
+    message = RECORDS[packed]()
     for name, (member, values) in tensors.items():
-        held = getattr(made.features[name], member)
+        tensor = getattr(message.features[name], member)
         if isinstance(values, dict):
             for field, items in values.items():
-                getattr(held, field).extend(items)
+                getattr(tensor, field).extend(items)
         else:
-            (held.value if member == "bytes" else held.values).extend(values)
-        held.SetInParent()
+            (tensor.value if member == "bytes" else tensor.values).extend(values)
+        tensor.SetInParent()
     if label is not None:
-        made.label["values"].float32_tensor.values.append(label)
+        message.label["values"].float32_tensor.values.append(label)
     if uid is not None:
-        made.uid = uid
-    return made.SerializeToString(deterministic=True)
+        message.uid = uid
+    return message.SerializeToString(deterministic=True)
 
 
 def example(*, packed=True, **lists):
-    """A serialized Example: by feature name, a member of the oneof and its values."""
-    made = EXAMPLES[packed]()
+    """Return a serialized Example, given the oneof member and its values by feature name."""
+    message = EXAMPLES[packed]()
     for name, (member, values) in lists.items():
-        held = getattr(made.features.feature[name], member)
-        held.value.extend(values)
-        held.SetInParent()
-    return made.SerializeToString(deterministic=True)
+        tensor = getattr(message.features.feature[name], member)
+        tensor.value.extend(values)
+        tensor.SetInParent()
+    return message.SerializeToString(deterministic=True)

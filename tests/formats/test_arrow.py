@@ -1,19 +1,22 @@
+"""Tests of the pyarrow adapter: delimited numbers, columns and nulls."""
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
+from cases import for_each
 from headrace.core.errors import DataError
 from headrace.formats.arrow import (
     array_with_nulls,
     column_array,
     delimited_numbers,
-    is_tensors,
-    nulls,
+    is_tensor_column,
+    null_array,
     parquet_modules,
     table_columns,
 )
@@ -26,35 +29,32 @@ CELLS = st.one_of(
 )
 
 
-@settings(deadline=None)  # pyarrow's first import may fall into an example.
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=8))
-def test_what_it_takes_has_the_values_that_float_gives(table):
+def test_accepted_numbers_equal_float(table):
     text = "\n".join(",".join(row) for row in table).encode()
     numbers = delimited_numbers(text, len(table), 2, b",", b'"')
     if numbers is None:
         return
-    wanted = [float(cell.strip('"')) for row in table for cell in row]
-    np.testing.assert_array_equal(numbers, wanted)
+    expected = [float(cell.strip('"')) for row in table for cell in row]
+    np.testing.assert_array_equal(numbers, expected)
 
 
-@pytest.mark.parametrize(
-    "text", [b"1,2\n3", b"1,2\nx,3", b"1,2\n,3", b"1,2\n1\r,2", b"1,2\nnan(1),2", b"1,2\n3,4\n5,6"]
-)
-def test_what_is_not_as_it_should_be_is_refused_whole(text):
+@for_each("text", [b"1,2\n3", b"1,2\nx,3", b"1,2\n,3", b"1,2\n1\r,2", b"1,2\nnan(1),2", b"1,2\n3,4\n5,6"])
+def test_malformed_text_is_rejected(text):
     assert delimited_numbers(text, 2, 2, b",", b'"') is None
 
 
-def test_it_takes_more_than_json_does():
+def test_number_syntax_is_wider_than_json():
     numbers = delimited_numbers(b'nan;"1.5"\n-inf;.5', 2, 2, b";", b'"')
     np.testing.assert_array_equal(numbers, [np.nan, 1.5, -np.inf, 0.5])
 
 
-def test_parquets_modules_come_by_the_same_door():
+def test_parquet_modules_are_those_of_pyarrow():
     pa, parquet = parquet_modules()
     assert (pa.__name__, parquet.__name__) == ("pyarrow", "pyarrow.parquet")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("chunks", "dtype"),
     [
         ([[1, 2], [3]], np.int64),
@@ -65,39 +65,39 @@ def test_parquets_modules_come_by_the_same_door():
         ([], np.float64),
     ],
 )
-def test_all_chunks_of_a_column_are_in_its_array(chunks, dtype):
+def test_column_array_contains_all_chunks(chunks, dtype):
     column = pa.chunked_array(chunks, type=None if chunks else pa.int64())
-    made = column_array(column)
-    assert made.dtype == dtype
-    assert not is_tensors(column)
-    assert [v.tolist() if isinstance(v, np.ndarray) else v for v in made.tolist()] == column.to_pylist()
+    array = column_array(column)
+    assert array.dtype == dtype
+    assert not is_tensor_column(column)
+    assert [v.tolist() if isinstance(v, np.ndarray) else v for v in array.tolist()] == column.to_pylist()
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.booleans())), st.sampled_from(["int8", "float16", "bool"]))
-def test_nulls_stand_where_a_value_is_missing_in_the_arrays_own_type(cells, dtype):
+def test_nulls_replace_missing_values_and_keep_the_type(cells, dtype):
     values = np.array([value for value, _ in cells], dtype)
-    made = array_with_nulls(values, np.array([missing for _, missing in cells], bool))
-    assert made.type == pa.from_numpy_dtype(values.dtype)
+    array = array_with_nulls(values, np.array([missing for _, missing in cells], bool))
+    assert array.type == pa.from_numpy_dtype(values.dtype)
     expected = [
         None if missing else value for value, (_, missing) in zip(values.tolist(), cells, strict=True)
     ]
-    assert made.to_pylist() == expected
+    assert array.to_pylist() == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("values", "kind"), [(["a", None], pa.string()), ([b"a", None], pa.binary()), ([None], pa.string())]
 )
-def test_text_keeps_its_kind(values, kind):
+def test_text_stays_string_or_binary(values, kind):
     objects = np.array(values, object)
-    made = array_with_nulls(objects, np.array([value is None for value in values]))
-    assert (made.type, made.to_pylist()) == (kind, values)
+    array = array_with_nulls(objects, np.array([value is None for value in values]))
+    assert (array.type, array.to_pylist()) == (kind, values)
 
 
-def test_nulls_of_no_type():
-    assert (nulls(2).type, len(nulls(2))) == (pa.null(), 2)
+def test_null_array_has_no_type():
+    assert (null_array(2).type, len(null_array(2))) == (pa.null(), 2)
 
 
-def test_a_table_by_its_columns():
+def test_table_columns_reject_duplicate_names():
     assert table_columns(pa.table({"a": [1], "b": ["x"]}))["b"].to_pylist() == ["x"]
-    with pytest.raises(DataError, match="two columns of one name"):
+    with pytest.raises(DataError, match="two columns with the same name"):
         table_columns(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]))

@@ -1,9 +1,10 @@
-"""The structure scanners: every cut inside a part is noticed, wherever the reads fall."""
+"""Tests of the structure scanners: every cut inside a part is detected, for any read size."""
 
 import struct
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import CorruptError, TruncatedError
 from headrace.formats.boxes import HELD_BYTES_MAX, MatroskaElements, Mp4Boxes
 
@@ -26,7 +27,9 @@ def element(name, body):
 
 CLUSTER = element(b"\x1f\x43\xb6\x75", element(b"\xe7", b"\0") + element(b"\xa3", b"block"))
 MKV = EBML + element(b"\x18\x53\x80\x67", element(b"\x15\x49\xa9\x66", b"info") + CLUSTER + CLUSTER)
-ENDLESS = EBML + b"\x18\x53\x80\x67\x01" + b"\xff" * 7 + b"\x1f\x43\xb6\x75\xff" + element(b"\xa3", b"block")
+UNKNOWN_SIZE = (
+    EBML + b"\x18\x53\x80\x67\x01" + b"\xff" * 7 + b"\x1f\x43\xb6\x75\xff" + element(b"\xa3", b"block")
+)
 
 
 def scan(scanner, data, size):
@@ -35,43 +38,44 @@ def scan(scanner, data, size):
     scanner.check_end()
 
 
-# After these many bytes nothing says that more must follow: the index, or a cluster of unknown size, is whole.
-SEAMS = {MP4: {37}, MKV: set(), ENDLESS: {25}}
+# Number of bytes after which no more bytes are required: the index, or a cluster of unknown size,
+# is complete.
+CLEAN_CUTS = {MP4: {37}, MKV: set(), UNKNOWN_SIZE: {25}}
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@for_each("size", [1, 3, 7, 1000])
 @pytest.mark.parametrize(
     ("scanner", "data"),
-    [(Mp4Boxes, MP4), (MatroskaElements, MKV), (MatroskaElements, ENDLESS)],
+    [(Mp4Boxes, MP4), (MatroskaElements, MKV), (MatroskaElements, UNKNOWN_SIZE)],
     ids=["mp4", "matroska", "endless"],
 )
-def test_a_whole_file_is_fine_and_a_cut_one_is_not(scanner, data, size):
+def test_only_complete_files_pass(scanner, data, size):
     scan(scanner(), data, size)
-    for cut in set(range(len(data))) - SEAMS[data]:
+    for cut in set(range(len(data))) - CLEAN_CUTS[data]:
         with pytest.raises(TruncatedError) as caught:
             scan(scanner(100), data[:cut], size)
         assert caught.value.byte == 100 + cut
 
 
-def test_fragments_and_a_box_until_the_end():
+def test_fragments_and_an_open_ended_box_pass():
     scan(Mp4Boxes(), box(b"ftyp") + box(b"moov") + box(b"moof") + box(b"mdat", b"yy"), 5)
     scan(Mp4Boxes(), box(b"moov") + box(b"mdat", b"y" * 50, size=0), 5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("scanner", "data", "byte", "why"),
     [
         (Mp4Boxes, box(b"ftyp", b"isom") + box(b"mdat", b"", size=5000), 12, "movflags"),
         (Mp4Boxes, MP4 + box(b"\0\0\0\0"), len(MP4), "not an MP4 box"),
         (Mp4Boxes, box(b"ftyp") + box(b"free", size=3), 8, "not an MP4 box"),
         (Mp4Boxes, box(b"moov", size=HELD_BYTES_MAX + 1), 0, "more than"),
-        (MatroskaElements, MKV + b"\0\0", len(MKV), "starts no Matroska element"),
+        (MatroskaElements, MKV + b"\0\0", len(MKV), "does not start a Matroska element"),
         (MatroskaElements, EBML + b"\xa3\0", len(EBML), "no valid size"),
         (MatroskaElements, EBML + b"\xa3\x08" + b"\xff" * 5, len(EBML), "claims"),
     ],
 )
-@pytest.mark.parametrize("size", [1, 1000])
-def test_what_cannot_be_is_refused_at_its_header(scanner, data, byte, why, size):
+@for_each("size", [1, 1000])
+def test_invalid_header_is_rejected_at_its_offset(scanner, data, byte, why, size):
     with pytest.raises(CorruptError, match=why) as caught:
         scan(scanner(), data, size)
     assert caught.value.byte == byte

@@ -1,7 +1,7 @@
-"""Reads over chunks: exact whatever the cuts, and honest about what the chunks raised."""
+"""Tests of `ChunkFile`: exact reads for any chunks, and errors of the chunks."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.formats.chunkfile import ChunkFile
@@ -11,23 +11,22 @@ def cut(data, size):
     return [data[i : i + size] for i in range(0, len(data), size)]
 
 
-@settings(deadline=None, derandomize=True)
 @given(
     st.binary(max_size=60),
     st.integers(1, 9),
     st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=9),
 )
-def test_reads_and_peeks_are_those_of_one_buffer(data, size, steps):
+def test_reads_and_peeks_match_one_buffer(data, size, steps):
     file = ChunkFile([b"", *cut(data, size)], start_byte=100)
     at = 0
     for peeks, length in steps:
-        got = file.peek(length) if peeks else file.read(length)
-        assert got == data[at : at + length]
-        at += 0 if peeks else len(got)
+        data_read = file.peek(length) if peeks else file.read(length)
+        assert data_read == data[at : at + length]
+        at += 0 if peeks else len(data_read)
         assert file.position == 100 + at
 
 
-def test_a_memoryview_is_copied_before_the_next_chunk_overwrites_it():
+def test_memoryview_is_copied_before_the_next_chunk():
     buffer = bytearray(2)
 
     def chunks():
@@ -38,7 +37,7 @@ def test_a_memoryview_is_copied_before_the_next_chunk_overwrites_it():
     assert ChunkFile(chunks()).read(4) == b"abcd"
 
 
-def test_skip_tells_how_far_it_came_and_drain_reads_the_rest():
+def test_skip_returns_the_skipped_bytes_and_drain_reads_the_rest():
     file = ChunkFile(cut(b"x" * 100, 7))
     assert file.skip(90) == 90
     file.drain()
@@ -46,7 +45,7 @@ def test_skip_tells_how_far_it_came_and_drain_reads_the_rest():
     assert file.skip(5) == 0
 
 
-def test_bytes_before_an_error_are_given_first_and_the_error_then():
+def test_bytes_before_an_error_are_returned_first():
     error = OSError("gone")
 
     def chunks():

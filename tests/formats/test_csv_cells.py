@@ -1,3 +1,5 @@
+"""Tests of splitting CSV records into cells and of cell grids."""
+
 import csv
 import io
 
@@ -6,40 +8,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.csv_cells import Dialect, Rows, cell_grid, column_texts, narrowed
+from headrace.formats.csv_cells import CsvDialect, TextRows, cell_grid, column_texts, select_columns
 
-COMMA = Dialect.of(",", '"')
-# As a format gives them: every quote that opens is closed, and newlines stand inside quotes alone.
+COMMA = CsvDialect.from_strings(",", '"')
+# Records as a format yields them: all quotes are closed, and newlines stand only inside quotes.
 RECORDS = st.one_of(
     st.lists(st.text(alphabet='a",1 \n', max_size=4).map(str.encode), min_size=1, max_size=4).map(
-        COMMA.encoded
+        COMMA.encode_record
     ),
     st.sampled_from([b'a"b,c', b'"a"b,c', b'a"b"c', b'1,"a,b"c,2', b""]),
 )
 
 
-def by_csv_reader(record: bytes) -> list[bytes]:
+def read_with_csv_reader(record: bytes) -> list[bytes]:
     rows = list(csv.reader(io.StringIO(record.decode(), newline=""), quotechar='"'))
     return [cell.encode() for cell in rows[0]] if rows else [b""]
 
 
 @given(st.lists(st.text(alphabet='a",1 \n', max_size=6), min_size=1, max_size=5))
-def test_cells_are_those_of_pythons_own_reader(texts):
+def test_cells_equal_csv_readers(texts):
     written = io.StringIO(newline="")
     csv.writer(written).writerow(texts)
     record = written.getvalue().removesuffix("\r\n").encode()
     if record in (b"", b'""'):
-        return  # a blank line, which never comes here
-    assert COMMA.cells(record) == by_csv_reader(record) == [t.encode() for t in texts]
+        return  # A blank line is not a record.
+    assert COMMA.cells(record) == read_with_csv_reader(record) == [t.encode() for t in texts]
 
 
 @given(st.lists(st.text(alphabet='a",1 \n\r', max_size=6).map(str.encode), min_size=1, max_size=5))
-def test_what_is_encoded_reads_back(cells):
-    assert COMMA.cells(COMMA.encoded(cells)) == cells
+def test_encoded_record_is_read_back(cells):
+    assert COMMA.cells(COMMA.encode_record(cells)) == cells
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("record", "cells"),
     [
         (b"", [b""]),
@@ -51,29 +54,27 @@ def test_what_is_encoded_reads_back(cells):
         (b'"a,b', [b"a,b"]),
     ],
 )
-def test_stray_quotes_read_as_pythons_reader_has_them(record, cells):
+def test_stray_quotes_are_read_as_by_csv_reader(record, cells):
     assert COMMA.cells(record) == cells
 
 
-def test_a_header_is_held_to_the_letter():
-    assert COMMA.names('"a b",ü'.encode()) == ("a b", "ü")
+def test_header_must_be_strict_csv():
+    assert COMMA.header_names('"a b",ü'.encode()) == ("a b", "ü")
     with pytest.raises(ValueError, match="text after the closing quote of column 1"):
-        COMMA.names(b'a,"b"c')
+        COMMA.header_names(b'a,"b"c')
     with pytest.raises(UnicodeDecodeError):
-        COMMA.names(b"\xff")
+        COMMA.header_names(b"\xff")
 
 
-@pytest.mark.parametrize(
-    ("delimiter", "quote"), [("", '"'), ("ab", '"'), ("\n", '"'), ("é", '"'), (",", ","), (",", "''")]
-)
-def test_dialects_that_cannot_be_are_refused(delimiter, quote):
+@for_each(("delimiter", "quote"), [("", '"'), ("ab", '"'), ("\n", '"'), ("é", '"'), (",", ","), (",", "''")])
+def test_invalid_dialects_are_rejected(delimiter, quote):
     with pytest.raises(ConfigError):
-        Dialect.of(delimiter, quote)
+        CsvDialect.from_strings(delimiter, quote)
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=6), st.integers(1, 4))
-def test_a_grid_holds_the_cells_of_every_record_of_that_width(records, width):
-    rows = Rows.joined(records)
+def test_grid_holds_the_cells_of_every_record_of_the_width(records, width):
+    rows = TextRows.from_texts(records)
     grid = cell_grid(rows, COMMA, width)
     cells = [COMMA.cells(r) for r in records]
     assert grid.rows.tolist() == [i for i, c in enumerate(cells) if len(c) == width]
@@ -91,22 +92,21 @@ def test_a_grid_holds_the_cells_of_every_record_of_that_width(records, width):
     ),
     st.lists(st.integers(0, 2), min_size=1, max_size=4),
 )
-def test_narrowed_rows_hold_the_columns_asked_for_in_that_order(table, columns):
-    grid = cell_grid(Rows.joined([b",".join(row) for row in table]), COMMA, 3)
-    rows = narrowed(grid, columns, b",")
+def test_selected_columns_keep_the_requested_order(table, columns):
+    grid = cell_grid(TextRows.from_texts([b",".join(row) for row in table]), COMMA, 3)
+    rows = select_columns(grid, columns, b",")
     assert rows.texts(np.arange(len(rows))) == [b",".join(row[c] for c in columns) for row in table]
 
 
-def test_rows_are_views_of_one_buffer():
-    rows = Rows.joined([b"a", b"", b"ccc"])
+def test_rows_are_slices_of_one_buffer():
+    rows = TextRows.from_texts([b"a", b"", b"ccc"])
     assert (rows.data, len(rows)) == (b"a\n\nccc", 3)
     assert [rows.row(i) for i in range(3)] == [b"a", b"", b"ccc"]
     assert rows.slice(1, 3).texts([0, 1]) == [b"", b"ccc"]
 
 
 @given(RECORDS)
-def test_raw_cells_are_the_records_bytes_and_read_as_its_cells(record):
-    """Quotes and all: put together again they are the record."""
+def test_raw_cells_join_to_the_record_and_read_as_its_cells(record):
     raw = COMMA.raw_cells(record)
     assert b",".join(raw) == record
     assert [COMMA.cells(cell) for cell in raw] == [[cell] for cell in COMMA.cells(record)]

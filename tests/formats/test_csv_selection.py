@@ -1,28 +1,29 @@
-"""Columns that a path keeps: those that a slice of the cells' list would be."""
+"""Tests of the columns that a path selects, compared with slices of a list of cells."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.formats.csv_selection import ColumnSelection, listed
+from cases import for_each
+from headrace.formats.csv_selection import ColumnSelection, format_names
 from headrace.formats.json_path import compile_path
 from headrace.formats.json_path_grammar import Slice
 
 ends = st.none() | st.integers(-7, 7)
-places = st.lists(st.integers(-7, 7) | st.builds(Slice, ends, ends), min_size=1, max_size=3).map(tuple)
+selectors = st.lists(st.integers(-7, 7) | st.builds(Slice, ends, ends), min_size=1, max_size=3).map(tuple)
 
 
-def picked(selection, width):
-    """What is kept of the numbers below `width`, or None where that is an error."""
+def select_or_none(selection, width):
+    """Return the selected numbers below `width`, or None if the selection is an error."""
     try:
         return selection.indices(width, None)
     except ValueError:
         return None
 
 
-@given(places, st.integers(1, 7))
-def test_indices_and_slices_are_those_of_a_list(chosen, width):
-    """Slices end where the record does; an index beyond it, or nothing at all, is an error."""
+@given(selectors, st.integers(1, 7))
+def test_indices_and_slices_behave_as_for_a_list(chosen, width):
+    """Slices end where the record ends. An index beyond it, or an empty result, is an error."""
     cells = list(range(width))
     expected = []
     try:
@@ -30,21 +31,20 @@ def test_indices_and_slices_are_those_of_a_list(chosen, width):
             expected += cells[place.start : place.stop] if isinstance(place, Slice) else [cells[place]]
     except IndexError:
         expected = []
-    assert picked(ColumnSelection("$[...]", chosen), width) == (tuple(expected) or None)
+    assert select_or_none(ColumnSelection("$[...]", chosen), width) == (tuple(expected) or None)
 
 
-@given(places, st.integers(1, 4))
-def test_what_is_within_the_last_columns_is_the_same_without_the_others(chosen, count):
-    """So that the others need never be looked at."""
+@given(selectors, st.integers(1, 4))
+def test_selection_within_the_last_columns_ignores_the_others(chosen, count):
     selection = ColumnSelection("$[...]", chosen)
     if selection.is_within_last(count):
-        alone = picked(selection, count)
+        alone = select_or_none(selection, count)
         for before in range(4):
             moved = None if alone is None else tuple(index + before for index in alone)
-            assert picked(selection, before + count) == moved
+            assert select_or_none(selection, before + count) == moved
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "within"),
     [
         ("$[-1]", True),
@@ -56,14 +56,12 @@ def test_what_is_within_the_last_columns_is_the_same_without_the_others(chosen, 
         ("$[:-1]", False),
     ],
 )
-def test_which_selections_are_within_the_last_two(path, within):
-    """Counted from the end alone."""
+def test_is_within_last_counts_only_from_the_end(path, within):
     assert compile_path(path).columns.is_within_last(2) is within
 
 
 @given(st.integers(1, 7))
-def test_all_is_all_of_any_width(width):
-    """And nothing else says so."""
+def test_is_all_holds_for_any_width(width):
     for path in ("$[*]", "$[:]", "$[0:]", "$.*"):
         selection = compile_path(path).columns
         assert selection.is_all
@@ -73,31 +71,28 @@ def test_all_is_all_of_any_width(width):
     assert not compile_path("$['a']").columns.is_all
 
 
-def test_names_are_those_of_a_header():
-    """In the order asked for."""
+def test_names_are_resolved_in_the_selected_order():
     assert compile_path("$['c','a']").columns.indices(3, ("a", "b", "c")) == (2, 0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "width", "names", "why"),
     [
-        ("$[7]", 5, None, r"\$\[7\]: there is no column 7: records have 5, counted from 0"),
+        ("$[7]", 5, None, r"\$\[7\]: there is no column 7: records have 5 columns, counted from 0"),
         ("$[-6]", 5, None, "there is no column -6: records have 5"),
-        ("$[5:]", 5, None, r"\$\[5:\] keeps no column: records have 5"),
-        ("$['a']", 1, None, "wanted by name, but no header was read"),
-        ("$['x']", 2, ("a", "b"), 'there is no column "x"; there are: a, b'),
-        ("$['a']", 2, ("a", "a"), 'more than one column is called "a"'),
-        ("$['a']", 3, ("a", "b"), "records have 3 columns, and the header 2"),
+        ("$[5:]", 5, None, r"\$\[5:\] selects no column: records have 5"),
+        ("$['a']", 1, None, "selected by name, but no header was read"),
+        ("$['x']", 2, ("a", "b"), 'there is no column "x"; the columns are: a, b'),
+        ("$['a']", 2, ("a", "a"), 'more than one column is named "a"'),
+        ("$['a']", 3, ("a", "b"), "records have 3 columns, but the header has 2"),
     ],
 )
-def test_what_is_not_there_is_said(path, width, names, why):
-    """With the path, and what is there."""
+def test_missing_columns_raise_with_the_path_and_the_existing_ones(path, width, names, why):
     with pytest.raises(ValueError, match=why):
         compile_path(path).columns.indices(width, names)
 
 
-def test_many_names_are_told_short():
-    """Twenty of them, and how many there are."""
-    text = listed(["x" * 99] * 5000)
+def test_many_names_are_shortened():
+    text = format_names(["x" * 99] * 5000)
     assert len(text) < 1200
     assert text.endswith("… (5000 in all)")

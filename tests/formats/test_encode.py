@@ -1,16 +1,17 @@
-"""What the encoders share: the columns of an output, and its values as text."""
+"""Tests of the parts that encoders share: output columns, and values as text."""
 
 import json
 
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.core.tensor import TensorSpec
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import (
-    checked_outputs,
+    check_outputs,
     json_text,
     number_text,
     output_columns,
@@ -19,14 +20,13 @@ from headrace.formats.encode import (
 )
 
 
-def piece_of(rows):
-    """As many records, whatever they are."""
+def selection_of(rows):
+    """Return a selection of records without content."""
     none = np.zeros(rows, np.int64)
-    return Piece(Block(Position(), starts=none, ends=none), 0, rows)
+    return BlockSelection(Block(Position(), starts=none, ends=none), 0, rows)
 
 
 def test_columns_come_from_the_first_outputs():
-    """Names, datatypes and shapes, with the row axis open."""
     outputs = {"y": np.zeros(2, np.float32), "v": np.zeros((2, 3, 4), np.int64), "s": np.array(["a", "b"])}
     columns = output_columns(outputs)
     assert columns == (
@@ -37,58 +37,56 @@ def test_columns_come_from_the_first_outputs():
     assert [row_width(column) for column in columns] == [1, 12, 1]
 
 
-def test_a_dtype_that_cannot_be_written_is_refused():
-    """Complex numbers have no place in any of the formats."""
+def test_complex_dtype_is_rejected():
     with pytest.raises(ConfigError, match=r"output 'z' cannot be written: .*complex64"):
         output_columns({"z": np.zeros(2, np.complex64)})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("outputs", "message"),
     [
-        ({"z": np.zeros(2, np.float32)}, "answered with outputs z; this part began with y"),
-        ({"y": np.zeros(2, np.float32), "z": np.zeros(2)}, "answered with outputs y, z"),
+        ({"z": np.zeros(2, np.float32)}, "returned outputs z; this part started with y"),
+        ({"y": np.zeros(2, np.float32), "z": np.zeros(2)}, "returned outputs y, z"),
         ({"y": np.zeros(1, np.float32)}, r"shape \(1,\) for 2 records"),
         (
             {"y": np.zeros((2, 2), np.float32)},
-            r"shape \(2, 2\) for 2 records; this part began with rows of shape \(\)",
+            r"shape \(2, 2\) for 2 records; this part started with rows of shape \(\)",
         ),
-        ({"y": np.zeros(2, np.float64)}, "is float64; this part began with FP32"),
+        ({"y": np.zeros(2, np.float64)}, "is float64; this part started with FP32"),
     ],
 )
-def test_outputs_that_change_within_a_part_are_refused(outputs, message):
-    """A row too few would shift every prediction after it to the wrong record."""
+def test_outputs_that_change_within_a_part_are_rejected(outputs, message):
+    """A missing row would assign every later prediction to the wrong record."""
     columns = output_columns({"y": np.zeros(2, np.float32)})
-    piece = piece_of(2)
+    selection = selection_of(2)
     with pytest.raises(ModelContractError, match=message):
-        checked_outputs(columns, [piece], outputs, datatypes=True)
+        check_outputs(columns, [selection], outputs, datatypes=True)
 
 
 FLOATS = [0.1, 1 / 3, -0.0, 1e-7, 65504.0, 5.5]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_numbers_are_short_and_read_back_the_same(dtype):
-    """The digits are the dtype's own: 0.1 stays 0.1, and parsing gives the very same bits."""
+@for_each("dtype", ["float16", "float32", "float64"])
+def test_numbers_are_short_and_read_back(dtype):
+    """0.1 stays 0.1 in every dtype, and parsing returns the same bits."""
     numbers = np.array(FLOATS).astype(dtype)
     texts = number_text(numbers, nonfinite_names=False)[1:-1].split(b",")
     assert texts[0] == b"0.1"
     assert np.array([float(text) for text in texts]).astype(dtype).tobytes() == numbers.tobytes()
 
 
-def test_what_is_not_finite():
-    """Named where the format has words for it, null where not; in any shape, in a strided array."""
+def test_nonfinite_numbers_are_named_or_null():
     numbers = np.array([[np.nan, 1.0, np.inf], [2.0, -np.inf, 3.0]], np.float32)
     assert number_text(numbers, nonfinite_names=True) == b"[[nan,1.0,inf],[2.0,-inf,3.0]]"
     assert number_text(numbers, nonfinite_names=False) == b"[[null,1.0,null],[2.0,null,3.0]]"
     assert number_text(numbers[:, ::2], nonfinite_names=True) == b"[[nan,inf],[2.0,3.0]]"
 
 
-def numbers_only(name):
+def reject_constant(name):
     raise AssertionError(f"{name} is no JSON")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "means"),
     [
         (2**70, 2**70),
@@ -99,17 +97,16 @@ def numbers_only(name):
         ({"\ud800": (1, {2})}, {"\ud800": [1, "{2}"]}),
     ],
 )
-def test_any_object_is_valid_json_in_every_format(value, means):
-    """What the quick way refuses the slow one writes: never NaN, never an error in the middle of a part."""
+def test_any_object_becomes_valid_json(value, means):
+    """Values that the fast path rejects are written by the slow one."""
     for text in (json_text(value), text_bytes(value)):
-        assert json.loads(text, parse_constant=numbers_only) == means
+        assert json.loads(text, parse_constant=reject_constant) == means
 
 
-@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", ">i4"])
-def test_outputs_are_in_the_machines_byte_order(dtype):
-    """Arrow takes no other, and digits are told by the type itself."""
+@for_each("dtype", [">f2", ">f4", ">f8", ">i4"])
+def test_outputs_get_native_byte_order(dtype):
     data = np.array([0.1, 2], dtype)
-    _, (array,) = checked_outputs(output_columns({"y": data}), [piece_of(2)], {"y": data})
+    _, (array,) = check_outputs(output_columns({"y": data}), [selection_of(2)], {"y": data})
     assert array.dtype.isnative
     assert number_text(array, nonfinite_names=False) == number_text(
         data.astype(dtype[1:]), nonfinite_names=False

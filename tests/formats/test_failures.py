@@ -1,13 +1,14 @@
-"""The failed-records file: what is written can be read, also by the next versions."""
+"""Tests of the failed-records file: written lines can be read, also by later versions."""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Failure, FailureKind, Position
 from headrace.core.errors import DataError
 from headrace.formats.failures import (
@@ -45,13 +46,12 @@ FAILURES = [
 ]
 
 
-def test_the_written_form_is_kept():
-    """Files of today must be readable by every later version; a change here needs a new version number."""
+def test_lines_equal_the_golden_file():
+    """Later versions must read today's files: a change here needs a new version number."""
     assert b"".join(map(failure_line, FAILURES)) == GOLDEN.read_bytes()
 
 
-def test_an_open_file_is_read():
-    """Line by line, each failure as it was."""
+def test_open_file_is_read():
     with GOLDEN.open("rb") as file:
         assert list(read_failures(file)) == FAILURES
 
@@ -71,10 +71,8 @@ failures = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(failures)
-def test_what_is_read_is_what_was_written(failure):
-    """Any failure comes back whole, from exactly one line that any JSON reader takes."""
+def test_failure_is_read_back_from_one_json_line(failure):
     line = failure_line(failure)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -82,32 +80,30 @@ def test_what_is_read_is_what_was_written(failure):
     assert list(read_failures([line])) == [failure]
 
 
-@pytest.mark.parametrize(("size", "truncated"), [(RAW_BYTES_KEPT_MAX - 1, False), (RAW_BYTES_KEPT_MAX, True)])
-def test_a_record_that_may_have_been_cut_says_so(size, truncated):
-    """Who replays the file must know that the rest is in the source only."""
+@for_each(("size", "truncated"), [(RAW_BYTES_KEPT_MAX - 1, False), (RAW_BYTES_KEPT_MAX, True)])
+def test_record_of_the_kept_size_is_marked_truncated(size, truncated):
     fields = json.loads(failure_line(Failure(Position(), FailureKind.FORMAT, "too long", b"x" * size)))
     assert fields.get("raw_truncated", False) is truncated
     assert len(fields["raw"]) == size
 
 
-def changed(**fields):
+def changed_line(**fields):
     return json.dumps({**json.loads(failure_line(FAILURES[0])), **fields}).encode()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "message"),
     [
         (b"{", "JSONDecodeError"),
         (b"[1]", "TypeError"),
         (b"{}", "KeyError: 'v'"),
-        (changed(v=2), "version 2, and this program knows 1: upgrade headrace"),
-        (changed(kind="other"), "'other' is not a valid FailureKind"),
-        (changed(raw_base64="@"), "line 2 is no failed record"),
-        (b"\xff", "line 2 is no failed record"),
+        (changed_line(v=2), "version 2 is not supported, only 1: upgrade headrace"),
+        (changed_line(kind="other"), "'other' is not a valid FailureKind"),
+        (changed_line(raw_base64="@"), "line 2 is not a failed record"),
+        (b"\xff", "line 2 is not a failed record"),
     ],
 )
-def test_a_line_that_is_no_failure_is_named(line, message):
-    """The failures before it were given; the error says which line it is."""
+def test_invalid_line_raises_with_its_number(line, message):
     found = read_failures([failure_line(FAILURES[0]), line])
     assert next(found) == FAILURES[0]
     with pytest.raises(DataError, match=message) as caught:
@@ -115,28 +111,27 @@ def test_a_line_that_is_no_failure_is_named(line, message):
     assert str(caught.value).startswith("line 2 ")
 
 
-def test_keys_that_are_not_known_are_ignored():
-    """So that a later version may add some without being a new one."""
-    assert list(read_failures([changed(later="x")])) == [FAILURES[0]]
+def test_unknown_keys_are_ignored():
+    """A later version may add keys without a new version number."""
+    assert list(read_failures([changed_line(later="x")])) == [FAILURES[0]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.builds(FailedRecord, failures, counts, counts), max_size=4))
-def test_a_failed_record_comes_back_with_its_place(records):
+def test_failed_record_is_read_back_with_its_output_place(records):
     lines = [failed_record_line(record) for record in records]
     assert list(read_failed_records(lines)) == records
-    # And for whoever knows nothing of places, it is a failure like another.
+    # A reader that ignores output places reads the same failures.
     assert list(read_failures(lines)) == [record.failure for record in records]
 
 
-def test_a_place_is_written_behind_what_a_failure_is():
+def test_output_place_follows_the_keys_of_the_failure():
     line = failed_record_line(FailedRecord(FAILURES[0], 40, 999))
     assert line == failure_line(FAILURES[0])[:-2] + b',"output_row":40,"output_byte":999}\n'
 
 
-def test_a_failure_without_a_place_is_no_failed_record():
+def test_failure_without_output_place_is_not_a_failed_record():
     lines = [failed_record_line(FailedRecord(FAILURES[0], 1, 2)), failure_line(FAILURES[0])]
     found = read_failed_records(lines)
     assert next(found).output_row == 1
-    with pytest.raises(DataError, match=r"line 2 is no failed record.*output_row"):
+    with pytest.raises(DataError, match=r"line 2 is not a failed record.*output_row"):
         next(found)

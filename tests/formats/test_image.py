@@ -1,4 +1,4 @@
-"""Images against Pillow's own opening of the whole file; damage, bounds, and what is held."""
+"""Tests of `ImageFormat`: pixels equal to Pillow's, damaged files, limits, memory."""
 
 import builtins
 import importlib.util
@@ -12,10 +12,12 @@ import PIL
 import pytest
 from PIL import Image, ImageOps
 
+from cases import for_each
 from headrace.core.block import FailureKind, Position
 from headrace.core.errors import ConfigError, MissingExtraError, StorageError, TruncatedError
 from headrace.formats import image as image_module
 from headrace.formats.image import RAW_HEAD_BYTES, ImageFormat
+from headrace.formats.pixels import check_pixels
 
 RNG = np.random.default_rng(7)
 FIRST = Position("memory://a.png", member="x", record=0, line=1)
@@ -23,7 +25,7 @@ SMOOTH = np.add.outer(np.arange(60), np.arange(90))[:, :, None] * np.array([1, 0
 PHOTO = Image.fromarray((SMOOTH + RNG.integers(0, 60, SMOOTH.shape)).clip(0, 255).astype(np.uint8))
 
 
-def encoded(picture, kind, **options):
+def encode(picture, kind, **options):
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return file.getvalue()
@@ -53,8 +55,8 @@ def failure_of(data, **options):
     return failure.why
 
 
-def opened(data, mode="RGB"):
-    """What Pillow gives for the whole file at once."""
+def decode_reference(data, mode="RGB"):
+    """Return the pixels that Pillow decodes from the whole file."""
     picture = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     picture.info.pop("transparency", None)
     return np.asarray(picture.convert(mode))
@@ -73,14 +75,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
+@for_each("mode", ["RGB", "L"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_equal_those_of_pillow(kind, mode):
     name, options = KINDS[kind]
-    data = encoded(PHOTO, name, **options)
+    data = encode(PHOTO, name, **options)
     pixels = pixels_of(data, mode=mode)
     assert pixels.shape == (60, 90, 3 if mode == "RGB" else 1)
-    np.testing.assert_array_equal(pixels.squeeze(), opened(data, mode))
+    np.testing.assert_array_equal(pixels.squeeze(), decode_reference(data, mode))
 
 
 @pytest.mark.parametrize(
@@ -103,67 +105,69 @@ def test_pixels_equal_those_of_pillow(kind, mode):
         ),
     ],
 )
-def test_every_kind_of_pixel_becomes_the_mode(mode, kind):
-    data = encoded(PHOTO.convert(mode), kind)
-    for wanted in ("RGB", "L"):
-        np.testing.assert_array_equal(pixels_of(data, mode=wanted).squeeze(), opened(data, wanted))
+def test_every_pixel_mode_is_converted(mode, kind):
+    data = encode(PHOTO.convert(mode), kind)
+    for target_mode in ("RGB", "L"):
+        np.testing.assert_array_equal(
+            pixels_of(data, mode=target_mode).squeeze(), decode_reference(data, target_mode)
+        )
 
 
-def test_a_palette_with_transparency_loses_it_without_a_warning():
+def test_palette_transparency_is_dropped_without_a_warning():
     picture = PHOTO.convert("P")
-    data = encoded(picture, "PNG", transparency=bytes(range(256)))
-    np.testing.assert_array_equal(pixels_of(data), opened(data))
+    data = encode(picture, "PNG", transparency=bytes(range(256)))
+    np.testing.assert_array_equal(pixels_of(data), decode_reference(data))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_sixteen_bits_keep_their_upper_eight(kind):
+def test_16_bit_images_keep_their_upper_8_bits(kind):
     values = RNG.integers(0, 1 << 16, (20, 30)).astype(np.uint16)
-    data = encoded(Image.fromarray(values), kind)
+    data = encode(Image.fromarray(values), kind)
     np.testing.assert_array_equal(pixels_of(data, mode="L")[:, :, 0], values >> 8)
     np.testing.assert_array_equal(pixels_of(data)[:, :, 1], values >> 8)
 
 
-@pytest.mark.parametrize(("dtype", "why"), [(np.float32, "floating-point"), (np.int32, "32-bit integers")])
-def test_pixels_of_unknown_range_are_refused(dtype, why):
+@for_each(("dtype", "why"), [(np.float32, "floating-point"), (np.int32, "32-bit integers")])
+def test_pixels_of_unknown_range_are_a_failure(dtype, why):
     values = np.full((4, 4), -5).astype(dtype)
-    assert why in failure_of(encoded(Image.fromarray(values), "TIFF"))
+    assert why in failure_of(encode(Image.fromarray(values), "TIFF"))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@for_each("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_exif_orientation_is_applied(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(PHOTO, kind, exif=exif.tobytes() if kind != "TIFF" else exif)
+    data = encode(PHOTO, kind, exif=exif.tobytes() if kind != "TIFF" else exif)
     pixels = pixels_of(data)
     assert pixels.shape == ((90, 60, 3) if orientation >= 5 else (60, 90, 3))
-    np.testing.assert_array_equal(pixels, opened(data))
+    np.testing.assert_array_equal(pixels, decode_reference(data))
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_broken_exif_does_not_cost_the_picture():
-    data = encoded(PHOTO, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12")
+def test_broken_exif_is_ignored():
+    data = encode(PHOTO, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12")
     assert pixels_of(data).shape == (60, 90, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_resizing_is_height_by_width_of_the_upright_image(kind, orientation):
+@for_each("orientation", [1, 6])
+def test_resizing_applies_to_the_upright_image(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(PHOTO, kind, exif=exif)
+    data = encode(PHOTO, kind, exif=exif)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     expected = np.asarray(upright.resize((40, 30), Image.Resampling.BILINEAR))
     np.testing.assert_array_equal(pixels_of(data, size_px=(30, 40)), expected)
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
-def test_a_large_jpeg_is_decoded_small(orientation, monkeypatch):
-    """Decoded at 1/8 here, and close to what resizing the whole gives. The draft is for the lying image."""
+def test_large_jpeg_is_decoded_at_reduced_size(orientation, monkeypatch):
+    """The image is decoded at 1/8. The result is close to a resize of the full image."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     large = PHOTO.resize((1440, 960), Image.Resampling.BICUBIC)
-    data = encoded(large, "JPEG", quality=95, exif=exif)
+    data = encode(large, "JPEG", quality=95, exif=exif)
     decoded_sizes = []
     load = image_module.JpegImageFile.load
     monkeypatch.setattr(
@@ -178,18 +182,18 @@ def test_a_large_jpeg_is_decoded_small(orientation, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_truncated_image_is_a_failure(kind):
+def test_truncated_image_is_a_failure(kind):
     name, options = KINDS[kind]
-    data = encoded(PHOTO, name, **options)
+    data = encode(PHOTO, name, **options)
     for part in (0.3, 0.6, 0.95):
         assert "not a whole image" in failure_of(data[: int(len(data) * part)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_bytes_never_crash(kind):
-    """Each byte run of the file broken in turn: an image of some pixels, or a failure with a reason."""
+def test_damaged_bytes_yield_an_image_or_a_failure(kind):
+    """Each run of bytes is damaged in turn."""
     name, options = KINDS[kind]
-    data = encoded(PHOTO.resize((16, 12)), name, **options)
+    data = encode(PHOTO.resize((16, 12)), name, **options)
     for at in range(4, len(data), max(1, len(data) // 60)):
         broken = data[:at] + bytes(b ^ 0xA5 for b in data[at : at + 3]) + data[at + 3 :]
         block = block_of(broken, pixels_max=1_000_000)
@@ -197,7 +201,7 @@ def test_damaged_bytes_never_crash(kind):
         assert not block.failures or block.failures[0].why
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "why"),
     [
         (b"", "empty"),
@@ -206,8 +210,8 @@ def test_damaged_bytes_never_crash(kind):
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it starts with b'%!PS"),
     ],
 )
-def test_what_is_no_image_is_a_failure(data, why):
-    """PostScript too: opening it would start a program."""
+def test_non_image_input_is_a_failure(data, why):
+    """This includes PostScript: Pillow would start a program to open it."""
     assert why in failure_of(data)
 
 
@@ -218,8 +222,8 @@ def png_header(width, height):
 
 
 @pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
-def test_a_bomb_is_refused_by_its_header(side):
-    """81, 144 and 3600 megapixels: below, at and above where Pillow itself warns or raises."""
+def test_oversized_image_is_rejected_by_its_header(side):
+    """81, 144 and 3600 megapixels are below, at and above the limits where Pillow warns or raises."""
     tracemalloc.start()
     try:
         why = failure_of(png_header(side, side) + b"\0" * 5000)
@@ -230,28 +234,37 @@ def test_a_bomb_is_refused_by_its_header(side):
     assert peak < 1e6
 
 
-def test_more_pixels_can_be_allowed():
-    """Also more than Pillow would warn of."""
-    data = encoded(Image.new("1", (10_000, 9_000)), "PNG")
+def test_pixels_max_replaces_the_limit_of_pillow(monkeypatch):
+    """Pillow raises for images of more than twice MAX_IMAGE_PIXELS."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    data = encode(PHOTO, "PNG")
+    assert pixels_of(data, pixels_max=60 * 90).shape == (60, 90, 3)
+    assert "more than pixels_max = 5399" in failure_of(data, pixels_max=60 * 90 - 1)
+
+
+@pytest.mark.slow
+def test_pixels_max_can_be_raised():
+    data = encode(Image.new("1", (10_000, 9_000)), "PNG")
     assert pixels_of(data, mode="L", pixels_max=90_000_000).shape == (9000, 10_000, 1)
 
 
-def test_formats_that_must_be_held_are_held_up_to_a_bound():
-    data = encoded(PHOTO.resize((300, 300)), "TIFF")
+def test_formats_held_in_memory_are_limited():
+    data = encode(PHOTO.resize((300, 300)), "TIFF")
     assert "held_bytes_max = 200000" in failure_of(data, held_bytes_max=200_000)
     assert pixels_of(data, held_bytes_max=300_000).shape == (300, 300, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "PPM", "GIF"])
-def test_streamed_formats_do_not_hold_their_bytes(kind):
-    """Fewer encoded bytes may be held than the image has."""
-    noise = Image.fromarray(RNG.integers(0, 256, (700, 700, 3), dtype=np.uint8))
-    data = encoded(noise, kind)
+def test_streamed_formats_are_not_held_in_memory(kind):
+    """The limit for held bytes is smaller than the encoded image."""
+    shape = (700, 700) if kind == "GIF" else (700, 700, 3)  # a GIF in colour is slow to quantize
+    noise = Image.fromarray(RNG.integers(0, 256, shape, dtype=np.uint8))
+    data = encode(noise, kind)
     assert len(data) > 290_000
     assert pixels_of(data, held_bytes_max=150_000).shape == (700, 700, 3)
 
 
-def test_a_huge_header_is_refused():
+def test_header_above_the_limit_is_rejected():
     """A chunk of 2 GB before the pixels would have to be held."""
     head = png_header(10, 10)[:-8] + struct.pack(">I", 2 << 30) + b"tEXt"
 
@@ -270,19 +283,19 @@ def test_a_huge_header_is_refused():
     assert peak < 24e6
 
 
-def test_the_first_frame_of_an_animation():
+def test_animation_yields_its_first_frame():
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
     for kind in ("GIF", "WEBP", "PNG"):
-        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:])
+        data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
         assert pixels_of(data)[4, 4, 0] > 200
 
 
-@pytest.mark.parametrize("at", [10, 2000])
+@for_each("at", [10, 2000])
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 @pytest.mark.parametrize("error", [TruncatedError("cut", byte=3), StorageError("s3://x", "gone")])
-def test_errors_of_the_chunks_pass_through(kind, at, error):
-    """They are no statement about the image."""
-    data = encoded(PHOTO, kind)
+def test_chunk_errors_propagate(kind, at, error):
+    """They are not errors of the image."""
+    data = encode(PHOTO, kind)
 
     def chunks():
         yield data[:at]
@@ -293,11 +306,11 @@ def test_errors_of_the_chunks_pass_through(kind, at, error):
     assert caught.value is error
 
 
-def test_errors_behind_the_image_come_after_it():
-    """A wrong checksum at the end of a gzip stream must not be missed."""
+def test_errors_after_the_image_are_raised_after_it():
+    """A wrong checksum at the end of a gzip stream must be detected."""
 
     def chunks():
-        yield encoded(PHOTO, "JPEG") + b"trailing"
+        yield encode(PHOTO, "JPEG") + b"trailing"
         raise TruncatedError("cut", byte=3)
 
     blocks = ImageFormat().blocks(chunks(), FIRST)
@@ -306,7 +319,7 @@ def test_errors_behind_the_image_come_after_it():
         next(blocks)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"mode": "CMYK"},
@@ -316,12 +329,12 @@ def test_errors_behind_the_image_come_after_it():
         {"held_bytes_max": 9},
     ],
 )
-def test_impossible_options_are_refused(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ConfigError):
         ImageFormat(**options)
 
 
-def test_the_missing_extra_is_named(monkeypatch):
+def test_missing_extra_is_named(monkeypatch):
     real = builtins.__import__
 
     def without_pillow(name, *args, **kwargs):
@@ -333,3 +346,25 @@ def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_pillow)
     with pytest.raises(MissingExtraError, match=r"headrace\[image\]"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+# Modes and sizes of images and video frames
+
+
+@for_each(("mode", "size_px"), [("RGB", None), ("L", (1, 1)), ("RGB", (4, 25))])
+def test_valid_modes_and_sizes_pass(mode, size_px):
+    check_pixels(mode, size_px, 100)
+
+
+@for_each(
+    ("mode", "size_px", "why"),
+    [
+        ("CMYK", None, "image mode 'CMYK': choose RGB or L"),
+        ("RGB", (0, 5), r"size_px \(0, 5\)"),
+        ("L", (-4, -5), "must be positive"),
+        ("L", (4, 26), "product at most 100"),
+    ],
+)
+def test_invalid_modes_and_sizes_are_rejected(mode, size_px, why):
+    with pytest.raises(ConfigError, match=why):
+        check_pixels(mode, size_px, 100)

@@ -1,11 +1,11 @@
-"""A whole object as one JSON text."""
+"""Tests of whole objects as one JSON text."""
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.block import FailureKind, Position
 from headrace.formats.json import JsonFormat
 from headrace.formats.json_decode import JsonDecoder, JsonField
@@ -18,7 +18,7 @@ SPACE = st.text(" \t\r\n", max_size=5)
 
 
 @given(VALUES, SPACE, SPACE, st.booleans(), st.integers(1, 20))
-def test_the_text_is_one_record_without_the_space_around_it(value, before, after, bom, size):
+def test_text_is_one_record_without_surrounding_space(value, before, after, bom, size):
     text = json.dumps(value, indent=2, ensure_ascii=False).encode()
     head = (b"\xef\xbb\xbf" if bom else b"") + before.encode()
     data = head + text + after.encode()
@@ -28,21 +28,21 @@ def test_the_text_is_one_record_without_the_space_around_it(value, before, after
     assert block.position(0) == Position("o", line=3 + before.count("\n"), byte=100 + len(head))
 
 
-@pytest.mark.parametrize("text", ["[\n1.5,\n2\n]", "[1.5\r\n,2]\n", "\n[ 1.5 , 2 ]"])
-def test_arrays_over_several_lines_are_one_row(text):
+@for_each("text", ["[\n1.5,\n2\n]", "[1.5\r\n,2]\n", "\n[ 1.5 , 2 ]"])
+def test_array_on_several_lines_is_one_row(text):
     (block,) = JsonFormat().blocks([text.encode()], Position())
     decoded = JsonDecoder({"x": JsonField()}).decode(block)
     assert decoded.tensors["x"].tolist() == [[1.5, 2.0]]
 
 
-@pytest.mark.parametrize("data", [b"", b"  \n", b"\xef\xbb\xbf"])
-def test_an_empty_object_is_a_record_that_is_not_json(data):
-    """It was to hold one: silence would lose it."""
+@for_each("data", [b"", b"  \n", b"\xef\xbb\xbf"])
+def test_empty_object_is_a_record_that_is_not_json(data):
+    """Skipping it silently would lose a record."""
     (block,) = JsonFormat().blocks([data], Position())
     (failure,) = JsonDecoder({"x": JsonField()}).decode(block).failures
     assert (len(block), failure.kind) == (1, FailureKind.FORMAT)
 
 
-def test_more_than_may_be_is_a_failure():
+def test_text_over_the_limit_is_a_failure():
     (block,) = JsonFormat(record_bytes_max=4).blocks([b"[1, 2]"], Position())
     assert (len(block), [f.raw for f in block.failures]) == (0, [b"[1, "])

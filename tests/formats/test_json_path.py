@@ -1,4 +1,4 @@
-"""Paths applied: the values are RFC 9535's, the shapes batch transform's, and a text's selection keeps its bytes."""
+"""Tests of applied paths: values of RFC 9535, shapes of batch transform, and unchanged bytes."""
 
 import json
 
@@ -7,6 +7,8 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+import levels
+from cases import for_each
 from formats.json_texts import texts
 from headrace.core.errors import ConfigError
 from headrace.formats.csv_selection import ColumnSelection
@@ -35,7 +37,7 @@ anything = st.one_of(
 
 @st.composite
 def segments_for(draw, document):
-    """Mostly of what is there, one below the other; now and then of anything."""
+    """Draw segments that mostly exist in the document, and now and then any others."""
     segments, node = [], document
     for _ in range(draw(st.integers(1, 3))):
         if not isinstance(node, list | dict) or not node or draw(st.integers(0, 5)) == 0:
@@ -56,7 +58,7 @@ def segments_for(draw, document):
     return segments
 
 
-def written(selector):
+def selector_text(selector):
     kind, value = selector
     if kind == "name":
         return json.dumps(value, ensure_ascii=False)
@@ -66,11 +68,11 @@ def written(selector):
 
 
 def path_of(segments):
-    return "$" + "".join(f"[{','.join(map(written, segment))}]" for segment in segments)
+    return "$" + "".join(f"[{','.join(map(selector_text, segment))}]" for segment in segments)
 
 
-def nodes_of(segments, document):
-    """What the other implementation finds. It does not read ``[0,:]``, so a slice's start is always written."""
+def reference_nodes(segments, document):
+    """Return the nodes of the other implementation."""
     started = [
         [
             ("slice", (0 if value[0] is None else value[0], value[1])) if kind == "slice" else (kind, value)
@@ -81,36 +83,36 @@ def nodes_of(segments, document):
     return ORACLE.findall(path_of(started), document)
 
 
-def lacking(segments, document):
-    """Whether a name or index is not there somewhere, or what is to be sliced is no array: by the oracle alone."""
+def is_missing(segments, document):
+    """Return True if a name or index is missing, or a sliced value is no array, per the reference."""
     for depth, segment in enumerate(segments):
-        before = nodes_of(segments[:depth], document)
+        before = reference_nodes(segments[:depth], document)
         for selector in segment:
             kinds = {"slice": list, "every": list | dict}
             if selector[0] in kinds:
                 if not all(isinstance(node, kinds[selector[0]]) for node in before):
                     return True
-            elif len(nodes_of([*segments[:depth], [selector]], document)) < len(before):
+            elif len(reference_nodes([*segments[:depth], [selector]], document)) < len(before):
                 return True
     return False
 
 
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=levels.examples(6))
 @given(documents, st.data())
-def test_the_values_are_those_of_rfc_9535(document, data):
-    """Told by another implementation; where something is not there, ours is an error."""
+def test_values_equal_those_of_rfc_9535(document, data):
+    """Another implementation is the reference. If a part is missing, headrace raises."""
     segments = data.draw(segments_for(document))
     text = path_of(segments)
     assume(len(text) <= 63)
     path = compile_path(text)
-    if lacking(segments, document):
+    if is_missing(segments, document):
         event("lacking")
         with pytest.raises(ValueError):
             path.value(document)
         with pytest.raises(ValueError):
             path.raw(json.dumps(document).encode())
         return
-    nodes = nodes_of(segments, document)
+    nodes = reference_nodes(segments, document)
     value = path.value(document)
     event(f"{len(segments)} segments, {min(len(nodes), 3)} nodes")
     single = [len(s) == 1 and s[0][0] in {"name", "index"} for s in segments]
@@ -127,14 +129,14 @@ def test_the_values_are_those_of_rfc_9535(document, data):
     assert json.loads(path.raw(json.dumps(document).encode())) == value
 
 
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=levels.examples(6))
 @given(texts, st.data())
-def test_a_texts_selection_is_the_parsed_records_selection(text, data):
-    """Doubled keys, escapes and blanks included; numbers and all keep the text that they came in."""
+def test_selection_of_a_text_equals_that_of_the_parsed_record(text, data):
+    """Repeated keys, escapes and blanks are included, and numbers keep their text."""
     path = path_of(data.draw(segments_for(json.loads(text))))
     assume(len(path) <= 63)
     compiled = compile_path(path)
-    # Numbers as their texts: so their digits are compared, not what they come to.
+    # Numbers stay texts, so that digits are compared instead of values.
     as_written = {"parse_int": lambda digits: f"#{digits}", "parse_float": lambda digits: f"#{digits}"}
     parsed = json.loads(text, **as_written)
     try:
@@ -153,7 +155,7 @@ def test_a_texts_selection_is_the_parsed_records_selection(text, data):
 RECORD = {"id": 7, "features": list(range(8)), "f": {"a": 1, "b": {"c": 2}, "z": [{"q": 3}, {"q": 4}]}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "value"),
     [
         ("$.id", 7),
@@ -174,11 +176,10 @@ RECORD = {"id": 7, "features": list(range(8)), "f": {"a": 1, "b": {"c": 2}, "z":
         ("$['f']['b','a'][*]", None),
     ],
 )
-def test_the_shapes_of_what_is_selected(path, value):
-    """A value, an object of the names asked for in their order, or an array."""
+def test_selection_is_a_value_an_object_or_an_array(path, value):
     compiled = compile_path(path)
     if value is None:
-        with pytest.raises(ValueError, match="of an array"):
+        with pytest.raises(ValueError, match="needs an array"):
             compiled.value(RECORD)
         return
     assert compiled.value(RECORD) == value
@@ -188,8 +189,7 @@ def test_the_shapes_of_what_is_selected(path, value):
         assert list(compiled.value(RECORD)) == list(json.loads(text)) == list(value)
 
 
-def test_the_vendors_prose_keeps_the_last_one():
-    """`$[1:4]` as the second through the fifth."""
+def test_inclusive_slice_keeps_its_last_element():
     assert compile_path("$[1:4]").value(list("abcdef")) == list("bcd")
     assert compile_path("$[1:4]", slice_end="inclusive").value(list("abcdef")) == list("bcde")
     assert compile_path("$[:-2]", slice_end="inclusive").raw(b"[1,2,3]") == b"[1,2]"
@@ -197,7 +197,7 @@ def test_the_vendors_prose_keeps_the_last_one():
         compile_path("$", slice_end="both")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "raw"),
     [
         ("$", b' {"n": 1.10, "big":12345678901234567890123,"z":[-0, 1e400],"s":"\\u00e9" } '),
@@ -208,30 +208,28 @@ def test_the_vendors_prose_keeps_the_last_one():
         ("$.*", b'[1.10,12345678901234567890123,[-0, 1e400],"\\u00e9"]'),
     ],
 )
-def test_what_is_cut_out_keeps_its_bytes(path, raw):
-    """Digits, escapes, and the blanks inside a value."""
+def test_selected_parts_keep_their_bytes(path, raw):
     text = b' {"n": 1.10, "big":12345678901234567890123,"z":[-0, 1e400],"s":"\\u00e9" } '
     assert compile_path(path).raw(text) == raw
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "record", "why"),
     [
-        ("$.id", {"a": 1, "b": 2}, '"id" is not there; it has "a", "b"'),
-        ("$.id", {}, '"id" is not there; it has nothing'),
-        ("$.id", [1], '"id" is not there: it is an array, not an object'),
-        ("$['a','id']", {"a": 1}, '"id" is not there; it has "a"'),
-        ("$.a.b.c", {"a": {"b": 3}}, '"c" is not there: $.a.b is a number, not an object'),
-        ("$[7]", [1, 2], "there is no element 7; it has 2, counted from 0"),
-        ("$[0,-3]", [1, 2], "there is no element -3; it has 2, counted from 0"),
-        ("$[1:]", {"a": 1}, "a slice is of an array, but it is an object"),
-        ("$[0]", "text", "element 0 is of an array, but it is a string"),
-        ("$.a[*]", {"a": None}, "[*] is of an array or object, but $.a is null"),
-        ("$.a.*.x", {"a": {"b": True}}, '"x" is not there: $.a.* is true, not an object'),
+        ("$.id", {"a": 1, "b": 2}, '"id" is missing; the value has "a", "b"'),
+        ("$.id", {}, '"id" is missing; the value has no members'),
+        ("$.id", [1], '"id" is missing: the value is an array, not an object'),
+        ("$['a','id']", {"a": 1}, '"id" is missing; the value has "a"'),
+        ("$.a.b.c", {"a": {"b": 3}}, '"c" is missing: $.a.b is a number, not an object'),
+        ("$[7]", [1, 2], "there is no element 7; the value has 2 elements, counted from 0"),
+        ("$[0,-3]", [1, 2], "there is no element -3; the value has 2 elements, counted from 0"),
+        ("$[1:]", {"a": 1}, "a slice needs an array, but the value is an object"),
+        ("$[0]", "text", "element 0 needs an array, but the value is a string"),
+        ("$.a[*]", {"a": None}, "[*] needs an array or object, but $.a is null"),
+        ("$.a.*.x", {"a": {"b": True}}, '"x" is missing: $.a.* is true, not an object'),
     ],
 )
-def test_what_is_not_there_is_said_in_a_records_words(path, record, why):
-    """The same of a parsed record and of its text; names are kept short."""
+def test_missing_parts_raise_alike_for_values_and_texts(path, record, why):
     compiled = compile_path(path)
     for apply, given_record in ((compiled.value, record), (compiled.raw, json.dumps(record).encode())):
         with pytest.raises(ValueError) as raised:
@@ -239,23 +237,21 @@ def test_what_is_not_there_is_said_in_a_records_words(path, record, why):
         assert str(raised.value) == why
 
 
-def test_words_for_a_wide_record_stay_short():
-    """Else a failure a record would be far longer than the records."""
+def test_message_for_a_wide_record_stays_short():
     wide = {f"a rather long name of a member of this record, {i}": i for i in range(5000)}
     with pytest.raises(ValueError, match=r"… \(5000 in all\)") as raised:
         compile_path("$.x").value(wide)
     assert len(str(raised.value)) < 1600
 
 
-def test_no_json_is_a_value_error():
-    """As far as it is looked at."""
+def test_invalid_json_raises_value_error():
     with pytest.raises(ValueError, match="not JSON"):
         compile_path("$.a").raw(b'{"a":1')
-    with pytest.raises(ValueError, match="it is nothing"):
+    with pytest.raises(ValueError, match="the value is nothing"):
         compile_path("$.a").raw(b"  ")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "selection"),
     [
         ("$[0,-1]", ColumnSelection("$[0,-1]", (0, -1))),
@@ -268,27 +264,24 @@ def test_no_json_is_a_value_error():
         ("$", None),
     ],
 )
-def test_paths_one_segment_deep_choose_columns(path, selection):
-    """Of CSV records, which are arrays of cells."""
+def test_paths_of_one_segment_select_columns(path, selection):
     assert compile_path(path).columns == selection
 
 
-def test_csv_takes_no_other_paths():
-    """In words that say what it takes."""
+def test_other_paths_are_rejected_for_csv():
     assert compile_path("$").csv_columns(named=False) is None
     assert compile_path("$[1]").csv_columns(named=False) == ColumnSelection("$[1]", (1,))
     assert compile_path("$.a").csv_columns(named=True) == ColumnSelection("$.a", names=("a",))
-    with pytest.raises(ConfigError, match=r"\$\.a chooses columns by name, but the records have no header"):
+    with pytest.raises(ConfigError, match=r"\$\.a selects columns by name, but the records have no header"):
         compile_path("$.a").csv_columns(named=False)
-    with pytest.raises(ConfigError, match=r"\$\.a\[0\] leads into the cells of CSV records"):
+    with pytest.raises(ConfigError, match=r"\$\.a\[0\] does not select columns of CSV records"):
         compile_path("$.a[0]").csv_columns(named=True)
 
 
-def test_a_path_within_a_member():
-    """What is left of it, where nothing else is asked for."""
-    inner = compile_path("$.out.p[0]").within("out")
+def test_path_relative_to_a_member():
+    inner = compile_path("$.out.p[0]").relative_to("out")
     assert inner is not None
     assert inner.value({"p": [5]}) == 5
-    assert compile_path("$['out','id']").within("out") is None
-    assert compile_path("$").within("out") is None
-    assert compile_path("$.out").within("out").is_root
+    assert compile_path("$['out','id']").relative_to("out") is None
+    assert compile_path("$").relative_to("out") is None
+    assert compile_path("$.out").relative_to("out").is_root

@@ -1,20 +1,24 @@
-"""The paths that filters take, and words for those that they do not."""
+"""Tests of the supported path syntax and of its error messages."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.json_path_grammar import Every, Names, Slice, parse
+from headrace.formats.json_path_grammar import MemberSelector, Slice, WildcardSelector, parse_path
 
 
-def bare(text, slice_end="exclusive"):
-    """Segments without where they stand."""
-    segments = parse(text, slice_end)
-    return ["*" if isinstance(s, Every) else s.names if isinstance(s, Names) else s.places for s in segments]
+def parse_bare(text, slice_end="exclusive"):
+    """Return the segments without their prefixes."""
+    segments = parse_path(text, slice_end)
+    return [
+        "*" if isinstance(s, WildcardSelector) else s.names if isinstance(s, MemberSelector) else s.selectors
+        for s in segments
+    ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "segments"),
     [
         ("$", []),
@@ -45,17 +49,16 @@ def bare(text, slice_end="exclusive"):
         ("$" + ".a" * 31, [("a",)] * 31),
     ],
 )
-def test_what_is_supported(text, segments):
-    """Every operator of the vendor's table, in RFC 9535's grammar."""
-    assert bare(text) == segments
+def test_supported_syntax(text, segments):
+    """Every operator in SageMaker's table, in the syntax of RFC 9535."""
+    assert parse_bare(text) == segments
 
 
-def test_where_a_segment_stands_is_kept_for_failures():
-    """The path's own text before it."""
-    assert [s.where for s in parse("$.a [0].b", "exclusive")] == ["$", "$.a", "$.a [0]"]
+def test_segments_keep_the_path_before_them():
+    assert [s.prefix for s in parse_path("$.a [0].b", "exclusive")] == ["$", "$.a", "$.a [0]"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "place"),
     [
         ("$[1:4]", Slice(1, 5)),
@@ -64,18 +67,17 @@ def test_where_a_segment_stands_is_kept_for_failures():
         ("$[:-2]", Slice(None, -1)),
     ],
 )
-def test_the_last_one_may_be_meant_to_be_kept(text, place):
-    """As the vendor's prose has it: also when it is counted from the end."""
-    assert bare(text, "inclusive") == [(place,)]
+def test_inclusive_slice_ends_one_later(text, place):
+    assert parse_bare(text, "inclusive") == [(place,)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "character", "why"),
     [
         ("", 1, "a path starts with [$]"),
         ("id", 1, "a path starts with [$]"),
         (" $", 1, "a path starts with [$]"),
-        ("$ ", 2, "blanks at the end"),
+        ("$ ", 2, "trailing white space"),
         ("$x", 2, "a segment starts with . or"),
         ("$..a", 2, "descendants"),
         ("$.a..*", 4, "descendants"),
@@ -86,45 +88,42 @@ def test_the_last_one_may_be_meant_to_be_kept(text, place):
         ("$[1:4:2]", 6, "step"),
         ("$[::2]", 4, "step"),
         ("$['a','b.c']", 7, "a path inside a list of names"),
-        ("$['a',0]", 7, "names or of indices"),
-        ("$[0,'a']", 5, "not of both"),
-        ("$[*,0]", 4, "stands alone"),
-        ("$[0,*]", 5, "was expected"),
-        ("$[]", 3, "was expected"),
+        ("$['a',0]", 7, "either names or indices"),
+        ("$[0,'a']", 5, "either names or indices"),
+        ("$[*,0]", 4, "cannot be combined"),
+        ("$[0,*]", 5, "expected an index"),
+        ("$[]", 3, "expected an index"),
         ("$[0", 4, "a comma or ]"),
         ("$['a'", 6, "a comma or ]"),
-        ("$['a", 3, "never closes"),
+        ("$['a", 3, "unclosed quote"),
         ("$['a',]", 7, "quoted name"),
-        ("$.", 3, "a name was expected"),
-        ("$.0", 3, "a name was expected"),
+        ("$.", 3, "expected a name"),
+        ("$.0", 3, "expected a name"),
         ("$.my-key", 5, "a segment starts"),
-        ("$[01]", 3, "01 is written 1"),
-        ("$[-0]", 3, "-0 is written 0"),
+        ("$[01]", 3, "write 01 as 1"),
+        ("$[-0]", 3, "write -0 as 0"),
         ("$[9007199254740992]", 3, "too large"),
-        (r"$['\x']", 4, "no escape"),
-        (r"""$['\"']""", 4, "no escape"),
-        (r"$['\u12']", 4, "no escape"),
-        (r"$['\ud800']", 4, "half a surrogate"),
+        (r"$['\x']", 4, "is not an escape sequence"),
+        (r"""$['\"']""", 4, "is not an escape sequence"),
+        (r"$['\u12']", 4, "is not an escape sequence"),
+        (r"$['\ud800']", 4, "an unpaired surrogate"),
         ("$['a\tb']", 4, "control characters"),
     ],
 )
-def test_what_is_not_is_said_where(text, character, why):
-    """With what is allowed instead."""
+def test_unsupported_syntax_raises_with_its_character(text, character, why):
     with pytest.raises(ConfigError, match=f"character {character} .*{why}.*; allowed are [$], .name"):
-        parse(text, "exclusive")
+        parse_path(text, "exclusive")
 
 
-def test_a_path_has_63_characters_at_most():
-    """As the vendor's API has it."""
-    with pytest.raises(ConfigError, match="has 64 characters; at most 63"):
-        parse("$." + "a" * 62, "exclusive")
+def test_path_over_63_characters_is_rejected():
+    with pytest.raises(ConfigError, match="has 64 characters; the limit is 63"):
+        parse_path("$." + "a" * 62, "exclusive")
 
 
 @given(st.text("$.[]*'\"\\,:-019ab u?@(){}\t\né\ud800", max_size=12))
 def test_any_text_is_a_path_or_a_config_error(text):
-    """Nothing else is ever raised."""
     try:
-        parse("$" + text, "exclusive")
+        parse_path("$" + text, "exclusive")
     except ConfigError:
         return
 
@@ -134,12 +133,11 @@ def test_any_text_is_a_path_or_a_config_error(text):
         st.text(min_size=1, max_size=4).filter(lambda n: "." not in n), min_size=1, max_size=3, unique=True
     )
 )
-def test_any_name_can_be_written(names):
-    """In JSON's own escapes, in double quotes."""
+def test_any_name_can_be_written_with_json_escapes(names):
     import json
 
     if any("\ud800" <= c <= "\udfff" for name in names for c in name):
         return
     text = "$[" + ",".join(map(json.dumps, names)) + "]"
     if len(text) <= 63:
-        assert bare(text) == [tuple(names)]
+        assert parse_bare(text) == [tuple(names)]

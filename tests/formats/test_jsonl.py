@@ -1,4 +1,4 @@
-"""JSON Lines splitting: lines, and nothing but lines."""
+"""Tests of JSON Lines splitting."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def split(data: bytes, size: int, **options) -> tuple[list[tuple], list[Block]]:
 
 @given(TEXTS, st.integers(1, 30), st.integers(1, 30))
 def test_every_line_that_is_not_blank_is_a_record(text, size, block_bytes_max):
-    """With its line and byte; quotes mean nothing, CRLF is a line end, a lone return is data."""
+    """Quotes have no meaning, CRLF is a line end, and a lone carriage return is data."""
     data = text.encode()
     expected, byte = [], 0
     for line, raw in enumerate(data.split(b"\n"), start=1):
@@ -33,13 +33,11 @@ def test_every_line_that_is_not_blank_is_a_record(text, size, block_bytes_max):
     assert split(data, size, block_bytes_max=block_bytes_max)[0] == expected
 
 
-def test_a_byte_order_mark_is_dropped_but_counted():
-    """Of UTF-8."""
+def test_byte_order_mark_is_dropped_but_counted():
     assert split(b"\xef\xbb\xbf{}\n[]", 2)[0] == [(0, 1, 3, b"{}"), (1, 2, 6, b"[]")]
 
 
-def test_a_line_that_is_too_long_is_one_failure():
-    """And the next line is whole again."""
+def test_overlong_line_is_one_failure():
     for size in (1, 3, 100):
         _, blocks = split(b"[1]\n" + b"[" * 30 + b"\n[2]\n", size, record_bytes_max=10)
         failures = [f for b in blocks for f in b.failures]
@@ -49,7 +47,6 @@ def test_a_line_that_is_too_long_is_one_failure():
         assert [b.record(i) for b in blocks for i in range(len(b))] == [b"[1]", b"[2]"]
 
 
-def test_what_is_no_text_is_named():
-    """By the format that was asked for."""
+def test_binary_input_is_named():
     _, blocks = split(b"PK\x03\x04\0\0", 3)
     assert blocks[0].failures[0].why.startswith("not JSON Lines text: NUL byte at offset 4")

@@ -1,4 +1,4 @@
-"""Text lines: as JSON Lines has them, whatever they hold."""
+"""Tests of text lines."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,13 +19,13 @@ def entries(format_, data: bytes, size: int):
 
 
 @given(TEXTS, st.integers(1, 30), st.integers(1, 30))
-def test_lines_are_cut_as_json_lines_are(text, size, record_bytes_max):
+def test_lines_are_cut_like_json_lines(text, size, record_bytes_max):
     options = {"record_bytes_max": record_bytes_max}
     data = text.encode()
     assert entries(LineFormat(**options), data, size) == entries(JsonLinesFormat(**options), data, size)
 
 
-def test_lines_keep_their_text_and_blank_ones_are_counted_alone():
+def test_lines_keep_their_text_and_blank_lines_are_counted():
     found = entries(LineFormat(), b'one, "1\n\r\n two\r\nlast', 3)
     assert [(p.record, p.line, p.byte, raw) for p, raw in found] == [
         (0, 1, 0, b'one, "1'),
@@ -34,6 +34,6 @@ def test_lines_keep_their_text_and_blank_ones_are_counted_alone():
     ]
 
 
-def test_what_is_no_text_is_one_failure():
+def test_binary_input_is_one_failure():
     ((_, kind, raw),) = entries(LineFormat(), b"PK\x03\x04\0\0\n\n", 2)
     assert (kind, raw) == (FailureKind.OBJECT, b"PK\x03\x04\0\0\n\n")

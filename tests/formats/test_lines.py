@@ -1,9 +1,12 @@
+"""Tests of cutting text into records at line ends."""
+
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.block import FailureKind, Position
 from headrace.core.errors import ConfigError, TruncatedError
 from headrace.formats.csv import CsvFormat
@@ -19,7 +22,7 @@ from headrace.formats.lines import (
 FIRST = Position("memory://b/a.txt")
 
 
-def cut(chunks, *, record_bytes_max=1000, block_bytes_max=1000):
+def cut_records(chunks, *, record_bytes_max=1000, block_bytes_max=1000):
     return list(
         cut_text(
             chunks,
@@ -33,7 +36,7 @@ def cut(chunks, *, record_bytes_max=1000, block_bytes_max=1000):
 
 
 def entries(blocks) -> list[tuple]:
-    """Every record and failure with its number, line and byte, whatever the blocks are."""
+    """Return every record and failure with its number, line and byte, independent of the blocks."""
     found = []
     for block in blocks:
         for index in range(len(block)):
@@ -43,8 +46,8 @@ def entries(blocks) -> list[tuple]:
     return found
 
 
-def expected(text: bytes, longest: int = 1000) -> list[tuple]:
-    """The same, by hand."""
+def reference_entries(text: bytes, longest: int = 1000) -> list[tuple]:
+    """Return the same entries, computed line by line."""
     found, byte = [], 0
     for number, line in enumerate(text.split(b"\n"), 1):
         ended = byte + len(line) < len(text)
@@ -63,15 +66,15 @@ def expected(text: bytes, longest: int = 1000) -> list[tuple]:
     block_bytes_max=st.integers(1, 40),
     longest=st.integers(1, 12),
 )
-def test_records_do_not_depend_on_chunks_or_blocks(text, edges, block_bytes_max, longest):
+def test_records_are_independent_of_chunks_and_blocks(text, edges, block_bytes_max, longest):
     bounds = [0, *sorted(e for e in edges if e <= len(text)), len(text)]
     chunks = [text[a:b] for a, b in pairwise(bounds)]
-    blocks = cut(chunks, record_bytes_max=longest, block_bytes_max=block_bytes_max)
-    assert entries(blocks) == expected(text, longest)
+    blocks = cut_records(chunks, record_bytes_max=longest, block_bytes_max=block_bytes_max)
+    assert entries(blocks) == reference_entries(text, longest)
     assert all(b.ends[-1] - b.starts[0] <= max(block_bytes_max, longest + 1) for b in blocks if len(b))
 
 
-def test_a_long_line_is_skipped_and_never_held():
+def test_long_line_is_skipped_without_being_held():
     cutter = RecordCutter(NewlineScanner(), FIRST, record_bytes_max=100, block_bytes_max=1000)
     blocks = []
     for _ in range(1000):
@@ -82,22 +85,22 @@ def test_a_long_line_is_skipped_and_never_held():
     assert blocks[0].failures[0].raw == b"x" * 100
 
 
-def test_chunks_may_be_views_that_are_overwritten_afterwards():
+def test_chunks_may_be_views_that_are_overwritten_later():
     buffer = bytearray(8)
 
     def chunks():
-        for piece in (b"one\ntwo", b"2\nthree\n"):
-            buffer[: len(piece)] = piece
-            yield memoryview(buffer)[: len(piece)]
+        for part in (b"one\ntwo", b"2\nthree\n"):
+            buffer[: len(part)] = part
+            yield memoryview(buffer)[: len(part)]
 
-    assert [e[3] for e in entries(cut(chunks()))] == [b"one", b"two2", b"three"]
-
-
-def test_a_byte_order_mark_is_dropped_and_counted():
-    assert entries(cut([b"\xef\xbb", b"\xbfa\nb\n"])) == [(0, 1, 3, b"a"), (1, 2, 5, b"b")]
+    assert [e[3] for e in entries(cut_records(chunks()))] == [b"one", b"two2", b"three"]
 
 
-@pytest.mark.parametrize(
+def test_byte_order_mark_is_dropped_and_counted():
+    assert entries(cut_records([b"\xef\xbb", b"\xbfa\nb\n"])) == [(0, 1, 3, b"a"), (1, 2, 5, b"b")]
+
+
+@for_each(
     ("text", "why"),
     [
         (
@@ -107,9 +110,9 @@ def test_a_byte_order_mark_is_dropped_and_counted():
         (b"ab\0c\n", "not any text: NUL byte at offset 2; use --members"),
     ],
 )
-def test_what_is_no_text_is_one_failure_and_is_read_to_its_end(text, why):
+def test_binary_input_is_one_failure_and_is_read_to_its_end(text, why):
     left = iter([text, b"more\n", b"more\n"])
-    (block,) = cut(left)
+    (block,) = cut_records(left)
     (failure,) = block.failures
     assert failure.kind is FailureKind.OBJECT
     assert failure.why.startswith(why)
@@ -117,23 +120,23 @@ def test_what_is_no_text_is_one_failure_and_is_read_to_its_end(text, why):
     assert list(left) == []
 
 
-def test_a_nul_after_the_probe_is_data():
-    assert len(entries(cut([b"a\n" * PROBE_BYTES, b"\0\n"]))) == PROBE_BYTES + 1
+def test_nul_after_the_probe_is_data():
+    assert len(entries(cut_records([b"a\n" * PROBE_BYTES, b"\0\n"]))) == PROBE_BYTES + 1
 
 
-@pytest.mark.parametrize("at", [0, 1])
-def test_whole_records_come_before_what_broke_the_chunks(at):
+@for_each("at", [0, 1])
+def test_whole_records_precede_the_error_of_the_chunks(at):
     def chunks():
         yield from [b"one\ntw", b"x" * PROBE_BYTES + b"\nthree\nfo"][: at + 1]
         raise TruncatedError("ends early", byte=7)
 
     found = []
     with pytest.raises(TruncatedError):
-        found.extend(iter(_kept(chunks(), found)))
+        found.extend(iter(_collect(chunks(), found)))
     assert [e[0] for e in entries(found)] == list(range([1, 3][at]))
 
 
-def _kept(chunks, found):
+def _collect(chunks, found):
     for block in cut_text(
         chunks, FIRST, NewlineScanner(), "any", record_bytes_max=10_000, block_bytes_max=10_000
     ):
@@ -141,7 +144,7 @@ def _kept(chunks, found):
     return ()
 
 
-def test_bounds_that_cannot_be_are_refused():
+def test_invalid_limits_are_rejected():
     with pytest.raises(ConfigError, match="must be at least 1, not 0 and 5"):
         RecordCutter(NewlineScanner(), FIRST, record_bytes_max=0, block_bytes_max=5)
 
@@ -150,7 +153,7 @@ def test_newline_offsets():
     assert newline_offsets(b"\na\n\n").tolist() == [0, 2, 3]
 
 
-def test_a_block_has_so_many_records_at_most():
+def test_block_respects_the_maximum_number_of_records():
     text = b"1\n" * (RECORDS_MAX + 10)
     blocks = list(CsvFormat().blocks([text], Position()))
     assert [len(b) for b in blocks] == [RECORDS_MAX, 10]

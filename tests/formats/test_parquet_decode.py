@@ -1,32 +1,32 @@
-"""Columns to inputs: cast exactly or not at all, nulls row by row."""
+"""Tests of `ParquetDecoder`: exact casts, failures of single rows."""
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.parquet_files import only_block
+from cases import for_each
+from formats.parquet_files import read_single_block
 from headrace.core.block import FailureKind
-from headrace.formats.parquet_decode import ColumnsInput, ParquetDecoder, nullable, values_dtype
+from headrace.formats.parquet_decode import ColumnsInput, ParquetDecoder, nullable_array, values_dtype
 
 F4 = np.dtype(np.float32)
 
 
 def decode(columns, dtype=F4, shape=(), names=("x",)):
-    made_of = ColumnsInput(names, None if dtype is None else np.dtype(dtype), shape)
-    return ParquetDecoder({"in": made_of}).decode(only_block(columns))
+    spec = ColumnsInput(names, None if dtype is None else np.dtype(dtype), shape)
+    return ParquetDecoder({"in": spec}).decode(read_single_block(columns))
 
 
-def test_columns_side_by_side_are_a_matrix():
+def test_several_columns_form_a_matrix():
     decoded = decode({"x": [1, 2], "y": [0.5, float("nan")]}, shape=(2,), names=("y", "x"))
     assert decoded.tensors["in"].dtype == F4
     assert repr(decoded.tensors["in"].tolist()) == "[[0.5, 1.0], [nan, 2.0]]"
     assert (decoded.rows, decoded.failures) == (None, ())
 
 
-def test_a_null_fails_its_row_alone():
-    """NaN beside it stays what it is."""
+def test_null_fails_only_its_row():
+    """NaN is a value and no failure."""
     x = pa.array([1.5, None, float("nan"), 4.0], from_pandas=False)
     decoded = decode({"x": x, "y": [1, 2, 3, None]}, shape=(2,), names=("x", "y"))
     assert repr(decoded.tensors["in"].tolist()) == "[[1.5, 1.0], [nan, 3.0]]"
@@ -38,7 +38,7 @@ def test_a_null_fails_its_row_alone():
     assert decoded.failures[0].raw == b'{"x":null,"y":2}'
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("column", "dtype", "expected", "why"),
     [
         (pa.array([1, 300]), "uint8", [1], "is not uint8, but 300"),
@@ -62,7 +62,7 @@ def test_a_null_fails_its_row_alone():
         (pa.array([True, False]), "float32", [1, 0], None),
     ],
 )
-def test_only_what_fits_is_cast(column, dtype, expected, why):
+def test_only_fitting_values_are_cast(column, dtype, expected, why):
     decoded = decode({"x": column}, dtype)
     assert decoded.tensors["in"].tolist() == expected
     assert decoded.tensors["in"].dtype == (object if dtype is None else dtype)
@@ -72,8 +72,8 @@ def test_only_what_fits_is_cast(column, dtype, expected, why):
 @given(
     st.lists(st.none() | st.integers(-300, 300), max_size=9), st.sampled_from(["int8", "uint8", "float32"])
 )
-def test_a_column_with_nulls_is_cast_as_one_without(values, dtype):
-    block_values = nullable(values, np.dtype(np.int64))
+def test_nulls_do_not_change_the_cast_of_other_values(values, dtype):
+    block_values = nullable_array(values, np.dtype(np.int64))
     assert values_dtype(block_values) == np.int64
     assert values_dtype(block_values[:3]) == np.int64
     if not values:
@@ -84,7 +84,7 @@ def test_a_column_with_nulls_is_cast_as_one_without(values, dtype):
     assert with_nulls.tensors["in"].tolist() == expected
 
 
-def test_lists_are_read_from_the_rows():
+def test_lists_are_decoded_from_json():
     column = pa.array([[1, 2], None, [3], [4.5, 5]])
     decoded = decode({"x": column}, shape=(2,))
     assert decoded.tensors["in"].tolist() == [[1, 2], [4.5, 5]]
@@ -93,18 +93,18 @@ def test_lists_are_read_from_the_rows():
     assert one.tensors["in"].tolist() == [[1.5], [2.5]]
 
 
-def test_fields_of_structs_are_read_by_their_path():
+def test_struct_fields_are_decoded_by_path():
     assert decode({"x": [{"a": 1.5}, {"a": 2}]}, names=("x.a",)).tensors["in"].tolist() == [1.5, 2]
 
 
-def test_a_column_that_is_not_there_fails_every_row():
+def test_missing_column_fails_every_row():
     decoded = decode({"y": [1, 2]}, shape=(1,))
     assert decoded.tensors["in"].shape == (0, 1)
     assert [f.why for f in decoded.failures] == ['field "x" is missing: the record has "y"'] * 2
 
 
-def test_a_row_that_fails_for_one_input_is_in_none():
-    block = only_block({"x": [1, None, 3], "t": ["a", "b", None], "v": [[1], [2], [3]]})
+def test_row_failed_for_one_input_is_in_no_input():
+    block = read_single_block({"x": [1, None, 3], "t": ["a", "b", None], "v": [[1], [2], [3]]})
     decoder = ParquetDecoder(
         {
             "x": ColumnsInput(("x",), F4, (1,)),
@@ -118,6 +118,6 @@ def test_a_row_that_fails_for_one_input_is_in_none():
     assert len(decoded.failures) == 2
 
 
-def test_tensors_may_be_written_to():
-    """Arrow's own memory may not."""
+def test_tensors_are_writeable():
+    """Arrow's own memory is read-only."""
     assert decode({"x": pa.array([1.5], pa.float32())}).tensors["in"].flags.writeable

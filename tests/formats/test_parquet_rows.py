@@ -1,4 +1,4 @@
-"""Arrow columns as JSON and as arrays."""
+"""Tests of `rows_text`: Arrow columns as JSON and as arrays."""
 
 import datetime as dt
 import decimal
@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.formats.parquet_decode import values_dtype
 from headrace.formats.parquet_rows import rows_text
 
 UTC = dt.UTC
-NOON = dt.datetime(2020, 1, 2, 12, 30, 15, 250_000)  # noqa: DTZ001 - without a zone, on purpose
+NOON = dt.datetime(2020, 1, 2, 12, 30, 15, 250_000)  # noqa: DTZ001 - the case has no zone
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("column", "text", "values"),
     [
         (pa.array([1, -2], pa.int8()), [b"1", b"-2"], [1, -2]),
@@ -48,7 +49,7 @@ NOON = dt.datetime(2020, 1, 2, 12, 30, 15, 250_000)  # noqa: DTZ001 - without a 
         (pa.array([5, None], pa.duration("ms")), [b"5", b"null"], [5, None]),
     ],
 )
-def test_flat_columns(column, text, values):
+def test_flat_columns_become_json_and_arrays(column, text, values):
     texts, arrays = rows_text([("x", column)])
     assert texts == [b'{"x":' + value + b"}" for value in text]
     assert [orjson.loads(t) for t in texts]
@@ -56,7 +57,7 @@ def test_flat_columns(column, text, values):
         assert arrays["x"].tolist() == values
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("column", "text"),
     [
         (pa.array([[1, 2], None, []]), [b"[1,2]", b"null", b"[]"]),
@@ -66,7 +67,7 @@ def test_flat_columns(column, text, values):
         (pa.nulls(2), [b"null", b"null"]),
     ],
 )
-def test_what_is_not_flat_is_json_alone(column, text):
+def test_nested_columns_become_json_only(column, text):
     texts, arrays = rows_text([("x", column)])
     assert (texts, arrays) == ([b'{"x":' + value + b"}" for value in text], {})
 
@@ -76,36 +77,36 @@ def test_what_is_not_flat_is_json_alone(column, text):
     st.sampled_from([pa.float32(), pa.float64()]),
 )
 def test_floats_read_back_the_same(values, kind):
-    """NaN and infinities are null in JSON, and themselves in the array; null is None, and nothing else is."""
+    """NaN and infinities are null in JSON and unchanged in the array. Only null is None there."""
     texts, arrays = rows_text([("x", pa.array(values, kind, from_pandas=False))])
-    for value, text, held in zip(values, texts, arrays["x"].tolist(), strict=True):
+    for value, text, stored in zip(values, texts, arrays["x"].tolist(), strict=True):
         read = orjson.loads(text)["x"]
         if value is None or not np.isfinite(value):
             assert read is None
         else:
             assert kind.to_pandas_dtype()(read) == value
-        assert repr(held) == repr(value)
+        assert repr(stored) == repr(value)
     assert values_dtype(arrays["x"]) == kind.to_pandas_dtype()
 
 
-def test_a_float32_has_no_more_digits_than_it_needs():
+def test_float32_has_the_fewest_digits():
     assert rows_text([("x", pa.array([0.1], pa.float32()))])[0] == [b'{"x":0.1}']
 
 
-def test_names_are_written_as_they_are():
+def test_column_names_are_escaped():
     columns = [(name, pa.array([1])) for name in ("100%b", 'a"b', "é\n", "")]
     assert [orjson.loads(t) for t in rows_text(columns)[0]] == [{"100%b": 1, 'a"b': 1, "é\n": 1, "": 1}]
 
 
 def test_text_that_is_not_utf8_is_bytes():
-    """A writer's mistake, which Arrow does not look for."""
+    """Arrow does not verify the text of a file."""
     broken = pa.Array.from_buffers(pa.string(), 2, [None, *pa.array([b"ok", b"\xff"]).buffers()[1:]])
     texts, arrays = rows_text([("x", broken)])
     assert texts == [b'{"x":"ok"}', b'{"x":{"base64":"/w=="}}']
     assert arrays["x"].tolist() == ["ok", b"\xff"]
 
 
-def test_slices_are_what_they_show():
+def test_sliced_column_yields_only_its_values():
     column = pa.array([1.5, None, 2.5, 3.5]).slice(1, 2)
     assert rows_text([("x", column)])[0] == [b'{"x":null}', b'{"x":2.5}']
 
@@ -129,17 +130,20 @@ except MissingExtraError as error:
 
 
 @pytest.mark.parametrize(
-    ("pandas", "said"),
+    ("pandas", "output"),
     [
-        ("with", '{"x":["1970-01-01 00:00:00.000000001"]}\n'),
+        pytest.param("with", '{"x":["1970-01-01 00:00:00.000000001"]}\n', marks=pytest.mark.slow),
         (
             "without",
-            "column 'x', whose lists or structs hold times of nanoseconds, needs an extra: pip install 'headrace[pandas]'\n",
+            (
+                "column 'x', whose lists or structs hold times of nanoseconds, needs an extra: "
+                "pip install 'headrace[pandas]'\n"
+            ),
         ),
     ],
 )
-def test_nested_times_of_nanoseconds_need_pandas(pandas, said):
-    done = subprocess.run(
+def test_nested_times_of_nanoseconds_need_pandas(pandas, output):
+    process = subprocess.run(
         [sys.executable, "-c", NANOSECONDS, pandas], capture_output=True, text=True, check=True
     )
-    assert done.stdout == said
+    assert process.stdout == output

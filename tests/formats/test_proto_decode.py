@@ -1,10 +1,10 @@
-"""Messages to inputs: the quick way and the other say the same, and a bad record costs itself."""
+"""Tests of `ProtoDecoder`: both decoding paths agree, and a bad record fails alone."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from formats.framed_files import recordio, tfrecord
 from formats.proto_messages import example, record
 from headrace.core.block import FailureKind, Position
@@ -64,12 +64,12 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.sampled_from(["float32", "float64", "float16", "int32"]), st.integers(1, 5))
-def test_a_block_says_what_its_records_say_one_by_one(records, dtype, step):
-    """Whichever layout came first, and whatever was decoded before."""
-    used = decoder(dtype)
+def test_block_decodes_like_its_records_one_by_one(records, dtype, step):
+    """The result depends neither on the first layout nor on earlier blocks."""
+    shared_decoder = decoder(dtype)
     for at in range(0, len(records), step):
         some = records[at : at + step]
-        decoded = used.decode(block_of(*some))
+        decoded = shared_decoder.decode(block_of(*some))
         rows = list(range(len(some))) if decoded.rows is None else decoded.rows.tolist()
         expected, failed = [], []
         for index, data in enumerate(some):
@@ -91,16 +91,16 @@ def test_numbers_are_cast_as_numpy_casts_them(rows):
     assert decoder(F4, (2,)).decode(block).tensors["x"].tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("bad", "why"),
     [
-        (b"junk", "no aialgs.data.Record message: field 13 at byte 2 is longer than its message"),
+        (b"junk", "invalid aialgs.data.Record message: field 13 at byte 2 is longer than its message"),
         (record(other=("float32_tensor", [1])), 'feature "values" is missing'),
         (vector(1, 2), 'feature "values" has 2 values, 3 expected'),
-        (vector(b"a", member="bytes"), 'feature "values" holds bytes, but numbers are wanted'),
+        (vector(b"a", member="bytes"), 'feature "values" holds bytes, but numbers are expected'),
     ],
 )
-def test_a_bad_record_costs_itself(bad, why):
+def test_bad_record_is_the_only_failure(bad, why):
     decoded = decoder().decode(block_of(vector(1, 2, 3), bad, vector(4, 5, 6)))
     assert decoded.tensors["x"].tolist() == [[1, 2, 3], [4, 5, 6]]
     assert decoded.rows.tolist() == [0, 2]
@@ -113,7 +113,7 @@ def test_a_bad_record_costs_itself(bad, why):
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("dtype", "member", "good", "bad"),
     [
         ("int32", "float32_tensor", -3, 2.5),
@@ -125,17 +125,17 @@ def test_a_bad_record_costs_itself(bad, why):
         ("bool", "int32_tensor", 1, 2),
     ],
 )
-def test_integers_come_from_whole_numbers_in_range(dtype, member, good, bad):
+def test_integers_require_whole_numbers_in_range(dtype, member, good, bad):
     decoded = decoder(dtype, ()).decode(block_of(vector(good, member=member), vector(bad, member=member)))
     assert decoded.tensors["x"].tolist() == [good]
     assert [f.why for f in decoded.failures] == [f'feature "values" holds numbers that are not {dtype}']
 
 
-def test_examples_feed_inputs_by_feature():
+def test_example_features_feed_several_inputs():
     one = example(age=("int64_list", [7]), name=("bytes_list", [b"\xff"]), size=("float_list", [1.5, 2]))
     two = example(age=("int64_list", [-8]), name=("bytes_list", [b"b"]), size=("float_list", [3, 4]))
     (block,) = TfRecordFormat().blocks([tfrecord([one, two, b""])], Position())
-    used = ProtoDecoder(
+    shared_decoder = ProtoDecoder(
         EXAMPLE,
         {
             "age": ProtoInput(("age",), np.dtype(np.int64), (1,)),
@@ -143,7 +143,7 @@ def test_examples_feed_inputs_by_feature():
             "both": ProtoInput(("age", "size"), F4, (3,)),
         },
     )
-    decoded = used.decode(block)
+    decoded = shared_decoder.decode(block)
     assert {name: data.tolist() for name, data in decoded.tensors.items()} == {
         "age": [[7], [-8]],
         "name": [b"\xff", b"b"],
@@ -152,22 +152,22 @@ def test_examples_feed_inputs_by_feature():
     assert [f.why for f in decoded.failures] == ['feature "age" is missing']
 
 
-def test_several_features_of_one_layout_are_one_row():
-    def of(a, b):
+def test_several_features_form_one_row():
+    def message(a, b):
         return example(a=("float_list", a), b=("float_list", b), c=("int64_list", [1]))
 
-    (block,) = TfRecordFormat().blocks([tfrecord([of([1], [2, 3]), of([4], [5, 6])])], Position())
-    used = decoder(F8, (3,), ("b", "a"), EXAMPLE)
-    assert used.decode(block).tensors["x"].tolist() == [[2, 3, 1], [5, 6, 4]]
+    (block,) = TfRecordFormat().blocks([tfrecord([message([1], [2, 3]), message([4], [5, 6])])], Position())
+    shared_decoder = decoder(F8, (3,), ("b", "a"), EXAMPLE)
+    assert shared_decoder.decode(block).tensors["x"].tolist() == [[2, 3, 1], [5, 6, 4]]
 
 
-def test_rows_of_no_values_are_rows():
+def test_empty_rows_are_decoded():
     assert decoder(shape=(0,)).decode(block_of(vector(), vector())).tensors["x"].shape == (2, 0)
     assert decoder(shape=(2, 0)).decode(block_of(vector(), vector())).tensors["x"].shape == (2, 2, 0)
 
 
-def test_a_number_that_is_passed_over_still_says_where_it_ends():
-    """In the second record it ends a byte earlier, and all that follows means something else."""
+def test_skipped_varint_belongs_to_the_layout():
+    """In the second record the varint ends a byte earlier, so later bytes differ in meaning."""
     vector_of = vector(1, 2, 3)
     one, other = b"\x30\x80\x01" + vector_of, b"\x30\x01\x38" + vector_of
     decoded = decoder().decode(block_of(one, other))
@@ -175,6 +175,6 @@ def test_a_number_that_is_passed_over_still_says_where_it_ends():
     assert [f.position.record for f in decoded.failures] == [1]
 
 
-def test_a_sparse_vector_is_never_taken_for_a_dense_one():
+def test_sparse_vector_is_not_decoded_as_dense():
     sparse = record(values=("float32_tensor", {"values": [1, 2, 3], "keys": [2, 0, 1], "shape": [3]}))
     assert decoder().decode(block_of(sparse, sparse)).tensors["x"].tolist() == [[2, 3, 1]] * 2

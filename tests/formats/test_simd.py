@@ -1,4 +1,4 @@
-"""Every engine reads the same numbers, or says that it cannot."""
+"""Tests of the number parsers: every parser returns the same numbers, or None."""
 
 import math
 
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.formats.arrow import delimited_numbers
-from headrace.formats.matrix import plain_flat_numbers
+from headrace.formats.matrix import orjson_flat_numbers
 from headrace.formats.simd import FlatNumberReader
 
 JSON_NUMBERS = st.one_of(
@@ -17,17 +18,45 @@ JSON_NUMBERS = st.one_of(
     st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,2})?", fullmatch=True),
 )
 ODD = st.sampled_from(
-    ["+1", ".5", "1.", "007", "nan", "-inf", "Infinity", "1e400", "1e-400", " 1 ", '"1.5"', '"1"5', '1"5', '"1""5"',
-     "0x10", "1_0", "1e", "", "NA", "null", "true", "nan(1)", "\t2", "1\r", "--1", "-0", "-0.0", "1e-0"]
-)  # fmt: skip
+    [
+        "+1",
+        ".5",
+        "1.",
+        "007",
+        "nan",
+        "-inf",
+        "Infinity",
+        "1e400",
+        "1e-400",
+        " 1 ",
+        '"1.5"',
+        '"1"5',
+        '1"5',
+        '"1""5"',
+        "0x10",
+        "1_0",
+        "1e",
+        "",
+        "NA",
+        "null",
+        "true",
+        "nan(1)",
+        "\t2",
+        "1\r",
+        "--1",
+        "-0",
+        "-0.0",
+        "1e-0",
+    ]
+)
 
 
-@pytest.mark.parametrize("read", [FlatNumberReader(), plain_flat_numbers])
+@for_each("read", [FlatNumberReader(), orjson_flat_numbers])
 @given(st.lists(JSON_NUMBERS, min_size=1, max_size=8))
 @example(["9007199254740993", "-9007199254740993", "18446744073709551615"])
 @example(["-0.0", "5e-324", "1.7976931348623157e308", "2.2250738585072011e-308"])
 def test_numbers_are_the_nearest_float64(read, texts):
-    """Bit for bit those of `float`, but that the integer -0 has no sign; or None for all of them."""
+    """Numbers equal those of `float` bit for bit, except that the integer -0 has no sign."""
     numbers = read(f"[{','.join(texts)}]".encode(), "d")
     if numbers is None:
         assert any(
@@ -40,18 +69,16 @@ def test_numbers_are_the_nearest_float64(read, texts):
     assert all(math.copysign(1, float(t)) == math.copysign(1, n) for t, n in signed)
 
 
-@pytest.mark.parametrize("read", [FlatNumberReader(), plain_flat_numbers])
-@pytest.mark.parametrize("kind", ["d", "i", "u"])
-@pytest.mark.parametrize("cell", ["true", "false", "null", '"1"', "{}", "+1", "", "nan", "01", "1 2", "x"])
-def test_what_is_no_json_number_is_refused(read, kind, cell):
-    """Never a wrong number."""
+@for_each("read", [FlatNumberReader(), orjson_flat_numbers])
+@for_each("kind", ["d", "i", "u"])
+@for_each("cell", ["true", "false", "null", '"1"', "{}", "+1", "", "nan", "01", "1 2", "x"])
+def test_texts_other_than_json_numbers_are_rejected(read, kind, cell):
     assert read(f"[1,{cell}]".encode(), kind) is None
     assert read(b"[1,2]", kind).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("read", [FlatNumberReader(), plain_flat_numbers])
-def test_integers_are_exact_or_refused(read):
-    """To the ends of 64 bits."""
+@for_each("read", [FlatNumberReader(), orjson_flat_numbers])
+def test_integers_are_exact_or_rejected(read):
     low, high, top = -(2**63), 2**63 - 1, 2**64 - 1
     assert read(f"[{low},{high}]".encode(), "i").tolist() == [low, high]
     assert read(f"[0,{top}]".encode(), "u").tolist() == [0, top]
@@ -67,8 +94,8 @@ def test_integers_are_exact_or_refused(read):
         assert read(f"[1,{text}]".encode(), kind) is None
 
 
-def test_a_result_outlives_the_next_text():
-    """The parser is used again, the numbers are not its own."""
+def test_result_outlives_the_next_text():
+    """The parser is reused, but does not own the numbers."""
     read = FlatNumberReader()
     first = read(b"[1.5,2.5]", "d")
     assert read(b"[", "d") is None
@@ -77,26 +104,25 @@ def test_a_result_outlives_the_next_text():
 
 
 @given(st.lists(JSON_NUMBERS | ODD, min_size=1, max_size=4))
-def test_arrow_reads_what_float_reads_or_nothing(cells):
-    """Its engine takes more than JSON, and must not take more than `float` does."""
+def test_arrow_reads_the_values_of_float_or_none(cells):
+    """Arrow accepts more than JSON, and must not accept more than `float`."""
     text = "\n".join(f"{cell};1" for cell in cells).encode()
     numbers = delimited_numbers(text, len(cells), 2, b";", b'"')
     if numbers is None:
         return
-    from headrace.formats.csv_cells import Dialect
+    from headrace.formats.csv_cells import CsvDialect
 
-    exact = [float(Dialect.of(";", '"').cells(line)[0]) for line in text.split(b"\n")]
+    exact = [float(CsvDialect.from_strings(";", '"').cells(line)[0]) for line in text.split(b"\n")]
     assert repr(numbers[::2].tolist()).replace("-nan", "nan") == repr(exact)
 
 
-def test_arrow_takes_quoted_numbers_and_nan():
-    """What it is there for."""
+def test_arrow_accepts_quoted_numbers_and_nan():
     numbers = delimited_numbers(b'"1.5",nan\r\n+2,.5', 2, 2, b",", b'"')
     assert repr(numbers.tolist()) == "[1.5, nan, 2.0, 0.5]"
 
 
-def test_without_the_extras_the_plain_way_is_taken(monkeypatch):
-    """And who asks for the door itself is told what to install."""
+def test_orjson_is_used_without_the_extras(monkeypatch):
+    """Importing the adapter itself raises with the package to install."""
     import sys
 
     from headrace.core.errors import MissingExtraError
@@ -105,7 +131,7 @@ def test_without_the_extras_the_plain_way_is_taken(monkeypatch):
     for library, door in (("simdjson", "simd"), ("pyarrow", "arrow")):
         monkeypatch.setitem(sys.modules, library, None)
         monkeypatch.delitem(sys.modules, f"headrace.formats.{door}", raising=False)
-    assert matrix.fastest_flat_numbers() is plain_flat_numbers
-    assert matrix.arrow_delimited_numbers() is None
+    assert matrix.load_flat_numbers() is orjson_flat_numbers
+    assert matrix.load_delimited_numbers() is None
     with pytest.raises(MissingExtraError, match=r"headrace\[fast\]"):
         __import__("headrace.formats.simd")

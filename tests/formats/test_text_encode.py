@@ -1,42 +1,45 @@
+"""Tests of text output."""
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, ModelContractError
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
 from headrace.formats.text_encode import TextEncoder
 
 
-def pieces_of(rows: int) -> list[Piece]:
+def selections_of(rows: int) -> list[BlockSelection]:
     none = np.zeros(rows, np.int64)
-    return [Piece(Block(Position(), starts=none, ends=none), 0, rows)]
+    return [BlockSelection(Block(Position(), starts=none, ends=none), 0, rows)]
 
 
-def encoded(outputs, **options) -> bytes:
+def encode_part(outputs, **options) -> bytes:
     (data,) = outputs.values()
     encoder = TextEncoder(output_columns(outputs), **options)
-    return encoder.begin() + encoder.encode(pieces_of(len(data)), outputs) + encoder.finish()
+    return encoder.begin() + encoder.encode(selections_of(len(data)), outputs) + encoder.finish()
 
 
-def test_texts_leave_as_they_stand():
+def test_texts_are_written_unchanged():
     texts = np.array(['a "b",c', "two\nlines", "", None, b"\xff\x00", "ä", 7, "\ud800"], object)
-    assert encoded({"t": texts}) == b'a "b",c\ntwo\nlines\n\n\n\xff\x00\n\xc3\xa4\n7\n\\ud800\n'
-    assert encoded({"t": np.array(["a", "b"])}, separator=b"") == b"ab"
-    assert encoded({"t": np.array([["a"], ["b"]])}) == b"a\nb\n"
+    assert encode_part({"t": texts}) == b'a "b",c\ntwo\nlines\n\n\n\xff\x00\n\xc3\xa4\n7\n\\ud800\n'
+    assert encode_part({"t": np.array(["a", "b"])}, separator=b"") == b"ab"
+    assert encode_part({"t": np.array([["a"], ["b"]])}) == b"a\nb\n"
 
 
 @given(st.lists(st.text(alphabet="ab\n", max_size=5), max_size=9), st.integers(0, 9))
-def test_batches_leave_no_trace(texts, cut):
+def test_output_is_independent_of_batches(texts, cut):
     data = np.array(texts, object)
     encoder = TextEncoder(output_columns({"t": np.array(["x"], object)}))
-    parts = [encoder.encode(pieces_of(len(part)), {"t": part}) for part in (data[:cut], data[cut:])]
+    parts = [encoder.encode(selections_of(len(part)), {"t": part}) for part in (data[:cut], data[cut:])]
     assert b"".join(parts) == "".join(text + "\n" for text in texts).encode()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "outputs",
     [
         {},
@@ -45,12 +48,12 @@ def test_batches_leave_no_trace(texts, cut):
         {"t": np.array([["a", "b"], ["c", "d"]])},
     ],
 )
-def test_what_is_not_one_text_a_record_is_refused(outputs):
+def test_outputs_other_than_one_text_per_record_are_rejected(outputs):
     with pytest.raises(ConfigError, match="choose csv or jsonl"):
         TextEncoder(output_columns(outputs))
 
 
-def test_a_row_too_few_is_told():
+def test_missing_row_is_rejected():
     encoder = TextEncoder(output_columns({"t": np.array(["a"])}))
     with pytest.raises(ModelContractError):
-        encoder.encode(pieces_of(2), {"t": np.array(["a"])})
+        encoder.encode(selections_of(2), {"t": np.array(["a"])})

@@ -1,14 +1,13 @@
-"""The whole member as one record."""
+"""Tests of `WholeFormat`."""
 
-import pytest
-
+from cases import for_each
 from headrace.core.block import RAW_BYTES_KEPT_MAX, FailureKind, Position
 from headrace.formats.whole import WholeFormat
 
 
-@pytest.mark.parametrize("chunks", [[], [b""], [b"\0ab\n", memoryview(b"c\r\n")], [b"x"] * 10])
-def test_all_bytes_are_one_record_as_they_stand(chunks):
-    """Empty ones and binary ones too."""
+@for_each("chunks", [[], [b""], [b"\0ab\n", memoryview(b"c\r\n")], [b"x"] * 10])
+def test_all_bytes_are_one_unchanged_record(chunks):
+    """This includes empty and binary members."""
     (block,) = WholeFormat(record_bytes_max=10).blocks(chunks, Position("o", "m"))
     assert len(block) == 1
     assert block.record(0) == b"".join(chunks)
@@ -16,9 +15,9 @@ def test_all_bytes_are_one_record_as_they_stand(chunks):
     assert block.failures == ()
 
 
-@pytest.mark.parametrize("size", [1, 4, 11, 40])
-def test_more_than_may_be_is_a_failure_that_keeps_the_start(size):
-    """The same whatever the chunks."""
+@for_each("size", [1, 4, 11, 40])
+def test_oversized_object_is_a_failure_with_its_start(size):
+    """The result does not depend on the chunk size."""
     data = bytes(range(40))
     chunks = [data[i : i + size] for i in range(0, 40, size)]
     (block,) = WholeFormat(record_bytes_max=10).blocks(chunks, Position("o"))
@@ -27,8 +26,8 @@ def test_more_than_may_be_is_a_failure_that_keeps_the_start(size):
     assert failure.why == "40 bytes, longer than record_bytes_max=10"
 
 
-def test_a_failure_keeps_no_more_than_the_first_64_kib():
-    """Of however much there is; a chunk that is overwritten later does no harm."""
+def test_failure_keeps_the_first_64_kib():
+    """A chunk that is overwritten later does not change the kept bytes."""
     buffer = bytearray(b"a" * 50_000)
 
     def chunks():

@@ -1,15 +1,14 @@
-"""Small video files, made with PyAV: a grey that brightens frame by frame, so that a picture tells its number."""
+"""Small video files created with PyAV: grey frames whose brightness identifies their number."""
 
 import io
 
-import av
 import numpy as np
 
-STEP = 4  # grey levels from one frame to the next
+STEP = 4  # Grey levels from one frame to the next.
 
 
 class _Pipe:
-    """What cannot be gone back in."""
+    """A file object that cannot seek."""
 
     def __init__(self):
         self.file = io.BytesIO()
@@ -18,7 +17,7 @@ class _Pipe:
         return self.file.write(data)
 
 
-def encoded(
+def encode_video(
     kind="mp4",
     codec="libx264",
     *,
@@ -31,7 +30,12 @@ def encoded(
     rotation=0,
     noise=False,
 ):
-    """A file's bytes. `size` is (height, width), `times` the frames' times in units of 1/25 s."""
+    """Return a file's bytes.
+
+    `size` is (height, width), `times` the frames' times in units of 1/25 s.
+    """
+    import av
+
     file = path or (_Pipe() if pipe else io.BytesIO())
     rng = np.random.default_rng(1)
     with av.open(str(path) if path else file, "w", format=kind, options=options or {}) as container:
@@ -57,10 +61,10 @@ def encoded(
 
 
 def faststart(tmp_path, **options):
-    """MP4 with its index first."""
-    return encoded("mp4", options={"movflags": "faststart"}, path=tmp_path / "video.mp4", **options)
+    """Return an MP4 file whose index precedes the media."""
+    return encode_video("mp4", options={"movflags": "faststart"}, path=tmp_path / "video.mp4", **options)
 
 
 def fragmented(**options):
-    """MP4 in fragments, each with its own index."""
-    return encoded("mp4", options={"movflags": "frag_keyframe+empty_moov"}, pipe=True, **options)
+    """Return an MP4 file in fragments, each with an index."""
+    return encode_video("mp4", options={"movflags": "frag_keyframe+empty_moov"}, pipe=True, **options)
