@@ -1,4 +1,4 @@
-"""The whole command for tests, in this process: what it exits with, says, and leaves behind."""
+"""Run whole commands within the test process, and read their output folders."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from headrace.cli.main import main
 
-# A model of two numbers a record, as a user writes one; batches are small so that there are several.
+# A user's model of two numbers per record; batches are small so that there are several.
 DOUBLE = """
 from headrace import Model, TensorSpec
 
@@ -25,8 +25,8 @@ class Double(Model):
 
 
 @dataclass(frozen=True)
-class Done:
-    """How a command ended."""
+class CommandResult:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ class Done:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """Standard output with --json: a JSON object a line."""
+        """The lines of standard output with --json: one JSON object each."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
@@ -47,41 +47,41 @@ class Done:
 
     @property
     def error(self) -> str:
-        """What is said on standard error: one line, and nothing of Python's."""
+        """The single line on standard error, without its prefix."""
         (line,) = self.err.splitlines()
         assert line.startswith("error: "), line
         return line.removeprefix("error: ")
 
 
-def headrace(*args: str | Path, environ: Mapping[str, str] | None = None) -> Done:
-    """``headrace ARGS``; what is no way to end a command (a traceback) is raised."""
+def headrace(*args: str | Path, environ: Mapping[str, str] | None = None) -> CommandResult:
+    """Run ``headrace ARGS``. An exception that would be a traceback is raised."""
     logger = logging.getLogger("headrace")
     before = (logger.handlers, logger.level, logger.propagate)
     try:
         ended = CliRunner().invoke(main, [str(a) for a in args], env=environ, catch_exceptions=False)
     finally:
         logger.handlers, logger.level, logger.propagate = before
-    return Done(ended.exit_code, ended.stdout, ended.stderr)
+    return CommandResult(ended.exit_code, ended.stdout, ended.stderr)
 
 
 def predictions(output: Path, suffix: str = "csv") -> bytes:
-    """All parts, joined."""
+    """Return all parts, joined."""
     return b"".join(p.read_bytes() for p in sorted(output.glob(f"part-?????.{suffix}")))
 
 
 def failures(output: Path) -> list[dict[str, Any]]:
-    """Every line of the failed records' files."""
+    """Return all lines of the files of failed records."""
     texts = (p.read_text() for p in sorted(output.glob("part-*.failed.jsonl")))
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 def contents(output: Path) -> dict[str, bytes]:
-    """What readers of the output see, by name."""
+    """Return the files that readers of the output see, by name."""
     return {p.name: p.read_bytes() for p in sorted(output.glob("part-*"))}
 
 
 def leftovers(output: Path) -> list[str]:
-    """Files that a finished or refused run must not leave: unfinished writes, checkpoints, parts without a record."""
+    """Return files that no ended run may leave: unfinished writes, checkpoints, unrecorded parts."""
     files = [p for p in output.rglob("*") if p.is_file()]
     recorded = {p.stem for p in (output / "_headrace").glob("part-?????.json")}
     return [

@@ -1,4 +1,4 @@
-"""A model that gives every text back as it came, byte for byte: ``--model echo_model.py``."""
+"""A model that returns each text unchanged, byte for byte: ``--model echo_model.py``."""
 
 import numpy as np
 

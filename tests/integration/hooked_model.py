@@ -1,4 +1,4 @@
-"""A model that tells the test of every call before it answers: ``--model integration.hooked_model:Hooked``."""
+"""A model that calls back before each response: ``--model integration.hooked_model:Hooked``."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from headrace import Model, TensorSpec
 
 
 class Hooked(Model):
-    """Doubles the first of two numbers. `before_call` is given the number of the call, from 0."""
+    """Doubles the first of two numbers. `before_call` gets the number of the call, from 0."""
 
     max_batch_rows = 500
     inputs = (TensorSpec("x", "FP32", (-1, 2)),)
@@ -18,7 +18,7 @@ class Hooked(Model):
         self.calls = 0
 
     def warm_up(self) -> None:
-        """No call of ours counts but those for records."""
+        """Do nothing, so that only calls with records are counted."""
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         call, self.calls = self.calls, self.calls + 1

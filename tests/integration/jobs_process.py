@@ -1,4 +1,4 @@
-"""``headrace up`` and ``headrace work`` as processes of their own, for tests that signal, kill and ask them."""
+"""``headrace up`` and ``headrace work`` as processes that tests signal, kill and send requests to."""
 
 import os
 import re
@@ -18,9 +18,9 @@ from headrace.jobs.state import JobState
 
 READY_S = 60.0
 WAIT_S = 40.0
-_DOOR = re.compile(r"(jobs|rest) +(http\S+)")
+_LISTENER = re.compile(r"(jobs|rest) +(http\S+)")
 
-# Two numbers a record. A record that begins with a negative number waits until the file `go` is there.
+# Two numbers per record. A record with a negative first number waits until the file `go` exists.
 MODEL = """
 import os, time
 from headrace import Model, TensorSpec
@@ -37,12 +37,12 @@ class Double(Model):
 """
 
 
-class Process:
-    """A command in a folder of its own; what it says is kept. `kill` also kills what it has started."""
+class CommandProcess:
+    """A command that runs in a folder; `log` has its lines. `kill` also kills its children."""
 
     def __init__(self, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
-        self.said: list[str] = []
-        self.doors: dict[str, str] = {}
+        self.log: list[str] = []
+        self.urls: dict[str, str] = {}
         self._ready = threading.Event()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headrace", *arguments],
@@ -57,24 +57,24 @@ class Process:
         self._reader.start()
 
     def wait_until_ready(self) -> Self:
-        """Return when it has said so."""
-        assert self._ready.wait(READY_S), "\n".join(self.said)
-        assert any(line.startswith("ready") for line in self.said), "\n".join(self.said)
+        """Wait until the process reports that it is ready."""
+        assert self._ready.wait(READY_S), "\n".join(self.log)
+        assert any(line.startswith("ready") for line in self.log), "\n".join(self.log)
         return self
 
     def terminate(self) -> int:
-        """SIGTERM; what it exits with."""
+        """Send SIGTERM. Return the exit status."""
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> int:
-        """Its exit status."""
+        """Wait for the process. Return its exit status."""
         status = self._process.wait(WAIT_S)
         self._reader.join(WAIT_S)
         return status
 
     def kill(self) -> None:
-        """Kill -9 of all of it. Twice does nothing."""
+        """Kill the process and its children with SIGKILL. A second call does nothing."""
         if self._process.poll() is None:
             children = psutil.Process(self._process.pid).children(recursive=True)
             self._process.kill()
@@ -97,43 +97,46 @@ class Process:
         assert stream is not None
         with stream:
             for line in stream:
-                self.said.append(line.rstrip())
-                if found := _DOOR.match(line):
-                    self.doors[found[1]] = found[2]
+                self.log.append(line.rstrip())
+                if found := _LISTENER.match(line):
+                    self.urls[found[1]] = found[2]
                 if line.startswith("ready"):
                     self._ready.set()
         self._ready.set()
 
 
-class Up(Process):
+class UpProcess(CommandProcess):
     """``headrace up`` on free ports."""
 
     def __init__(self, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         if not (folder / "model.py").exists():
             (folder / "model.py").write_text(MODEL)
-        ports = ("--port", "0", "--rest-port", "0", "--lease-s", "3", "--beat-s", "0.5")
+        ports = ("--port", "0", "--rest-port", "0", "--lease-s", "3", "--heartbeat-s", "0.5")
         super().__init__(folder, "up", *arguments, *ports, environ=environ)
 
     @property
     def url(self) -> str:
-        """The job API."""
-        return self.doors["jobs"]
+        """The URL of the job API."""
+        return self.urls["jobs"]
 
     def client(self, key: str = "") -> Client:
-        """A client of it."""
+        """Return a client of the job API."""
         return Client(self.url, api_key=key)
 
 
-def until(client: Client, job_id: str, *states: JobState) -> Job:
-    """The job as soon as it is in one of these states, by its events; an AssertionError where it ends otherwise."""
+def wait_for_state(client: Client, job_id: str, *states: JobState) -> Job:
+    """Follow the job's events until it is in one of the states, and return it.
+
+    Raise AssertionError if the job ends in another state.
+    """
     for job in client.events(job_id):
         if job.state in states:
             return job
-    raise AssertionError(f"job {job_id} has ended otherwise: {client.get(job_id)}")
+    raise AssertionError(f"job {job_id} ended in another state: {client.get(job_id)}")
 
 
-def completed(client: Client, job_id: str) -> Job:
-    """The job, which has to come to a good end."""
+def wait_completed(client: Client, job_id: str) -> Job:
+    """Wait for the job's end, which must be COMPLETED, and return the job."""
     job = client.wait(job_id, WAIT_S)
     assert job.state is JobState.COMPLETED, job
     return job

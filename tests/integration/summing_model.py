@@ -1,4 +1,4 @@
-"""A model whose every answer shows its state, and how many steps made it; it takes a little time a step."""
+"""A model that returns its state and the number of its steps; it takes a moment per step."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Bad input, as a user meets it: a clear line that says what, where and what to do; and nothing lost."""
+"""Bad input: one clear line names the place, the error and the remedy, and no other record is lost."""
 
 import gzip
 import io
@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from integration.command import DOUBLE, Done, failures, headrace, leftovers, predictions
+from cases import for_each
+from integration.command import DOUBLE, CommandResult, failures, headrace, leftovers, predictions
 
 OUT = Path("out")
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test works in a folder of its own, with a model in it."""
+    """A folder of its own for each test, with a model in it."""
     monkeypatch.chdir(tmp_path)
     Path("double.py").write_text(DOUBLE)
     return tmp_path
@@ -46,38 +47,36 @@ def make_tar(name: str, members: dict[str, bytes]) -> str:
     return name
 
 
-def score(*args: str, model: str = "double.py", output: str | Path = OUT, environ=None) -> Done:
+def score(*args: str, model: str = "double.py", output: str | Path = OUT, environ=None) -> CommandResult:
     return headrace("stream", *args, "--model", model, "--output", output, environ=environ)
 
 
-def broken(done: Done) -> str:
-    """The one line of a run that broke before anything was predicted: nothing at all is left behind."""
+def broken(done: CommandResult) -> str:
+    """Check that a run ended before its first prediction and left no file. Return its error."""
     assert done.code == 1
     assert [p for p in OUT.rglob("*") if p.is_file()] == []
     return done.error
 
 
-# Where the source is wrong
+# Errors of the source
 
 
-def test_a_missing_object_is_named():
+def test_missing_object_is_named():
     assert broken(score("no/such.csv")) == "no/such.csv: no such file"
 
 
-def test_a_prefix_without_objects_is_named():
+def test_prefix_without_objects_is_named():
     assert broken(score("nothing/")) == (
         "nothing/: no object has this prefix; check the spelling and the bucket"
     )
 
 
-def test_an_unknown_scheme_lists_the_known_ones():
-    assert broken(score("ftp://host/x.csv")).startswith(
-        "ftp://host/x.csv: unknown scheme ftp://; known are s3://"
-    )
+def test_unknown_scheme_lists_the_known_ones():
+    assert broken(score("ftp://host/x.csv")).startswith("ftp://host/x.csv: unknown scheme ftp://: use s3://")
 
 
 @pytest.mark.s3
-def test_a_missing_object_and_a_missing_bucket_are_told_apart(s3_server):
+def test_missing_object_and_missing_bucket_are_different_errors(s3_server):
     bucket = s3_server.bucket()
     missing = broken(score(f"s3://{bucket}/x.csv", environ=s3_server.environ))
     assert missing == f"s3://{bucket}/x.csv: no such object"
@@ -91,38 +90,38 @@ def test_a_missing_object_and_a_missing_bucket_are_told_apart(s3_server):
 
 @pytest.mark.s3
 @pytest.mark.parametrize("denied", ["source", "output"])
-def test_denied_credentials_name_what_was_asked_for(s3_server, denied):
+def test_denied_credentials_name_the_uri(s3_server, denied):
     put("a.csv", rows(1))
-    places = {"source": "a.csv", "output": str(OUT)} | {denied: "s3://ready/x.csv"}
-    done = score(places["source"], output=places["output"], environ=s3_server.denied_environ)
-    said = broken(done)
-    assert "s3://ready" in said
-    assert "the credentials are wrong or do not allow this" in said
+    paths = {"source": "a.csv", "output": str(OUT)} | {denied: "s3://ready/x.csv"}
+    done = score(paths["source"], output=paths["output"], environ=s3_server.denied_environ)
+    message = broken(done)
+    assert "s3://ready" in message
+    assert "the credentials are wrong or do not allow this" in message
 
 
-def test_an_empty_source_is_an_error():
-    assert broken(score(put("a.csv", b""))) == "a.csv: 1 object(s), but not one record in them"
+def test_empty_source_is_an_error():
+    assert broken(score(put("a.csv", b""))) == "a.csv: 1 object(s) without a single record"
 
 
-def test_an_empty_tar_is_an_error():
+def test_empty_tar_is_an_error():
     assert broken(score(make_tar("a.tar", {}))) == "a.tar: the archive holds no files"
 
 
-def test_members_that_no_glob_matches_are_shown():
-    said = broken(score(make_tar("a.tar", {"x.csv": rows(1)}), "--members", "*.tsv"))
-    assert said == "a.tar: no member matches *.tsv; its members are x.csv"
+def test_glob_without_a_match_lists_the_members():
+    message = broken(score(make_tar("a.tar", {"x.csv": rows(1)}), "--members", "*.tsv"))
+    assert message == "a.tar: no member matches *.tsv; the members are x.csv"
 
 
-def test_a_name_that_tells_no_format_asks_for_one():
+def test_name_without_a_format_asks_for_one():
     assert broken(score(put("data.bin", rows(1)))).startswith(
-        "data.bin: its name does not tell what is in it; say so with --format"
+        "data.bin: the name does not determine the format; choose it with --format"
     )
 
 
-# Where the bytes are wrong: what can be predicted is, and the rest is reported
+# Errors of bytes: good records are predicted, and the others are reported
 
 
-def test_a_gzip_that_ends_early_gives_every_whole_record_before():
+def test_gzip_that_ends_early_gives_all_complete_records():
     compressed = gzip.compress(rows(5000))
     put("a.csv.gz", compressed[: len(compressed) // 2])
     done = score("a.csv.gz", "--json")
@@ -132,14 +131,14 @@ def test_a_gzip_that_ends_early_gives_every_whole_record_before():
     assert predictions(OUT) == doubled(range(whole))
     (failure,) = failures(OUT)
     assert (failure["object"], failure["kind"], failure["record"]) == ("a.csv.gz", "object", whole)
-    # Where the first record that is missing starts.
+    # The position of the first missing record.
     assert (failure["line"], failure["byte"]) == (whole + 1, len(rows(whole)))
     assert "the gzip stream ends early" in failure["reason"]
     assert done.report["objects_broken"] == 1
     assert leftovers(OUT) == []
 
 
-def test_a_member_that_is_not_csv_costs_that_member():
+def test_member_that_is_not_csv_fails_alone():
     make_tar("a.tar", {"a.csv": rows(5), "b.csv": b"\x89PNG\r\n\x1a\n" + bytes(3000), "c.csv": rows(4, 5)})
     done = score("a.tar", "--json")
     assert done.code == 1
@@ -152,7 +151,7 @@ def test_a_member_that_is_not_csv_costs_that_member():
     assert (done.report["records_in"], done.report["objects_broken"]) == (9, 1)
 
 
-def test_a_member_that_breaks_tells_where_in_it(folder):
+def test_broken_member_reports_its_position(folder):
     bad = gzip.compress(rows(3000))
     make_tar("a.tar", {"a.csv.gz": bad[: len(bad) // 2], "b.csv": rows(2)})
     done = score("a.tar", "--json")
@@ -163,7 +162,7 @@ def test_a_member_that_breaks_tells_where_in_it(folder):
     assert (failure["line"], failure["byte"]) == (whole + 1, len(rows(whole)))
 
 
-def test_rows_that_are_ragged_or_no_numbers_fail_alone():
+def test_ragged_or_textual_rows_fail_alone():
     make_tar("a.tar", {"in/a.csv": b"0,1\n1\n2,oops\n3,1\n4,1,5\n\xff,1\n"})
     done = score("a.tar", "--json")
     assert done.code == 3
@@ -188,7 +187,7 @@ def test_rows_that_are_ragged_or_no_numbers_fail_alone():
     assert (done.report["records_in"], done.report["rows_failed"]) == (6, 4)
 
 
-def test_a_giant_line_is_bounded_and_fails_alone():
+def test_giant_line_is_cut_and_fails_alone():
     put("a.csv", b"0,1\n" + b"7" * 300_000 + b",1\n2,1\n")
     done = score("a.csv", "--record-bytes-max", "100k", "--json")
     assert done.code == 3
@@ -200,8 +199,8 @@ def test_a_giant_line_is_bounded_and_fails_alone():
     assert failure["raw_truncated"] is True
 
 
-def test_a_giant_line_costs_no_memory():
-    """256 MiB without a line end, in a process of its own, whose peak is what it says of itself."""
+def test_giant_line_needs_no_memory():
+    """A file of 256 MiB without a line end, in a process that reports its own peak."""
     with Path("a.csv").open("wb") as file:
         file.writelines(b"7" * (1 << 20) for _ in range(256))
         file.write(b"\n1,1\n")
@@ -231,35 +230,35 @@ def test_a_giant_line_costs_no_memory():
     assert failure["reason"] == "longer than record_bytes_max=16777216"
 
 
-# Where the model is wrong
+# Errors of the model
 
 
-def test_a_model_of_another_width_names_both_widths():
-    said = broken(score(put("a.csv", b"0,1,2\n3,4,5\n")))
-    assert said == (
-        "model double: input 'x' takes 2 numbers a record, but the records from a.csv, record 0, line 1, byte 0 on "
-        "have 3 columns: choose 2 of them with --columns, or another --delimiter"
+def test_model_of_another_width_names_both_widths():
+    message = broken(score(put("a.csv", b"0,1,2\n3,4,5\n")))
+    assert message == (
+        "model double: input 'x' takes 2 numbers per record, but the records from a.csv, record 0, line 1, "
+        "byte 0 on have 3 columns: choose 2 of them with --columns, or another --delimiter"
     )
 
 
-def test_columns_of_another_number_name_both():
-    said = broken(score(put("a.csv", b"0,1,2\n"), "--columns", "0,1,2"))
-    assert said == "model double: input 'x' takes 2 numbers a record, but --columns names 3"
+def test_another_number_of_columns_names_both():
+    message = broken(score(put("a.csv", b"0,1,2\n"), "--columns", "0,1,2"))
+    assert message == "model double: input 'x' takes 2 numbers per record, but --columns names 3"
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["--header", "names", "--columns", "a,zz"], 'there is no column "zz"; there are: a, b, c'),
+        (["--header", "names", "--columns", "a,zz"], 'there is no column "zz"; the columns are: a, b, c'),
         (["--columns", "0,7"], "there is no column 7: records have 3 columns, counted from 0"),
-        (["--columns", "a,b"], 'column "a" is wanted by name, but no header was read'),
+        (["--columns", "a,b"], 'column "a" is selected by name, but no header was read'),
     ],
 )
-def test_columns_that_are_not_there_are_named_beside_those_that_are(more, why):
+def test_unknown_columns_are_named_with_the_known_ones(more, why):
     assert broken(score(put("a.csv", b"a,b,c\n0,1,2\n"), *more)).startswith(why)
 
 
-def test_a_model_that_loses_a_row_is_loud_and_keeps_what_was_before():
+def test_model_that_loses_a_row_ends_the_run_and_keeps_the_rows_before():
     put("a.csv", rows(20))
     Path("loses.py").write_text(
         DOUBLE.replace("x[:, 0] * 2", "x[:, 0] * 2 if 8 not in x[:, 0] else x[1:, 0]")
@@ -272,7 +271,7 @@ def test_a_model_that_loses_a_row_is_loud_and_keeps_what_was_before():
     assert "another run" in score("a.csv", "--resume", model="loses.py").error
 
 
-def test_a_model_that_raises_fails_only_the_guilty_rows():
+def test_model_that_raises_fails_only_the_bad_rows():
     put("a.csv", rows(9))
     Path("picky.py").write_text(
         DOUBLE.replace("return", "assert 5 not in x[:, 0], 'five [is] bad'\n        return")
@@ -286,30 +285,30 @@ def test_a_model_that_raises_fails_only_the_guilty_rows():
 
 
 @pytest.mark.parametrize("name", ["gone.py", "gone.onnx"])
-def test_a_missing_model_file_is_named(name):
+def test_missing_model_file_is_named(name):
     assert broken(score(put("a.csv", rows(1)), model=name)) == (
         f"model {name}: its file cannot be read: No such file or directory"
     )
 
 
-def test_a_model_that_does_not_import_tells_its_line():
+def test_model_that_cannot_be_imported_names_its_line():
     put("bad.py", b"import headrace\nx = 1 / 0\n")
     assert broken(score(put("a.csv", rows(1)), model="bad.py")) == (
-        "model bad.py: it does not import: bad.py:2: ZeroDivisionError: division by zero"
+        "model bad.py: it cannot be imported: bad.py:2: ZeroDivisionError: division by zero"
     )
 
 
-def test_an_error_of_several_lines_is_said_in_one():
+def test_error_of_several_lines_is_printed_in_one():
     put("bad.py", b"raise ValueError('first [-1, 4]\\n  second [bold]')\n")
     assert broken(score(put("a.csv", rows(1)), model="bad.py")) == (
-        "model bad.py: it does not import: bad.py:1: ValueError: first [-1, 4] second [bold]"
+        "model bad.py: it cannot be imported: bad.py:1: ValueError: first [-1, 4] second [bold]"
     )
 
 
-# Where the output is wrong
+# Errors of the output
 
 
-def test_an_output_that_is_there_is_refused_and_left_alone():
+def test_existing_output_is_refused_and_unchanged():
     put("a.csv", rows(5))
     assert score("a.csv").code == 0
     before = {p: p.read_bytes() for p in OUT.rglob("*") if p.is_file()}
@@ -323,17 +322,17 @@ def test_an_output_that_is_there_is_refused_and_left_alone():
     assert predictions(OUT) == doubled(range(2))
 
 
-def test_an_output_that_cannot_be_written_is_named():
+def test_output_that_cannot_be_written_is_named():
     put("file", b"")
     done = score(put("a.csv", rows(1)), output="file/out")
     assert done.code == 1
     assert done.error.startswith("file/out")
 
 
-# Where the command is wrong: nothing is even tried, and the exit code says so
+# Usage errors: no work is begun, and the exit status is 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("args", "why"),
     [
         (["a.csv", "--output", "out"], "give either --model or --endpoint"),
@@ -343,33 +342,36 @@ def test_an_output_that_cannot_be_written_is_named():
         ),
         (["a.csv", "--model", "double.py"], "Missing option '--output'"),
         (["--output", "out", "--model", "double.py"], "Missing argument 'SOURCE...'"),
-        (["a.csv", "--output", "out", "--model", "double.py", "--columns", "5-3"], "5-3 is no range"),
+        (["a.csv", "--output", "out", "--model", "double.py", "--columns", "5-3"], "5-3 is not a range"),
         (["a.csv", "--output", "out", "--model", "double.py", "--columns", "a,1"], "name all columns"),
-        (["a.csv", "--output", "out", "--model", "double.py", "--columns", "a,,b"], "an empty name"),
-        (["a.csv", "--output", "out", "--model", "double.py", "--part-bytes", "inf"], "'inf' is no size"),
-        (["a.csv", "--output", "out", "--model", "double.py", "--part-bytes", "-5"], "'-5' is no size"),
+        (["a.csv", "--output", "out", "--model", "double.py", "--columns", "a,,b"], "an empty column name"),
+        (["a.csv", "--output", "out", "--model", "double.py", "--part-bytes", "inf"], "'inf' is not a size"),
+        (["a.csv", "--output", "out", "--model", "double.py", "--part-bytes", "-5"], "'-5' is not a size"),
         (["a.csv", "--output", "out", "--model", "double.py", "--poll-s", "0"], "--poll-s"),
         (["a.csv", "--output", "out", "--model", "double.py", "--instances", "0"], "--instances"),
-        (["a.csv", "--output", "out", "--model", "double.py", "--resume", "--overwrite"], "contradict"),
+        (
+            ["a.csv", "--output", "out", "--model", "double.py", "--resume", "--overwrite"],
+            "cannot be combined",
+        ),
         (["", "--output", "out", "--model", "double.py"], "SOURCE is empty"),
         (
             ["a.csv", "--output", "out", "--model", "double.py", "--in-flight", "9"],
-            "--in-flight has no meaning without --endpoint",
+            "--in-flight requires --endpoint",
         ),
-        (["a.csv", "--output", "out", "--model", "double.py", "--poll-s", "9"], "without --watch"),
+        (["a.csv", "--output", "out", "--model", "double.py", "--poll-s", "9"], "--poll-s requires --watch"),
         (
             ["a.csv", "--output", "out", "--endpoint", "http://h/v2/models/m", "--instances", "2"],
-            "without --model",
+            "--instances requires --model",
         ),
         (["a.csv", "manifest:", "--output", "out", "--model", "double.py"], "SOURCE is empty"),
         (["a.csv", "--output", "", "--model", "double.py"], "--output is empty"),
         (
             ["a.mp4", "--output", "out", "--model", "double.py", "--every-ms", "2", "--every-frames", "2"],
-            "contradict",
+            "cannot be combined",
         ),
     ],
 )
-def test_wrong_usage_exits_with_2_and_touches_nothing(args, why):
+def test_wrong_usage_exits_with_2_and_writes_nothing(args, why):
     put("a.csv", rows(1))
     done = headrace("stream", *args)
     assert done.code == 2
@@ -377,7 +379,7 @@ def test_wrong_usage_exits_with_2_and_touches_nothing(args, why):
     assert not OUT.exists()
 
 
-def test_errors_are_json_lines_for_machines():
+def test_errors_are_json_lines_with_json():
     done = score("gone.csv", "--json")
     assert done.code == 1
     assert done.lines[-1] == {

@@ -1,4 +1,4 @@
-"""Every format of records through a whole run: predictions in order, joined with what they are of, failures in their place."""
+"""Whole runs over the record formats: predictions in order, joined with their input, and failures."""
 
 import io
 import json
@@ -55,13 +55,13 @@ def json_tar():
     return file.getvalue()
 
 
-def test_each_json_member_is_one_record(tmp_path):
+def test_json_member_is_one_record(tmp_path):
     rows, failed = run(tmp_path, "a.tar", json_tar(), Total)
     assert rows == [{"input": {"x": [1, i]}, "y": 1.0 + i} for i in range(3)]
     assert failed == []
 
 
-def test_lines_go_to_the_model_as_they_stand(tmp_path):
+def test_lines_reach_the_model_unchanged(tmp_path):
     rows, failed = run(tmp_path, "a.log", b'one, "two\n\nthr\xffee\r\nfour', Length, format="line")
     assert rows == [{"input": 'one, "two', "y": 9}, {"input": "four", "y": 4}]
     assert [(f["record"], f["line"], f["byte"], f["kind"]) for f in failed] == [(1, 3, 11, "decode")]
@@ -74,13 +74,13 @@ def test_lines_go_to_the_model_as_they_stand(tmp_path):
         ("a.tfrecord", tfrecord([*(example(x=("float_list", [i, 1])) for i in range(5)), b"junk"])),
     ],
 )
-def test_messages_become_numbers(tmp_path, name, data):
+def test_protobuf_messages_become_numbers(tmp_path, name, data):
     rows, failed = run(tmp_path, name, data, Total)
     assert [row["y"] for row in rows] == [1, 2, 3, 4, 5]
     assert [(f["record"], f["kind"], f["raw"]) for f in failed] == [(5, "decode", "junk")]
 
 
-def test_whole_records_are_told_to_the_last_and_then_the_early_end(tmp_path):
+def test_complete_records_are_predicted_before_an_early_end_is_reported(tmp_path):
     data = tfrecord([b"ab", b"\xff\n"])
     rows, failed = run(tmp_path, "a.tfrecord", data + b"xx", Length)
     assert rows == [{"input": "ab", "y": 2}, {"input_base64": "/wo=", "y": 2}]

@@ -1,4 +1,4 @@
-"""Ctrl-C in a real process: what is under way is delivered, and ``--resume`` goes on from there."""
+"""Ctrl-C in a real process: work in progress is delivered, and ``--resume`` continues after it."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from integration.command import contents
 
 BATCHES = 60
 
-# Asks for the signal at the 20th batch and then waits for it, so that no test depends on how fast anything is.
+# The model waits for the signal in its 21st call, so no test depends on speed.
 MODEL = """
 import os, sys, time
 from headrace import Model, TensorSpec
@@ -24,8 +24,8 @@ class Signalled(Model):
 
     def predict(self, x):
         self.calls += 1
-        if self.calls == 21 and os.path.exists("ask"):
-            os.rename("ask", "asked")
+        if self.calls == 21 and os.path.exists("armed"):
+            os.rename("armed", "fired")
             print("READY", file=sys.stderr, flush=True)
             while not os.path.exists("go"):
                 time.sleep(0.002)
@@ -51,32 +51,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def interrupted(output: str, *more: str, signals: int = 1) -> tuple[int, str, str]:
-    """Run it, send SIGINT while it is in its 21st call, let the call end once the first is noticed."""
-    Path("ask").write_text("")
+    """Run the command and send SIGINT in its 21st call; the call ends once the first is noticed."""
+    Path("armed").write_text("")
     with subprocess.Popen(
         command(output, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        said = until(process, "READY")
+        log = read_until(process, "READY")
         process.send_signal(signal.SIGINT)
-        said += until(process, "stopping: what is under way is delivered; again to stop at once")
+        log += read_until(process, "stopping after work in progress; press Ctrl-C again to stop at once")
         if signals == 2:
             process.send_signal(signal.SIGINT)
         else:
             Path("go").write_text("")
         out, err = process.communicate(timeout=30)
-    return process.returncode, out, said + err
+    return process.returncode, out, log + err
 
 
-def until(process: subprocess.Popen[str], line: str) -> str:
-    said = ""
-    while not said.endswith(f"{line}\n"):
+def read_until(process: subprocess.Popen[str], line: str) -> str:
+    log = ""
+    while not log.endswith(f"{line}\n"):
         more = process.stderr.readline()
-        assert more, said
-        said += more
-    return said
+        assert more, log
+        log += more
+    return log
 
 
-def test_ctrl_c_drains_and_resuming_ends_with_the_undisturbed_bytes():
+def test_ctrl_c_drains_and_resuming_writes_the_undisturbed_bytes():
     undisturbed = subprocess.run(command("undisturbed"), capture_output=True, text=True, check=False)
     assert undisturbed.returncode == 3, undisturbed.stderr
     assert "\x1b" not in undisturbed.stdout + undisturbed.stderr  # no terminal: plain text
@@ -85,7 +85,7 @@ def test_ctrl_c_drains_and_resuming_ends_with_the_undisturbed_bytes():
     assert code == 130, err
     report = json.loads(out.splitlines()[-1])
     assert (report["event"], report["status"], report["exit_code"]) == ("report", "drained", 130)
-    # All batches before the signal are in the ledger, and not much more.
+    # All batches before the signal are in the ledger.
     assert 200 <= report["records_in"] < BATCHES * 10
     assert report["records_in"] == report["rows_out"] + report["rows_failed"]
     assert not Path("out/_headrace/report.json").exists()
@@ -98,14 +98,14 @@ def test_ctrl_c_drains_and_resuming_ends_with_the_undisturbed_bytes():
     assert {line["event"] for line in lines[:-1]} <= {"progress"}
     last = lines[-1]
     assert (last["records_in"], last["rows_failed"], last["resumed"]) == (BATCHES * 10, 1, True)
-    # Nothing was scored twice: only what the first process had not delivered.
+    # Only batches that the first process had not delivered were predicted.
     assert last["model_calls"] == BATCHES - report["model_calls"]
     assert contents(Path("out")) == contents(Path("undisturbed"))
     assert not list(Path("out/_headrace").glob("*checkpoint*"))
 
 
-def test_a_second_ctrl_c_ends_at_once_and_costs_nothing():
-    """The call in progress never returns, and the process goes all the same."""
+def test_second_ctrl_c_exits_at_once_and_loses_nothing():
+    """The call in progress never returns, and the process exits nevertheless."""
     code, out, _ = interrupted("out", signals=2)
     assert (code, out) == (130, "")
     assert not list(Path("out").glob(".headrace-*"))

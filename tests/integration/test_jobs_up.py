@@ -1,4 +1,4 @@
-"""``headrace up`` with a model, as somebody uses it who has just installed it: over sockets, by client and by command."""
+"""``headrace up`` with a model, used over sockets by the client and by the command."""
 
 import json
 import sqlite3
@@ -8,11 +8,11 @@ import pytest
 
 from headrace.core.errors import ConfigError, JobNotFoundError, JobStateError, QueueFullError
 from headrace.jobs.client import Client
-from headrace.jobs.client.faces import ClientSettings
-from headrace.jobs.client.orders import INLINE_BYTES_MAX
+from headrace.jobs.client.base import ClientSettings
+from headrace.jobs.client.submit_request import INLINE_BYTES_MAX
 from headrace.jobs.state import JobState
 from integration.command import headrace
-from integration.jobs_process import WAIT_S, Up, completed, until
+from integration.jobs_process import WAIT_S, UpProcess, wait_completed, wait_for_state
 
 HELD = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1, 2], "data": [-1, 0]}]}
 
@@ -31,20 +31,20 @@ def bucket(s3_server):
 def up(tmp_path_factory, s3_server, bucket):
     folder = tmp_path_factory.mktemp("up")
     places = ("--allow-input", f"s3://{bucket}/in", "--allow-output", f"s3://{bucket}/out")
-    with Up(folder, "model.py", *places, environ=s3_server.environ) as made:
-        made.folder = folder
-        yield made.wait_until_ready()
+    with UpProcess(folder, "model.py", *places, environ=s3_server.environ) as opened:
+        opened.folder = folder
+        yield opened.wait_until_ready()
 
 
 @pytest.fixture
 def client(up):
-    with up.client() as made:
-        yield made
+    with up.client() as opened:
+        yield opened
 
 
 @pytest.fixture
-def held(up):
-    """Jobs with a negative number wait until this is called."""
+def release(up):
+    """A callable that releases the jobs with a negative number, which wait until then."""
     go = up.folder / "go"
     go.unlink(missing_ok=True)
     yield go.touch
@@ -55,13 +55,13 @@ def outputs(data):
     return json.loads(data)["outputs"][0]["data"]
 
 
-def test_json_submitted_by_the_client_comes_back_as_a_result(client):
+def test_client_submits_json_and_reads_the_result(client):
     job = client.submit("model", request(1, 2, 3))
-    assert completed(client, job.id).result.content_type == "application/json"
+    assert wait_completed(client, job.id).result.content_type == "application/json"
     assert outputs(client.result(job.id)) == [2, 4, 6]
 
 
-def test_the_command_submits_json_and_files_and_prints_results(up, tmp_path):
+def test_command_submits_json_and_files_and_prints_results(up, tmp_path):
     server = ("--server", up.url)
     done = headrace("submit", "--input", json.dumps(request(5)), "--model", "model", "--wait", *server)
     assert (done.code, outputs(done.out)) == (0, [10])
@@ -74,28 +74,28 @@ def test_the_command_submits_json_and_files_and_prints_results(up, tmp_path):
     assert "1 records failed" in done.err
 
 
-def test_a_large_file_is_uploaded(client, tmp_path):
+def test_large_file_is_uploaded(client, tmp_path):
     rows = tmp_path / "rows.csv"
-    # More than goes with a submission, of few rows: the model takes four at a time.
+    # Larger than an inline payload, but of few rows.
     rows.write_text(f"1.25{'0' * 68},0\n" * 20_000)
     assert rows.stat().st_size > INLINE_BYTES_MAX
     job = client.submit("model", rows)
-    assert completed(client, job.id).progress.done == 20_000
+    assert wait_completed(client, job.id).progress.done == 20_000
     assert client.result(job.id) == b"2.5\n" * 20_000
 
 
-def test_an_object_in_a_bucket_comes_back_below_the_output_prefix(client, s3_server, bucket):
+def test_result_of_an_object_is_published_below_the_output_prefix(client, s3_server, bucket):
     s3 = s3_server.client()
     s3.put_object(Bucket=bucket, Key="in/a.csv", Body=b"1,0\n2,0\n")
     s3.put_object(Bucket=bucket, Key="in/bad.csv", Body=b"no,numbers\n")
     named = {"output_uri": f"s3://{bucket}/out/", "content_type": "text/csv"}
     good = client.submit("model", input_uri=f"s3://{bucket}/in/a.csv", key="a", **named)
     bad = client.submit("model", input_uri=f"s3://{bucket}/in/bad.csv", key="b", attempts_max=1, **named)
-    completed(client, good.id)
+    wait_completed(client, good.id)
     assert client.result(good.id) == b"2.0\n4.0\n"
     assert client.wait(bad.id, WAIT_S).state is JobState.FAILED
-    assert waited_for(s3, bucket, "out/a.out") == b"2.0\n4.0\n"
-    document = json.loads(waited_for(s3, bucket, "out/b.error"))
+    assert wait_for_object(s3, bucket, "out/a.out") == b"2.0\n4.0\n"
+    document = json.loads(wait_for_object(s3, bucket, "out/b.error"))
     assert (document["job"], document["state"]) == (bad.id, "failed")
     for place in (
         f"s3://{bucket}/elsewhere/a.csv",
@@ -112,8 +112,8 @@ def test_an_object_in_a_bucket_comes_back_below_the_output_prefix(client, s3_ser
     )
 
 
-def waited_for(s3, bucket, key):
-    """An object that is published soon after its job has ended."""
+def wait_for_object(s3, bucket, key):
+    """Return an object that is published soon after its job's end."""
     s3.get_waiter("object_exists").wait(
         Bucket=bucket, Key=key, WaiterConfig={"Delay": 0.05, "MaxAttempts": 400}
     )
@@ -121,12 +121,12 @@ def waited_for(s3, bucket, key):
 
 
 def assert_refused(url, **document):
-    answer = httpx.post(f"{url}/v1/jobs", json=document, trust_env=False)
-    assert answer.status_code in (400, 403), answer.text
+    response = httpx.post(f"{url}/v1/jobs", json=document, trust_env=False)
+    assert response.status_code in (400, 403), response.text
 
 
-def test_what_a_payload_says_opens_no_file_of_the_server(up, client, tmp_path):
-    """A list of objects is read by whoever lists them; here that is anybody."""
+def test_manifest_in_a_payload_is_refused(up, client, tmp_path):
+    """headrace would read a manifest with its own permissions."""
     secret = tmp_path / "secret.csv"
     secret.write_text("1,0\n")
     for options in (
@@ -141,46 +141,46 @@ def test_what_a_payload_says_opens_no_file_of_the_server(up, client, tmp_path):
             client.submit("model", str(secret), content_type="text/csv", options=options)
 
 
-def test_a_long_poll_ends_with_the_job(client, held):
+def test_long_poll_ends_with_the_job(client, release):
     job = client.submit("model", HELD)
-    until(client, job.id, JobState.RUNNING)
+    wait_for_state(client, job.id, JobState.RUNNING)
     early = httpx.get(f"{client.base}/v1/jobs/{job.id}", params={"wait": 0.2}, trust_env=False).json()
     assert early["state"] == "running"
-    held()
+    release()
     late = httpx.get(f"{client.base}/v1/jobs/{job.id}", params={"wait": 30}, timeout=40, trust_env=False)
     assert late.json()["state"] == "completed"
 
 
-def test_events_tell_every_state_and_then_end(client, held):
+def test_events_have_every_state_and_end_with_the_job(client, release):
     job = client.submit("model", HELD)
     seen = []
     for now in client.events(job.id):
         seen.append(now.state)
         if now.state is JobState.RUNNING:
-            held()
+            release()
     assert seen[-2:] == [JobState.RUNNING, JobState.COMPLETED]
 
 
-def test_a_running_job_is_cancelled_and_tried_again(client, held):
+def test_running_job_is_cancelled_and_retried(client, release):
     job = client.submit("model", HELD)
-    until(client, job.id, JobState.RUNNING)
+    wait_for_state(client, job.id, JobState.RUNNING)
     client.cancel(job.id)
     assert client.wait(job.id, WAIT_S).state is JobState.CANCELLED
     with pytest.raises(JobStateError):
         client.result(job.id)
-    # The instance whose call nobody wanted any more is back.
+    # The instance whose call was cancelled has restarted.
     other = client.submit("model", request(7))
-    completed(client, other.id)
-    held()
+    wait_completed(client, other.id)
+    release()
     assert client.retry(job.id).state is JobState.PENDING
-    completed(client, job.id)
+    wait_completed(client, job.id)
     assert outputs(client.result(job.id)) == [-2]
     client.delete(job.id)
     with pytest.raises(JobNotFoundError):
         client.get(job.id)
 
 
-def test_a_full_queue_says_when_to_come_again(up, client):
+def test_full_queue_refuses_with_a_retry_time(up, client):
     client.pause_queue("small")
     client.bound_queue("small", 2)
     jobs = [client.submit("model", request(1), queue="small") for _ in range(2)]
@@ -197,61 +197,64 @@ def test_a_full_queue_says_when_to_come_again(up, client):
     assert client.scale("small")["desired"] == 0
 
 
-def test_a_model_that_is_not_here_is_told_with_those_that_are(client):
+def test_job_of_an_unknown_model_fails_and_names_the_known_ones(client):
     job = client.submit("nothing", request(1), attempts_max=1)
     failed = client.wait(job.id, WAIT_S)
     assert failed.state is JobState.FAILED
     assert "it has model" in failed.failure.message
 
 
-def test_its_models_are_served_too(up):
-    answer = httpx.post(f"{up.doors['rest']}/v2/models/model/infer", json=request(4), trust_env=False)
-    assert outputs(answer.content) == [8]
+def test_models_are_served_too(up):
+    response = httpx.post(f"{up.urls['rest']}/v2/models/model/infer", json=request(4), trust_env=False)
+    assert outputs(response.content) == [8]
 
 
-def test_sigterm_gives_back_what_runs_and_a_new_process_does_it(tmp_path):
+def test_sigterm_gives_running_jobs_back_and_a_new_process_runs_them(tmp_path):
     with (
-        Up(tmp_path, "model.py", "--drain-grace-s", "0.2") as first,
+        UpProcess(tmp_path, "model.py", "--drain-grace-s", "0.2") as first,
         first.wait_until_ready().client() as client,
     ):
         done = client.submit("model", request(1))
-        completed(client, done.id)
+        wait_completed(client, done.id)
         job = client.submit("model", HELD, attempts_max=1)
-        until(client, job.id, JobState.RUNNING)
+        wait_for_state(client, job.id, JobState.RUNNING)
         assert first.terminate() == 0
     assert rows(tmp_path, "SELECT state FROM headrace_job WHERE id = ?", job.id) == [("pending",)]
     (tmp_path / "go").touch()
-    with Up(tmp_path, "model.py") as second, second.wait_until_ready().client() as client:
-        completed(client, job.id)
+    with UpProcess(tmp_path, "model.py") as second, second.wait_until_ready().client() as client:
+        wait_completed(client, job.id)
         assert outputs(client.result(done.id)) == [2]
-        # A drain is no failure: it took none of the job's attempts.
+        # A drain is no failure: it does not count as an attempt.
         assert client.get(job.id).attempt == 1
 
 
-def rows(folder, statement, *given):
+def rows(folder, statement, *values):
     connection = sqlite3.connect(folder / "headrace-data" / "jobs.db")
     try:
-        return connection.execute(statement, given).fetchall()
+        return connection.execute(statement, values).fetchall()
     finally:
         connection.close()
 
 
-def test_killed_and_started_again_it_has_lost_nothing(tmp_path):
-    with Up(tmp_path, "model.py", "--concurrency", "4") as first, first.wait_until_ready().client() as client:
+def test_kill_and_restart_lose_no_job(tmp_path):
+    with (
+        UpProcess(tmp_path, "model.py", "--concurrency", "4") as first,
+        first.wait_until_ready().client() as client,
+    ):
         done = [client.submit("model", request(number)) for number in range(5)]
         for job in done:
-            completed(client, job.id)
+            wait_completed(client, job.id)
         held = [client.submit("model", HELD) for _ in range(2)]
-        until(client, held[0].id, JobState.RUNNING)
+        wait_for_state(client, held[0].id, JobState.RUNNING)
         client.pause_queue("later")
         waiting = [client.submit("model", request(9), queue="later") for _ in range(5)]
         first.kill()
     (tmp_path / "go").touch()
     queues = ("--queue", "default", "--queue", "later")
-    with Up(tmp_path, "model.py", *queues) as second, second.wait_until_ready().client() as client:
+    with UpProcess(tmp_path, "model.py", *queues) as second, second.wait_until_ready().client() as client:
         assert [outputs(client.result(job.id)) for job in done] == [[2 * n] for n in range(5)]
         assert [client.get(job.id).state for job in waiting] == [JobState.PENDING] * 5
         client.resume_queue("later")
         for job in [*held, *waiting]:
-            completed(client, job.id)
+            wait_completed(client, job.id)
         assert outputs(client.result(held[0].id)) == [-2]

@@ -1,14 +1,15 @@
-"""Workers apart from the API: PostgreSQL, objects on an S3 server, Valkey to wake them; killed in the middle, nothing is lost."""
+"""Workers in processes of their own, over PostgreSQL, S3 and Valkey; killed workers lose no job."""
 
 import random
 
 import pytest
 
-from headrace.jobs.job import KINDS
+import levels
+from headrace.jobs.job import KINDS, Job
 from headrace.jobs.state import JobState
-from integration.jobs_process import MODEL, WAIT_S, Process, Up, until
+from integration.jobs_process import MODEL, WAIT_S, CommandProcess, UpProcess, wait_for_state
 
-JOBS = 40
+JOBS = levels.by_level(20, 20, 200)
 
 
 @pytest.fixture
@@ -23,16 +24,16 @@ def apart(tmp_path, postgres_url, s3_server, valkey_server):
 
 
 def worker(folder, options, environ, *more):
-    leases = ("--lease-s", "2", "--beat-s", "0.4", "--log-format", "text")
-    return Process(folder, "work", "model.py", *options, *leases, *more, environ=environ)
+    leases = ("--lease-s", "2", "--heartbeat-s", "0.4", "--log-format", "text")
+    return CommandProcess(folder, "work", "model.py", *options, *leases, *more, environ=environ)
 
 
-def test_two_workers_share_the_jobs_and_one_is_killed(tmp_path, apart, s3_server):
+def test_killed_worker_s_jobs_are_run_by_the_other(tmp_path, apart, s3_server):
     options, bucket, environ = apart
     s3 = s3_server.client()
     output = ("--allow-output", f"s3://{bucket}/out")
     with (
-        Up(tmp_path, *options, *output, environ=environ) as up,
+        UpProcess(tmp_path, *options, *output, environ=environ) as up,
         worker(tmp_path, options, environ, "--concurrency", "4") as one,
         worker(tmp_path, options, environ, "--concurrency", "4") as two,
     ):
@@ -40,12 +41,12 @@ def test_two_workers_share_the_jobs_and_one_is_killed(tmp_path, apart, s3_server
             process.wait_until_ready()
         with up.client() as client:
             named = {"content_type": "text/csv", "output_uri": f"s3://{bucket}/out/"}
-            # The first ones wait in the model, so that the worker that dies has some in hand.
+            # The first jobs wait in the model, so that the killed worker runs some.
             jobs = [client.submit("model", "-1,0\n", **named) for _ in range(2)]
             jobs += [client.submit("model", f"{number},0\n", **named) for number in range(2, JOBS)]
-            running = until(client, jobs[0].id, JobState.RUNNING)
-            doomed, other = (one, two) if running.worker in "".join(one.said) else (two, one)
-            assert any(running.worker in line for line in doomed.said)
+            running = wait_for_state(client, jobs[0].id, JobState.RUNNING)
+            doomed, other = (one, two) if running.worker in "".join(one.log) else (two, one)
+            assert any(running.worker in line for line in doomed.log)
             doomed.kill()
             (tmp_path / "go").touch()
             ended = [client.wait(job.id, WAIT_S) for job in jobs]
@@ -54,46 +55,51 @@ def test_two_workers_share_the_jobs_and_one_is_killed(tmp_path, apart, s3_server
             assert ended[0].crashes == 1
             assert other.terminate() == 0
             assert up.terminate() == 0
-    # Every job has its one result, and nothing else stands where it was asked for.
+    # Nothing but the results is published.
     left = {item["Key"] for item in s3.list_objects_v2(Bucket=bucket, Prefix="out/")["Contents"]}
     assert left <= {f"out/{job.id}.out" for job in jobs}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "infer"])
-def test_long_jobs_are_killed_and_their_output_is_an_undisturbed_runs(tmp_path, kind):
-    """Every attempt goes on where the last one was, also after kill -9."""
+def test_killed_long_jobs_write_the_output_of_undisturbed_ones(tmp_path):
+    """Each attempt continues after the last checkpoint, also after SIGKILL."""
     rng = random.Random(7)
     source = tmp_path / "in"
     source.mkdir()
     for name in "abcdef":
         lines = ["oops,1" if n % 97 == 5 else f"{rng.random():.6f},0" for n in range(400)]
-        # The last file waits in the model: the process is killed then.
+        # The model waits in this file, until the process is killed.
         lines[300] = "-1,0" if name == "d" else lines[300]
         (source / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    places = ("--allow-input", source, "--allow-output", tmp_path / "out")
-    job = {
-        "kind": kind, "input_uri": f"{source}/", "options": {"batch_rows": 8, "checkpoint_s": 0, "max_failed": "100%"},
-    }  # fmt: skip
-    with Up(tmp_path, "model.py", *map(str, places)) as first, first.wait_until_ready().client() as client:
-        killed = client.submit("model", output_uri=f"{tmp_path}/out/killed/", **job)
-        for seen in client.events(killed.id):
-            if seen.progress is not None and seen.progress.done:
-                break
+    options = {"batch_rows": 8, "checkpoint_s": 0, "max_failed": "100%"}
+    kinds = [kind for kind in KINDS if kind != "infer"]
+
+    def submit(client, kind: str, output: str) -> Job:
+        uri = f"{tmp_path}/out/{output}/{kind}/"
+        return client.submit("model", kind=kind, input_uri=f"{source}/", output_uri=uri, options=options)
+
+    # With an instance per job, a job that waits does not block the other one.
+    allowed = ("--allow-input", str(source), "--allow-output", f"{tmp_path}/out", "--instances", "2")
+    with UpProcess(tmp_path, "model.py", *allowed) as first, first.wait_until_ready().client() as client:
+        killed = [submit(client, kind, "killed") for kind in kinds]
+        for job in killed:
+            assert any(seen.progress is not None and seen.progress.done for seen in client.events(job.id))
         first.kill()
     (tmp_path / "go").touch()
-    with Up(tmp_path, "model.py", *map(str, places)) as second, second.wait_until_ready().client() as client:
-        calm = client.submit("model", output_uri=f"{tmp_path}/out/calm/", **job)
-        ended = [client.wait(each.id, WAIT_S) for each in (killed, calm)]
-        assert [each.state for each in ended] == [JobState.COMPLETED] * 2, ended
-        assert ended[0].attempt == 2
-        assert b'"rows_failed"' in client.result(killed.id)
-    written = contents(tmp_path / "out" / "calm")
-    assert written
-    assert contents(tmp_path / "out" / "killed") == written
+    with UpProcess(tmp_path, "model.py", *allowed) as second, second.wait_until_ready().client() as client:
+        undisturbed = [submit(client, kind, "undisturbed") for kind in kinds]
+        ended = [client.wait(job.id, WAIT_S) for job in (*killed, *undisturbed)]
+        assert [job.state for job in ended] == [JobState.COMPLETED] * 2 * len(kinds), ended
+        assert [job.attempt for job in ended[: len(kinds)]] == [2] * len(kinds)
+        for job in killed:
+            assert b'"rows_failed"' in client.result(job.id)
+    for kind in kinds:
+        written = contents(tmp_path / "out" / "undisturbed" / kind)
+        assert written
+        assert contents(tmp_path / "out" / "killed" / kind) == written
 
 
-def test_a_job_is_worked_on_away_from_its_data_only_where_that_is_allowed(tmp_path):
-    """The file says where data lives; the worker says where it is."""
+def test_job_runs_in_another_region_only_if_allowed(tmp_path):
+    """The file has the regions of data and of the worker."""
     (tmp_path / "model.py").write_text(MODEL)
     source = tmp_path / "in"
     source.mkdir()
@@ -104,14 +110,17 @@ def test_a_job_is_worked_on_away_from_its_data_only_where_that_is_allowed(tmp_pa
     )
     job = {"kind": "transform", "input_uri": f"{source}/", "output_uri": f"{tmp_path}/out/"}
     options = ("model.py", "--config", str(tmp_path / "jobs.toml"), "--isolation", "thread", "--no-serve")
-    with Up(tmp_path, *options) as up, up.wait_until_ready().client() as client:
+    with UpProcess(tmp_path, *options) as up, up.wait_until_ready().client() as client:
         far = client.submit("model", **job)
-        # After it has been passed over: with "never" the worker has only this one to do.
+        # With "never" the worker skips the first job and runs the second.
         near = client.wait(client.submit("model", "1,0\n", content_type="text/csv", region="us").id, WAIT_S)
         assert (near.state, near.worker_region) == (JobState.COMPLETED, "us")
         assert client.queue("default")["queued_by_region"] == {"eu": 1}
         assert up.terminate() == 0
-    with Up(tmp_path, *options, "--other-regions", "idle") as up, up.wait_until_ready().client() as client:
+    with (
+        UpProcess(tmp_path, *options, "--other-regions", "idle") as up,
+        up.wait_until_ready().client() as client,
+    ):
         done = client.wait(far.id, WAIT_S)
         assert (done.state, done.spec.region, done.worker_region) == (JobState.COMPLETED, "eu", "us")
         assert done.progress.bytes_across_regions == (source / "a.csv").stat().st_size

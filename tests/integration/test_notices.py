@@ -1,4 +1,4 @@
-"""Event notices to predictions, on the real S3 server: every object once, however often and whenever it is named."""
+"""Event notices on a real S3 server: each object is predicted once, in whatever order notices come."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ from integration.hooked_model import SPEC
 pytestmark = pytest.mark.s3
 
 
-class Place:
-    """A bucket with an `in/` that is watched by notices and an `out/` beside it."""
+class WatchedBucket:
+    """A bucket with a watched folder `in/` and a folder `out/`."""
 
     def __init__(self, server, bucket: str, folder: str) -> None:
         self.client = server.client()
@@ -25,7 +25,7 @@ class Place:
         self.stores = Stores(server.environ)
 
     def put(self, key: str, data: bytes) -> dict:
-        """Put an object; the record that the server posts for it."""
+        """Put an object. Return the event record that the server sends for it."""
         key = f"{self.folder}/{key}"
         self.client.put_object(Bucket=self.bucket, Key=key, Body=data)
         described = {"key": quote_plus(key), "size": len(data), "eTag": hashlib.md5(data).hexdigest()}
@@ -56,68 +56,70 @@ def bucket(s3_server) -> str:
 
 
 @pytest.fixture
-def place(s3_server, bucket, request) -> Place:
-    return Place(s3_server, bucket, request.node.name)
+def watched(s3_server, bucket, request) -> WatchedBucket:
+    return WatchedBucket(s3_server, bucket, request.node.name)
 
 
 def notice(*records: dict) -> bytes:
     return json.dumps({"EventName": "s3:ObjectCreated:Put", "Records": records}).encode()
 
 
-def test_a_notice_scores_what_it_names_once_however_often_it_arrives(place):
-    first, second = place.put("in/day 1/a+b.csv", b"1,0\n2,0\n"), place.put("in/c.csv", b"3,0\n")
-    with place.open_run() as run:
+def test_repeated_notices_predict_each_object_once(watched):
+    first, second = watched.put("in/day 1/a+b.csv", b"1,0\n2,0\n"), watched.put("in/c.csv", b"3,0\n")
+    with watched.open_run() as run:
         report = run.append_notice(notice(first))
         assert (report.records_in, report.exit_code) == (2, 0)
         assert run.append_notice(notice(first)) is None
-        # Late, doubled, and beside a new one.
+        # Late, repeated, and together with a new one.
         report = run.append_notice(notice(second, first, second))
         assert (report.records_in, report.objects_read) == (3, 2)
-        # A listing names the same objects as the notices did.
-        assert run.append(select_objects(run.source, place.stores)) is None
-    assert place.predictions() == b"2.0\n4.0\n6.0\n"
+        # A listing has the same objects as the notices.
+        assert run.append(select_objects(run.source, watched.stores)) is None
+    assert watched.predictions() == b"2.0\n4.0\n6.0\n"
 
 
-def test_a_restart_with_the_same_ledger_knows_what_was_scored(place):
-    first = place.put("in/a.csv", b"1,0\n")
-    with place.open_run() as run:
+def test_restart_with_the_same_ledger_repeats_no_object(watched):
+    first = watched.put("in/a.csv", b"1,0\n")
+    with watched.open_run() as run:
         run.append_notice(notice(first))
-    with place.open_run() as run:
+    with watched.open_run() as run:
         assert run.append_notice(notice(first)) is None
-        report = run.append_notice(notice(first, place.put("in/b.csv", b"2,0\n")))
+        report = run.append_notice(notice(first, watched.put("in/b.csv", b"2,0\n")))
         assert (report.records_in, report.resumed) == (2, True)
-    assert place.predictions() == b"2.0\n4.0\n"
+    assert watched.predictions() == b"2.0\n4.0\n"
 
 
-def test_an_object_that_was_written_anew_is_scored_anew(place):
-    with place.open_run() as run:
-        run.append_notice(notice(place.put("in/a.csv", b"1,0\n")))
-        assert run.append_notice(notice(place.put("in/a.csv", b"5,0\n"))).records_in == 2
-    assert place.predictions() == b"2.0\n10.0\n"
+def test_changed_object_is_predicted_again(watched):
+    with watched.open_run() as run:
+        run.append_notice(notice(watched.put("in/a.csv", b"1,0\n")))
+        assert run.append_notice(notice(watched.put("in/a.csv", b"5,0\n"))).records_in == 2
+    assert watched.predictions() == b"2.0\n10.0\n"
 
 
-def test_objects_outside_the_source_are_passed_over(place):
-    """A whole bucket's notices also name what the run itself writes: that must neither loop nor fail."""
-    with place.open_run() as run:
+def test_objects_outside_the_source_are_ignored(watched):
+    """Notices of a whole bucket also name the run's own output, which must neither loop nor fail."""
+    with watched.open_run() as run:
         assert (
-            run.append_notice(notice(place.put("out/x.csv", b"1,0\n"), place.put("other/x.csv", b"1,0\n")))
+            run.append_notice(
+                notice(watched.put("out/x.csv", b"1,0\n"), watched.put("other/x.csv", b"1,0\n"))
+            )
             is None
         )
-        assert run.append_notice(notice(place.put("in/a.csv", b"1,0\n"))).records_in == 1
+        assert run.append_notice(notice(watched.put("in/a.csv", b"1,0\n"))).records_in == 1
 
 
-def test_an_object_that_is_gone_is_reported_and_the_next_is_scored(place):
-    gone = place.put("in/a.csv", b"1,0\n")
-    place.client.delete_object(Bucket=place.bucket, Key=f"{place.folder}/in/a.csv")
-    with place.open_run() as run:
-        report = run.append_notice(notice(gone))
+def test_missing_object_is_reported_and_the_next_is_predicted(watched):
+    missing = watched.put("in/a.csv", b"1,0\n")
+    watched.client.delete_object(Bucket=watched.bucket, Key=f"{watched.folder}/in/a.csv")
+    with watched.open_run() as run:
+        report = run.append_notice(notice(missing))
         assert (report.records_in, report.objects_broken, report.exit_code) == (0, 1, 1)
-        assert run.append_notice(notice(place.put("in/b.csv", b"2,0\n"))).records_in == 1
-    assert place.predictions() == b"4.0\n"
+        assert run.append_notice(notice(watched.put("in/b.csv", b"2,0\n"))).records_in == 1
+    assert watched.predictions() == b"4.0\n"
 
 
-def test_what_is_no_notice_changes_nothing(place):
-    with place.open_run() as run:
-        with pytest.raises(DataError, match="no event notice"):
+def test_invalid_notice_changes_nothing(watched):
+    with watched.open_run() as run:
+        with pytest.raises(DataError, match="not an event notice"):
             run.append_notice(b"hello")
-        assert run.append_notice(notice(place.put("in/a.csv", b"1,0\n"))).records_in == 1
+        assert run.append_notice(notice(watched.put("in/a.csv", b"1,0\n"))).records_in == 1

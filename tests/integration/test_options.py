@@ -1,4 +1,4 @@
-"""What the command can be told about selecting, mapping and writing, each as a user would type it."""
+"""Options of ``headrace stream`` for selection, mapping and output, as a user types them."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.command import DOUBLE, Done, contents, failures, headrace, leftovers, predictions
+from integration.command import DOUBLE, CommandResult, contents, failures, headrace, leftovers, predictions
 
 OUT = Path("out")
 
@@ -38,14 +38,14 @@ def put(name: str, text: str) -> str:
     return name
 
 
-def score(*args: str, model: str = "double.py") -> Done:
+def score(*args: str, model: str = "double.py") -> CommandResult:
     done = headrace("stream", *args, "--model", model, "--output", OUT, "--json")
     assert done.code in (0, 3), done.err
     assert leftovers(OUT) == []
     return done
 
 
-def test_a_module_of_the_current_folder_is_a_model(monkeypatch):
+def test_module_of_the_current_folder_is_a_model(monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     Path("here_alone.py").write_text(DOUBLE)
     score(put("a.csv", "1,1\n"), model="here_alone:Double")
@@ -69,7 +69,7 @@ def test_columns_by_name_and_by_index(columns, header, wanted):
     assert predictions(OUT) == wanted
 
 
-def test_a_header_may_stand_in_the_output_or_not():
+def test_output_has_a_header_on_request():
     put("a.csv", NAMED)
     score("a.csv", "--header", "names", "--columns", "a,b", "--no-output-header")
     assert predictions(OUT) == b"2.0\n4.0\n"
@@ -77,13 +77,13 @@ def test_a_header_may_stand_in_the_output_or_not():
     assert predictions(OUT) == b"output\n2.0\n4.0\n"
 
 
-def test_join_keeps_the_input_line_as_it_was():
+def test_join_keeps_the_input_line_unchanged():
     score(put("a.csv", NAMED), "--header", "names", "--columns", "a,b", "--join", "input")
     assert predictions(OUT) == b'id,a,b,note,output\nr1,1,10,"x, y",2.0\nr2,2,20,z,4.0\n'
 
 
 @pytest.mark.parametrize(("header", "column"), [("names", "note"), ("drop", "3")])
-def test_a_text_column_of_csv(header, column):
+def test_text_column_of_csv(header, column):
     score(
         put("a.csv", NAMED), "--header", header, "--text-column", column, "--output-format", "jsonl",
         model="upper.py",
@@ -94,7 +94,7 @@ def test_a_text_column_of_csv(header, column):
     ]
 
 
-def test_a_text_field_of_json_lines_joined_with_its_input():
+def test_text_field_of_json_lines_joined_with_its_input():
     put("a.jsonl", '{"id": 1, "body": {"text": "grüezi"}}\n{"id": 2, "body": {}}\nnot json\n')
     done = score(
         "a.jsonl",
@@ -118,15 +118,15 @@ def test_fields_of_json_lines_by_name():
     assert predictions(OUT) == b"4.0\n8.0\n"
 
 
-def test_a_first_line_that_is_no_json_fails_alone():
-    """It must not decide how all the others are read."""
+def test_first_line_that_is_not_json_fails_alone():
+    """It must not determine how the other lines are read."""
     put("a.jsonl", 'oops\n{"x": [1, 2]}\n{"x": [3, 4]}\n')
     done = score("a.jsonl")
     assert predictions(OUT) == b"2.0\n6.0\n"
     assert done.report["rows_failed"] == 1
 
 
-def test_parquet_has_typed_columns_and_the_input_beside_them():
+def test_parquet_has_typed_columns_and_the_input():
     pq = pytest.importorskip("pyarrow.parquet")
     score(put("a.csv", "1,2\n3,4\n"), "--output-format", "parquet", "--join", "input")
     table = pq.read_table(OUT / "part-00000.parquet")
@@ -135,7 +135,7 @@ def test_parquet_has_typed_columns_and_the_input_beside_them():
     assert table.column("input").to_pylist() == ["1,2", "3,4"]
 
 
-def test_tabs_go_by_the_name_or_by_the_option():
+def test_delimiter_comes_from_the_name_or_the_option():
     put("in/a.tsv", "1\t2\n")
     put("in/b.csv", "3,4\n")
     score("in/")
@@ -180,7 +180,7 @@ def test_objects_are_selected_by_name_prefix_glob_or_manifest(sources, source, w
 # Logs
 
 
-def test_v_tells_what_happens_in_lines_that_machines_read():
+def test_v_logs_json_lines():
     put("in/a.csv", "1,0\n")
     put("in/b.csv.gz", "no gzip")
     done = headrace("stream", "in/", "--model", "double.py", "--output", OUT, "-v")
@@ -200,7 +200,7 @@ def test_v_tells_what_happens_in_lines_that_machines_read():
 # Watching
 
 
-def test_watching_scores_what_comes_once_and_ends_by_ctrl_c():
+def test_watch_predicts_new_objects_once_until_ctrl_c():
     put("in/a.csv", "1,0\n2,0\n")
     command = [
         sys.executable, "-m", "headrace", "stream", "in/", "--model", "double.py", "--output", "out",
@@ -232,9 +232,9 @@ def test_watching_scores_what_comes_once_and_ends_by_ctrl_c():
 
 def next_report(process: subprocess.Popen[str]) -> dict:
     while line := process.stdout.readline():
-        said = json.loads(line)
-        if said["event"] == "report":
-            return said
+        event = json.loads(line)
+        if event["event"] == "report":
+            return event
     raise AssertionError(process.stderr.read())
 
 
@@ -265,7 +265,7 @@ VISITS = "user,spent,left\na,1,\nb,2,\na,3,true\nb,4,0\na,5,\n"
         (("--columns", "spent"), [1, 2, 3, 4, 5]),
     ],
 )
-def test_a_models_state_is_its_sequences(options, wanted):
+def test_state_belongs_to_its_sequence(options, wanted):
     Path("sum.py").write_text(SUM)
     done = score(put("a.csv", VISITS), "--header", "names", *options, model="sum.py")
     assert [float(v) for v in predictions(OUT).split()[1:]] == wanted
@@ -298,26 +298,26 @@ def test_fields_of_json_lines_name_sequences():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--model", "sum.py", "--sequence-end", "x"), "--sequence-end has no meaning without --sequence"),
-        (("--model", "sum.py", "--sequences-live-max", "3"), "--sequences-live-max has no meaning without"),
+        (("--model", "sum.py", "--sequence-end", "x"), "--sequence-end requires --sequence"),
+        (("--model", "sum.py", "--sequences-live-max", "3"), "--sequences-live-max requires"),
         (
             ("--endpoint", "http://h/v2/models/m", "--sequence", "0"),
-            "--sequence has no meaning without --model",
+            "--sequence requires --model",
         ),
         (("--model", "sum.py", "--sequence", "@objects"), "neither a column"),
-        (("--model", "sum.py", "--sequence", "@object", "--sequence-end", "1"), "contradict each other"),
+        (("--model", "sum.py", "--sequence", "@object", "--sequence-end", "1"), "cannot be combined"),
     ],
 )
-def test_sequences_that_cannot_be_are_wrong_usage(options, why):
+def test_impossible_sequence_options_are_wrong_usage(options, why):
     done = headrace("stream", put("a.csv", "1\n"), "--output", OUT, *options)
     assert done.code == 2
     assert why in " ".join(done.err.split())
     assert not OUT.exists()
 
 
-def test_a_model_without_a_step_has_no_sequences():
+def test_model_without_a_step_has_no_sequences():
     done = headrace(
         "stream", put("a.csv", "1,2\n"), "--model", "double.py", "--sequence", "0", "--output", OUT, "--quiet"
     )
     assert done.code == 1
-    assert "model double has no step" in done.error
+    assert "model double declares no step" in done.error

@@ -1,4 +1,4 @@
-"""The main job on a real S3 server: what it gives, and that the server going away in the middle changes nothing."""
+"""A stream over a real S3 server: a restart of the server in mid-stream changes no byte."""
 
 import io
 import random
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.s3
 
 OBJECTS = 6
 MEMBERS = 2
-ROWS = 5_000  # an object, in ten batches
+ROWS = 5_000  # per object, in ten batches
 
 
 def archive(seed: int) -> bytes:
-    """A tar.gz of CSV members that compress badly, with a bad row in each."""
+    """Return a tar.gz of CSV members that do not compress, each with a bad row."""
     rng = random.Random(seed)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
@@ -56,7 +56,7 @@ def bucket(s3_server) -> str:
     return name
 
 
-def test_a_server_that_goes_away_in_mid_stream_and_comes_back_changes_nothing(s3_server, bucket, monkeypatch):
+def test_server_restart_in_mid_stream_changes_no_byte(s3_server, bucket, monkeypatch):
     undisturbed = stream(s3_server, bucket, "undisturbed")
     assert undisturbed.code == 3
     assert undisturbed.report["rows_out"] == OBJECTS * (ROWS - MEMBERS)
@@ -67,9 +67,8 @@ def test_a_server_that_goes_away_in_mid_stream_and_comes_back_changes_nothing(s3
     parts_before = []
 
     def stop_and_start(call: int) -> None:
-        if (
-            call == 25
-        ):  # in the third object: the last ones are not read yet, since the engine takes no more ahead
+        # In the third object: the engine's queue is limited, so the last objects are not read yet.
+        if call == 25:
             parts_before.append(len(contents(s3_server, bucket, "disturbed")))
             s3_server.stop()
             restarts.append(s3_server.start_in_background())
@@ -84,8 +83,8 @@ def test_a_server_that_goes_away_in_mid_stream_and_comes_back_changes_nothing(s3
     assert disturbed.code == 3
     found = contents(s3_server, bucket, "disturbed")
     assert 0 < parts_before[0] < len(found)
-    assert "reading failed, trying again" in disturbed.err
-    assert "writing failed, trying again" in disturbed.err
+    assert "reading failed, retrying" in disturbed.err
+    assert "writing failed, retrying" in disturbed.err
     assert found == expected
     counts = ("records_in", "rows_out", "rows_failed", "objects_read", "objects_broken", "parts")
     assert {c: disturbed.report[c] for c in counts} == {c: undisturbed.report[c] for c in counts}

@@ -1,4 +1,7 @@
-"""States that survive: instances and servers killed at random while sequences step; every answer must tell of all steps that were answered."""
+"""Checkpoints of sequences: instances and servers are killed at random between and during steps.
+
+Each response must include all steps that earlier responses have confirmed.
+"""
 
 import asyncio
 import json
@@ -6,7 +9,6 @@ import os
 import random
 import signal
 import sys
-import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
@@ -15,56 +17,61 @@ from pathlib import Path
 
 import pytest
 
-from engine.steps.counted import Sleepy, Slow, asked, engine
+import levels
+from engine.steps.sum_model import HangingModel, SlowModel, engine, sum_request
 from headrace.core.errors import (
     InstanceLostError,
     SequenceLostError,
     UnavailableError,
 )
+from servers.polling import wait_until
 from servers.ports import free_port
 from servers.process import ServerProcess
 
-SEQUENCES = 50
-REQUESTS = 40
-KILLS_MIN = 8
+SEQUENCES = levels.by_level(20, 20, 50)
+REQUESTS = levels.by_level(15, 15, 200)
+KILLS = levels.by_level(3, 3, 60)
+TEXT_KILLS = levels.by_level(2, 2, 10)
+HOPS = levels.by_level(6, 6, 100)
 WAIT_S = 60.0
 
 UNKNOWN = (InstanceLostError, UnavailableError)
-"""What was asked was done, or not, up to any of its rows; the next answer tells."""
+"""The request was done up to any of its rows, or not; the next response tells."""
 
 
-class Followed:
-    """One sequence, as its client knows it: what its sum may be, and that it may be over (None)."""
+class SequenceClient:
+    """The client of one sequence, with all sums that the sequence may have; None if it may have ended."""
 
     def __init__(self, id: str, rng: random.Random) -> None:
         self.id, self.rng = id, rng
-        self.may_be: set[int | None] = {None}
+        self.possible: set[int | None] = {None}
         self.requests = self.unknown = 0
 
-    async def ask(self, of) -> None:
-        """One request, and what it should come to."""
+    async def request(self, engine) -> None:
+        """Send one random request and check the sums of its response."""
         rng = self.rng
-        start = None in self.may_be or rng.random() < 0.02
+        start = None in self.possible or rng.random() < 0.02
         end = rng.random() < 0.05
         values = [rng.randrange(1, 10_000) for _ in range(rng.randrange(0 if end and not start else 1, 4))]
-        before: set[int | None] = {0} if start else self.may_be
+        before: set[int | None] = {0} if start else self.possible
         parameters = {"sequence_id": self.id, "sequence_start": start, "sequence_end": end}
+        self.requests += 1
         try:
-            response = await asyncio.wait_for(of.ask(asked(*values, **parameters)), WAIT_S)
+            response = await asyncio.wait_for(engine.infer(sum_request(*values, **parameters)), WAIT_S)
         except UNKNOWN:
             self.unknown += 1
-            done = {sum_ for b in before if b is not None for sum_ in accumulate([b, *values])}
-            self.may_be = self.may_be | done | ({None} if end else set())
+            done = {total for b in before if b is not None for total in accumulate([b, *values])}
+            self.possible = self.possible | done | ({None} if end else set())
             return
-        told = [int(sum_) for sum_ in response.outputs[0].data] if values else []
-        sums = [list(accumulate([b, *values]))[1:] for b in before if b is not None]
-        assert told in sums, f"{self.id}: {told}, and not one of {sums}"
-        self.may_be = {None} if end else {told[-1]}
+        received = [int(total) for total in response.outputs[0].data] if values else []
+        expected = [list(accumulate([b, *values]))[1:] for b in before if b is not None]
+        assert received in expected, f"{self.id}: {received} is none of {expected}"
+        self.possible = {None} if end else {received[-1]}
 
 
 def kill_one(engines, rng: random.Random) -> bool:
-    """Kill the process of some instance; whether one was there."""
-    alive = [slot.backend.pid for of in engines for slot in of._life.slots if slot.alive]
+    """Kill the process of a random instance. Return False if none is alive."""
+    alive = [slot.backend.pid for each in engines for slot in each._session.slots if slot.alive]
     pids = [pid for pid in alive if pid is not None]
     if not pids:
         return False
@@ -75,101 +82,100 @@ def kill_one(engines, rng: random.Random) -> bool:
     return True
 
 
-def until(true) -> None:
-    """Look again and again."""
-    while not true():
-        time.sleep(0.001)
+STORES = ["sqlite", "redis"]
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+def store_address(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    if kind == "sqlite":
+        return f"sqlite:///{folder}/checkpoints.db?synchronous=normal"
+    return f"{request.getfixturevalue('valkey_server').url}?prefix={folder.name}"
+
+
+@pytest.fixture(params=STORES)
 def address(request, tmp_path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/checkpoints.db?synchronous=normal"
-    return f"{request.getfixturevalue('valkey_server').url}?prefix={tmp_path.name}"
+    return store_address(request.param, request, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_instances_lose_no_step_that_was_answered_and_do_none_twice(address):
-    """Two engines, as two servers have; each sequence goes to either, as it likes."""
+def test_killed_instances_lose_no_confirmed_step_and_repeat_none(address):
+    """Two engines stand for two servers; each request goes to either of them."""
     rng = random.Random(20261122)
-    followed = [Followed(f"s{number}", random.Random(number)) for number in range(SEQUENCES)]
-    kills = 0
+    clients = [SequenceClient(f"s{number}", random.Random(number)) for number in range(SEQUENCES)]
+    kills = responses = next_kill = 0
 
     async def run(engines) -> None:
-        nonlocal kills
+        async def send(client: SequenceClient) -> None:
+            nonlocal kills, responses, next_kill
+            while kills < KILLS or client.requests < REQUESTS:
+                await client.request(rng.choice(engines))
+                responses += 1
+                # Not more often: an instance that dies again without a response restarts ever later.
+                if kills < KILLS and responses >= next_kill:
+                    next_kill = responses + rng.randint(2 * SEQUENCES, 4 * SEQUENCES)
+                    kills += kill_one(engines, rng)
 
-        async def follow(one: Followed) -> None:
-            while kills < KILLS_MIN or one.requests < REQUESTS:
-                one.requests += 1
-                await one.ask(rng.choice(engines))
-
-        async def kill() -> None:
-            nonlocal kills
-            # No more: who dies again before it has answered waits ever longer to be started again.
-            while kills < KILLS_MIN:
-                await asyncio.sleep(rng.uniform(0.05, 0.4))
-                kills += kill_one(engines, rng)
-
-        await asyncio.gather(kill(), *(follow(one) for one in followed))
+        await asyncio.gather(*(send(client) for client in clients))
 
     with ExitStack() as stack:
         engines = [stack.enter_context(engine(address, isolation="process", instances=2)) for _ in range(2)]
         asyncio.run(run(engines))
-        assert sum(of.model_statistics().restarts for of in engines) >= KILLS_MIN // 2
-    # They could not have been tried, had most requests come to nothing.
-    assert sum(one.unknown for one in followed) < SEQUENCES * REQUESTS // 4
+        assert sum(each.model_statistics().restarts for each in engines) >= KILLS // 2
+    # Requests without a response test nothing.
+    assert sum(client.unknown for client in clients) < sum(client.requests for client in clients) // 3
 
 
-def test_without_checkpoints_a_killed_instance_is_told_at_once_and_the_id_can_be_begun_anew():
-    async def run(only) -> None:
+def test_killed_instance_without_checkpoints_fails_at_once_and_the_id_can_start_anew():
+    async def run(engine) -> None:
         for id in "abc":
-            await only.ask(asked(1, sequence_id=id, sequence_start=True))
+            await engine.infer(sum_request(1, sequence_id=id, sequence_start=True))
         waiting = [
-            asyncio.create_task(only.ask(asked(value, sequence_id=id)))
+            asyncio.create_task(engine.infer(sum_request(value, sequence_id=id)))
             for value, id in [(1000, "a"), (1, "a"), (2, "b"), (3, "a"), (4, "c")]
         ]
-        await asyncio.to_thread(until, lambda: only.model_statistics().calls > 3)
+        await asyncio.to_thread(wait_until, lambda: engine.model_statistics().calls > 3, "the long step")
         assert not any(task.done() for task in waiting)
-        began_s = time.monotonic()
-        os.kill(only._life.slots[0].backend.pid, signal.SIGKILL)
+        os.kill(engine._session.slots[0].backend.pid, signal.SIGKILL)
         ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), WAIT_S)
-        assert time.monotonic() - began_s < 2.0
+        assert engine.model_statistics().restarts == 0, "the errors waited for the restart"
         assert [type(each) for each in ended] == [SequenceLostError] * 5
-        with pytest.raises(SequenceLostError, match="there is no checkpoint"):
-            await only.ask(asked(1, sequence_id="a"))
-        response = await only.ask(asked(7, sequence_id="a", sequence_start=True))
+        with pytest.raises(SequenceLostError, match="lost without a checkpoint"):
+            await engine.infer(sum_request(1, sequence_id="a"))
+        response = await engine.infer(sum_request(7, sequence_id="a", sequence_start=True))
         assert response.outputs[0].data.tolist() == [7]
 
-    with engine(None, Sleepy, isolation="process") as only:
-        asyncio.run(run(only))
+    with engine(None, HangingModel, isolation="process") as opened:
+        asyncio.run(run(opened))
 
 
 @pytest.mark.timeout(120)
-def test_texts_go_on_over_killed_instances_without_a_missing_or_repeated_item(address):
-    """Killed as often as it takes: what died in another step each time is no poison."""
-    length, texts, kills = 200, 6, 4
+def test_streams_continue_over_killed_instances_without_a_missing_or_repeated_item(address):
+    """Each kill hits another step, so no request is taken for poison."""
+    length, texts = 100, 6
     rng = random.Random(5)
 
-    async def run(only) -> None:
+    async def run(engine) -> None:
         items: list[list[float]] = [[] for _ in range(texts)]
 
-        async def read(at: int) -> None:
-            request = asked(1, times=length, sequence_id=f"t{at}", sequence_start=True)
-            async for response in only.stream(request):
-                items[at] += response.outputs[0].data.tolist()
+        async def read(index: int) -> None:
+            request = sum_request(1, times=length, sequence_id=f"t{index}", sequence_start=True)
+            async for response in engine.stream(request):
+                items[index] += response.outputs[0].data.tolist()
 
-        reading = asyncio.gather(*(read(at) for at in range(texts)))
-        for part in range(1, kills + 1):
-            enough = length * part // (kills + 2)
-            await asyncio.to_thread(until, lambda enough=enough: min(map(len, items)) >= enough)
-            await asyncio.to_thread(until, lambda: kill_one([only], rng))
+        reading = asyncio.gather(*(read(index) for index in range(texts)))
+        for kill in range(1, TEXT_KILLS + 1):
+            count = length * kill // (TEXT_KILLS + 2)
+            await asyncio.to_thread(
+                wait_until, lambda count=count: min(map(len, items)) >= count, f"{count} items of each stream"
+            )
+            await asyncio.to_thread(wait_until, lambda: kill_one([engine], rng), "an instance to kill")
         await asyncio.wait_for(reading, WAIT_S)
         assert items == [list(range(1, length + 1))] * texts
 
-    with engine(address, Slow, isolation="process", instances=2) as only:
-        asyncio.run(run(only))
-        assert only.model_statistics().restarts >= kills - 1, "the last may not be back yet"
+    with engine(address, SlowModel, isolation="process", instances=2) as opened:
+        asyncio.run(run(opened))
+        # The last instance may not have restarted yet.
+        assert opened.model_statistics().restarts >= TEXT_KILLS - 1
 
 
 # Servers
@@ -188,8 +194,8 @@ class Total(Model):
 """
 
 
-class Served(ServerProcess):
-    """`headrace serve`, on the same port each time it is started."""
+class ModelServer(ServerProcess):
+    """`headrace serve` that keeps its port when it is started again."""
 
     named = "headrace serve"
 
@@ -213,67 +219,72 @@ class Served(ServerProcess):
         except OSError:
             return False
 
-    def leave(self) -> int:
-        """As a rolling restart has it: SIGTERM. What it exits with."""
+    def terminate(self) -> int:
+        """Send SIGTERM, as a rolling restart does. Return the exit status."""
         process, self._process = self._process, None
         process.send_signal(signal.SIGTERM)
         return process.wait(WAIT_S)
 
-    def ask(self, *values: float, **parameters: object) -> list[float] | int:
-        """The sums, or the status of the error."""
+    def infer(self, *values: float, **parameters: object) -> list[float] | int:
+        """Return the sums, or the status of an error."""
         tensor = {"name": "x", "shape": [len(values), 1], "datatype": "FP32", "data": values}
         body = {"inputs": [tensor] if values else [], "parameters": parameters}
-        asking = urllib.request.Request(
+        request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v2/models/total/infer", json.dumps(body).encode()
         )
         try:
-            with urllib.request.urlopen(asking, timeout=WAIT_S) as answer:
-                outputs = json.loads(answer.read())["outputs"]
+            with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+                outputs = json.loads(response.read())["outputs"]
                 return outputs[0]["data"] if outputs else []
         except urllib.error.HTTPError as error:
             return error.code
 
 
-@pytest.fixture
-def servers(tmp_path, address):
-    (tmp_path / "total.py").write_text(MODEL)
-    both = [Served(tmp_path / name, address) for name in ("first", "second")]
+@pytest.fixture(scope="module", params=STORES)
+def servers(request, tmp_path_factory):
+    """Two servers over the same checkpoints."""
+    folder = tmp_path_factory.mktemp(f"servers-{request.param}")
+    (folder / "total.py").write_text(MODEL)
+    address = store_address(request.param, request, folder)
+    both = [ModelServer(folder / name, address) for name in ("first", "second")]
     with ExitStack() as stack:
         for server in both:
-            server.start()
             stack.callback(server.stop)
+        threads = [server.start_in_background() for server in both]
+        for thread in threads:
+            thread.join()
         yield both
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_client_goes_on_at_the_second_server_when_the_first_is_stopped_or_killed(servers):
-    first, second = servers
-    assert first.ask(1, 2, sequence_id="s", sequence_start=True) == [1, 3]
-    assert first.ask(10, sequence_id="t", sequence_start=True) == [10]
-    assert first.leave() == 0
-    assert second.ask(3, sequence_id="s") == [6]
-    first.start()
-    assert first.ask(4, sequence_id="s") == [10]
-    assert second.ask(5, sequence_id="s") == [15]
-    second.stop()  # SIGKILL, and nothing else
-    assert first.ask(6, sequence_id="s") == [21]
-    assert first.ask(20, sequence_id="t") == [30]
-    second.start()
-    assert second.ask(sequence_id="s", sequence_end=True) == []
-    assert first.ask(1, sequence_id="s") == second.ask(1, sequence_id="s") == 410
+def test_sequences_switch_the_server_with_every_request(servers):
+    sums = dict.fromkeys(range(1, 9), 0.0)
+    for hop in range(HOPS):
+        for id in sums:
+            value = float(hop * id)
+            sums[id] += value
+            server = servers[(hop + id) % 2]
+            assert server.infer(value, sequence_id=id, sequence_start="auto") == [sums[id]]
+    for id, total in sums.items():
+        assert servers[id % 2].infer(0, sequence_id=id, sequence_end=True) == [total]
+        assert servers[1 - id % 2].infer(0, sequence_id=id) == 410
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_sequences_hop_between_two_servers_at_every_request(servers):
-    sums = dict.fromkeys(range(1, 9), 0.0)
-    for turn in range(25):
-        for id in sums:
-            value = float(turn * id)
-            sums[id] += value
-            server = servers[(turn + id) % 2]
-            assert server.ask(value, sequence_id=id, sequence_start="auto") == [sums[id]]
-    for id, total in sums.items():
-        assert servers[id % 2].ask(0, sequence_id=id, sequence_end=True) == [total]
-        assert servers[1 - id % 2].ask(0, sequence_id=id) == 410
+def test_client_continues_at_the_other_server_after_a_stop_or_a_kill(servers):
+    first, second = servers
+    assert first.infer(1, 2, sequence_id="s", sequence_start=True) == [1, 3]
+    assert first.infer(10, sequence_id="t", sequence_start=True) == [10]
+    assert first.terminate() == 0
+    assert second.infer(3, sequence_id="s") == [6]
+    first.start()
+    assert first.infer(4, sequence_id="s") == [10]
+    assert second.infer(5, sequence_id="s") == [15]
+    second.stop()  # SIGKILL
+    assert first.infer(6, sequence_id="s") == [21]
+    assert first.infer(20, sequence_id="t") == [30]
+    second.start()
+    assert second.infer(sequence_id="s", sequence_end=True) == []
+    assert first.infer(1, sequence_id="s") == second.infer(1, sequence_id="s") == 410

@@ -1,32 +1,34 @@
-"""Runs of sequences, killed at random and resumed: states die with the process, and the predictions must not tell."""
+"""A run of sequences that is killed at random and resumed predicts the same as an undisturbed one.
+
+The states die with the process.
+"""
 
 import io
 import json
 import random
-import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import levels
 from integration.command import contents, headrace, predictions
-from integration.killing import KILLS
+from integration.random_kills import kill, run_with_kills, wait_for_random_moment
 
 MODEL = str(Path(__file__).parent / "summing_model.py")
-MEMBERS = 6
-ROWS = 700
+MEMBERS = levels.by_level(4, 4, 6)
+ROWS = levels.by_level(300, 300, 700)
 USERS = 23
 
 Row = tuple[str, str, str]
-"""A user, whether the session ends, a value."""
+"""A user, 1 if the session ends, and a value."""
 
 
 def rows_of(member: int) -> list[Row]:
-    """Users in no order; bad records, refused ones, and ends of sessions, some of them in a bad record."""
+    """Return rows of users in random order; some records are bad or refused, some end a session."""
     rng = random.Random(member)
     found: list[Row] = []
     for _ in range(ROWS):
@@ -44,8 +46,8 @@ def make_archive(path: Path) -> None:
             archive.addfile(info, io.BytesIO(data))
 
 
-def added_up(by: str, *, ends: bool) -> Iterator[str]:
-    """The predictions, as a loop over the rows has them."""
+def expected_predictions(by: str, *, ends: bool) -> Iterator[str]:
+    """Compute the predictions in a loop over the rows."""
     states: dict[str, tuple[int, int]] = {}
     for member in range(MEMBERS):
         for user, end, value in rows_of(member):
@@ -61,27 +63,16 @@ def added_up(by: str, *, ends: bool) -> Iterator[str]:
 def command(source: Path, output: Path, options: tuple[str, ...]) -> list[str]:
     return [
         "stream", str(source), "--model", MODEL, "--output", str(output), "--columns", "2",
-        "--part-bytes", "5k", "--checkpoint-s", "0.05", "--json", "--resume", *options,
+        "--part-bytes", "2k", "--checkpoint-s", "0.05", "--json", "--resume", *options,
     ]  # fmt: skip
 
 
-def kill_after_commits(args: list[str], output: Path, rng: random.Random) -> bool:
-    """Kill the command once its ledger has changed some times more, and a little later; whether it was still running."""
-    ledger = output / "_headrace"
-    with subprocess.Popen(
-        [sys.executable, "-m", "headrace", *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as process:
-        before, changes = set(ledger.glob("*")), rng.randrange(2, 9)
-        while changes and process.poll() is None:
-            time.sleep(0.001)
-            now = set(ledger.glob("*"))
-            changes -= now != before
-            before = now
-        time.sleep(rng.uniform(0, 0.05))
-        process.send_signal(signal.SIGKILL)
-        error = process.stderr.read().decode() if process.stderr else ""
-    assert process.returncode in (-signal.SIGKILL, 3), error
-    return process.returncode == -signal.SIGKILL
+def kill_at_random(process: subprocess.Popen[bytes], output: Path, rng: random.Random) -> bool:
+    """Kill the run after a few changes of its ledger. Return False if it ended before."""
+    if not wait_for_random_moment(process, output, rng, changes=range(2, 9), starting=0):
+        return False
+    kill(process)
+    return True
 
 
 @pytest.mark.slow
@@ -94,23 +85,26 @@ def kill_after_commits(args: list[str], output: Path, rng: random.Random) -> boo
         ("@member", ("--sequence", "@member")),
     ],
 )
-def test_a_killed_run_of_sequences_predicts_what_an_undisturbed_one_does(tmp_path, by, options):
+def test_killed_run_of_sequences_predicts_the_same_as_an_undisturbed_one(tmp_path, by, options):
     source = tmp_path / "source.tar.gz"
     make_archive(source)
     undisturbed = tmp_path / "undisturbed"
     report = headrace(*command(source, undisturbed, options)).report
-    expected = "".join(f"{line}\n" for line in added_up(by, ends="--sequence-end" in options))
+    expected = "".join(f"{line}\n" for line in expected_predictions(by, ends="--sequence-end" in options))
     assert predictions(undisturbed).decode() == expected
     assert (report["records_in"], report["rows_out"]) == (MEMBERS * ROWS, expected.count("\n"))
     assert report["records_replayed"] == 0
 
-    rng = random.Random(20261122)
-    output = tmp_path / "killed"
-    kills = sum(kill_after_commits(command(source, output, options), output, rng) for _ in range(KILLS))
-    assert kills >= KILLS // 2
-    resumed = headrace(*command(source, output, options)).report
-    assert contents(output) == contents(undisturbed)
+    output = run_with_kills(
+        lambda output: [sys.executable, "-m", "headrace", *command(source, output, options)],
+        tmp_path,
+        kill_at_random,
+        read=contents,
+        expected=contents(undisturbed),
+        status=3,
+    )
+    ended = json.loads((output / "_headrace" / "report.json").read_text())
     counts = ("records_in", "rows_out", "rows_failed")
-    assert [resumed[name] for name in counts] == [report[name] for name in counts]
-    marks = [json.loads(p.read_text()) for p in (output / "_headrace").glob("part-*.json")]
+    assert [ended[name] for name in counts] == [report[name] for name in counts]
+    marks = [json.loads(path.read_text()) for path in tmp_path.glob("killed*/_headrace/part-*.json")]
     assert any("replay" in mark for mark in marks)

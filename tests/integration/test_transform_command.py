@@ -1,4 +1,4 @@
-"""``headrace transform`` as a new user would type it: what it says, exits with, and leaves behind."""
+"""``headrace transform`` as a new user types it: messages, exit status and files."""
 
 import bz2
 import csv
@@ -17,15 +17,16 @@ import pytest
 import zstandard
 from PIL import Image
 
+from cases import for_each
 from integration.command import DOUBLE, headrace
-from integration.transforming import command, failed, leftovers, outputs, run
+from integration.transform_process import command, failed, leftovers, outputs, run
 
 ROWS = 10
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three files of ten rows, in a folder of a folder, and a model, where the command runs."""
+    """Three files of ten rows in nested folders, and a model, in the current folder."""
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(DOUBLE)
     for number in range(3):
@@ -50,20 +51,20 @@ def transform(*more: str | Path):
 # The plain run
 
 
-def test_a_prefix_becomes_one_predictions_file_for_each_object():
+def test_each_object_of_a_prefix_gets_an_output():
     done = run("in/", "out/", "--model", "model.py")
     assert done.code == 0, done.err
     assert outputs(Path("out")) == {f"day-{n}/rows.csv.out": doubled(n) for n in range(3)}
-    said = dict(line.split("  ", 1) for line in done.out.splitlines())
-    assert said["predictions"].strip() == "out/ (3 objects)"
-    assert said["records in"].strip() == "30 = 30 out + 0 failed"
-    assert said["status"].strip() == "complete"
+    summary = dict(line.split("  ", 1) for line in done.out.splitlines())
+    assert summary["predictions"].strip() == "out/ (3 objects)"
+    assert summary["records in"].strip() == "30 = 30 out + 0 failed"
+    assert summary["status"].strip() == "complete"
     report = json.loads(Path("out/_report.json").read_text())
     assert (report["status"], report["records_in"], report["exit_code"]) == ("complete", 30, 0)
     assert leftovers(Path("out")) == []
 
 
-def test_json_says_nothing_but_events():
+def test_json_prints_only_events():
     done = run("in/", "out/", "--model", "model.py", "--json")
     assert done.code == 0
     assert {line["event"] for line in done.lines[:-1]} <= {"progress"}
@@ -73,7 +74,7 @@ def test_json_says_nothing_but_events():
     assert (report["objects"], report["rows_out"], report["model_calls"]) == (3, 30, 8)
 
 
-def test_failed_records_stand_beside_the_output_and_exit_with_3():
+def test_failed_records_are_written_beside_the_output_and_exit_with_3():
     Path("in/day-1/rows.csv").write_text("1,1\nx,1\n3,1\n4\n5,1\n")
     done = transform()
     assert done.code == 3
@@ -89,7 +90,7 @@ def test_failed_records_stand_beside_the_output_and_exit_with_3():
     }
 
 
-def test_strict_gives_an_object_with_a_failed_record_no_output():
+def test_strict_suppresses_the_output_of_an_object_with_a_failed_record():
     Path("in/day-1/rows.csv").write_text("1,1\nx,1\n3,1\n")
     done = transform("--strict", "--json")
     assert done.code == 1
@@ -99,17 +100,17 @@ def test_strict_gives_an_object_with_a_failed_record_no_output():
         "day-2/rows.csv.out",
     }
     last = done.lines[-1]
-    assert (last["status"], last["objects_withheld"], last["rows_out"]) == ("failed", 1, 20)
-    assert last["records_in"] == last["rows_out"] + last["rows_failed"] + last["rows_withheld"]
+    assert (last["status"], last["objects_suppressed"], last["rows_out"]) == ("failed", 1, 20)
+    assert last["records_in"] == last["rows_out"] + last["rows_failed"] + last["rows_suppressed"]
 
 
 @pytest.mark.parametrize(
-    ("bad", "most", "code"), [(15, "1%", 3), (25, "1%", 1), (25, "25", 3), (25, "24", 1)]
+    ("bad", "limit", "code"), [(15, "1%", 3), (25, "1%", 1), (25, "25", 3), (25, "24", 1)]
 )
-def test_max_failed_is_a_share_or_a_count(bad, most, code):
+def test_max_failed_is_a_share_or_a_count(bad, limit, code):
     lines = [f"{'x' if row < bad else row},1\n" for row in range(2_000)]
     Path("in/day-1/rows.csv").write_text("".join(lines[::-1]))
-    done = transform("--max-failed", most, "--json")
+    done = transform("--max-failed", limit, "--json")
     assert done.code == code, done.out
     if code == 1:
         assert done.lines[-1]["type"] == "TooManyFailuresError"
@@ -119,7 +120,7 @@ def test_max_failed_is_a_share_or_a_count(bad, most, code):
 # Before anything runs
 
 
-def test_a_dry_run_shows_the_plan_and_what_the_model_would_see_and_writes_nothing():
+def test_dry_run_shows_plan_and_inputs_and_writes_nothing():
     Path("in/day-0/rows.csv").write_text('1,"2"\nx,3\n')
     done = transform("--dry-run")
     assert done.code == 0
@@ -135,7 +136,7 @@ def test_a_dry_run_shows_the_plan_and_what_the_model_would_see_and_writes_nothin
     assert not Path("out").exists()
 
 
-def test_a_dry_run_as_json():
+def test_dry_run_as_json():
     done = transform("--dry-run", "--json", "--input-filter", "$[1:]", "--model", "text.py")
     assert done.code == 1  # there is no text.py
     done = transform("--dry-run", "--json")
@@ -147,7 +148,7 @@ def test_a_dry_run_as_json():
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("args", "words"),
     [
         ([], "give SOURCE and DEST"),
@@ -156,17 +157,20 @@ def test_a_dry_run_as_json():
         (["in/", "out"], "give either --model or --endpoint"),
         (["in/", "out", "--model", "m.py", "--endpoint", "http://h/m"], "give either --model or --endpoint"),
         (["in/", "in/day-0/rows.csv", "--model", "model.py"], "is a file: name a folder"),
-        (["in/", "out", "--model", "model.py", "--resume", "--overwrite"], "contradict each other"),
+        (["in/", "out", "--model", "model.py", "--resume", "--overwrite"], "cannot be combined"),
         (["in/", "out", "--model", "model.py", "--join", "sideways"], "'sideways' is not one of"),
         (["in/", "out", "--model", "model.py", "--workers", "0"], "0 is not in the range"),
         (["in/", "out", "--model", "model.py", "--task-bytes", "much"], "much"),
         (["in/", "out", "--model", "model.py", "--max-failed", "lots"], "--max-failed: 'lots' is neither"),
         (["in/", "out", "--model", "model.py", "--input-filter", "$["], "JSONPath '$['"),
-        (["in/", "out", "--model", "model.py", "--accept", "arrow", "--output-filter", "$[0]"], "accept is arrow"),
+        (
+            ["in/", "out", "--model", "model.py", "--accept", "arrow", "--output-filter", "$[0]"],
+            "accept is arrow",
+        ),
         (["in/", "out", "--modl", "model.py"], "No such option"),
     ],
 )  # fmt: skip
-def test_wrong_usage_is_told_in_plain_words(args, words):
+def test_wrong_usage_exits_with_2_and_writes_nothing(args, words):
     done = headrace("transform", *args)
     assert done.code == 2, done.out + done.err
     assert words in " ".join(done.err.split())
@@ -175,29 +179,29 @@ def test_wrong_usage_is_told_in_plain_words(args, words):
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("args", "words"),
     [
         (["nowhere/", "out", "--model", "model.py"], "nowhere/: no object has this prefix"),
         (["in/", "out", "--model", "nomodel.py"], "nomodel.py: its file cannot be read"),
         (["in/", "in/out", "--model", "model.py"], "a transform must not read what it writes"),
         (["in/", "out", "--model", "model.py", "--input-filter", "$[7]"], "7"),
-        (["in/", "out", "--model", "model.py", "--accept", "text"], "accept text"),
         (["in/", "out", "--spec", "none.json"], "none.json: cannot be read"),
+        (["in/", "out", "--model", "model.py", "--accept", "text"], "accept text"),  # the last: it makes out/
     ],
 )
-def test_what_cannot_be_done_is_told_before_anything_is_written(args, words):
+def test_impossible_transform_exits_with_1_and_writes_nothing(args, words):
     done = headrace("transform", *args)
     assert done.code == 1, done.out + done.err
     assert words in done.error
-    # An output of a record cannot be judged before it is there; all else can.
+    # Text output can only be refused at the first record; the other errors are found before.
     assert outputs(Path("out")) == {} if "text" in args else not Path("out").exists()
 
 
-# A spec in the vendor's words
+# A job description of SageMaker
 
 
-def test_a_job_as_the_vendor_has_it_runs_here():
+def test_sagemaker_job_description_runs():
     job = {
         "TransformJobName": "nightly",
         "ModelName": "model.py",
@@ -236,7 +240,7 @@ def test_a_job_as_the_vendor_has_it_runs_here():
 # A destination that is not empty
 
 
-def test_what_is_there_is_refused_resumed_or_overwritten_and_foreign_files_stay():
+def test_existing_output_is_refused_resumed_or_overwritten_and_other_files_stay():
     Path("out/day-0").mkdir(parents=True)
     Path("out/day-0/mine.txt").write_text("mine")
     Path("out/README").write_text("mine too")
@@ -271,8 +275,8 @@ class Waiting(Model):
 
     def predict(self, x):
         self.calls += 1
-        if self.calls == 21 and os.path.exists("ask"):
-            os.rename("ask", "asked")
+        if self.calls == 21 and os.path.exists("armed"):
+            os.rename("armed", "fired")
             print("READY", file=sys.stderr, flush=True)
             while not os.path.exists("go"):
                 time.sleep(0.002)
@@ -281,26 +285,26 @@ class Waiting(Model):
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_ctrl_c_keeps_what_is_finished_and_resuming_ends_with_the_undisturbed_bytes(isolation):
+def test_ctrl_c_keeps_finished_work_and_resuming_writes_the_undisturbed_bytes(isolation):
     Path("model.py").write_text(WAITING)
     for number in range(40):
         Path(f"in/{number:02d}.csv").write_text("".join(f"{number * 100 + row},1\n" for row in range(25)))
     Path("in/large.csv").write_text("".join(f"{row},1\n" for row in range(2_000)))
-    given = ["--model", "model.py", "--isolation", isolation, "--task-bytes", "1k", "--json"]
-    undisturbed = run("in/", "undisturbed", *given)
+    options = ["--model", "model.py", "--isolation", isolation, "--task-bytes", "1k", "--json"]
+    undisturbed = run("in/", "undisturbed", *options)
     assert undisturbed.code == 0
     expected = outputs(Path("undisturbed"))
 
-    Path("ask").write_text("")
+    Path("armed").write_text("")
     with subprocess.Popen(
-        command("in/", "out", *given), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command("in/", "out", *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        said = until(process, "READY")
+        log = read_until(process, "READY")
         process.send_signal(signal.SIGINT)
-        said += until(process, "stopping: what is under way is delivered; again to stop at once")
+        log += read_until(process, "stopping after work in progress; press Ctrl-C again to stop at once")
         Path("go").write_text("")
         out, err = process.communicate(timeout=30)
-    assert process.returncode == 130, said + err
+    assert process.returncode == 130, log + err
     report = json.loads(out.splitlines()[-1])
     assert (report["status"], report["exit_code"]) == ("drained", 130)
     assert not Path("out/_report.json").exists()
@@ -308,29 +312,29 @@ def test_ctrl_c_keeps_what_is_finished_and_resuming_ends_with_the_undisturbed_by
     assert 0 < len(before) < len(expected)
     assert before.items() <= expected.items()
 
-    resumed = run("in/", "out", *given, "--resume")
+    resumed = run("in/", "out", *options, "--resume")
     assert resumed.code == 0, resumed.err
     assert outputs(Path("out")) == expected
     assert resumed.report["resumed"]
-    # Nothing was asked twice.
+    # No batch was predicted twice.
     assert report["model_calls"] >= 15
     assert resumed.report["model_calls"] == undisturbed.report["model_calls"] - report["model_calls"]
     assert leftovers(Path("out")) == []
 
 
-def until(process: subprocess.Popen[str], line: str) -> str:
-    said = ""
-    while not said.endswith(f"{line}\n"):
+def read_until(process: subprocess.Popen[str], line: str) -> str:
+    log = ""
+    while not log.endswith(f"{line}\n"):
         more = process.stderr.readline()
-        assert more, said + process.stdout.read()
-        said += more
-    return said
+        assert more, log + process.stdout.read()
+        log += more
+    return log
 
 
-# What comes in, and what goes out
+# Inputs and outputs
 
 
-def test_packed_objects_and_archives_are_read_by_their_names():
+def test_packed_objects_and_archives_are_recognized_by_name():
     text = rows(7).encode()
     packed = {
         "a.csv.gz": gzip.compress(text),
@@ -371,14 +375,15 @@ class Brightness(Model):
 """
 
 
-def test_a_folder_of_images_with_one_that_is_none():
+def test_folder_of_images_with_a_broken_one():
     Path("images").mkdir()
     Path("bright.py").write_text(IMAGES)
     for number in range(9):
         Image.new("RGB", (20, 10), (number * 20, 0, 0)).save(f"images/{number}.png")
     Path("images/broken.png").write_bytes(b"no image")
     done = headrace(
-        "transform", "images/", "out", "--model", "bright.py", "--image-size", "8x8", "--accept", "jsonl", "--json"
+        "transform", "images/", "out", "--model", "bright.py", "--image-size", "8x8",
+        "--accept", "jsonl", "--json",
     )  # fmt: skip
     assert done.code == 3, done.out
     found = outputs(Path("out"))
@@ -391,20 +396,20 @@ def test_a_folder_of_images_with_one_that_is_none():
     assert line["object"] == "images/broken.png"
 
 
-def test_parquet_in():
+def test_parquet_input():
     Path("tables").mkdir()
     table = pa.table({"a": np.arange(100.0), "b": np.ones(100)})
     pq.write_table(table, "tables/rows.parquet", row_group_size=30)
     done = headrace("transform", "tables/", "out", "--model", "model.py", "--accept", "csv", "--json")
     assert done.code == 0, done.out + done.err
-    # A table's columns have names, and so has what is made of it.
+    # The output of a table has a header, because its columns have names.
     expected = b"output\n" + "".join(f"{2.0 * row}\n" for row in range(100)).encode()
     assert outputs(Path("out")) == {"rows.parquet.out": expected}
 
 
 @pytest.mark.parametrize("accept", ["parquet", "arrow"])
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_tables_out(accept, workers):
+def test_table_output(accept, workers):
     done = transform(
         "--accept", accept, "--join", "input", "--header", "none", "--workers", workers, "--json"
     )
@@ -424,9 +429,9 @@ def test_tables_out(accept, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_memory_stays_bounded_over_300_mb(workers):
-    """One file of 200 MB, and three of 35 MB that are packed and so cannot be cut."""
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.soak), "2"])
+def test_memory_is_bounded_over_300_mb(workers):
+    """One file of 200 MB, and three packed ones of 35 MB, which cannot be split."""
     line = b"%d," + b"0," * 98 + b"1\n"
     block = b"".join(line % row for row in range(10_000))
     Path("wide.py").write_text(DOUBLE.replace("(-1, 2)", "(-1, 100)").replace("= 4", "= 4096"))
@@ -441,5 +446,6 @@ def test_memory_stays_bounded_over_300_mb(workers):
     done = run("big/", "out", "--model", "wide.py", "--join", "input", "--workers", workers, "--json")
     assert done.code == 0, done.out[-2_000:] + done.err
     assert done.report["rows_out"] == records
-    # Of the run and its workers, each at its own highest; on a busy machine more is under way than on an idle one.
+    # The peaks of the run and of its workers; a busy machine has more work in progress than an idle
+    # one.
     assert done.report["peak_memory_mb"] < (400 if workers == "1" else 480)

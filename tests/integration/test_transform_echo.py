@@ -1,6 +1,6 @@
-"""Thousands of awkward files through a model that echoes: every record comes back, byte for byte, in order, in its own file.
+"""Many awkward files through an echo model: each record comes back in its file, byte for byte.
 
-Nothing here knows how headrace cuts records: a file is made of records that are known before it is written.
+The tests do not use headrace's splitting: files are built from records that are known beforehand.
 """
 
 import random
@@ -10,10 +10,13 @@ from pathlib import Path
 import orjson
 import pytest
 
+import levels
 from integration.command import headrace
-from integration.transforming import ECHO, leftovers, outputs
+from integration.transform_process import ECHO, leftovers, outputs
 
-FILES = 1_500
+FILES = levels.by_level(400, 400, 1_500)
+FEW_FILES = levels.by_level(150, 150, 300)
+LARGE_ROWS = levels.by_level(1_500, 1_500, 3_000)
 BOM = b"\xef\xbb\xbf"
 LF, CRLF = b"\n", b"\r\n"
 WORDS = [
@@ -39,7 +42,7 @@ QUOTED = [*WORDS, ",", '"', '""', "\n", "\r\n", "\r", "\n\n", '",\n"', "\n,", "a
 
 @dataclass(frozen=True)
 class File:
-    """A file's bytes, and the records that are in it."""
+    """The bytes of a file, and its records."""
 
     data: bytes
     records: tuple[bytes, ...]
@@ -55,7 +58,7 @@ def cell(rng: random.Random) -> bytes:
         text = "".join(rng.choices(QUOTED, k=rng.randrange(4)))
         return b'"' + text.replace('"', '""').encode() + b'"'
     if rng.random() < 0.1:
-        # Quotes in the middle of a cell that is not quoted stand for themselves.
+        # Quotes within an unquoted cell are ordinary characters.
         return b'5" disk'
     if rng.random() < 0.05:
         return b"caf\xe9"  # Latin-1, which is no UTF-8
@@ -64,7 +67,7 @@ def cell(rng: random.Random) -> bytes:
 
 def csv_record(rng: random.Random) -> bytes:
     columns = rng.choice([1, 2, 2, 3, 5])
-    # One empty cell would be a blank line, which is no record.
+    # A single empty cell would be a blank line, which is not a record.
     return b",".join(cell(rng) for _ in range(columns)) or b'""'
 
 
@@ -78,7 +81,8 @@ def value(rng: random.Random, depth: int = 0) -> object:
         case "list":
             return [value(rng, depth + 1) for _ in range(rng.randrange(3))]
         case "object":
-            return {key: value(rng, depth + 1) for key in rng.sample(["a", "b", 'c"', "ä"], rng.randrange(3))}
+            keys = rng.sample(["a", "b", 'c"', "ä"], rng.randrange(3))
+            return {key: value(rng, depth + 1) for key in keys}
         case _:
             return None
 
@@ -132,8 +136,8 @@ WORKERS = {
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_every_record_of_every_file_comes_back_in_its_own_file(tmp_path, workers):
-    files = write_files(tmp_path / "in", 1, (".csv", ".jsonl"), FILES if workers == "thread" else 300)
+def test_each_record_comes_back_in_its_file(tmp_path, workers):
+    files = write_files(tmp_path / "in", 1, (".csv", ".jsonl"), FILES if workers == "thread" else FEW_FILES)
     done = headrace(
         "transform", f"{tmp_path}/in/", tmp_path / "out", "--model", ECHO, "--accept", "text", "--json",
         *WORKERS[workers],
@@ -144,18 +148,18 @@ def test_every_record_of_every_file_comes_back_in_its_own_file(tmp_path, workers
     assert sum(file.data == file.lines for file in files.values()) > len(files) // 10
 
 
-def test_joined_and_cut_off_again_every_csv_record_is_what_it_was(tmp_path):
-    """The prediction is the whole record as one cell, which the output filter must find the begin of."""
+def test_joined_csv_record_without_its_prediction_is_unchanged(tmp_path):
+    """The prediction is the whole record in one cell; the output filter must find its start."""
     files = write_files(tmp_path / "in", 2, (".csv",), 400)
     done = headrace(
-        "transform", f"{tmp_path}/in/", tmp_path / "out", "--model", ECHO, "--join", "input", "--accept", "csv",
-        "--output-filter", "$[0:-1]", "--json",
+        "transform", f"{tmp_path}/in/", tmp_path / "out", "--model", ECHO, "--join", "input",
+        "--accept", "csv", "--output-filter", "$[0:-1]", "--json",
     )  # fmt: skip
     assert done.code == 0, done.out[-2_000:] + done.err
     check(tmp_path / "out", {name: file.lines for name, file in files.items()})
 
 
-def test_joined_csv_is_the_record_and_itself_as_one_more_cell(tmp_path):
+def test_joined_csv_is_the_record_and_its_prediction(tmp_path):
     files = write_files(tmp_path / "in", 3, (".csv",), 200)
     done = headrace(
         "transform", f"{tmp_path}/in/", tmp_path / "out", "--model", ECHO, "--join", "input", "--json"
@@ -168,13 +172,13 @@ def test_joined_csv_is_the_record_and_itself_as_one_more_cell(tmp_path):
 
 
 def quoted(text: bytes) -> bytes:
-    """One CSV cell, quoted only where it must be."""
+    """Return a CSV cell, quoted only if necessary."""
     if any(c in text for c in b',"\r\n'):
         return b'"' + text.replace(b'"', b'""') + b'"'
     return text
 
 
-def test_what_a_filter_keeps_of_json_records_keeps_its_bytes(tmp_path):
+def test_output_filter_keeps_the_bytes_of_json_records(tmp_path):
     rng = random.Random(4)
     source = tmp_path / "in"
     source.mkdir()
@@ -193,8 +197,8 @@ def test_what_a_filter_keeps_of_json_records_keeps_its_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("join", ["input", "none"])
-def test_the_echo_of_json_records_is_their_text(tmp_path, join):
-    """Read back by another library: what was written is JSON, and holds the record's own text."""
+def test_echo_of_json_records_is_their_text(tmp_path, join):
+    """Another library reads the output: it is JSON with the text of each record."""
     files = write_files(tmp_path / "in", 5, (".jsonl",), 200)
     done = headrace(
         "transform", f"{tmp_path}/in/", tmp_path / "out", "--model", ECHO, "--join", join, "--json",
@@ -207,7 +211,7 @@ def test_the_echo_of_json_records_is_their_text(tmp_path, join):
         assert [orjson.loads(line).encode() for line in lines] == list(file.records), name
 
 
-def test_whole_objects_come_back_whatever_is_in_them(tmp_path):
+def test_whole_objects_come_back_with_any_bytes(tmp_path):
     rng = random.Random(6)
     source = tmp_path / "in"
     (source / "x").mkdir(parents=True)
@@ -232,15 +236,15 @@ def test_whole_objects_come_back_whatever_is_in_them(tmp_path):
 
 @pytest.mark.parametrize("split", ["csv", "jsonl", "line"])
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_large_files_cut_in_ranges_come_back_whole(tmp_path, split, workers):
-    """Ranges begin in the middle of quoted cells, of line ends and of characters, and are put together again."""
+def test_large_files_split_into_ranges_come_back_complete(tmp_path, split, workers):
+    """Ranges begin within quoted cells, line ends and characters, and are joined again."""
     rng = random.Random(7)
     source = tmp_path / "in"
     source.mkdir()
     expected = {}
     for number in range(8):
         make = csv_record if split == "csv" else json_record
-        records = [make(rng) for _ in range(rng.choice([400, 3_000]))]
+        records = [make(rng) for _ in range(rng.choice([400, LARGE_ROWS]))]
         end = rng.choice([LF, CRLF])
         blank = [rng.choice([b"", b"", b"", end]) for _ in records]
         data = b"".join(b + r + end for b, r in zip(blank, records, strict=True))

@@ -1,4 +1,4 @@
-"""What a transform makes of stores, disks, objects and models that fail: nothing is lost, and what is told is true."""
+"""Transforms with stores, disks, objects and models that fail: no record is lost, errors are true."""
 
 import gzip
 import os
@@ -6,24 +6,23 @@ import random
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from headrace.storage import draft, objects
+from headrace.storage import cloud_store, draft
 from integration.command import headrace
 from integration.hooked_model import SPEC, Hooked
-from integration.transforming import ECHO, failed, leftovers, outputs, run
+from integration.transform_process import ECHO, failed, leftovers, outputs, run
 from servers.faulty_proxy import FaultyProxy
 
 MODEL = str(Path(__file__).parent / "weighted_model.py")
 
 
 def rows(count: int, seed: int) -> bytes:
-    """CSV of an ID that may be quoted, with newlines in it, and four numbers; some rows are bad."""
+    """Return CSV of an ID, now and then quoted with newlines, and four numbers; some rows are bad."""
     rng = random.Random(seed)
     lines = []
     for row in range(count):
@@ -36,11 +35,11 @@ def rows(count: int, seed: int) -> bytes:
 
 
 def make_source(folder: Path, *, small: int) -> dict[str, bytes]:
-    """A large file, a packed one, an empty one, and small ones, by name."""
+    """Write a large file, a packed one, an empty one and small ones. Return them by name."""
     rng = random.Random(5)
     files = {
-        "large.csv": rows(9_000, 1),
-        "day/packed.csv.gz": gzip.compress(rows(3_000, 2)),
+        "large.csv": rows(5_000, 1),
+        "day/packed.csv.gz": gzip.compress(rows(2_000, 2)),
         "day/empty.csv": b"",
     }
     files |= {f"day/{number:03d}.csv": rows(rng.randrange(30), number) for number in range(small)}
@@ -62,7 +61,7 @@ def words(*more: str) -> list[str]:
 
 
 class Bucket:
-    """A bucket on the S3 server, behind headrace's back."""
+    """A bucket on the S3 server that the test reads and writes directly."""
 
     def __init__(self, server) -> None:
         self.name = server.bucket()
@@ -74,7 +73,7 @@ class Bucket:
             self.client.put_object(Bucket=self.name, Key=f"{folder}/{name}", Body=data)
 
     def contents(self, folder: str) -> dict[str, bytes]:
-        """What readers of an output folder see, but for the report."""
+        """Return the objects that readers of an output folder see, without the report."""
         found = {}
         for page in self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.name, Prefix=f"{folder}/"
@@ -94,11 +93,11 @@ def bucket(s3_server) -> Bucket:
 
 @pytest.mark.s3
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_store_that_fails_a_fifth_of_all_requests_costs_nothing(
+def test_store_that_fails_a_fifth_of_all_requests_changes_nothing(
     tmp_path, s3_server, bucket, workers, monkeypatch
 ):
-    """500s, 503s, connections that end without an answer, in the middle of one, or after the work was done."""
-    monkeypatch.setattr(objects, "FIRST_RANGE_BYTES", 20_000)
+    """500s, 503s, connections closed before or within a response, and lost responses."""
+    monkeypatch.setattr(cloud_store, "FIRST_RANGE_BYTES", 20_000)
     files = make_source(tmp_path / "in", small=30)
     undisturbed = headrace("transform", f"{tmp_path}/in/", tmp_path / "out", *words())
     assert undisturbed.code == 3, undisturbed.err
@@ -113,23 +112,23 @@ def test_a_store_that_fails_a_fifth_of_all_requests_costs_nothing(
     assert bucket.contents("out") == expected
     counts = ("records_in", "rows_out", "rows_failed", "objects_done", "objects_broken", "failures")
     assert {c: done.report[c] for c in counts} == {c: undisturbed.report[c] for c in counts}
-    assert {fault for method, fault in proxy.spoilt if method == "GET"} == {
+    assert {fault for method, fault in proxy.injected if method == "GET"} == {
         "500",
         "503",
         "reset",
         "cut",
         "lost",
     }
-    assert {fault for method, fault in proxy.spoilt if method == "PUT"} == {"500", "503", "reset", "lost"}
-    assert proxy.spoilt.total() > 15
+    assert {fault for method, fault in proxy.injected if method == "PUT"} == {"500", "503", "reset", "lost"}
+    assert proxy.injected.total() > 15
 
 
 @pytest.mark.s3
-def test_a_large_output_is_put_together_of_segments_and_uploaded_in_parts_through_faults(
+def test_large_output_is_assembled_and_uploaded_in_parts_through_faults(
     tmp_path, s3_server, bucket, monkeypatch
 ):
     monkeypatch.setattr(draft, "SEGMENT_BYTES", 1_500_000)
-    monkeypatch.setattr(objects, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(cloud_store, "PART_BYTES", 5 << 20)  # the minimum of S3
     text = b"".join(b'%d,"%d\n%s"\n' % (row, row, b"x" * (row % 300)) for row in range(90_000))
     bucket.fill("in", {"large.csv": text, "small.csv": b"1,2\n"})
     with FaultyProxy(s3_server.endpoint, share=0.4, seed=3) as proxy:
@@ -140,8 +139,8 @@ def test_a_large_output_is_put_together_of_segments_and_uploaded_in_parts_throug
     assert done.code == 0, done.out[-2_000:] + done.err
     assert bucket.contents("out") == {"large.csv.out": text, "small.csv.out": b"1,2\n"}
     assert done.report["tasks"] > 3
-    assert sum(count for (method, _), count in proxy.spoilt.items() if method in {"PUT", "POST"}) > 3
-    # An upload whose beginning was never answered has no name here that could be given up.
+    assert sum(count for (method, _), count in proxy.injected.items() if method in {"PUT", "POST"}) > 3
+    # A lost response to the start of an upload leaves an upload that headrace cannot know.
     nameless = [
         path for method, path in proxy.lost if method == "POST" and path.endswith(("?uploads", "?uploads="))
     ]
@@ -153,21 +152,17 @@ def test_a_large_output_is_put_together_of_segments_and_uploaded_in_parts_throug
 
 @pytest.mark.s3
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_store_that_stays_away_ends_the_run_in_time_and_resuming_completes_it(
-    tmp_path, s3_server, bucket, workers
-):
+def test_store_outage_ends_the_run_and_resuming_completes_it(tmp_path, s3_server, bucket, workers):
     files = make_source(tmp_path / "in", small=10)
     undisturbed = headrace("transform", f"{tmp_path}/in/", tmp_path / "out", *words())
     bucket.fill("in", files)
     with FaultyProxy(s3_server.endpoint, share=0.0, seed=0) as proxy:
         environ = proxy.environ(s3_server.environ)
         proxy.away_after = 45
-        began_s = time.monotonic()
         broken = headrace(
             "transform", f"{bucket.uri}/in/", f"{bucket.uri}/out",
             *words("--workers", workers, "--checkpoint-s", "0", "--retry-s", "1"), environ=environ,
         )  # fmt: skip
-        assert time.monotonic() - began_s < 60  # a busy machine, and not the minutes that stores are given
         assert broken.code == 1, broken.out
         assert broken.lines[-1]["type"] == "UnavailableError"
         assert re.search(
@@ -189,23 +184,25 @@ def test_a_store_that_stays_away_ends_the_run_in_time_and_resuming_completes_it(
 
 
 def moved(contents: dict[str, bytes], source: str, to: str) -> dict[str, bytes]:
-    """Outputs of one source as they are of another: its name is in failed records."""
+    """Return outputs with another source's name in their failed records."""
     return {name: data.replace(source.encode(), to.encode()) for name, data in contents.items()}
 
 
-# A disk that is full
+# A full disk
 
 
 def whole(output: Path, expected: dict[str, bytes]) -> None:
-    """All that readers see is whole, and is what an undisturbed run writes."""
+    """Check that all visible files are complete and equal those of an undisturbed run."""
     for name, data in outputs(output).items():
         if not Path(name).name.startswith("."):
             assert data == expected[name], name
 
 
-@pytest.mark.parametrize(("workers", "task_bytes"), [("1", "1m"), ("1", "60k"), ("2", "60k")])
-def test_a_file_that_must_not_grow_ends_the_run_and_resuming_completes_it(tmp_path, task_bytes, workers):
-    """The kernel refuses to write: the error names the file, and nothing half-written has an output's name."""
+@pytest.mark.parametrize(
+    ("workers", "task_bytes"), [("1", "1m"), pytest.param("1", "60k", marks=pytest.mark.soak), ("2", "60k")]
+)
+def test_file_size_limit_ends_the_run_and_resuming_completes_it(tmp_path, task_bytes, workers):
+    """The kernel refuses a write: the error names the file, and no output is incomplete."""
     make_source(tmp_path / "in", small=10)
     more = ["--task-bytes", task_bytes, "--workers", workers]
     done = headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more))
@@ -229,8 +226,8 @@ def test_a_file_that_must_not_grow_ends_the_run_and_resuming_completes_it(tmp_pa
     assert leftovers(output) == []
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_disk_that_is_full_ends_the_run_and_resuming_with_room_completes_it(tmp_path, workers):
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.soak), "2"])
+def test_full_disk_ends_the_run_and_resuming_with_space_completes_it(tmp_path, workers):
     make_source(tmp_path / "in", small=10)
     more = ["--workers", workers]
     assert headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more)).code == 3
@@ -240,11 +237,11 @@ def test_a_disk_that_is_full_ends_the_run_and_resuming_with_room_completes_it(tm
         full = run(f"{tmp_path}/in/", output, *words(*more))
         assert full.code == 1, full.out
         assert full.lines[-1]["type"] == "StorageError"
-        assert re.match(rf"{output}/\S+: No space left on device: make room there", full.lines[-1]["message"])
+        assert re.match(rf"{output}/\S+: No space left on device: free disk space", full.lines[-1]["message"])
         assert "Traceback" not in full.err
         whole(output, expected)
         assert not (output / "_report.json").exists()
-        # Still full: nothing is lost by trying.
+        # A retry with the full disk loses nothing.
         assert run(f"{tmp_path}/in/", output, *words(*more, "--resume")).code == 1
         whole(output, expected)
         grow(50_000)
@@ -256,7 +253,7 @@ def test_a_disk_that_is_full_ends_the_run_and_resuming_with_room_completes_it(tm
 
 @contextmanager
 def tiny_disk(folder: Path, *, kib: int) -> Iterator[Callable[[int], None]]:
-    """A file system of so many KiB; what is given makes it larger. Skips where this user may not mount one."""
+    """Mount a file system of `kib` KiB and return a callable that enlarges it, or skip the test."""
     folder.mkdir()
 
     def mount(*more: str) -> int:
@@ -281,29 +278,29 @@ def assert_zero(code: int) -> None:
 
 
 @pytest.mark.parametrize("batch_rows", ["50", "500"])
-def test_a_run_that_too_many_failures_end_goes_on_where_it_was(tmp_path, batch_rows):
-    """The batch that ends it is written already: what is kept must be up to its end, not up to the one before."""
+def test_run_ended_by_too_many_failures_continues_where_it_stopped(tmp_path, batch_rows):
+    """The batch that ends the run is already written: the checkpoint must include it."""
     make_source(tmp_path / "in", small=10)
     more = ["--task-bytes", "1m", "--batch-rows", batch_rows]
     undisturbed = headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more))
     assert undisturbed.code == 3
     expected = outputs(tmp_path / "undisturbed")
-    for most in (40, 80, 120):
+    for limit in (25, 45, 65):
         stopped = headrace(
             "transform",
             f"{tmp_path}/in/",
             tmp_path / "out",
-            *words(*more, "--resume", "--max-failed", str(most)),
+            *words(*more, "--resume", "--max-failed", str(limit)),
         )
         assert stopped.code == 1
         assert stopped.lines[-1]["type"] == "TooManyFailuresError"
-        assert f"failed_rows_max is {most}" in stopped.lines[-1]["message"]
+        assert f"failed_rows_max is {limit}" in stopped.lines[-1]["message"]
         whole(tmp_path / "out", expected)
     resumed = headrace("transform", f"{tmp_path}/in/", tmp_path / "out", *words(*more, "--resume"))
     assert resumed.code == 3, resumed.out
     assert outputs(tmp_path / "out") == expected
     assert leftovers(tmp_path / "out") == []
-    # The work was kept, not done again.
+    # Batches of the stopped runs were not predicted again.
     assert resumed.report["model_calls"] < undisturbed.report["model_calls"] / 2
 
 
@@ -316,7 +313,7 @@ def double_rows(first: int, count: int) -> bytes:
 
 @pytest.mark.parametrize("task_bytes", ["20k", "1m"])
 @pytest.mark.parametrize("what", ["vanishes", "changes", "is cut"])
-def test_an_object_that_does_not_stay_costs_itself(tmp_path, monkeypatch, task_bytes, what):
+def test_object_that_vanishes_or_changes_fails_alone(tmp_path, monkeypatch, task_bytes, what):
     source = tmp_path / "in"
     source.mkdir()
     for number in range(6):
@@ -347,16 +344,16 @@ def test_an_object_that_does_not_stay_costs_itself(tmp_path, monkeypatch, task_b
         assert not (output / f"{number}.csv.out.failed").exists()
     first, *_ = failed(output / "4.csv.out.failed")
     assert (first["kind"], first["object"]) == ("object", str(victim))
-    assert ("no such file" if what == "vanishes" else "is another file now") in first["reason"]
+    assert ("no such file" if what == "vanishes" else "has changed") in first["reason"]
     assert set(outputs(output)) == {*(f"{n}.csv.out" for n in range(6)), "4.csv.out.failed"}
-    # What was read of it before is its beginning.
+    # The output begins with the rows that were read before.
     rows_out = (output / "4.csv.out").read_bytes().splitlines()
     assert rows_out == [b"%.1f" % (2.0 * row) for row in range(40_000, 40_000 + len(rows_out))]
     assert leftovers(output) == []
 
 
-def test_an_object_that_was_away_for_a_while_ends_where_it_broke(tmp_path, monkeypatch):
-    """Ranges behind the one that could not be read are whole, but would stand in the wrong place."""
+def test_object_that_was_away_for_a_while_ends_at_the_first_missing_range(tmp_path, monkeypatch):
+    """Later ranges are readable, but their records would stand in the wrong place."""
     source = tmp_path / "in"
     source.mkdir()
     data = double_rows(10_000, 60_000)
@@ -388,7 +385,7 @@ def test_an_object_that_was_away_for_a_while_ends_where_it_broke(tmp_path, monke
     assert leftovers(output) == []
 
 
-# A model that dies
+# A model that kills its process
 
 
 POISONED = """
@@ -406,7 +403,7 @@ class Poisoned(Model):
 """
 
 
-def test_an_object_that_kills_every_worker_is_named_and_the_others_are_done(tmp_path):
+def test_object_that_kills_every_worker_is_named_and_the_others_complete(tmp_path):
     source, output = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     for number in range(30):
@@ -417,19 +414,19 @@ def test_an_object_that_kills_every_worker_is_named_and_the_others_are_done(tmp_
     (source / "large.csv").write_bytes(double_rows(0, 20_000).replace(b"\n9999,1\n", b"\n9999,666\n"))
     model = tmp_path / "poisoned.py"
     model.write_text(POISONED)
-    given = [f"{source}/", output, "--model", model, "--task-bytes", "20k", "--workers", "2", "--json"]
+    arguments = [f"{source}/", output, "--model", model, "--task-bytes", "20k", "--workers", "2", "--json"]
 
-    done = run(*given)
+    done = run(*arguments)
     assert done.code == 1, done.out
     error = done.lines[-1]
     assert error["type"] == "InstanceLostError"
-    places = re.findall(
+    positions = re.findall(
         r"with status 66 at record ([\d,]+)(?: of its range from about byte ([\d,]+) on)? of (\S+),",
         error["message"],
     )
-    named = {Path(uri).name: int(record.replace(",", "")) for record, start, uri in places}
+    named = {Path(uri).name: int(record.replace(",", "")) for record, start, uri in positions}
     assert named.keys() == {"13.csv", "large.csv"}, error["message"]
-    # Where the batch begins that killed them, or one or two before.
+    # The batch that killed the worker begins there, or one or two batches earlier.
     assert 500 <= named["13.csv"] <= 777
     assert "Traceback" not in done.err
     found = outputs(output)
@@ -439,7 +436,7 @@ def test_an_object_that_kills_every_worker_is_named_and_the_others_are_done(tmp_
         )
         for number in range(30)
     }
-    # What is behind it in its task is not there either: an object is done by one worker, and this task is left out.
+    # Objects behind the poisoned one in its task are missing too: the whole task is left out.
     alone = {name for name in expected if name not in found and name > "13"}
     assert alone <= {"13.csv.out", "14.csv.out", "15.csv.out"}
     assert {name: found.get(name) for name in expected if name not in alone} == {
@@ -447,9 +444,9 @@ def test_an_object_that_kills_every_worker_is_named_and_the_others_are_done(tmp_
     }
     assert found.keys() & {"13.csv.out", "large.csv.out"} == set()
 
-    # Resuming is safe as long as the model dies, and completes once it does not.
-    assert run(*given, "--resume").code == 1
+    # Resuming is safe while the model dies; with another model it is refused.
+    assert run(*arguments, "--resume").code == 1
     assert outputs(output) == found
     model.write_text(POISONED.replace("os._exit(66)", "pass"))
-    refused = run(*given, "--resume")
+    refused = run(*arguments, "--resume")
     assert (refused.code, refused.lines[-1]["type"]) == (1, "ResumeRefusedError")

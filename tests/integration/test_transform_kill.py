@@ -1,4 +1,4 @@
-"""Transforms killed at random, resumed, killed again: every output must be an undisturbed run's, byte for byte."""
+"""A transform that is killed at random and resumed writes the same bytes as an undisturbed one."""
 
 import gzip
 import os
@@ -6,18 +6,22 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from integration.killing import KILLS, wait_for_some_point
+import levels
+from integration.random_kills import kill, run_with_kills, wait_for_random_moment
+from integration.transform_process import outputs
 
 MODEL = str(Path(__file__).parent / "killed_model.py")
+LARGE_ROWS = levels.by_level(6_000, 6_000, 16_000)
+PACKED_ROWS = levels.by_level(2_000, 2_000, 4_000)
+SMALL_FILES = levels.by_level(40, 40, 120)
 
 
 def rows(count: int, rng: random.Random) -> bytes:
-    """CSV of an ID that may be quoted, with newlines in it, and four numbers; some rows are bad."""
+    """Return CSV of an ID, now and then quoted with newlines, and four numbers; some rows are bad."""
     lines = []
     for row in range(count):
         cells = [f"{rng.random():.4f}" for _ in range(4)]
@@ -31,78 +35,60 @@ def rows(count: int, rng: random.Random) -> bytes:
 def make_source(folder: Path) -> None:
     rng = random.Random(11)
     (folder / "day").mkdir(parents=True)
-    (folder / "large.csv").write_bytes(rows(16_000, rng))
-    (folder / "day" / "packed.csv.gz").write_bytes(gzip.compress(rows(4_000, rng)))
+    (folder / "large.csv").write_bytes(rows(LARGE_ROWS, rng))
+    (folder / "day" / "packed.csv.gz").write_bytes(gzip.compress(rows(PACKED_ROWS, rng)))
     (folder / "day" / "empty.csv").write_bytes(b"")
-    for number in range(120):
+    for number in range(SMALL_FILES):
         (folder / "day" / f"{number:03d}.csv").write_bytes(rows(rng.randrange(30), rng))
 
 
-def command(source: Path, output: Path, isolation: str, *more: str) -> list[str]:
+def command(source: Path, output: Path, isolation: str) -> list[str]:
     return [
         sys.executable, "-m", "headrace", "transform", str(source), str(output), "--model", MODEL,
         "--input-filter", "$[1:]", "--join", "input", "--task-bytes", "60k", "--batch-rows", "64",
         "--checkpoint-s", "0.05", "--workers", "2" if isolation == "process" else "1",
-        "--isolation", isolation, "--quiet", *more,
+        "--isolation", isolation, "--quiet", "--resume",
     ]  # fmt: skip
 
 
-def contents(output: Path) -> dict[str, bytes]:
-    files = [p for p in sorted(output.rglob("*")) if p.is_file() and "_headrace" not in p.parts]
-    return {str(p.relative_to(output)): p.read_bytes() for p in files if p.name != "_report.json"}
-
-
 def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in found.read_text().split()] if found.exists() else []
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
 
 
-def kill_at_some_point(process: subprocess.Popen[bytes], output: Path, rng: random.Random) -> bool:
-    """Kill the run when its ledger has changed a few times; whether it was still running."""
-    if not wait_for_some_point(process, output, rng, changes_max=11):
+def kill_at_random(process: subprocess.Popen[bytes], output: Path, rng: random.Random) -> bool:
+    """Kill the run after a few changes of its ledger. Return False if it ended before."""
+    if not wait_for_random_moment(process, output, rng, changes=range(1, 12)):
         return False
     workers = children(process.pid)
     if workers and rng.random() < 0.4:
-        # A worker alone: the run goes on, with another in its place.
+        # A worker alone dies first: the run replaces it.
         os.kill(rng.choice(workers), signal.SIGKILL)
-        time.sleep(rng.uniform(0.0, 0.3))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+        if not wait_for_random_moment(process, output, rng, changes=range(1, 3)):
+            return False
+    kill(process)
     return True
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_outputs_after_many_kills_are_an_undisturbed_runs(tmp_path, isolation):
+def test_killed_transform_writes_the_bytes_of_an_undisturbed_one(tmp_path, isolation):
     source = tmp_path / "in"
     make_source(source)
     undisturbed = tmp_path / "undisturbed"
     done = subprocess.run(command(source, undisturbed, "thread"), capture_output=True, check=False)
     assert done.returncode == 3, done.stderr.decode()
-    expected = contents(undisturbed)
-    assert len([name for name in expected if name.endswith(".out")]) == 123
-    assert expected["large.csv.out"].count(b"\n") > 16_000
-
-    rng = random.Random(20261121)
-    kills = 0
-    output = tmp_path / "killed"
-    while kills < KILLS:
-        with subprocess.Popen(
-            command(source, output, isolation, "--resume"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        ) as process:
-            killed = kill_at_some_point(process, output, rng)
-            error = process.stderr.read().decode() if process.stderr else ""
-        if killed:
-            kills += 1
-            continue
-        assert process.returncode == 3, error
-        assert contents(output) == expected
-        # Finished before its last kill: begin again, somewhere else.
-        output = tmp_path / f"killed-{kills}"
-    done = subprocess.run(command(source, output, isolation, "--resume"), capture_output=True, check=False)
-    assert done.returncode == 3, done.stderr.decode()
-    assert contents(output) == expected
-    assert not list((output / "_headrace").glob("*checkpoint*"))
+    expected = outputs(undisturbed)
+    assert len([name for name in expected if name.endswith(".out")]) == SMALL_FILES + 3
+    assert expected["large.csv.out"].count(b"\n") > LARGE_ROWS
+    output = run_with_kills(
+        lambda output: command(source, output, isolation),
+        tmp_path,
+        kill_at_random,
+        read=outputs,
+        expected=expected,
+        status=3,
+    )
     assert not list((output / "_headrace" / "drafts").glob("*"))
     assert not list(output.rglob(".headrace-*"))

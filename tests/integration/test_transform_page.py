@@ -1,12 +1,12 @@
-"""The page of whole runs: by command, in this process and in several."""
+"""The HTML report of whole runs: by the command, within a process and over several."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from headrace.app.runners import Workers
 from headrace.app.transforming import open_transform, transform_sync
-from headrace.app.workers import Workers
 from headrace.core.errors import TooManyFailuresError
 from headrace.transforms.settings import FailurePolicy, TaskSettings, TransformSettings
 from integration.command import headrace
@@ -47,7 +47,7 @@ def _small_tasks(**more) -> TransformSettings:
 
 
 @pytest.mark.slow
-def test_what_worker_processes_observed_is_on_one_page(tmp_path):
+def test_observations_of_worker_processes_are_on_one_page(tmp_path):
     opened = open_transform(
         _source(tmp_path),
         f"{tmp_path}/out/",
@@ -62,7 +62,7 @@ def test_what_worker_processes_observed_is_on_one_page(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_tells_what_it_observed_also_when_the_run_breaks(tmp_path):
+def test_observations_of_a_worker_survive_an_error_of_the_run(tmp_path):
     with pytest.raises(TooManyFailuresError):
         transform_sync(
             _source(tmp_path),
@@ -77,7 +77,7 @@ def test_a_worker_tells_what_it_observed_also_when_the_run_breaks(tmp_path):
     assert _BAD in page.section("Failures").all("pre")[0].text
 
 
-def test_the_command_writes_a_page_when_asked(tmp_path):
+def test_command_writes_a_page_on_request(tmp_path):
     source = _source(tmp_path)
     done = headrace("transform", source, f"{tmp_path}/out/", "--model", _MODEL, "--report", "html", "--json")
     assert done.code == 3
@@ -85,13 +85,13 @@ def test_the_command_writes_a_page_when_asked(tmp_path):
     assert json.loads((tmp_path / "out" / "_report.json").read_bytes())["rows_failed"] == _FILES
 
 
-def test_the_command_says_where_the_page_is(tmp_path):
+def test_command_prints_the_path_of_the_page(tmp_path):
     done = headrace("transform", _source(tmp_path), f"{tmp_path}/out/", "--model", _MODEL, "--report", "html")
-    (said,) = [line for line in done.out.splitlines() if line.startswith("page ")]
-    assert said.split() == ["page", f"{tmp_path}/out/_report.html"]
+    (line,) = [line for line in done.out.splitlines() if line.startswith("page ")]
+    assert line.split() == ["page", f"{tmp_path}/out/_report.html"]
 
 
-def test_the_command_writes_none_when_not_asked(tmp_path):
+def test_command_writes_no_page_by_default(tmp_path):
     done = headrace("transform", _source(tmp_path), f"{tmp_path}/out/", "--model", _MODEL)
     assert not any(line.startswith("page ") for line in done.out.splitlines())
     assert not (tmp_path / "out" / "_report.html").exists()

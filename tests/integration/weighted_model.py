@@ -1,4 +1,4 @@
-"""A model of several numbers, quick to answer: ``--model weighted_model.py``."""
+"""A fast model of several numbers: ``--model weighted_model.py``."""
 
 import numpy as np
 
