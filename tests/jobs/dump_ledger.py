@@ -1,6 +1,6 @@
 """Writes tests/data/jobs/ledger-N.sql: a database as this version leaves it, for later versions to read.
 
-Run once, when a step was added to the schema: ``python -m jobs.dump_ledger`` in tests/.
+Run it once after adding a step to the schema: ``python -m jobs.dump_ledger`` in tests/.
 """
 
 import sqlite3
@@ -8,8 +8,17 @@ import tempfile
 from pathlib import Path
 
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, Progress, Released, ResultRef, Settlement
-from headrace.jobs.ledger import Beat, ClaimRequest, QueueSettings
+from headrace.jobs.job import (
+    Completed,
+    Failed,
+    JobFailure,
+    JobProgress,
+    NewJob,
+    Released,
+    ResultRef,
+    Settlement,
+)
+from headrace.jobs.ledger import ClaimRequest, Heartbeat, QueueSettings
 from headrace.jobs.ledgers.migrations import STEPS
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 
@@ -17,7 +26,7 @@ DATA = Path(__file__).parents[1] / "data" / "jobs"
 
 
 def fill(path: Path) -> None:
-    """One job in each state of interest, by name."""
+    """Write one job for each tested state, named after it."""
     ledger = SqliteJobLedger(path, wall_ms=lambda: 1_800_000_000_000)
     ledger.start()
     ledger.set_queue(QueueSettings("narrow", pending_max=5))
@@ -37,24 +46,24 @@ def fill(path: Path) -> None:
         ]
     )
     claim = ClaimRequest("w", ("default",), 4, 60_000)
-    completed, failed, pending, running = ledger.turn([], claim).claimed
+    completed, failed, pending, running = ledger.settle_and_claim([], claim).claimed
     failure = JobFailure(Cause.MODEL, "the model raised on it", "ValueError", "memory://error")
-    ledger.turn(
+    ledger.settle_and_claim(
         [
             Settlement("completed", completed.lease, Completed(ResultRef("memory://out", 3, "text/csv"))),
             Settlement("failed", failed.lease, Failed(failure)),
             Settlement("pending", pending.lease, Failed(failure, retry_ms=0)),
         ]
     )
-    ledger.published("completed", completed.lease, "s3://box/out")
-    (pending,) = ledger.turn([], claim).claimed
-    ledger.turn([Settlement("pending", pending.lease, Released({"chunk": 7}))])
-    ledger.beat("w", [Beat("running", running.lease, Progress(3, 9, "records"))], 60_000)
+    ledger.mark_published("completed", completed.lease, "s3://box/out")
+    (pending,) = ledger.settle_and_claim([], claim).claimed
+    ledger.settle_and_claim([Settlement("pending", pending.lease, Released({"chunk": 7}))])
+    ledger.heartbeat("w", [Heartbeat("running", running.lease, JobProgress(3, 9, "records"))], 60_000)
     ledger.stop()
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the SQL file of this version."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.db"
         fill(path)

@@ -1,9 +1,9 @@
-"""An outbox in memory: the reference that the suite was written against, and what tests of the deliverer deliver from."""
+"""The reference outbox in memory, for the conformance suite and the tests of the deliverer."""
 
 import threading
 from dataclasses import dataclass, field, replace
 
-from headrace.jobs.delivery import HEALTHY, Again, Decision, Done
+from headrace.jobs.delivery import HEALTHY, DeliveryDecision, Done, RetryDelivery
 from headrace.jobs.outbox import Claim, DeliveryRecord, EndpointRecord
 from headrace.testing import ManualClock
 
@@ -20,7 +20,7 @@ class _Delivery:
 
 @dataclass
 class MemoryOutbox:
-    """See `Outbox`. On a manual clock; `recorded` counts what was recorded."""
+    """An outbox in memory on a manual clock."""
 
     clock: ManualClock = field(default_factory=ManualClock)
 
@@ -30,10 +30,10 @@ class MemoryOutbox:
         self._endpoints: dict[str, EndpointRecord] = {}
         self._fences = 0
         self.most_claimed = 0
-        """At a time."""
-        self.decisions: list[tuple[Claim, Decision]] = []
+        """The largest number of deliveries claimed at the same time."""
+        self.decisions: list[tuple[Claim, DeliveryDecision]] = []
 
-    # The bench.
+    # The test bench
 
     @property
     def outbox(self):
@@ -60,13 +60,13 @@ class MemoryOutbox:
             assert self._lock.wait_for(lambda: len(self.decisions) >= count, timeout_s), self.decisions
             return self.decisions[:count]
 
-    # The outbox.
+    # The outbox
 
     def now_ms(self):
         return round(self.clock.now() * 1000)
 
     def _claimable_at_ms(self, d):
-        """When it may be claimed, by itself and its endpoint; None: not as things stand."""
+        """Return the time from which the delivery may be claimed, None if it cannot be."""
         endpoint = self._endpoints[d.endpoint_id]
         if d.record.state in {"delivered", "dead"} or endpoint.disabled_why:
             return None
@@ -106,19 +106,19 @@ class MemoryOutbox:
             times = [self._claimable_at_ms(d) for d in self._deliveries.values()]
             return min((t for t in times if t is not None), default=None)
 
-    def _held(self, claim):
+    def _claimed(self, claim):
         d = self._deliveries[claim.delivery_id]
         return d if d.fence == claim.fence and d.record.state == "claimed" else None
 
     def record(self, claim, decision):
         with self._lock:
-            d = self._held(claim)
+            d = self._claimed(claim)
             if d is None:
                 return False
             match decision.outcome:
                 case Done(how):
                     d.record = replace(d.record, state="delivered", why=how)
-                case Again(at_ms, why):
+                case RetryDelivery(at_ms, why):
                     d.record = replace(d.record, state="waiting", due_at_ms=at_ms, why=why)
                 case dead:
                     d.record = replace(d.record, state="dead", why=dead.why)
@@ -132,7 +132,7 @@ class MemoryOutbox:
 
     def release(self, claim):
         with self._lock:
-            d = self._held(claim)
+            d = self._claimed(claim)
             if d is None:
                 return False
             d.record = replace(d.record, state="waiting", attempts=d.record.attempts - 1)

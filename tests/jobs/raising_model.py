@@ -1,11 +1,11 @@
-"""A model for a process of its own, which imports it by its name."""
+"""A model that raises on demand. A model process imports it by name."""
 
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 
 
 class Raises(Model):
-    """Raises what its first value says: it is the model that failed, not the payload."""
+    """Raises the error of the number in its second column if the first is 1."""
 
     inputs = (TensorSpec("x", "FP64", (-1, 2)),)
 

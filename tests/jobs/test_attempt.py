@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from headrace.jobs.attempt import AttemptStoppedError, StopReason
-from headrace.jobs.job import NewJob, Progress
+from headrace.jobs.job import JobProgress, NewJob
 from jobs.support import attempt_at
 
 WAIT_S = 20.0
@@ -25,61 +25,61 @@ def in_thread(do):
 
 
 @pytest.mark.parametrize("second", [StopReason.DRAIN, StopReason.EXPIRED, StopReason.TIME_LIMIT])
-def test_the_first_reason_stands(attempt, second):
+def test_first_stop_reason_stays(attempt, second):
     attempt.stop(StopReason.CANCELLED)
     attempt.stop(second)
     assert attempt.stopped is StopReason.CANCELLED
 
 
-def test_nothing_excuses_a_lost_lease(attempt):
+def test_lost_replaces_other_stop_reasons(attempt):
     attempt.stop(StopReason.DRAIN)
     attempt.stop(StopReason.LOST)
     attempt.stop(StopReason.CANCELLED)
     assert attempt.stopped is StopReason.LOST
 
 
-def test_who_listens_is_told_once_and_at_once_where_it_comes_late(attempt, caplog):
+def test_stop_callback_runs_once_or_at_once(attempt, caplog):
     caplog.set_level(logging.CRITICAL)
     told: list[str] = []
-    attempt.on_stop(lambda: 1 // 0)
-    attempt.on_stop(lambda: told.append("early"))
+    attempt.add_stop_callback(lambda: 1 // 0)
+    attempt.add_stop_callback(lambda: told.append("early"))
     attempt.stop(StopReason.DRAIN)
     attempt.stop(StopReason.LOST)
-    attempt.on_stop(lambda: told.append("late"))
+    attempt.add_stop_callback(lambda: told.append("late"))
     assert told == ["early", "late"]
 
 
-def test_looking_raises_only_when_it_was_told(attempt):
-    attempt.check()
+def test_raise_if_stopped_raises_only_after_stop(attempt):
+    attempt.raise_if_stopped()
     attempt.stop(StopReason.EXPIRED)
     with pytest.raises(AttemptStoppedError) as raised:
-        attempt.check()
+        attempt.raise_if_stopped()
     assert raised.value.reason is StopReason.EXPIRED
 
 
-def test_an_answer_is_waited_for(attempt):
+def test_wait_for_returns_the_result(attempt):
     future: Future[int] = Future()
     answers: list[int] = []
-    waiting = in_thread(lambda: answers.append(attempt.answer(future, lambda _: answers.append(-1))))
+    waiting = in_thread(lambda: answers.append(attempt.wait_for(future, lambda _: answers.append(-1))))
     future.set_result(7)
     waiting.join(WAIT_S)
     assert answers == [7]
 
 
-def test_an_answers_error_is_raised(attempt):
+def test_wait_for_raises_the_futures_error(attempt):
     future: Future[int] = Future()
     future.set_exception(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
-        attempt.answer(future, lambda _: None)
+        attempt.wait_for(future, lambda _: None)
 
 
-def test_told_to_stop_while_it_waits_it_gives_the_answer_up(attempt):
+def test_stop_during_wait_for_abandons_the_future(attempt):
     future: Future[int] = Future()
     seen: list[object] = []
 
     def wait():
         try:
-            attempt.answer(future, seen.append)
+            attempt.wait_for(future, seen.append)
         except AttemptStoppedError as error:
             seen.append(error.reason)
 
@@ -89,26 +89,26 @@ def test_told_to_stop_while_it_waits_it_gives_the_answer_up(attempt):
     assert seen == [future, StopReason.CANCELLED]
 
 
-def test_one_that_was_told_takes_no_answer_even_if_it_is_there(attempt):
+def test_stopped_attempt_takes_no_result(attempt):
     future: Future[int] = Future()
     future.set_result(7)
     attempt.stop(StopReason.LOST)
     with pytest.raises(AttemptStoppedError):
-        attempt.answer(future, lambda _: None)
+        attempt.wait_for(future, lambda _: None)
 
 
-def test_answers_one_after_the_other(attempt):
+def test_wait_for_serves_several_futures(attempt):
     for number in range(3):
         future: Future[int] = Future()
         setting = in_thread(lambda f=future, n=number: f.set_result(n))
-        assert attempt.answer(future, lambda _: None) == number
+        assert attempt.wait_for(future, lambda _: None) == number
         setting.join(WAIT_S)
 
 
-def test_how_far_it_is_or_none_where_that_cannot_be_told(attempt, caplog):
+def test_progress_is_none_if_reading_it_fails(attempt, caplog):
     caplog.set_level(logging.CRITICAL)
     assert attempt.progress is None
-    attempt.report(lambda: Progress(3))
-    assert attempt.progress == Progress(3)
-    attempt.report(lambda: 1 // 0)
+    attempt.set_progress_source(lambda: JobProgress(3))
+    assert attempt.progress == JobProgress(3)
+    attempt.set_progress_source(lambda: 1 // 0)
     assert attempt.progress is None

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import MissingExtraError
 from headrace.jobs.aws import AwsFault, aws_client, aws_faults
 from servers.aws import AwsServer
@@ -33,7 +34,7 @@ def _no_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-def test_clients_go_where_the_environment_says(aws):
+def test_client_uses_the_environments_endpoint(aws):
     for service, more in (
         ("sns", {}),
         ("sqs", {"AWS_ENDPOINT_URL_SQS": aws.url, "AWS_ENDPOINT_URL": "http://no"}),
@@ -48,15 +49,15 @@ def test_clients_go_where_the_environment_says(aws):
     queues.close()
 
 
-def test_what_the_service_refuses_does_not_pass(aws):
+def test_service_errors_are_permanent(aws):
     client = aws_client("sns", aws.environ)
     with pytest.raises(AwsFault, match="NotFound") as fault, aws_faults():
         client.publish(TopicArn="arn:aws:sns:eu-west-1:123456789012:none", Message="x")
-    assert (fault.value.passes, fault.value.throttled) == (False, False)
+    assert (fault.value.transient, fault.value.throttled) == (False, False)
     client.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "code", "passes", "throttled"),
     [
         (400, "Throttling", True, True),
@@ -64,7 +65,7 @@ def test_what_the_service_refuses_does_not_pass(aws):
         (403, "AccessDenied", False, False),
     ],
 )
-def test_faults_say_whether_they_pass(status, code, passes, throttled):
+def test_faults_are_marked_transient(status, code, passes, throttled):
     body = f"<ErrorResponse><Error><Code>{code}</Code><Message>why</Message></Error></ErrorResponse>".encode()
     with Receiver() as receiver:
         receiver.reply = Reply(status, {"Content-Type": "text/xml"}, body)
@@ -72,22 +73,22 @@ def test_faults_say_whether_they_pass(status, code, passes, throttled):
         with pytest.raises(AwsFault) as fault, aws_faults():
             client.publish(TopicArn="arn:aws:sns:eu-west-1:123456789012:t", Message="x")
         client.close()
-        assert (fault.value.code, fault.value.passes, fault.value.throttled) == (code, passes, throttled)
+        assert (fault.value.code, fault.value.transient, fault.value.throttled) == (code, passes, throttled)
         # One attempt a call: the schedule is ours.
         assert len(receiver.requests) == 1
 
 
-def test_no_connection_and_no_region_pass():
+def test_missing_connection_and_region_are_transient():
     client = aws_client("sns", KEYS, endpoint_url=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(AwsFault) as fault, aws_faults():
         client.list_topics()
-    assert fault.value.passes
+    assert fault.value.transient
     client.close()
     with pytest.raises(AwsFault, match="NoRegionError"):
         aws_client("sns", {})
 
 
-def test_without_boto3_the_extra_is_named(monkeypatch):
+def test_missing_boto3_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.delitem(sys.modules, "headrace.jobs.aws")
     with pytest.raises(MissingExtraError, match=r"headrace\[aws\]"):

@@ -16,14 +16,14 @@ def _bare(cls: type[BaseException]) -> BaseException:
     return cls.__new__(cls)
 
 
-def test_every_error_of_the_tree_has_its_own_line():
+def test_every_error_class_has_a_cause():
     """One that is new fails here until somebody has decided what it is to a job."""
     assert [cls.__name__ for cls in TREE if cls not in _CAUSES] == []
     assert set(_CAUSES) - set(TREE) == {MemoryError}
 
 
 @pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
-def test_every_error_of_the_tree_has_the_cause_of_its_line(cls):
+def test_every_error_has_the_cause_of_its_class(cls):
     assert cause_of(_bare(cls)) is _CAUSES[cls]
 
 
@@ -53,7 +53,7 @@ def test_causes(error, cause):
     assert cause_of(error) is cause
 
 
-def test_an_error_that_somebody_derives_has_the_cause_of_its_nearest_kin():
+def test_derived_error_has_the_cause_of_its_base():
     class OfAPlugIn(e.TruncatedError):
         pass
 
@@ -68,14 +68,14 @@ def _raised_from(error: BaseException, *causes: BaseException) -> BaseException:
     return error
 
 
-def test_a_model_that_raised_for_want_of_memory_ran_out_of_it():
+def test_model_error_chained_to_memory_error_is_oom():
     error = _raised_from(e.PredictError("m", "raised"), RuntimeError("wrapped"), MemoryError())
     assert cause_of(error) is Cause.OOM
     assert cause_of(_raised_from(e.PredictError("m", "raised"), ValueError())) is Cause.MODEL
     assert cause_of(_raised_from(e.NotFoundError("s3://b/k", "x"), MemoryError())) is Cause.INPUT
 
 
-def test_a_chain_that_bites_its_tail_ends():
+def test_circular_chain_ends():
     first, second = ValueError(), ValueError()
     first.__cause__, second.__cause__ = second, first
     assert cause_of(_raised_from(e.PredictError("m", "raised"), first)) is Cause.MODEL

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 import pytest
 import standardwebhooks
 
+from cases import for_each
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.jobs import secrets
 from headrace.jobs.deliverer import Deliverer, DelivererSettings, _Run
-from headrace.jobs.delivery import Again, Dead, DeliveryPolicy, Done
-from headrace.jobs.notifier import Delivered, Notification, Retry, WebhookTarget
+from headrace.jobs.delivery import Dead, DeliveryPolicy, Done, RetryDelivery
+from headrace.jobs.notifier import Delivered, Notification, RetryLater, WebhookTarget
 from headrace.jobs.notifiers.webhook import WebhookNotifier
-from headrace.jobs.outbound.addresses import network
+from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
 from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.testing import ManualClock, check_service
@@ -106,18 +107,18 @@ def wait_for(outbox, deliverer, count):
     return outbox.wait_for_decisions(count, 0)
 
 
-def test_it_lives_as_a_service_does(outbox):
+def test_deliverer_is_a_service(outbox):
     put(outbox, "a")
     check_service(lambda: Deliverer(outbox, Scripted(), settings=SELDOM))
 
 
-@pytest.mark.parametrize("wrong", [{"threads": 0}, {"lease_s": 0}, {"poll_s": 0}])
-def test_settings_that_cannot_be_are_refused(wrong):
+@for_each("wrong", [{"threads": 0}, {"lease_s": 0}, {"poll_s": 0}])
+def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ConfigError):
         DelivererSettings(**wrong)
 
 
-def test_what_is_due_is_delivered_and_recorded(outbox, run):
+def test_due_delivery_is_sent_and_recorded(outbox, run):
     ids = [put(outbox, name, n) for n in range(3) for name in "abc"]
     notifier = Scripted()
     wait_for(outbox, run(notifier), 9)
@@ -127,11 +128,11 @@ def test_what_is_due_is_delivered_and_recorded(outbox, run):
     assert [event for name, event in notifier.sent if name == "a"] == ["evt_a_0", "evt_a_1", "evt_a_2"]
 
 
-def test_a_receiver_that_is_down_then_broken_then_gone(outbox, run):
+def test_receiver_that_is_down_then_broken_then_gone(outbox, run):
     """Down for an hour, then 500s, then 410: the schedule in order, one id, the endpoint disabled, others unaffected."""
     port = free_port()
     with Receiver() as good:
-        policy = OutboundPolicy(True, frozenset({port, good.port}), (network("127.0.0.1"),))
+        policy = OutboundPolicy(True, frozenset({port, good.port}), (parse_network("127.0.0.1"),))
         with OutboundClient(policy, timeouts=OutboundTimeouts(1, 1, 2)) as client:
             notifier = WebhookNotifier(client, wall_s=outbox.clock.now)
             bad_id = put(outbox, "bad", url=f"http://127.0.0.1:{port}/hook")
@@ -187,13 +188,13 @@ def test_a_receiver_that_is_down_then_broken_then_gone(outbox, run):
             assert len(good.requests) == 8
 
 
-def test_enabled_again_and_by_hand_a_dead_letter_is_delivered_under_its_id(outbox, run):
-    notifier = Scripted({"a": Retry("HTTP 500")})
+def test_dead_letter_is_redelivered_with_its_event_id(outbox, run):
+    notifier = Scripted({"a": RetryLater("HTTP 500")})
     delivery_id = put(outbox, "a")
     deliverer = run(notifier)
     for number in range(1, 11):
         (_, decision) = wait_for(outbox, deliverer, number)[-1]
-        if isinstance(decision.outcome, Again):
+        if isinstance(decision.outcome, RetryDelivery):
             outbox.clock.advance(decision.outcome.at_ms / 1000 - outbox.clock.now())
     assert outbox.delivery(delivery_id).state == "dead"
     notifier.answers.clear()
@@ -203,7 +204,7 @@ def test_enabled_again_and_by_hand_a_dead_letter_is_delivered_under_its_id(outbo
     assert {event for _, event in notifier.sent} == {"evt_a_0"}
 
 
-def test_a_receiver_that_hangs_holds_up_nobody_else(outbox, run):
+def test_hanging_receiver_does_not_delay_others(outbox, run):
     held = threading.Event()
     notifier = Scripted(held={"slow": held})
     for number in range(5):
@@ -218,7 +219,7 @@ def test_a_receiver_that_hangs_holds_up_nobody_else(outbox, run):
     assert notifier.most == {"slow": 1, "quick": 1}
 
 
-def test_no_more_attempts_than_threads_are_under_way(outbox, run):
+def test_threads_limit_concurrent_attempts(outbox, run):
     held = threading.Event()
     names = [f"e{n}" for n in range(9)]
     notifier = Scripted(held=dict.fromkeys(names, held))
@@ -245,7 +246,7 @@ def test_two_deliverers_share_an_outbox(outbox, run):
     assert set(notifier.most.values()) == {1}
 
 
-def test_an_answer_after_the_timeout_comes_twice_under_one_id(outbox, run):
+def test_late_response_is_delivered_twice_with_one_id(outbox, run):
     """The receiver has the notification and says so too late: it gets it again, and can tell by the id."""
     gave_up = threading.Event()
     with Receiver() as receiver:
@@ -257,12 +258,12 @@ def test_an_answer_after_the_timeout_comes_twice_under_one_id(outbox, run):
             return Reply(200)
 
         receiver.answer = slow_then_quick
-        policy = OutboundPolicy(True, frozenset({receiver.port}), (network("127.0.0.1"),))
+        policy = OutboundPolicy(True, frozenset({receiver.port}), (parse_network("127.0.0.1"),))
         with OutboundClient(policy, timeouts=OutboundTimeouts(1, 0.3, 0.5)) as client:
             put(outbox, "a", url=receiver.url)
             deliverer = run(WebhookNotifier(client, wall_s=outbox.clock.now))
             (_, decision) = wait_for(outbox, deliverer, 1)[-1]
-            assert isinstance(decision.outcome, Again)
+            assert isinstance(decision.outcome, RetryDelivery)
             gave_up.set()
             outbox.clock.advance(5)
             (_, decision) = wait_for(outbox, deliverer, 2)[-1]
@@ -272,21 +273,24 @@ def test_an_answer_after_the_timeout_comes_twice_under_one_id(outbox, run):
 
 
 @pytest.mark.parametrize("off_s", [0, 600, -600])
-def test_where_the_host_s_clock_is_off_the_outbox_s_is_signed(outbox, run, off_s, monkeypatch):
+def test_outbox_time_is_signed_instead_of_the_hosts(outbox, run, off_s, monkeypatch):
     """Ten minutes either way on this machine: whoever hands over the outbox's time is believed by receivers."""
     monkeypatch.setattr("time.time", lambda: START_S + off_s)
     with Receiver() as receiver:
-        policy = OutboundPolicy(True, frozenset({receiver.port}), (network("127.0.0.1"),))
+        policy = OutboundPolicy(True, frozenset({receiver.port}), (parse_network("127.0.0.1"),))
         with OutboundClient(policy) as client:
             put(outbox, "a", url=receiver.url)
             wait_for(outbox, run(WebhookNotifier(client, wall_s=lambda: outbox.now_ms() / 1000)), 1)
     (request,) = receiver.requests
-    assert secrets.verify([secrets.key_of(SECRET)], request.headers, request.body, now_s=START_S) == "evt_a_0"
+    assert (
+        secrets.verify([secrets.decode_secret(SECRET)], request.headers, request.body, now_s=START_S)
+        == "evt_a_0"
+    )
     with pytest.raises(standardwebhooks.WebhookVerificationError, match="old"):
         standardwebhooks.Webhook(SECRET).verify(request.body, request.headers)
 
 
-def test_a_notifier_that_breaks_costs_an_attempt_and_no_thread(outbox, run, caplog):
+def test_raising_notifier_costs_an_attempt_only(outbox, run, caplog):
     put(outbox, "a")
     put(outbox, "b")
     deliverer = run(
@@ -295,9 +299,9 @@ def test_a_notifier_that_breaks_costs_an_attempt_and_no_thread(outbox, run, capl
     decisions = {
         claim.target.endpoint_id: decision.outcome for claim, decision in wait_for(outbox, deliverer, 2)
     }
-    assert decisions["a"] == Again(START_S * 1000 + 5000, "internal error")
+    assert decisions["a"] == RetryDelivery(START_S * 1000 + 5000, "internal error")
     assert isinstance(decisions["b"], Done)
-    assert "unexpected way" in caplog.text
+    assert "failed unexpectedly" in caplog.text
 
 
 class Broken(MemoryOutbox):
@@ -325,7 +329,7 @@ class Broken(MemoryOutbox):
         return super().record(claim, decision)
 
 
-def test_an_outbox_that_is_away_is_asked_until_it_is_back(run, caplog):
+def test_unavailable_outbox_is_retried_until_it_is_back(run, caplog):
     outbox = Broken(ManualClock(START_S, auto=True))
     outbox.faults = {"claim": 50, "next_due": 20}
     put(outbox, "a")
@@ -336,7 +340,7 @@ def test_an_outbox_that_is_away_is_asked_until_it_is_back(run, caplog):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_could_not_be_recorded_is_sent_again_under_its_id_when_the_lease_has_passed(run, times):
+def test_unrecorded_attempt_is_repeated_after_its_lease_with_its_id(run, times):
     outbox = Broken(ManualClock(START_S))
     outbox.faults = {"record": times}
     put(outbox, "a")
@@ -357,7 +361,7 @@ def test_what_could_not_be_recorded_is_sent_again_under_its_id_when_the_lease_ha
     assert set(notifier.sent) == {("a", "evt_a_0")}
 
 
-def test_a_notification_that_ends_whoever_sends_it_is_given_up_without_being_sent_again(outbox, run):
+def test_notification_that_kills_its_sender_is_given_up(outbox, run):
     """Each attempt before has ended with its lease, none with an answer."""
     delivery_id = put(outbox, "a")
     for _ in range(10):
@@ -370,7 +374,7 @@ def test_a_notification_that_ends_whoever_sends_it_is_given_up_without_being_sen
     assert outbox.delivery(delivery_id).state == "dead"
 
 
-def test_an_attempt_that_outlived_its_lease_records_nothing(outbox, run, caplog):
+def test_attempt_beyond_its_lease_records_nothing(outbox, run, caplog):
     held = threading.Event()
     notifier = Scripted(held={"a": held})
     delivery_id = put(outbox, "a")
@@ -381,11 +385,11 @@ def test_an_attempt_that_outlived_its_lease_records_nothing(outbox, run, caplog)
     held.set()
     deliverer.stop()
     assert (outbox.decisions, outbox.delivery(delivery_id).state, other.attempt) == ([], "claimed", 2)
-    assert "longer than its lease" in caplog.text
+    assert "exceeded its lease" in caplog.text
 
 
 @pytest.mark.parametrize("drain", [True, False])
-def test_stopping_waits_for_what_is_under_way_and_claims_nothing_new(outbox, run, drain):
+def test_stop_waits_for_running_attempts_and_claims_nothing(outbox, run, drain):
     held = threading.Event()
     notifier = Scripted(held={"a": held})
     first, second = put(outbox, "a", 0), put(outbox, "a", 1)
@@ -401,7 +405,7 @@ def test_stopping_waits_for_what_is_under_way_and_claims_nothing_new(outbox, run
     assert outbox.delivery(second).state in {"waiting", "delivered"}
 
 
-def test_without_drain_a_claim_that_has_not_begun_is_given_back(outbox):
+def test_stop_without_drain_releases_claims_that_have_not_begun(outbox):
     delivery_id = put(outbox, "a")
     notifier = Scripted()
     (claim,) = outbox.claim(1, 60_000)
@@ -412,5 +416,5 @@ def test_without_drain_a_claim_that_has_not_begun_is_given_back(outbox):
     assert (record.state, record.attempts, notifier.sent) == ("waiting", 0, [])
 
 
-def test_waking_what_does_not_run_does_nothing(outbox):
+def test_wake_before_start_does_nothing(outbox):
     Deliverer(outbox, Scripted()).wake()

@@ -4,30 +4,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.jobs.delivery import (
     HEALTHY,
     SCHEDULE_S,
-    Again,
     Dead,
     DeliveryPolicy,
     Done,
-    Health,
+    EndpointHealth,
+    RetryDelivery,
     decide,
 )
-from headrace.jobs.notifier import Delivered, Disabled, Refused, Retry
+from headrace.jobs.notifier import Delivered, Disabled, Refused, RetryLater
 
 POLICY = DeliveryPolicy()
 NOW_MS = 1_700_000_000_000
 DAY_MS = 24 * 3600 * 1000
-FAILED = Retry("HTTP 500")
+FAILED = RetryLater("HTTP 500")
 
 
 def decided(attempt=1, answer=FAILED, health=HEALTHY, now_ms=NOW_MS, *, share=0.0):
     return decide(attempt, answer, health, now_ms, share=share, policy=POLICY)
 
 
-def test_the_schedule_is_the_standard_s():
+def test_schedule_is_the_standards():
     waits_s = [(decided(n).outcome.at_ms - NOW_MS) / 1000 for n in range(1, 10)]
     assert waits_s == [5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400]
     last = decided(10)
@@ -37,19 +38,19 @@ def test_the_schedule_is_the_standard_s():
 
 
 @given(st.integers(1, len(SCHEDULE_S) - 1), st.floats(0, 1))
-def test_the_jitter_adds_its_share_at_most(attempt, share):
+def test_jitter_adds_at_most_its_share(attempt, share):
     wait_ms = decided(attempt, share=share).outcome.at_ms - NOW_MS
     planned_ms = SCHEDULE_S[attempt] * 1000
     assert planned_ms <= wait_ms <= planned_ms * 1.1 + 1
 
 
-def test_a_delivery_ends_all_bad_health():
-    decision = decided(3, Delivered("HTTP 200"), Health(7, NOW_MS - DAY_MS, NOW_MS + 5000))
+def test_delivery_resets_the_health():
+    decision = decided(3, Delivered("HTTP 200"), EndpointHealth(7, NOW_MS - DAY_MS, NOW_MS + 5000))
     assert (decision.outcome, decision.health, decision.disable_why) == (Done("HTTP 200"), HEALTHY, "")
 
 
-def test_a_notice_that_is_refused_is_dead_and_says_nothing_of_the_endpoint():
-    health = Health(2, NOW_MS - 5)
+def test_refused_notification_is_dead_and_leaves_the_health():
+    health = EndpointHealth(2, NOW_MS - 5)
     assert decided(1, Refused("too large"), health) == decided(9, Refused("too large"), health)
     assert (decided(1, Refused("x"), health).outcome, decided(1, Refused("x"), health).health) == (
         Dead("x"),
@@ -57,54 +58,54 @@ def test_a_notice_that_is_refused_is_dead_and_says_nothing_of_the_endpoint():
     )
 
 
-def test_410_disables_at_once():
+def test_disabled_result_disables_at_once():
     decision = decided(1, Disabled("HTTP 410"))
     assert (decision.outcome, decision.disable_why) == (Dead("HTTP 410"), "HTTP 410")
 
 
-@pytest.mark.parametrize(("after_s", "waits_s"), [(3, 5), (5, 5), (60, 60), (10**9, 86_400), (-5, 5)])
-def test_retry_after_is_waited_within_a_day(after_s, waits_s):
-    decision = decided(1, Retry("HTTP 503", after_s=after_s))
-    assert decision.outcome == Again(NOW_MS + waits_s * 1000, "HTTP 503")
+@for_each(("after_s", "waits_s"), [(3, 5), (5, 5), (60, 60), (10**9, 86_400), (-5, 5)])
+def test_retry_after_is_observed_within_a_day(after_s, waits_s):
+    decision = decided(1, RetryLater("HTTP 503", after_s=after_s))
+    assert decision.outcome == RetryDelivery(NOW_MS + waits_s * 1000, "HTTP 503")
     # It holds for the endpoint's other deliveries too.
     assert decision.health.rests_until_at_ms == NOW_MS + min(max(after_s, 0), 86_400) * 1000 or after_s <= 0
 
 
-def test_too_much_to_do_is_a_rest():
-    assert decided(1, Retry("HTTP 429", throttled=True)).health.rests_until_at_ms == NOW_MS + 30_000
+def test_throttled_endpoint_rests():
+    assert decided(1, RetryLater("HTTP 429", throttled=True)).health.rests_until_at_ms == NOW_MS + 30_000
     assert decided(1, FAILED).health.rests_until_at_ms == 0
 
 
-def test_an_endpoint_that_fails_in_a_row_rests_longer_each_time_up_to_a_bound():
+def test_rest_grows_with_failures_up_to_a_limit():
     health, rests_s = HEALTHY, []
     for _ in range(14):
         health = decided(1, FAILED, health).health
         rests_s.append((health.rests_until_at_ms - NOW_MS) / 1000 if health.rests_until_at_ms else 0)
     assert rests_s == [0, 0, 0, 0, 30, 60, 120, 240, 480, 900, 900, 900, 900, 900]
     assert (health.failures, health.failing_since_at_ms) == (14, NOW_MS)
-    assert decided(1, FAILED, Health(10**6, NOW_MS)).health.rests_until_at_ms == NOW_MS + 900_000
+    assert decided(1, FAILED, EndpointHealth(10**6, NOW_MS)).health.rests_until_at_ms == NOW_MS + 900_000
 
 
-def test_five_days_of_nothing_but_failures_disable():
-    since = Health(3, NOW_MS)
+def test_five_days_of_failures_disable():
+    since = EndpointHealth(3, NOW_MS)
     assert decided(1, FAILED, since, NOW_MS + 5 * DAY_MS - 1).disable_why == ""
     decision = decided(1, FAILED, since, NOW_MS + 5 * DAY_MS)
     assert decision.disable_why == "nothing but failures for 5.0 days (4 in a row)"
-    assert isinstance(decision.outcome, Again)
+    assert isinstance(decision.outcome, RetryDelivery)
 
 
-def test_one_delivery_in_between_begins_the_days_anew():
-    better = decided(1, Delivered("HTTP 200"), Health(3, NOW_MS), NOW_MS + 4 * DAY_MS).health
+def test_one_delivery_restarts_the_five_days():
+    better = decided(1, Delivered("HTTP 200"), EndpointHealth(3, NOW_MS), NOW_MS + 4 * DAY_MS).health
     worse = decided(1, FAILED, better, NOW_MS + 5 * DAY_MS).health
     assert decided(1, FAILED, worse, NOW_MS + 9 * DAY_MS).disable_why == ""
     assert decided(1, FAILED, worse, NOW_MS + 10 * DAY_MS).disable_why
 
 
-def test_a_clock_that_jumps_back_disables_nobody():
-    assert decided(1, FAILED, Health(3, NOW_MS), NOW_MS - 600_000).disable_why == ""
+def test_clock_that_jumps_back_disables_nothing():
+    assert decided(1, FAILED, EndpointHealth(3, NOW_MS), NOW_MS - 600_000).disable_why == ""
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [
         {"schedule_s": ()},
@@ -115,6 +116,6 @@ def test_a_clock_that_jumps_back_disables_nobody():
         {"disable_after_s": 0},
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(wrong):
+def test_invalid_policy_is_refused(wrong):
     with pytest.raises(ConfigError):
         DeliveryPolicy(**wrong)

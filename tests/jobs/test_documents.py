@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.jobs.cause import Cause
 from headrace.jobs.documents import (
+    change_tag,
     history_document,
     job_document,
-    mark_of,
     queue_document,
     read_history,
     read_job,
     same_state,
 )
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, NewJob, Progress, ResultRef
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledger import QueueCounts, QueueSettings
 from headrace.jobs.state import JobState
 
@@ -39,7 +40,7 @@ jobs = st.builds(
     started_at_ms=times,
     ended_at_ms=times,
     cancel_requested=st.booleans(),
-    progress=st.none() | st.builds(Progress, done=st.integers(0, 9), total=st.none() | st.integers(0, 9)),
+    progress=st.none() | st.builds(JobProgress, done=st.integers(0, 9), total=st.none() | st.integers(0, 9)),
     result=st.none()
     | st.builds(ResultRef, uri=st.text(max_size=5), size_bytes=st.none() | st.integers(0, 9)),
     failure=st.none() | st.builds(JobFailure, cause=st.sampled_from(Cause), message=st.text(max_size=5)),
@@ -47,7 +48,7 @@ jobs = st.builds(
 
 
 @given(jobs)
-def test_what_is_written_is_read_again(job):
+def test_job_document_survives_a_round_trip(job):
     read = read_job(orjson.loads(orjson.dumps(job_document(job))))
     assert replace(read, spec=job.spec, lease_until_ms=None, cursor=None) == job
     for field in fields(NewJob):
@@ -55,13 +56,13 @@ def test_what_is_written_is_read_again(job):
             assert getattr(read.spec, field.name) == getattr(job.spec, field.name)
 
 
-def test_an_older_api_tells_of_no_regions():
+def test_document_of_an_older_api_has_no_regions():
     job = Job(
         "j",
         JobState.RUNNING,
         NewJob(region="eu"),
         worker_region="us",
-        progress=Progress(1, 2, "bytes", "", 3),
+        progress=JobProgress(1, 2, "bytes", "", 3),
     )
     document = job_document(job)
     del document["region"], document["worker_region"], document["progress"]["bytes_across_regions"]
@@ -69,26 +70,24 @@ def test_an_older_api_tells_of_no_regions():
     assert (read.spec.region, read.worker_region, read.progress.bytes_across_regions) == ("", "", 0)
 
 
-def test_secrets_of_whom_it_notifies_are_not_told():
+def test_notification_secrets_are_left_out():
     job = Job("j", JobState.PENDING, NewJob(notify=({"secret": "whsec_x"},), idempotency_key="mine"))
     assert "whsec_x" not in str(job_document(job))
     assert "mine" not in str(job_document(job))
 
 
-@pytest.mark.parametrize(
-    "document", [{}, {"id": 1}, {**job_document(Job("j", JobState.PENDING, NewJob())), "state": "x"}]
-)
-def test_what_is_no_job_is_an_error(document):
+@for_each("document", [{}, {"id": 1}, {**job_document(Job("j", JobState.PENDING, NewJob())), "state": "x"}])
+def test_invalid_job_document_is_an_error(document):
     with pytest.raises((KeyError, ValueError)):
         read_job(document)
 
 
-def test_a_mark_tells_news_from_none():
+def test_change_tag_differs_after_a_change():
     job = Job("j", JobState.RUNNING, NewJob(), attempt=1, lease=1)
-    assert mark_of(job) == mark_of(replace(job, worker="other", lease_until_ms=5))
-    progress = replace(job, progress=Progress(1))
-    assert mark_of(progress) != mark_of(job)
-    assert same_state(mark_of(progress), mark_of(job))
+    assert change_tag(job) == change_tag(replace(job, worker="other", lease_until_ms=5))
+    progress = replace(job, progress=JobProgress(1))
+    assert change_tag(progress) != change_tag(job)
+    assert same_state(change_tag(progress), change_tag(job))
     for news in (
         replace(job, lease=2),
         replace(job, cancel_requested=True),
@@ -96,14 +95,14 @@ def test_a_mark_tells_news_from_none():
         replace(job, due_at_ms=5),
         replace(job, failure=JobFailure(Cause.MODEL, "x")),
     ):
-        assert not same_state(mark_of(news), mark_of(job))
+        assert not same_state(change_tag(news), change_tag(job))
 
 
-def test_a_mark_may_stand_in_a_header():
-    assert all(33 <= ord(c) < 127 for c in mark_of(Job("j", JobState.PENDING, NewJob(model="ä\n"))))
+def test_change_tag_fits_a_header():
+    assert all(33 <= ord(c) < 127 for c in change_tag(Job("j", JobState.PENDING, NewJob(model="ä\n"))))
 
 
-def test_history_and_queues():
+def test_history_and_queue_documents():
     entry = HistoryEntry(5, HistoryEvent.LEASE_LOST, 1, 2, "w", "crash", "m", "by")
     assert read_history(history_document(entry)) == entry
     told = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500, {"eu": 1}))

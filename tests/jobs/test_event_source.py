@@ -57,11 +57,11 @@ def _left(sqs, url: str) -> int:
     return sum(map(int, told.values()))
 
 
-def test_it_lives_as_every_service_does(moto_server, queue_url):
+def test_event_source_is_a_service(moto_server, queue_url):
     check_service(lambda: SqsEventSource(queue_url, lambda _: None, environ=moto_server.environ))
 
 
-def test_a_message_is_deleted_after_its_events_were_dealt_with(moto_server, sqs, queue_url):
+def test_message_is_deleted_after_its_events_are_handled(moto_server, sqs, queue_url):
     seen: Future[tuple[ObjectEvent, int]] = Future()
 
     def handle(events) -> None:
@@ -77,7 +77,7 @@ def test_a_message_is_deleted_after_its_events_were_dealt_with(moto_server, sqs,
     assert _left(sqs, queue_url) == 0
 
 
-def test_a_bucket_of_the_imitation_tells_by_itself(moto_server, sqs, queue_url):
+def test_bucket_notifications_are_received(moto_server, sqs, queue_url):
     s3 = moto_server.client("s3")
     bucket = f"bucket-{next(_numbers)}"
     s3.create_bucket(Bucket=bucket)
@@ -98,9 +98,7 @@ def test_a_bucket_of_the_imitation_tells_by_itself(moto_server, sqs, queue_url):
 
 
 @pytest.mark.parametrize("poison", ["no notice", "refused", "raised"])
-def test_poison_is_left_to_the_redrive_policy_with_the_reason_and_hinders_nobody(
-    poison, moto_server, sqs, queue_url, caplog
-):
+def test_unhandled_message_stays_in_the_queue_and_is_logged(poison, moto_server, sqs, queue_url, caplog):
     good = threading.Event()
 
     def handle(events) -> None:
@@ -120,7 +118,7 @@ def test_poison_is_left_to_the_redrive_policy_with_the_reason_and_hinders_nobody
     sqs.send_message(QueueUrl=queue_url, MessageBody=_notice("good"))
     assert good.wait(30)
     source.stop()
-    told = [record for record in caplog.records if "left to the queue" in record.message]
+    told = [record for record in caplog.records if "stays in the queue" in record.message]
     assert len(told) == 2
     why = {"no notice": "not JSON", "refused": "nobody wants it", "raised": "a defect"}[poison]
     assert all(why in record.message for record in told)
@@ -128,7 +126,7 @@ def test_poison_is_left_to_the_redrive_policy_with_the_reason_and_hinders_nobody
     assert "received 2 times" in told[1].message
 
 
-def test_test_events_and_removals_are_deleted_without_a_call(moto_server, sqs, queue_url):
+def test_notices_without_new_objects_are_deleted(moto_server, sqs, queue_url):
     calls: list[object] = []
     source = SqsEventSource(queue_url, calls.append, environ=moto_server.environ)
     sqs.send_message(QueueUrl=queue_url, MessageBody=json.dumps({"Event": "s3:TestEvent"}))
@@ -136,20 +134,20 @@ def test_test_events_and_removals_are_deleted_without_a_call(moto_server, sqs, q
     assert (calls, _left(sqs, queue_url)) == ([], 0)
 
 
-def test_a_queue_without_a_redrive_policy_is_told_of_once(moto_server, sqs, caplog):
+def test_missing_redrive_policy_is_logged_once(moto_server, sqs, caplog):
     source = SqsEventSource(_queue(sqs), lambda _: None, environ=moto_server.environ)
     source.poll()
     source.poll()
     assert [record.message.count("no redrive policy") for record in caplog.records] == [1]
 
 
-def test_an_outage_is_survived_and_told_of_twice(moto_server, sqs, queue_url, caplog):
+def test_outage_is_survived_and_logged_at_start_and_end(moto_server, sqs, queue_url, caplog):
     seen = threading.Event()
     source = SqsEventSource(queue_url, lambda _: seen.set(), environ=moto_server.environ)
     moto_server.stop()
     try:
         source.start()
-        while "cannot be asked" not in caplog.text:
+        while "is unavailable" not in caplog.text:
             """It has noticed."""
     finally:
         moto_server.start()
@@ -158,8 +156,8 @@ def test_an_outage_is_survived_and_told_of_twice(moto_server, sqs, queue_url, ca
     sqs.send_message(QueueUrl=queue_url, MessageBody=_notice("k"))
     assert seen.wait(60)
     source.stop()
-    assert [r.message for r in caplog.records if "trying again for ever" in r.message][1:] == []
-    assert "answers again" in caplog.text
+    assert [r.message for r in caplog.records if "retrying forever" in r.message][1:] == []
+    assert "is available again" in caplog.text
 
 
 def _queue_again(sqs, url: str) -> str:
@@ -168,6 +166,6 @@ def _queue_again(sqs, url: str) -> str:
     ]
 
 
-def test_settings_that_cannot_be_are_refused(moto_server):
-    with pytest.raises(ConfigError, match="no URL"):
+def test_invalid_settings_are_refused(moto_server):
+    with pytest.raises(ConfigError, match="not a URL"):
         SqsEventSource("my-queue", lambda _: None, environ=moto_server.environ)

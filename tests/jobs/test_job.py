@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.jobs.job import CRASHES_TOGETHER_MAX, KINDS, Job, NewJob, new_job_id
 from headrace.jobs.state import JobState
 
@@ -14,7 +15,7 @@ times = st.integers(0, (1 << 48) - 1)
 
 
 @given(times)
-def test_an_id_is_a_uuid_of_version_7_with_its_millisecond(now_ms):
+def test_id_is_a_uuid_7_with_its_millisecond(now_ms):
     text = new_job_id(now_ms)
     value = uuid.UUID(text)
     assert str(value) == text
@@ -23,12 +24,12 @@ def test_an_id_is_a_uuid_of_version_7_with_its_millisecond(now_ms):
 
 
 @given(times, times)
-def test_ids_sort_by_the_millisecond_in_which_they_were_made(one_ms, other_ms):
+def test_ids_sort_by_their_millisecond(one_ms, other_ms):
     first, second = new_job_id(min(one_ms, other_ms)), new_job_id(max(one_ms, other_ms))
     assert one_ms == other_ms or first < second
 
 
-def test_ids_of_one_millisecond_differ_in_all_bits_that_are_free():
+def test_ids_of_one_millisecond_differ_in_all_free_bits():
     ids = [uuid.UUID(new_job_id(1_800_000_000_000)).int for _ in range(10_000)]
     assert len(set(ids)) == len(ids)
     ever, always = 0, -1
@@ -40,8 +41,8 @@ def test_ids_of_one_millisecond_differ_in_all_bits_that_are_free():
     assert (ever & ~always) == free
 
 
-@pytest.mark.parametrize("crashes", range(4))
-def test_a_job_that_cost_too_many_processes_is_alone(crashes):
+@for_each("crashes", range(4))
+def test_job_with_too_many_crashes_runs_alone(crashes):
     job = Job("id", JobState.PENDING, NewJob(), crashes=crashes)
     assert job.alone == (crashes >= CRASHES_TOGETHER_MAX)
 
@@ -57,15 +58,15 @@ def test_jobs_are_values():
             value["key"] = 1
 
 
-def test_a_new_job_says_what_it_is_in_words_that_the_contract_has():
+def test_default_job_uses_known_values():
     assert NewJob().kind in KINDS
     assert all(field.default is not None or field.name.endswith("_s") for field in fields(NewJob))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("region", "worker_region", "across"),
     [("eu", "us", True), ("eu", "eu", False), ("", "us", False), ("eu", "", False), ("", "", False)],
 )
-def test_regions_are_crossed_where_both_are_known(region, worker_region, across):
+def test_across_regions_needs_both_regions(region, worker_region, across):
     job = Job("j", JobState.RUNNING, NewJob(region=region), worker_region=worker_region)
     assert job.across_regions is across

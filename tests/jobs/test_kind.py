@@ -40,7 +40,7 @@ class Asked:
         return "all of it"
 
 
-def test_requests_are_batches_of_their_own_and_answers_the_models():
+def test_requests_have_batches_of_their_own():
     with one_model() as models:
         predictor = AttemptPredictor(models.predictor("m"))
         response = predictor.submit(REQUEST).result(20)
@@ -51,29 +51,29 @@ def test_requests_are_batches_of_their_own_and_answers_the_models():
         assert predictor.submit(REQUEST).result(20), "the model goes on for others"
 
 
-def test_giving_up_abandons_what_is_under_way_and_refuses_the_rest():
+def test_abandon_all_abandons_requests_and_refuses_new_ones():
     asked = Asked()
     predictor = AttemptPredictor(asked)
     first, second = predictor.submit(REQUEST), predictor.submit(REQUEST)
     assert asked.alone == [True, True]
     first.set_result("answer")
-    predictor.give_up()
+    predictor.abandon_all()
     assert asked.abandoned == [second]
     with pytest.raises(CancelledRequestError):
         predictor.submit(REQUEST)
     assert len(asked.futures) == 2
 
 
-def test_what_is_asked_at_the_moment_of_giving_up_is_abandoned_too():
+def test_request_concurrent_with_abandon_all_is_abandoned():
     asked = Asked()
     predictor = AttemptPredictor(asked)
-    asked.during = predictor.give_up
+    asked.during = predictor.abandon_all
     future = predictor.submit(REQUEST)
     assert asked.abandoned == [future]
     assert isinstance(future.exception(), CancelledRequestError)
 
 
-def test_it_remembers_no_answered_requests():
+def test_completed_requests_are_forgotten():
     asked = Asked()
     predictor = AttemptPredictor(asked)
     threads = [threading.Thread(target=lambda: predictor.submit(REQUEST).set_result(1)) for _ in range(8)]
@@ -81,6 +81,6 @@ def test_it_remembers_no_answered_requests():
         thread.start()
     for thread in threads:
         thread.join()
-    predictor.give_up()
+    predictor.abandon_all()
     assert asked.abandoned == []
     assert predictor.statistics() == "all of it"

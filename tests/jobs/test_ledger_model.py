@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from cases import for_each
 from headrace.core.errors import JobError
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
@@ -33,17 +34,24 @@ from headrace.jobs.job import (
     Expired,
     Failed,
     JobFailure,
+    JobProgress,
     NewJob,
-    Progress,
     Released,
     ResultRef,
     Settlement,
     new_job_id,
 )
-from headrace.jobs.ledger import Beat, ClaimRequest, JobFilter, QueueSettings, Submitted, Upkeep
+from headrace.jobs.ledger import (
+    ClaimRequest,
+    Heartbeat,
+    JobFilter,
+    MaintenanceCounts,
+    QueueSettings,
+    SubmitReply,
+)
 from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
-from jobs.ledgers_under_test import LEDGERS
+from jobs.ledger_fixtures import LEDGERS
 
 QUEUES = ("a", "b")
 REGIONS = ("", "", "east", "west")
@@ -153,7 +161,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         news = [new if new.id else replace(new, id=self._job_id()) for new in news]
         found, wanted = self._both(lambda ledger: ledger.submit(news))
         assert [_answer(a) for a in found] == [_answer(a) for a in wanted]
-        made = {answer.job.id for answer in found if isinstance(answer, Submitted) and answer.created}
+        made = {answer.job.id for answer in found if isinstance(answer, SubmitReply) and answer.created}
         assert not made & self.there
         self.there |= made
 
@@ -253,11 +261,11 @@ class LedgerBesideReference(RuleBasedStateMachine):
         if requeued:
             self.worker_completes(WORKERS[0], 1, late=True)
         for _ in range(2):
-            self.beat(WORKERS[0], 1, zombies=False, n=1)
+            self.heartbeat(WORKERS[0], 1, zombies=False, n=1)
             self.time_passes(LEASE_MS - 5_000)
         if maintained:
             self.maintain(twice=True)
-        self.beat(WORKERS[0], 1, zombies=True, n=2)
+        self.heartbeat(WORKERS[0], 1, zombies=True, n=2)
         self.all_claim(1, QUEUES[0])
 
     @rule(worker=st.sampled_from(WORKERS), n=st.integers(0, 9), late=st.booleans())
@@ -290,7 +298,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
     def work_goes_on(self, outcome):
         for worker in WORKERS:
             if self.held[worker]:
-                self.beat(worker, 3, zombies=True, n=len(self.held[worker]))
+                self.heartbeat(worker, 3, zombies=True, n=len(self.held[worker]))
                 self.settle(WORKERS.index(worker), outcome, outcome, claims=True, twice=False)
 
     @precondition(lambda self: any(self.held.values()))
@@ -300,7 +308,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         job = next(iter(self.held[worker].values()))
         if job.id in self.there:
             self._decide("cancel", job.id, None)
-        self.beat(worker, 0, zombies=False, n=0)
+        self.heartbeat(worker, 0, zombies=False, n=0)
         self.settle(0, outcome, outcome, claims=False, twice=True)
 
     @precondition(lambda self: any(self.held.values()))
@@ -333,14 +341,14 @@ class LedgerBesideReference(RuleBasedStateMachine):
     @rule(
         worker=st.sampled_from(WORKERS), tells=st.integers(0, 3), zombies=st.booleans(), n=st.integers(0, 9)
     )
-    def beat(self, worker, tells, zombies, n):
-        progress = Progress(n, 10, "records") if tells & 1 else None
+    def heartbeat(self, worker, tells, zombies, n):
+        progress = JobProgress(n, 10, "records") if tells & 1 else None
         cursor = {"chunk": n} if tells & 2 else None
         jobs = list(self.held[worker].values())
         known = {job.id for job in jobs}
         jobs += [job for job in self.zombies[-3:] if zombies and job.id not in known]
-        beats = list({job.id: Beat(job.id, job.lease, progress, cursor) for job in jobs}.values())
-        found, wanted = self._both(lambda ledger: ledger.beat(worker, beats, LEASE_MS))
+        heartbeats = list({job.id: Heartbeat(job.id, job.lease, progress, cursor) for job in jobs}.values())
+        found, wanted = self._both(lambda ledger: ledger.heartbeat(worker, heartbeats, LEASE_MS))
         assert found == wanted
         for job_id in found.lost & set(self.held[worker]):
             self.zombies.append(self.held[worker].pop(job_id))
@@ -354,7 +362,9 @@ class LedgerBesideReference(RuleBasedStateMachine):
     @rule(which=pick)
     def publish(self, which):
         job = self.zombies[which % len(self.zombies)]
-        found, wanted = self._both(lambda ledger: ledger.published(job.id, job.lease, "memory://box/K.out"))
+        found, wanted = self._both(
+            lambda ledger: ledger.mark_published(job.id, job.lease, "memory://box/K.out")
+        )
         assert found == wanted
 
     @rule(ms=st.sampled_from((0, 1_000, 5_000, 30_000, LEASE_MS, 120_000)))
@@ -369,7 +379,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         either = any(
             _before(job.lease_until_ms, now_ms) and _before(job.deadline_at_ms, now_ms) for job in jobs
         )
-        done = Upkeep()
+        done = MaintenanceCounts()
         for _ in range(ROUNDS_MAX):
             once = self._ledger().maintain(LIMIT)
             done = _sum(done, once)
@@ -446,7 +456,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             assert ledger.counts(queue) == self.reference.counts(queue)
         assert ledger.queues() == self.reference.queues()
         for tenant in ("", "t"):
-            assert ledger.pending_of(tenant, at_most=3) == self.reference.pending_of(tenant, at_most=3)
+            assert ledger.count_pending(tenant, limit=3) == self.reference.count_pending(tenant, limit=3)
 
     @invariant()
     def each_job_is_listed_once(self):
@@ -506,7 +516,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         return act(self._ledger()), act(self.reference)
 
     def _turn(self, worker, settlements, claim):
-        found, wanted = self._both(lambda ledger: ledger.turn(settlements, claim))
+        found, wanted = self._both(lambda ledger: ledger.settle_and_claim(settlements, claim))
         assert found.accepted == wanted.accepted
         assert [job.id for job in found.claimed] == [job.id for job in wanted.claimed]
         for ours, theirs in zip(found.claimed, wanted.claimed, strict=True):
@@ -605,7 +615,7 @@ def _view(job, as_it_should_be, requeued):
 
 
 def _answer(answer):
-    if isinstance(answer, Submitted):
+    if isinstance(answer, SubmitReply):
         return answer.job.id, answer.created, answer.job.state
     return type(answer), getattr(answer, "job_id", "")
 
@@ -623,7 +633,7 @@ def _before(at_ms, now_ms):
 
 def _sum(one, other):
     names = ("returned", "failed", "cancelled", "expired", "woken")
-    return Upkeep(*(getattr(one, name) + getattr(other, name) for name in names))
+    return MaintenanceCounts(*(getattr(one, name) + getattr(other, name) for name in names))
 
 
 def _live(new_ledgers, **profile):
@@ -643,7 +653,7 @@ def _under_test(ledger, request):
 
 
 @pytest.mark.parametrize("ledger", LEDGERS)
-def test_a_ledger_and_the_reference_live_the_same_lives(ledger, request):
+def test_ledger_behaves_like_the_reference(ledger, request):
     lives = LIVES.get(ledger, LIVES_USUAL)
     _live(_under_test(ledger, request), max_examples=lives, stateful_step_count=30)
 
@@ -652,7 +662,7 @@ def test_a_ledger_and_the_reference_live_the_same_lives(ledger, request):
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not LONG_LIVES, reason="takes long: HEADRACE_LONG_LIVES=150 has each ledger live so many")
 @pytest.mark.parametrize("ledger", LEDGERS)
-def test_a_ledger_and_the_reference_live_the_same_lives_for_long(ledger, request):
+def test_ledger_behaves_like_the_reference_for_long(ledger, request):
     _live(_under_test(ledger, request), max_examples=LONG_LIVES, stateful_step_count=80)
 
 
@@ -675,7 +685,7 @@ class CountsReleasedAttempts(MemoryJobLedger):
 class GoesByTheSubmittersClock(MemoryJobLedger):
     def _submit(self, new):
         answer = super()._submit(new)
-        if isinstance(answer, Submitted) and answer.created:
+        if isinstance(answer, SubmitReply) and answer.created:
             made_ms = int(answer.job.id.replace("-", "")[:12], 16)
             self._table.jobs[answer.job.id] = replace(answer.job, created_at_ms=made_ms, due_at_ms=made_ms)
         return answer
@@ -686,8 +696,8 @@ class LosesNothing(MemoryJobLedger):
         return []
 
 
-@pytest.mark.parametrize("kind", [NotFenced, CountsReleasedAttempts, GoesByTheSubmittersClock, LosesNothing])
-def test_a_ledger_that_lives_otherwise_is_found(kind):
+@for_each("kind", [NotFenced, CountsReleasedAttempts, GoesByTheSubmittersClock, LosesNothing])
+def test_wrong_ledger_is_detected(kind):
     def new_ledgers(clock):
         first = kind(clock)
         return lambda: kind(clock, beside=first)

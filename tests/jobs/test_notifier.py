@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, LimitError
 from headrace.jobs.notifier import (
     DATA_BYTES_MAX,
@@ -15,7 +16,7 @@ from headrace.jobs.notifier import (
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"event_id": ""},
@@ -36,15 +37,15 @@ from headrace.jobs.notifier import (
         {"data": {1: "a number for a name"}},
     ],
 )
-def test_what_could_not_be_sent_is_refused_at_once(change):
+def test_invalid_notification_is_refused_at_once(change):
     with pytest.raises(ConfigError):
         Notification(**{"event_id": "evt_1", "type": "job.completed", "job_id": "j", "at_ms": 0, **change})
 
 
-def test_data_is_bounded():
+def test_data_has_a_limit():
     fits = DATA_BYTES_MAX - len(orjson.dumps({"job_id": "j", "x": ""}))
     assert len(Notification("e", "job.progress", "j", 0, {"x": "a" * fits}).data_json()) == DATA_BYTES_MAX
-    with pytest.raises(LimitError, match="refer to what is large by its address"):
+    with pytest.raises(LimitError, match="refer to large data by its URI"):
         Notification("e", "job.progress", "j", 0, {"x": "a" * (fits + 1)})
 
 
@@ -52,7 +53,7 @@ def test_targets_do_not_show_their_secrets():
     assert "hunter2" not in repr(WebhookTarget("e", "https://h/", ("hunter2",)))
 
 
-def test_each_kind_has_its_notifier():
+def test_notifier_is_selected_by_target():
     class Taking:
         def send(self, notification, target):
             return Delivered(target.endpoint_id)

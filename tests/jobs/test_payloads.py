@@ -16,7 +16,7 @@ def payloads(store_uri="memory://s", stores=None, **given):
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.integers(0, 2**47))
-def test_an_upload_id_is_good_for_its_tenant_alone(tenant, other, now_ms):
+def test_upload_id_is_valid_for_its_tenant_only(tenant, other, now_ms):
     upload_id = new_upload_id(tenant, now_ms)
     check_upload_id(tenant, upload_id)
     if tenant != other:
@@ -24,32 +24,32 @@ def test_an_upload_id_is_good_for_its_tenant_alone(tenant, other, now_ms):
             check_upload_id(other, upload_id)
 
 
-def test_an_id_of_another_form_is_none():
+def test_malformed_upload_id_is_refused():
     good = new_upload_id("t", 5)
     for upload_id in ("", "x", "../x", good.upper() + "Z", good[:-1], f"{good}\n"):
-        with pytest.raises(DataError, match="none of yours"):
+        with pytest.raises(DataError, match="is unknown"):
             check_upload_id("t", upload_id)
 
 
-def test_uploads_are_whole_or_not_there(tmp_path):
+def test_uploads_are_complete_or_absent(tmp_path):
     made = payloads(str(tmp_path))
     upload = made.begin_upload("t", 5, 60)
     assert upload.url == ""
-    with pytest.raises(DataError, match="nothing has come"):
+    with pytest.raises(DataError, match="has no payload yet"):
         made.check_upload("t", upload.id)
     writer = made.open_upload("t", upload.id)
     writer.write(b"x" * 60)
     with pytest.raises(LimitError):
         writer.write(b"x" * 60)
     writer.abort()
-    with pytest.raises(DataError, match="nothing has come"):
+    with pytest.raises(DataError, match="has no payload yet"):
         made.check_upload("t", upload.id)
     with made.open_upload("t", upload.id) as writer:
         writer.write(b"x" * 100)
     assert made.check_upload("t", upload.id) == f"{tmp_path}/inputs/{upload.id}"
 
 
-def test_what_a_store_says_is_not_told():
+def test_store_errors_are_not_shown():
     stores = Stores()
     store = stores.for_uri("memory://s")
 
@@ -61,7 +61,7 @@ def test_what_a_store_says_is_not_told():
     job = Job("j", JobState.COMPLETED, NewJob(), result=ResultRef("memory://s/r"))
     upload_id = new_upload_id("t", 5)
     for ask in (
-        lambda: made.keep("j", b"x"),
+        lambda: made.store_payload("j", b"x"),
         lambda: made.open_upload("t", upload_id),
         lambda: made.check_upload("t", upload_id),
         lambda: made.open_result(job),
@@ -71,7 +71,7 @@ def test_what_a_store_says_is_not_told():
         assert "secret" not in str(told.value)
 
 
-def test_only_what_is_ours_is_removed_with_a_job():
+def test_only_internal_objects_are_deleted_with_a_job():
     stores = Stores()
     made, store = payloads(stores=stores), stores.for_uri("memory://s")
     uris = ["memory://s/inputs/j", "memory://s/attempts/j/1/r", "memory://out/k.out", "memory://in/k"]
@@ -81,13 +81,15 @@ def test_only_what_is_ours_is_removed_with_a_job():
         "j", JobState.COMPLETED, NewJob(input_uri=uris[0], owned_input=True),
         result=ResultRef(uris[1], published_uri=uris[2]),
     )  # fmt: skip
-    made.forget_job(Job("i", JobState.COMPLETED, NewJob(input_uri=uris[3]), result=ResultRef(uris[2])))
-    made.forget_job(job)
+    made.delete_job_objects(
+        Job("i", JobState.COMPLETED, NewJob(input_uri=uris[3]), result=ResultRef(uris[2]))
+    )
+    made.delete_job_objects(job)
     assert [info.uri for info in store.list("memory://")] == [uris[3], uris[2]]
-    made.forget_job(job)
+    made.delete_job_objects(job)
 
 
-def test_a_result_that_nobody_has_any_more_is_gone():
+def test_missing_result_is_gone():
     job = Job(
         "j", JobState.COMPLETED, NewJob(), result=ResultRef("memory://s/r", published_uri="memory://out/r")
     )

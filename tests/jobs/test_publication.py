@@ -10,7 +10,7 @@ from headrace.core.errors import AccessDeniedError, NotFoundError, StorageError
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.places import Places
+from headrace.jobs.paths import JobPaths
 from headrace.jobs.publication import Publication, error_document
 from headrace.jobs.state import JobState
 from headrace.storage.resolve import Stores
@@ -25,7 +25,7 @@ class Press:
 
     def __init__(self, stores: Stores, base: str) -> None:
         self.stores, self.out = stores, f"{base}out/"
-        self.places = Places(f"{base}store/")
+        self.places = JobPaths(f"{base}store/")
         self.wall = ManualWallClock()
         self.ledger = MemoryJobLedger(self.wall)
         self.ledger.start()
@@ -37,10 +37,10 @@ class Press:
 
     def end(self, job, *, result=b"result", failed=None, failure=None):
         """Run the job to its end; as the ledger has it then."""
-        (running,) = self.ledger.turn([], ClaimRequest("w", ("default",), 1, 60_000)).claimed
+        (running,) = self.ledger.settle_and_claim([], ClaimRequest("w", ("default",), 1, 60_000)).claimed
         assert running.id == job.id
         outcome = Failed(failure) if failure else self._completed(running, result, failed)
-        assert self.ledger.turn([Settlement(job.id, running.lease, outcome)]).accepted == (True,)
+        assert self.ledger.settle_and_claim([Settlement(job.id, running.lease, outcome)]).accepted == (True,)
         return self.ledger.get(job.id)
 
     def _completed(self, job, result, failed):
@@ -76,23 +76,23 @@ def press(request, tmp_path):
         yield Press(stores, f"s3://{bucket}/{next(_numbers)}/")
 
 
-def test_a_result_stands_under_its_key_and_the_ledger_says_where(press):
+def test_result_is_published_under_its_key_and_recorded(press):
     job = press.end(press.job(), result=b"a" * 3_000_000, failed=b"failed")
     uri = press.publication.publish(job)
     assert uri == f"{press.out}KEY.out"
     assert press.stands == {"KEY.out": b"a" * 3_000_000, "KEY.out.failed": b"failed"}
     assert press.ledger.get(job.id).result.published_uri == uri
-    assert press.ledger.unpublished(ended_before_ms=press.wall.now_ms() + 1, limit=9) == []
+    assert press.ledger.list_unpublished(ended_before_ms=press.wall.now_ms() + 1, limit=9) == []
 
 
 @pytest.mark.parametrize("result", [b"", b"x"])
-def test_published_twice_it_is_the_same(press, result):
+def test_repeated_publication_is_harmless(press, result):
     job = press.end(press.job(key=""), result=result)
     assert press.publication.publish(job) == press.publication.publish(job)
     assert press.stands == {f"{job.id}.out": result}
 
 
-def test_why_it_failed_stands_there_too(press):
+def test_failure_is_published(press):
     job = press.end(press.job(correlation_id="c"), failure=OOPS)
     uri = press.publication.publish(job)
     (name,) = press.stands
@@ -103,13 +103,13 @@ def test_why_it_failed_stands_there_too(press):
     assert press.ledger.get(job.id).failure.uri == uri
 
 
-def test_one_that_was_cancelled_before_it_began_is_told_of(press):
+def test_cancelled_job_is_published(press):
     job = press.ledger.cancel(press.job(kind="transform").id)
     press.publication.publish(job)
     assert json.loads(press.stands["KEY.error"])["message"] == "the job was cancelled"
 
 
-def test_a_job_that_was_put_back_leaves_nothing_of_its_earlier_end(press):
+def test_requeued_job_removes_its_earlier_end(press):
     """Regression: KEY.out of an earlier end stood beside KEY.error of the last one, or the other way round."""
     first = press.end(press.job(), failed=b"failed")
     press.publication.publish(first)
@@ -122,7 +122,7 @@ def test_a_job_that_was_put_back_leaves_nothing_of_its_earlier_end(press):
 
 
 @pytest.mark.parametrize("failure", [None, OOPS])
-def test_put_back_and_ended_again_while_it_was_published_its_last_end_stands(press, failure):
+def test_last_end_stays_after_a_concurrent_requeue(press, failure):
     """Regression: whoever published the earlier end last had the last word, for good."""
     first = press.end(press.job(), result=b"first")
     second = press.end(press.requeue(first), result=b"second", failure=failure)
@@ -130,10 +130,10 @@ def test_put_back_and_ended_again_while_it_was_published_its_last_end_stands(pre
     press.publication.publish(first)  # it began before, and comes to its end now
     assert press.stands == ({"KEY.out": b"second"} if failure is None else press.stands)
     assert set(press.stands) == {"KEY.out" if failure is None else "KEY.error"}
-    assert press.ledger.unpublished(ended_before_ms=press.wall.now_ms() + 1, limit=9) == []
+    assert press.ledger.list_unpublished(ended_before_ms=press.wall.now_ms() + 1, limit=9) == []
 
 
-def test_put_back_and_not_ended_it_is_left_to_its_next_end(press):
+def test_requeued_job_is_published_at_its_next_end(press):
     first = press.end(press.job(), result=b"first")
     back = press.requeue(first)
     press.publication.publish(first)
@@ -142,13 +142,13 @@ def test_put_back_and_not_ended_it_is_left_to_its_next_end(press):
     assert press.stands == {"KEY.out": b"second"}
 
 
-def test_deleted_while_it_was_published_is_no_error(press):
+def test_concurrent_deletion_is_no_error(press):
     job = press.end(press.job())
     press.ledger.delete(job.id)
     assert press.publication.publish(job) == f"{press.out}KEY.out"
 
 
-def test_a_result_that_is_gone_is_no_result(press):
+def test_missing_result_is_given_up(press):
     job = press.end(press.job())
     press.stores.for_uri(job.result.uri).delete(job.result.uri)
     assert press.publication.publish(job) == ""
@@ -160,20 +160,20 @@ def test_a_result_that_is_gone_is_no_result(press):
     [{"output_uri": ""}, {"kind": "transform"}, {"kind": "stream"}],
     ids=["nowhere", "transform", "stream"],
 )
-def test_what_wants_none_gets_none(press, spec):
+def test_job_without_output_uri_is_not_published(press, spec):
     job = press.end(press.job(**spec))
     assert press.publication.publish(job) == ""
     assert press.stands == {}
 
 
-def test_a_running_job_is_not_published(press):
+def test_running_job_is_not_published(press):
     press.job()
-    (running,) = press.ledger.turn([], ClaimRequest("w", ("default",), 1, 60_000)).claimed
+    (running,) = press.ledger.settle_and_claim([], ClaimRequest("w", ("default",), 1, 60_000)).claimed
     assert press.publication.publish(running) == ""
 
 
 @pytest.mark.s3
-def test_a_bucket_that_is_not_there_is_said_and_not_taken_for_a_lost_result(s3_server, tmp_path):
+def test_missing_bucket_is_an_error_and_no_lost_result(s3_server, tmp_path):
     """Regression: the target's absence was logged as the result's, and nobody tried again."""
     with Stores(s3_server.environ) as stores:
         press = Press(stores, f"{tmp_path}/")
@@ -182,7 +182,7 @@ def test_a_bucket_that_is_not_there_is_said_and_not_taken_for_a_lost_result(s3_s
             press.publication.publish(job)
 
 
-def test_who_may_only_write_is_published_to_all_the_same(tmp_path, monkeypatch):
+def test_write_only_output_is_published(tmp_path, monkeypatch):
     with Stores({}) as stores:
         press = Press(stores, f"{tmp_path}/")
         store = stores.for_uri(press.out)
@@ -197,7 +197,7 @@ def test_who_may_only_write_is_published_to_all_the_same(tmp_path, monkeypatch):
         assert press.stands["KEY.out"] == b"x"
 
 
-def test_the_result_appears_last(tmp_path, monkeypatch):
+def test_result_appears_last(tmp_path, monkeypatch):
     with Stores({}) as stores:
         press = Press(stores, f"{tmp_path}/")
         job = press.end(press.job(), failed=b"failed")
@@ -211,7 +211,7 @@ def test_the_result_appears_last(tmp_path, monkeypatch):
         assert order == ["KEY.out.failed", "KEY.out"]
 
 
-def test_a_payload_of_ours_is_not_named_to_others():
+def test_internal_payload_is_not_named():
     with Stores({}) as stores:
         press = Press(stores, "memory://box/")
         job = press.end(press.job(), failure=OOPS)
@@ -220,7 +220,7 @@ def test_a_payload_of_ours_is_not_named_to_others():
         assert error_document(owned)["input_uri"] == ""
 
 
-def test_our_stores_own_errors_go_up(tmp_path, monkeypatch):
+def test_store_errors_are_raised(tmp_path, monkeypatch):
     with Stores({}) as stores:
         press = Press(stores, f"{tmp_path}/")
         job = press.end(press.job())

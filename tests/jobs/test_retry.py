@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.jobs import retry
 from headrace.jobs.cause import Cause
-from headrace.jobs.retry import RETRY_AFTER_MAX_S, RULES, Again, GiveUp, decide
+from headrace.jobs.retry import RETRY_AFTER_MAX_S, RULES, GiveUp, RetryAttempt, decide
 
 NEVER = {Cause.INPUT, Cause.CANCELLED, Cause.EXPIRED, Cause.POISON}
 NOT_COUNTED = {Cause.UNAVAILABLE, Cause.OVERLOADED, Cause.DRAINED}
@@ -21,7 +21,7 @@ shares = st.floats(0, 1)
 asked = st.none() | st.floats(allow_nan=False)
 
 
-def test_every_cause_has_a_rule_and_the_documentation_its_name():
+def test_every_cause_has_a_rule_and_is_documented():
     assert set(RULES) == set(Cause)
     table = (retry.__doc__ or "").split("\n===")[2]
     told = re.findall(r"[a-z_]+", " ".join(line[:31] for line in table.splitlines()[1:]))
@@ -30,7 +30,7 @@ def test_every_cause_has_a_rule_and_the_documentation_its_name():
     assert len(told) == len(Cause)
 
 
-def test_the_page_about_jobs_has_every_rule_as_it_is():
+def test_documentation_page_has_every_rule():
     page = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text()
     rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \| (yes|no|-) \|$", page, re.MULTILINE)
     assert {cause: (after, uses_up) for cause, after, uses_up in rows} == {
@@ -47,13 +47,13 @@ def _as_told(rule):
 
 
 @given(causes, attempts, attempts, shares, asked)
-def test_what_is_decided(cause, attempt, attempts_max, share, retry_after_s):
+def test_decision_follows_the_rule(cause, attempt, attempts_max, share, retry_after_s):
     decided = decide(cause, attempt, attempts_max, share, retry_after_s)
     if cause in NEVER or (cause in COUNTED and attempt >= attempts_max):
         assert isinstance(decided, GiveUp)
         assert cause.value in decided.reason
         return
-    assert isinstance(decided, Again)
+    assert isinstance(decided, RetryAttempt)
     assert decided.counts is (cause in COUNTED)
     # At least what was asked for, within the hour; and nothing that is not a number of milliseconds.
     assert isinstance(decided.delay_ms, int)
@@ -62,7 +62,7 @@ def test_what_is_decided(cause, attempt, attempts_max, share, retry_after_s):
 
 
 @given(causes, st.integers(1, 100), shares)
-def test_a_job_comes_to_an_end_of_what_may_be_its_own_fault(cause, attempts_max, share):
+def test_counted_failures_end_the_job(cause, attempts_max, share):
     """An attempt that counts is the ledger's next number; there are no more of them than the job has."""
     attempt = 1
     while attempt <= attempts_max:
@@ -77,8 +77,8 @@ def test_a_job_comes_to_an_end_of_what_may_be_its_own_fault(cause, attempts_max,
     assert attempt == (1 if cause in NEVER else attempts_max)
 
 
-@pytest.mark.parametrize("cause", sorted(COUNTED))
-def test_delays_double_up_to_a_bound(cause):
+@for_each("cause", sorted(COUNTED))
+def test_delays_double_up_to_a_limit(cause):
     rule = RULES[cause]
     delays = [decide(cause, attempt, 100, 1.0).delay_ms for attempt in range(1, 12)]
     expected = [min(rule.first_delay_s * 2**n, rule.delay_max_s) * 1000 for n in range(11)]
@@ -86,21 +86,21 @@ def test_delays_double_up_to_a_bound(cause):
     assert decide(cause, 1, 100, 0.0).delay_ms == expected[0] / 2
 
 
-@pytest.mark.parametrize("cause", sorted(NOT_COUNTED))
-def test_an_outage_is_asked_about_as_often_at_its_end_as_at_its_begin(cause):
+@for_each("cause", sorted(NOT_COUNTED))
+def test_retries_of_an_outage_keep_their_interval(cause):
     assert decide(cause, 1, 1, 0.5) == decide(cause, 50, 1, 0.5)
 
 
-def test_who_is_drained_goes_on_at_once():
-    assert decide(Cause.DRAINED, 3, 3, 1.0) == Again(0, counts=False)
+def test_drained_attempt_is_retried_at_once():
+    assert decide(Cause.DRAINED, 3, 3, 1.0) == RetryAttempt(0, counts=False)
 
 
-def test_what_a_server_asks_for_is_waited_for_within_bounds():
+def test_requested_delay_is_observed_within_limits():
     assert decide(Cause.OVERLOADED, 1, 3, 1.0, 42.0).delay_ms == 42_000
     assert decide(Cause.OVERLOADED, 1, 3, 1.0, 1.0).delay_ms == 10_000
     assert decide(Cause.OVERLOADED, 1, 3, 1.0, 1e9).delay_ms == RETRY_AFTER_MAX_S * 1000
 
 
-def test_the_reason_says_how_many_attempts_there_were():
+def test_reason_names_the_attempts():
     assert decide(Cause.CRASH, 3, 3, 0.5) == GiveUp("attempt 3 of 3 failed (crash)")
-    assert decide(Cause.INPUT, 1, 3, 0.5) == GiveUp("another attempt would be no use (input)")
+    assert decide(Cause.INPUT, 1, 3, 0.5) == GiveUp("a retry would be pointless (input)")

@@ -5,10 +5,9 @@ import runpy
 from itertools import product
 from pathlib import Path
 
-import pytest
-
+from cases import for_each
 from headrace.jobs import state as module
-from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState, after, sources
+from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState, next_state, source_states
 
 # Row by row as `docs/jobs-states.md` shows it; what is not here cannot happen.
 TABLE = {
@@ -29,51 +28,51 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(JobState, JobEvent)))
+@for_each(("state", "event"), list(product(JobState, JobEvent)))
 def test_every_pair_of_state_and_event(state: JobState, event: JobEvent):
-    assert after(state, event) == TABLE[state.value].get(event.value)
+    assert next_state(state, event) == TABLE[state.value].get(event.value)
 
 
-@pytest.mark.parametrize("event", JobEvent)
-def test_sources_are_where_an_event_can_happen(event: JobEvent):
-    assert sources(event) == {state for state in JobState if event.value in TABLE[state.value]}
-    assert sources(event), f"{event} can never happen"
+@for_each("event", JobEvent)
+def test_source_states_match_the_table(event: JobEvent):
+    assert source_states(event) == {state for state in JobState if event.value in TABLE[state.value]}
+    assert source_states(event), f"{event} can never happen"
 
 
-def test_ended_states_are_left_by_requeuing_only():
+def test_ended_states_permit_requeue_only():
     assert {state.value for state in ENDED} == {"completed", "failed", "cancelled", "expired"}
     for state in JobState:
         assert state.ended == (state in ENDED)
         if state.ended:
-            assert [event for event in JobEvent if after(state, event)] == [JobEvent.REQUEUE]
-    assert sources(JobEvent.REQUEUE) == ENDED
+            assert [event for event in JobEvent if next_state(state, event)] == [JobEvent.REQUEUE]
+    assert source_states(JobEvent.REQUEUE) == ENDED
 
 
-def test_an_attempt_begins_only_by_a_claim_and_a_result_comes_only_of_a_running_one():
+def test_only_a_claim_begins_and_only_a_running_job_completes():
     into = {state: {event for (_, event), to in TRANSITIONS.items() if to is state} for state in JobState}
     assert into[JobState.RUNNING] == {JobEvent.CLAIM}
     assert into[JobState.COMPLETED] == {JobEvent.COMPLETE}
-    assert sources(JobEvent.COMPLETE) == {JobState.RUNNING}
+    assert source_states(JobEvent.COMPLETE) == {JobState.RUNNING}
 
 
-def test_every_state_can_be_reached_and_every_job_can_end():
+def test_every_state_is_reachable_and_every_job_can_end():
     reached = _reachable(JobState.PENDING)
     assert reached == set(JobState)
     for state in JobState:
         assert _reachable(state) & ENDED
 
 
-def test_the_docstring_s_picture_names_every_state_and_event():
+def test_docstring_diagram_names_every_state_and_event():
     picture = (module.__doc__ or "").partition("::")[2]
     words = set(re.findall(r"[A-Z]{4,}", picture))
     assert words == {state.name for state in JobState} | {event.name for event in JobEvent}
 
 
-def test_the_page_of_states_is_what_the_table_gives():
+def test_documentation_page_matches_the_table():
     """Else somebody changed the table, and has not run scripts/draw_states.py."""
     script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "draw_states.py"))
-    page, life = next((path, life) for path, life in script["LIVES"].items() if path.name == "jobs-states.md")
-    assert page.read_text(encoding="utf-8") == life.page()
+    path, page = next((path, page) for path, page in script["PAGES"].items() if path.name == "jobs-states.md")
+    assert path.read_text(encoding="utf-8") == page.page()
 
 
 def _reachable(start: JobState) -> set[JobState]:

@@ -44,30 +44,30 @@ def ledger():
 
 @pytest.fixture
 def submitter(ledger):
-    made = Submitter(ledger, together_max=100, waiting_max=1000)
+    made = Submitter(ledger, commit_jobs_max=100, waiting_max=1000)
     made.start()
     yield made
     ledger.gate.set()
     made.stop()
 
 
-def test_it_lives_as_every_service_does(ledger):
+def test_submitter_is_a_service(ledger):
     check_service(lambda: Submitter(ledger))
 
 
-def test_a_lone_one_goes_at_once(ledger, submitter):
+def test_single_submission_is_committed_at_once(ledger, submitter):
     made = submitter.submit(NewJob(model="m")).result(WAIT_S)
     assert made.created
     assert ledger.get(made.job.id) == made.job
     assert ledger.commits == [1]
 
 
-def test_what_comes_meanwhile_goes_together(ledger, submitter):
+def test_submissions_during_a_commit_share_the_next(ledger, submitter):
     ledger.gate.clear()
     first = submitter.submit(NewJob(model="first"))
     assert ledger.began.acquire(timeout=WAIT_S)
     rest = [submitter.submit(NewJob(model=f"m{n}")) for n in range(250)]
-    assert submitter.statistics().waiting == 250
+    assert submitter.statistics().pending == 250
     ledger.gate.set()
     assert first.result(WAIT_S).created
     assert [answer.result(WAIT_S).job.spec.model for answer in rest] == [f"m{n}" for n in range(250)]
@@ -75,7 +75,7 @@ def test_what_comes_meanwhile_goes_together(ledger, submitter):
     assert (submitter.statistics().commits, submitter.statistics().jobs) == (4, 251)
 
 
-def test_ten_thousand_of_one_key_are_one_job(ledger):
+def test_ten_thousand_submissions_of_one_key_are_one_job(ledger):
     submitter = Submitter(ledger, waiting_max=20_000)
     submitter.start()
     job = NewJob(model="m", idempotency_key="k", body_digest="d")
@@ -102,7 +102,7 @@ def test_ten_thousand_of_one_key_are_one_job(ledger):
     assert len(ledger.find(JobFilter()).jobs) == 1
 
 
-def test_each_gets_its_own_answer(submitter):
+def test_each_submission_gets_its_own_reply(submitter):
     job = NewJob(model="m", idempotency_key="k", body_digest="d")
     other = NewJob(model="m", idempotency_key="k", body_digest="e")
     made = submitter.submit(job).result(WAIT_S)
@@ -112,7 +112,7 @@ def test_each_gets_its_own_answer(submitter):
     assert submitter.submit(job).result(WAIT_S).job.id == made.job.id
 
 
-def test_one_that_the_database_does_not_take_costs_no_other(ledger, submitter, caplog):
+def test_refused_job_does_not_affect_others(ledger, submitter, caplog):
     ledger.gate.clear()
     ledger.poison = "bad"
     submitter.submit(NewJob(model="first"))
@@ -126,15 +126,15 @@ def test_one_that_the_database_does_not_take_costs_no_other(ledger, submitter, c
     assert "one by one" in caplog.text
 
 
-def test_a_ledger_that_is_away_is_told_to_all(ledger, submitter):
-    ledger.away = True
+def test_unavailable_ledger_fails_all_submissions(ledger, submitter):
+    ledger.unavailable = True
     with pytest.raises(JobLedgerUnavailableError):
         submitter.submit(NewJob(model="m")).result(WAIT_S)
-    ledger.away = False
+    ledger.unavailable = False
     assert submitter.submit(NewJob(model="m")).result(WAIT_S).created
 
 
-def test_too_many_are_refused(ledger):
+def test_too_many_submissions_are_refused(ledger):
     submitter = Submitter(ledger, waiting_max=3)
     submitter.start()
     ledger.gate.clear()
@@ -149,7 +149,7 @@ def test_too_many_are_refused(ledger):
     assert all(answer.result(0).created for answer in waiting)
 
 
-def test_stopping_finishes_or_drops_what_waits(ledger):
+def test_stop_finishes_or_drops_waiting_submissions(ledger):
     submitter = Submitter(ledger)
     with pytest.raises(StoppedError):
         submitter.submit(NewJob(model="m"))
@@ -167,7 +167,7 @@ def test_stopping_finishes_or_drops_what_waits(ledger):
     assert begun.result(0).created
 
 
-def test_one_that_nobody_waits_for_is_submitted_all_the_same(ledger, submitter):
+def test_cancelled_future_does_not_cancel_the_submission(ledger, submitter):
     """A caller that goes away must not take a commit's other answers with it."""
     ledger.gate.clear()
     submitter.submit(NewJob(model="first"))

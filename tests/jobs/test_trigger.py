@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.jobs.trigger import Trigger, Triggers, idempotency_key, read_triggers
 from headrace.protocols.object_events import ObjectEvent
@@ -20,7 +21,7 @@ def _fired(triggers: Triggers, key: str, bucket: str = "b") -> str | None:
     return found.name if found else None
 
 
-def test_the_longest_prefix_fires_whatever_the_order():
+def test_longest_prefix_fires():
     near, far = _trigger("near", "s3://b/in/a/"), _trigger("far")
     for order in ((near, far), (far, near)):
         triggers = Triggers(order)
@@ -30,20 +31,20 @@ def test_the_longest_prefix_fires_whatever_the_order():
         assert _fired(triggers, "in/x", bucket="c") is None
 
 
-def test_of_one_prefix_the_first_that_fits_fires():
+def test_first_of_equal_prefixes_fires():
     triggers = Triggers(
         [_trigger("long", suffix=".tar.gz"), _trigger("short", suffix=".gz"), _trigger("any")]
     )
     assert [_fired(triggers, f"in/x{end}") for end in (".tar.gz", ".gz", ".csv")] == ["long", "short", "any"]
 
 
-def test_prefix_and_suffix_fit_side_by_side():
+def test_prefix_and_suffix_must_not_overlap():
     triggers = Triggers([_trigger("t", "s3://b/in/data.c", ".csv")])
     assert _fired(triggers, "in/data.csv") is None
     assert _fired(triggers, "in/data.c.csv") == "t"
 
 
-def test_what_jobs_write_fires_nothing():
+def test_outputs_fire_nothing():
     triggers = Triggers(
         [_trigger("t", "s3://b/", ".csv", "s3://b/out"), _trigger("u", "s3://c/in/", output="s3://c/o")],
         outputs=["s3://b/default/"],
@@ -57,30 +58,30 @@ def test_what_jobs_write_fires_nothing():
     assert _fired(triggers, "o/x.csv", bucket="c") is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("triggers", "outputs", "says"),
     [
-        ([_trigger("a"), _trigger("a", "s3://b/other/")], [], "two triggers are called 'a'"),
+        ([_trigger("a"), _trigger("a", "s3://b/other/")], [], "two triggers are named 'a'"),
         ([_trigger("a"), _trigger("b")], [], "'b' can never fire"),
         ([_trigger("a"), _trigger("b", suffix=".csv")], [], "'b' can never fire"),
         ([_trigger("a", suffix=".gz"), _trigger("b", suffix=".tar.gz")], [], "'b' can never fire"),
         ([_trigger("a", output="s3://b/in/out/")], [], "below its own prefix"),
         ([_trigger("a", output="s3://b/in")], [], "below its own prefix"),
         ([_trigger("a", "s3://b/", output="s3://b/out/")], [], "below its own prefix"),
-        ([_trigger("a", "s3://b/out/x/", ".csv")], [], "where jobs write"),
-        ([_trigger("a", suffix=".csv", output="s3://b/in/")], [], "where jobs write"),
-        ([_trigger("a"), _trigger("b", "s3://b/out/a/", output="s3://c/")], [], "where jobs write"),
-        ([_trigger("a")], ["s3://b"], "where jobs write"),
-        ([_trigger("a", "/in/")], [], "no prefix of events"),
-        ([_trigger("a", "gs://b/in/")], [], "no prefix of events"),
-        ([_trigger("a", "s3://b")], [], "end the bucket's name with a slash"),
-        ([_trigger("a", "s3:///x")], [], "no bucket"),
+        ([_trigger("a", "s3://b/out/x/", ".csv")], [], "lies below the output"),
+        ([_trigger("a", suffix=".csv", output="s3://b/in/")], [], "lies below the output"),
+        ([_trigger("a"), _trigger("b", "s3://b/out/a/", output="s3://c/")], [], "lies below the output"),
+        ([_trigger("a")], ["s3://b"], "lies below the output"),
+        ([_trigger("a", "/in/")], [], "is not an S3 prefix"),
+        ([_trigger("a", "gs://b/in/")], [], "is not an S3 prefix"),
+        ([_trigger("a", "s3://b")], [], "end the bucket name with a slash"),
+        ([_trigger("a", "s3:///x")], [], "the bucket is missing"),
         ([_trigger("a", "s3://b/../x/")], [], "segment"),
         ([_trigger("")], [], "must not be empty"),
         ([_trigger("a", output="")], [], "must not be empty"),
     ],
 )
-def test_triggers_that_cannot_be_are_refused(triggers, outputs, says):
+def test_invalid_triggers_are_refused(triggers, outputs, says):
     with pytest.raises(ConfigError, match=says):
         Triggers(triggers, outputs=outputs)
 
@@ -94,7 +95,7 @@ _FOLDERS = st.lists(_SEGMENT, max_size=3).map(lambda parts: "".join(f"{part}/" f
     st.lists(st.tuples(_FOLDERS, st.sampled_from(["", "a", "b", "ab"]), _FOLDERS), min_size=1, max_size=4),
     _KEYS,
 )
-def test_no_set_that_is_accepted_can_go_round_in_a_loop(parts, written):
+def test_accepted_triggers_cannot_loop(parts, written):
     """Whatever object a job writes below any output, nothing fires; and every trigger can fire on something."""
     try:
         triggers = Triggers(
@@ -112,7 +113,7 @@ def test_no_set_that_is_accepted_can_go_round_in_a_loop(parts, written):
 EVENT = ObjectEvent("b", "k", 3, "e", "v", "0055AED6", "ObjectCreated:Put")
 
 
-def test_an_event_has_one_key_by_whichever_way_it_comes():
+def test_copies_of_an_event_have_one_key():
     key = idempotency_key(EVENT)
     assert key.startswith("event-")
     assert len(key) == 70
@@ -125,7 +126,7 @@ def test_an_event_has_one_key_by_whichever_way_it_comes():
     assert {idempotency_key(dataclasses.replace(EVENT, **change)) for change in same} == {key}
 
 
-def test_another_event_has_another_key():
+def test_other_events_have_other_keys():
     changes = [
         {},
         {"bucket": "c"},
@@ -161,25 +162,23 @@ def test_triggers_are_read_from_tables():
 GOOD = {"name": "a", "prefix": "s3://b/in/", "output": "s3://b/out/"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("table", "says"),
     [
         ("text", "expected a table"),
-        ({**GOOD, "ending": ".csv"}, "no key is called 'ending'"),
+        ({**GOOD, "ending": ".csv"}, "unknown key 'ending'"),
         ({"name": "a", "prefix": "s3://b/in/"}, "'output' is missing"),
-        ({**GOOD, "suffix": 3}, "suffix must be text"),
+        ({**GOOD, "suffix": 3}, "suffix must be a string"),
         ({**GOOD, "options": 3}, "options must be a table"),
     ],
 )
-def test_tables_that_are_none_are_refused(table, says):
+def test_invalid_tables_are_refused(table, says):
     with pytest.raises(ConfigError, match=says):
         read_triggers([table])
 
 
-@pytest.mark.parametrize(
-    "key", ["in/../../x", "in/./x", "in//x", "in/..", "in/a\nb", "in/a\x00b", "in/day/", "in/"]
-)
-def test_names_that_lead_elsewhere_and_folders_markers_fire_nothing(key):
+@for_each("key", ["in/../../x", "in/./x", "in//x", "in/..", "in/a\nb", "in/a\x00b", "in/day/", "in/"])
+def test_unsafe_names_and_folder_markers_fire_nothing(key):
     """Anybody who may put an object chooses its name, and outputs are named after it."""
     decision = Triggers([_trigger("any")]).decide(ObjectEvent("b", key))
     assert decision.trigger is None

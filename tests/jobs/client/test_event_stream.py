@@ -1,4 +1,4 @@
-"""Server-sent events, however they are cut."""
+"""The reader of server-sent events."""
 
 import pytest
 from hypothesis import given
@@ -15,15 +15,15 @@ EVENTS = [Event("state", "1", b"{}"), Event("message", "2", b"a\nb"), Event("pro
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=20))
-def test_events_are_the_same_however_they_are_cut(cuts):
-    reader, found, at = EventReader(), [], 0
+def test_events_do_not_depend_on_chunks(cuts):
+    reader, events, at = EventReader(), [], 0
     for cut in [*sorted(cuts), len(STREAM)]:
-        found += reader.feed(STREAM[at:cut])
+        events += reader.feed(STREAM[at:cut])
         at = cut
-    assert found == EVENTS
+    assert events == EVENTS
 
 
-def test_an_event_that_never_ends_is_refused():
+def test_endless_event_is_refused():
     reader = EventReader(event_bytes_max=100)
     reader.feed(b"data: 0123456789\n" * 5)
     with pytest.raises(LimitError):
@@ -31,5 +31,5 @@ def test_an_event_that_never_ends_is_refused():
 
 
 @given(st.binary(max_size=300))
-def test_anything_is_read(body):
+def test_any_bytes_are_parsed(body):
     EventReader().feed(body)

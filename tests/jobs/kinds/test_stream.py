@@ -1,9 +1,10 @@
-"""A stream as a job: parts of a bound, in the words of its options. What it shares with `transform` is tested there."""
+"""Stream jobs. Behaviour shared with transforms is tested in `test_transform`."""
 
 from dataclasses import replace
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import NewJob
@@ -13,7 +14,7 @@ from headrace.storage.resolve import Stores
 from jobs.support import attempt_at, one_model
 
 
-def test_parts_are_as_large_as_was_asked(tmp_path):
+def test_part_limits_are_applied(tmp_path):
     (tmp_path / "in.csv").write_text("1,2\n" * 100)
     spec = NewJob(
         model="m",
@@ -27,19 +28,22 @@ def test_parts_are_as_large_as_was_asked(tmp_path):
     assert [len(part.read_text().splitlines()) for part in parts] == [40, 40, 20]
 
 
-@pytest.mark.parametrize("options", [{"part_rows_max": "40"}, {"part_bytes_max": 0}, {"accept": "image/png"}])
-def test_bounds_that_cannot_be_are_refused(tmp_path, options):
+@for_each("options", [{"part_rows_max": "40"}, {"part_bytes_max": 0}, {"accept": "image/png"}])
+def test_invalid_part_limits_are_refused(tmp_path, options):
     spec = NewJob(model="m", input_uri=f"{tmp_path}/in.csv", output_uri=f"{tmp_path}/out/", options=options)
     with Stores() as stores, one_model() as models, pytest.raises(ConfigError):
         StreamKind(models, stores).run(attempt_at(spec))
 
 
-@pytest.mark.parametrize(("worker_region", "across"), [("us", 400), ("eu", 0), ("", 0)])
-def test_bytes_that_live_in_another_region_are_counted(tmp_path, worker_region, across):
+@for_each(("worker_region", "across"), [("us", 400), ("eu", 0), ("", 0)])
+def test_bytes_of_another_region_are_counted(tmp_path, worker_region, across):
     (tmp_path / "in.csv").write_text("1,2\n" * 100)
     for kind, folder in ((StreamKind, "parts"), (TransformKind, "files")):
         spec = NewJob(
-            model="m", input_uri=f"{tmp_path}/in.csv", output_uri=f"{tmp_path}/{folder}/", region="eu"
+            model="m",
+            input_uri=f"{tmp_path}/in.csv",
+            output_uri=f"{tmp_path}/{folder}-{worker_region}/",
+            region="eu",
         )
         attempt = attempt_at(spec)
         attempt = Attempt(replace(attempt.job, worker_region=worker_region))

@@ -1,4 +1,4 @@
-"""The schema's steps: once, whole, together, and old databases stay readable. See tests/data/jobs for those."""
+"""Schema migrations, also from the databases of earlier versions in tests/data/jobs."""
 
 import sqlite3
 import threading
@@ -9,30 +9,29 @@ import pytest
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import HistoryEvent, NewJob, Progress, ResultRef
+from headrace.jobs.job import HistoryEvent, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
 from headrace.jobs.ledgers import migrations
 from headrace.jobs.ledgers.database import sa
-from headrace.jobs.ledgers.migrations import STEPS, Step
+from headrace.jobs.ledgers.migrations import STEPS, MigrationStep
 from headrace.jobs.ledgers.schema import TABLES
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock
-from jobs.ledgers_under_test import LEDGERS
+from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
-SQL = [name for name in LEDGERS if name != "memory"]
 DATA = Path(__file__).parents[2] / "data" / "jobs"
 OLD = sorted(DATA.glob("ledger-*.sql"))
 
 
-@pytest.fixture(params=SQL)
+@pytest.fixture(params=SQL_LEDGERS)
 def opened(request):
     return LEDGERS[request.param](ManualWallClock(), request.getfixturevalue)
 
 
 @pytest.fixture(params=OLD, ids=[path.stem for path in OLD])
 def old(request, tmp_path):
-    """A database as an earlier version left it."""
+    """Return a ledger over a database that an earlier version wrote."""
     path = tmp_path / "jobs.db"
     with sqlite3.connect(path) as connection:
         connection.executescript(request.param.read_text())
@@ -43,27 +42,27 @@ def old(request, tmp_path):
     ledger.stop()
 
 
-def next_step(statement="CREATE TABLE headrace_more (n INTEGER)", *, min_reader=1) -> Step:
-    return Step(STEPS[-1].number + 1, min_reader, (statement,), (statement,))
+def next_step(statement="CREATE TABLE headrace_more (n INTEGER)", *, min_reader=1) -> MigrationStep:
+    return MigrationStep(STEPS[-1].number + 1, min_reader, (statement,), (statement,))
 
 
 def versions(ledger):
-    def ask(transaction):
+    def select(transaction):
         return (
             transaction.connection.exec_driver_sql("SELECT number FROM headrace_schema ORDER BY 1")
             .scalars()
             .all()
         )
 
-    return ledger._database.read(ask)
+    return ledger._database.read(select)
 
 
-def test_every_version_has_its_database():
-    """Whoever adds a step adds what the version before it wrote: ``python -m jobs.dump_ledger`` beside the tests."""
+def test_every_version_has_a_stored_database():
+    # Create the missing file in tests/: python -m jobs.dump_ledger
     assert [path.stem for path in OLD] == [f"ledger-{step.number}" for step in STEPS]
 
 
-def test_what_an_earlier_version_wrote_is_read(old):
+def test_jobs_of_earlier_versions_are_readable(old):
     completed, failed, pending = (old.get(name) for name in ("completed", "failed", "pending"))
     assert completed.state is JobState.COMPLETED
     assert completed.result == ResultRef("memory://out", 3, "text/csv", "s3://box/out")
@@ -73,21 +72,21 @@ def test_what_an_earlier_version_wrote_is_read(old):
     assert failed.failure.cause is Cause.MODEL
     assert [entry.event for entry in old.history("failed")] == [HistoryEvent.ATTEMPT_FAILED]
     assert (pending.attempt, pending.lease, pending.cursor) == (1, 2, {"chunk": 7})
-    assert old.get("running").progress == Progress(3, 9, "records")
+    assert old.get("running").progress == JobProgress(3, 9, "records")
     assert old.get("later").spec.region in {"", "eu-east"}  # none until version 2
     assert (completed.spec.region, completed.worker_region) == ("", "")
     assert old.queue("narrow") == QueueSettings("narrow", pending_max=5)
     assert [job.id for job in old.find(JobFilter(tags={"team": "blue"})).jobs] == ["completed"]
 
 
-def test_what_an_earlier_version_wrote_is_worked_on(old):
+def test_jobs_of_earlier_versions_can_be_run(old):
     old.maintain(100)
-    claimed = old.turn([], ClaimRequest("w", ("default",), 10, 1_000)).claimed
+    claimed = old.settle_and_claim([], ClaimRequest("w", ("default",), 10, 1_000)).claimed
     assert {job.id: job.lease for job in claimed}["pending"] == 3
     assert old.submit([NewJob(idempotency_key="k", body_digest="d")])[0].created is False
 
 
-def test_steps_are_taken_once_and_in_order(opened, monkeypatch):
+def test_migrations_are_applied_once_and_in_order(opened, monkeypatch):
     ledger = opened()
     ledger.start()
     assert versions(ledger) == [step.number for step in STEPS]
@@ -100,7 +99,7 @@ def test_steps_are_taken_once_and_in_order(opened, monkeypatch):
         ledger.stop()
 
 
-def test_ledgers_that_start_at_once_take_each_step_once(opened, monkeypatch):
+def test_concurrent_starts_apply_each_migration_once(opened, monkeypatch):
     steps = (*STEPS, next_step())
     monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": steps})
     ledgers = [opened() for _ in range(6)]
@@ -125,7 +124,7 @@ def test_ledgers_that_start_at_once_take_each_step_once(opened, monkeypatch):
         ledger.stop()
 
 
-def test_a_step_that_fails_leaves_nothing(opened, monkeypatch):
+def test_failed_migration_leaves_nothing(opened, monkeypatch):
     ledger = opened()
     ledger.start()
     ledger.stop()
@@ -143,7 +142,7 @@ def test_a_step_that_fails_leaves_nothing(opened, monkeypatch):
 
 
 @pytest.mark.parametrize("min_reader", [1, STEPS[-1].number + 1])
-def test_an_older_program_works_with_a_newer_schema_or_refuses_it(opened, monkeypatch, min_reader):
+def test_older_program_works_with_a_newer_schema_or_refuses_it(opened, monkeypatch, min_reader):
     newer = opened()
     with monkeypatch.context() as later:
         steps = (*STEPS, next_step(min_reader=min_reader))
@@ -161,11 +160,11 @@ def test_an_older_program_works_with_a_newer_schema_or_refuses_it(opened, monkey
     newer.stop()
 
 
-def test_the_tables_that_statements_are_made_of_are_those_there_are(opened):
+def test_table_definitions_match_the_migrated_schema(opened):
     ledger = opened()
     ledger.start()
     inspector = sa.inspect(ledger._database.open())
     for table in TABLES:
-        found = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
-        assert found == {column.name: bool(column.nullable) for column in table.columns}
+        columns = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
+        assert columns == {column.name: bool(column.nullable) for column in table.columns}
     ledger.stop()

@@ -2,25 +2,26 @@ import sys
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.jobs.ledgers.open import open_ledger
 from headrace.jobs.ledgers.postgres import PostgresJobLedger
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 
 
-def test_a_path_is_an_sqlite_file(tmp_path):
+def test_path_opens_an_sqlite_file(tmp_path):
     for url in (str(tmp_path / "jobs.db"), f"sqlite:///{tmp_path}/jobs.db"):
         ledger = open_ledger(url)
         assert isinstance(ledger, SqliteJobLedger)
         assert ledger.path == tmp_path / "jobs.db"
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
-def test_postgresql(scheme):
+@for_each("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_postgresql_url_opens_a_postgres_ledger(scheme):
     assert isinstance(open_ledger(f"{scheme}://user@host/jobs?sslmode=require"), PostgresJobLedger)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         "mysql://host/jobs",
@@ -34,7 +35,7 @@ def test_postgresql(scheme):
         "postgresql://host:port/jobs",
     ],
 )
-def test_anything_else_is_refused(url):
+def test_other_urls_are_refused(url):
     with pytest.raises(ConfigError):
         open_ledger(url)
 
@@ -43,7 +44,7 @@ def test_anything_else_is_refused(url):
     ("package", "url", "extra"),
     [("sqlalchemy", "jobs.db", "jobs"), ("psycopg", "postgresql://host/jobs", "postgres")],
 )
-def test_what_is_not_installed_is_named(monkeypatch, package, url, extra):
+def test_missing_package_names_its_extra(monkeypatch, package, url, extra):
     for name in [n for n in sys.modules if n.startswith("headrace.jobs.ledgers") and not n.endswith(".open")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
@@ -52,7 +53,7 @@ def test_what_is_not_installed_is_named(monkeypatch, package, url, extra):
     assert raised.value.extra == extra
 
 
-def test_a_password_is_in_no_message():
+def test_messages_do_not_contain_the_password():
     with pytest.raises(ConfigError) as raised:
         open_ledger("postgresql://user:secret@host:port/jobs")
     assert "secret" not in str(raised.value)

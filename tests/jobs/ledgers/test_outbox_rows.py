@@ -1,7 +1,6 @@
-"""Endpoints and deliveries as rows, and back."""
+"""Endpoints and deliveries as database rows."""
 
-import pytest
-
+from cases import for_each
 from headrace.jobs.ledgers.outbox_rows import claim_of, delivery_of, dump_target, endpoint_of, target_of
 from headrace.jobs.notifier import EmailTarget, SnsTarget, WebhookTarget
 
@@ -13,13 +12,13 @@ TARGETS = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_target_comes_back_as_it_was(target):
+@for_each("target", TARGETS)
+def test_target_survives_a_round_trip(target):
     assert target_of(dump_target(target)) == target
     assert hash(target_of(dump_target(target))) == hash(target)
 
 
-def test_a_claim_has_its_notice_its_target_and_its_endpoints_health():
+def test_claim_has_notification_target_and_health():
     row = (
         "d",
         3,
@@ -42,14 +41,14 @@ def test_a_claim_has_its_notice_its_target_and_its_endpoints_health():
     assert claim.health.failures == 1
 
 
-def test_what_is_held_waits_as_others_see_it():
+def test_held_delivery_is_shown_as_waiting():
     states = {
         state: delivery_of(("d", "e", "v", state, 0, 1, "")).state for state in ("held", "waiting", "dead")
     }
     assert states == {"held": "waiting", "waiting": "waiting", "dead": "dead"}
 
 
-def test_an_endpoint_has_its_health_and_why_it_is_disabled():
+def test_endpoint_has_health_and_disabled_reason():
     record = endpoint_of(("e", dump_target(TARGETS[3]), 1, 2, 3, "gone"))
     assert (record.target, record.disabled_why) == (TARGETS[3], "gone")
     assert record.health.failures == 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import DataError
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import Job, JobFailure, NewJob, Progress, ResultRef
+from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledgers.rows import (
     JOB_COLUMNS,
     SPEC_COLUMNS,
@@ -23,12 +23,12 @@ from headrace.jobs.ledgers.rows import (
 from headrace.jobs.state import JobState
 
 texts = st.text(alphabet=string.printable, max_size=20)
-values = st.recursive(
+json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
-objects = st.dictionaries(texts, values, max_size=3)
+objects = st.dictionaries(texts, json_values, max_size=3)
 specs = st.builds(
     NewJob,
     model=texts,
@@ -74,7 +74,8 @@ jobs = st.builds(
     deadline_at_ms=times,
     lease_until_ms=times,
     cancel_requested=st.booleans(),
-    progress=st.none() | st.builds(Progress, st.integers(0, 9), st.none() | st.integers(0, 9), texts, texts),
+    progress=st.none()
+    | st.builds(JobProgress, st.integers(0, 9), st.none() | st.integers(0, 9), texts, texts),
     cursor=st.none() | objects,
     result=st.none() | st.builds(ResultRef, texts, st.none() | st.integers(0, 9), texts, texts),
     failure=st.none() | st.builds(JobFailure, st.sampled_from(Cause), texts, texts, texts),
@@ -82,8 +83,8 @@ jobs = st.builds(
 
 
 def row_of(job: Job) -> list:
-    """As the statements write it."""
-    told = {name: getattr(job.spec, name) for name in SPEC_COLUMNS} | {
+    """Return the row as the statements write it."""
+    values = {name: getattr(job.spec, name) for name in SPEC_COLUMNS} | {
         "idempotency_key": job.spec.idempotency_key or None,
         "spec": dump_spec(job.spec),
         "state": job.state.value,
@@ -93,47 +94,47 @@ def row_of(job: Job) -> list:
         "published_uri": job.result.published_uri if job.result else "",
         "failure": dump_failure(job.failure),
     }
-    return [told[name] if name in told else getattr(job, name) for name in JOB_COLUMNS]
+    return [values[name] if name in values else getattr(job, name) for name in JOB_COLUMNS]
 
 
 @given(jobs)
-def test_a_row_is_the_job_again(job):
+def test_job_survives_a_round_trip(job):
     assert job_of(row_of(job)) == job
 
 
-def test_every_field_of_a_job_is_in_a_row():
-    """A field that is added to NewJob goes into `spec` by itself; one of Job needs a column."""
+def test_every_field_of_a_job_is_stored():
+    # New fields of NewJob are stored in the column `spec`; new fields of Job need a column.
     assert {f.name for f in fields(Job)} <= set(JOB_COLUMNS)
 
 
-def test_what_newer_programs_wrote_beside_is_passed_over():
+def test_fields_of_newer_programs_are_ignored():
     job = Job(
-        "a", JobState.FAILED, NewJob(id="a"), failure=JobFailure(Cause.MODEL, "no"), progress=Progress(1)
+        "a", JobState.FAILED, NewJob(id="a"), failure=JobFailure(Cause.MODEL, "no"), progress=JobProgress(1)
     )
     row = row_of(job)
     for name in ("spec", "progress", "failure"):
-        place = JOB_COLUMNS.index(name)
-        row[place] = row[place].replace("{", '{"newer":[1],', 1).replace(",}", "}")
+        column = JOB_COLUMNS.index(name)
+        row[column] = row[column].replace("{", '{"newer":[1],', 1).replace(",}", "}")
     assert job_of(row) == job
 
 
-def test_defaults_take_no_place():
+def test_defaults_are_not_stored():
     assert dump_spec(NewJob(model="m", queue="q")) == "{}"
 
 
 @given(st.text())
-def test_clean_texts_are_what_every_database_takes(text):
+def test_clean_texts_suit_every_database(text):
     assert "\0" not in clean(text)
     assert clean(clean(text)) == clean(text)
 
 
-def test_lone_surrogates_are_mended_wherever_they_are():
+def test_lone_surrogates_are_replaced_everywhere():
     spec = NewJob(options={"a": ["\ud800", {"\udfff": 1}]}, tags={"t": "\ud800"})
     loaded = job_of(row_of(Job("a", JobState.PENDING, replace(spec, id="a"))))
     assert loaded.spec.options == {"a": ["?", {"?": 1}]}
     assert dump_failure(JobFailure(Cause.MODEL, "a\ud800")) is not None
 
 
-def test_what_is_no_json_is_refused():
+def test_values_outside_of_json_are_refused():
     with pytest.raises(DataError, match="JSON"):
         dump({"a": object()})

@@ -1,4 +1,4 @@
-"""Submitting from many threads at once. What one submission does is in the conformance suite."""
+"""Concurrent submissions. The conformance suite tests single ones."""
 
 import threading
 
@@ -6,15 +6,13 @@ import pytest
 
 from headrace.core.errors import QueueFullError
 from headrace.jobs.job import NewJob
-from headrace.jobs.ledger import JobFilter, QueueSettings, Submitted
+from headrace.jobs.ledger import JobFilter, QueueSettings, SubmitReply
 from headrace.testing import ManualWallClock
-from headrace.testing.job_checks.bench import at_once
-from jobs.ledgers_under_test import LEDGERS
-
-SQL = [name for name in LEDGERS if name != "memory"]
+from headrace.testing.job_checks.bench import run_concurrently
+from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
 
-@pytest.fixture(params=SQL)
+@pytest.fixture(params=SQL_LEDGERS)
 def ledgers(request):
     opened = LEDGERS[request.param](ManualWallClock(), request.getfixturevalue)
     pair = [opened(), opened()]
@@ -26,46 +24,49 @@ def ledgers(request):
 
 
 def test_ten_thousand_submissions_of_one_key_make_one_job(ledgers):
-    news = [NewJob(model="m", idempotency_key="k", body_digest="d")] * 100
+    jobs = [NewJob(model="m", idempotency_key="k", body_digest="d")] * 100
 
     def submit(number):
-        return [answer for _ in range(10) for answer in ledgers[number % 2].submit(news)]
+        return [reply for _ in range(10) for reply in ledgers[number % 2].submit(jobs)]
 
-    answers = [a for told in at_once([lambda n=n: submit(n) for n in range(10)]) for a in told]
-    assert len(answers) == 10_000
-    assert {answer.job.id for answer in answers} == {answers[0].job.id}
-    assert sum(answer.created for answer in answers) == 1
+    results = run_concurrently([lambda n=n: submit(n) for n in range(10)])
+    replies = [reply for result in results for reply in result]
+    assert len(replies) == 10_000
+    assert {reply.job.id for reply in replies} == {replies[0].job.id}
+    assert sum(reply.created for reply in replies) == 1
     assert len(ledgers[0].find(JobFilter()).jobs) == 1
 
 
-def test_jobs_of_one_call_fill_a_queue_to_its_bound(ledgers):
-    """Those that were there already take no place of those that come."""
+def test_one_call_fills_a_queue_to_its_limit(ledgers):
+    # Repeated submissions do not count again.
     ledger = ledgers[0]
     ledger.set_queue(QueueSettings("default", pending_max=5))
     ledger.submit([NewJob(idempotency_key=f"k{n}") for n in range(3)])
-    answers = ledger.submit([NewJob(idempotency_key=f"k{n}") for n in range(7)])
-    assert [isinstance(a, Submitted) and a.created for a in answers] == [False] * 3 + [True] * 2 + [False] * 2
-    assert [type(a) for a in answers[5:]] == [QueueFullError] * 2
+    replies = ledger.submit([NewJob(idempotency_key=f"k{n}") for n in range(7)])
+    created = [isinstance(reply, SubmitReply) and reply.created for reply in replies]
+    assert created == [False] * 3 + [True] * 2 + [False] * 2
+    assert [type(reply) for reply in replies[5:]] == [QueueFullError] * 2
     assert ledger.counts("default").due == 5
 
 
-def test_a_bound_holds_for_one_file_also_under_concurrent_submissions(ledgers):
+def test_queue_limit_holds_for_concurrent_submissions(ledgers):
     ledgers[0].set_queue(QueueSettings("default", pending_max=10))
-    line = threading.Barrier(8)
+    barrier = threading.Barrier(8)
 
     def submit(number):
-        line.wait(30)
-        return [a for _ in range(5) for a in ledgers[number % 2].submit([NewJob()])]
+        barrier.wait(30)
+        return [reply for _ in range(5) for reply in ledgers[number % 2].submit([NewJob()])]
 
-    answers = [a for told in at_once([lambda n=n: submit(n) for n in range(8)]) for a in told]
-    made = sum(isinstance(a, Submitted) for a in answers)
-    assert made == ledgers[0].counts("default").due
-    # PostgreSQL's transactions of one moment do not see each other: one for each that submits may come too many.
-    most = 10 if ledgers[0]._database.dialect.name == "sqlite" else 10 + 7
-    assert 10 <= made <= most
+    results = run_concurrently([lambda n=n: submit(n) for n in range(8)])
+    replies = [reply for result in results for reply in result]
+    queued = sum(isinstance(reply, SubmitReply) for reply in replies)
+    assert queued == ledgers[0].counts("default").due
+    # Concurrent PostgreSQL transactions do not see each other: each other thread may add one job too many.
+    queued_max = 10 if ledgers[0]._database.dialect.name == "sqlite" else 10 + 7
+    assert 10 <= queued <= queued_max
 
 
-def test_an_id_that_is_there_stands_for_its_job(ledgers):
+def test_existing_id_returns_its_job(ledgers):
     (first,) = ledgers[0].submit([NewJob(id="a", body_digest="d")])
-    (again,) = ledgers[1].submit([NewJob(id="a", body_digest="d")])
-    assert (first.created, again.created, again.job) == (True, False, first.job)
+    (second,) = ledgers[1].submit([NewJob(id="a", body_digest="d")])
+    assert (first.created, second.created, second.job) == (True, False, first.job)

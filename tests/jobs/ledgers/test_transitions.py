@@ -15,8 +15,15 @@ from headrace.jobs.job import (
     ResultRef,
     Settlement,
 )
-from headrace.jobs.ledgers.transitions import after_ms, change, lost, lost_delay_ms, requeued, settled
-from headrace.jobs.state import JobEvent, JobState, after
+from headrace.jobs.ledgers.transitions import (
+    after_ms,
+    change,
+    lost_delay_ms,
+    lost_lease_change,
+    requeue_change,
+    settlement_change,
+)
+from headrace.jobs.state import JobEvent, JobState, next_state
 
 FAILURE = JobFailure(Cause.MODEL, "no")
 running = st.builds(
@@ -44,44 +51,54 @@ outcomes = st.sampled_from(
 
 
 @given(running, outcomes)
-def test_whatever_an_attempt_comes_to_is_a_step_of_the_table(job, outcome):
-    made = settled(job, Settlement(job.id, job.lease, outcome))
-    assert made.then.state is after(job.state, made.event)
-    assert made.then.lease == job.lease
-    assert (made.due_in_ms is not None) == (made.then.state is JobState.PENDING)
-    assert made.due_in_ms is None or made.due_in_ms >= 0
+def test_every_outcome_is_a_permitted_transition(job, outcome):
+    changed = settlement_change(job, Settlement(job.id, job.lease, outcome))
+    assert changed.then.state is next_state(job.state, changed.event)
+    assert changed.then.lease == job.lease
+    assert (changed.due_in_ms is not None) == (changed.then.state is JobState.PENDING)
+    assert changed.due_in_ms is None or changed.due_in_ms >= 0
     if job.cancel_requested:
-        assert made.then.state is not JobState.PENDING
+        assert changed.then.state is not JobState.PENDING
 
 
 @given(running)
-def test_a_lost_lease_counts_a_crash_and_ends_at_last(job):
-    made = lost(job)
-    assert made.then.crashes == job.crashes + 1
+def test_lost_lease_counts_a_crash_and_finally_fails(job):
+    changed = lost_lease_change(job)
+    assert changed.then.crashes == job.crashes + 1
     if job.cancel_requested:
-        assert made.then.state is JobState.CANCELLED
+        assert changed.then.state is JobState.CANCELLED
     elif job.attempt >= job.spec.attempts_max:
         cause = Cause.POISON if job.alone else Cause.WORKER_LOST
-        assert (made.then.state, made.then.failure.cause) == (JobState.FAILED, cause)
+        assert (changed.then.state, changed.then.failure.cause) == (JobState.FAILED, cause)
     else:
-        assert (made.then.state, made.due_in_ms) == (JobState.PENDING, lost_delay_ms(job))
+        assert (changed.then.state, changed.due_in_ms) == (JobState.PENDING, lost_delay_ms(job))
 
 
-def test_the_delay_of_a_lost_job_grows_up_to_a_minute():
+def test_retry_delay_of_a_lost_job_grows_to_a_minute():
     delays = [lost_delay_ms(Job("a", JobState.RUNNING, NewJob(), attempt=n)) for n in (1, 2, 3, 7, 99)]
     assert delays == [1_000, 2_000, 4_000, 60_000, 60_000]
 
 
-def test_what_the_table_does_not_have_is_a_defect():
-    with pytest.raises(AssertionError, match="cannot happen"):
+def test_forbidden_transition_is_an_assertion_error():
+    with pytest.raises(AssertionError, match="is impossible"):
         change(Job("a", JobState.COMPLETED, NewJob()), JobEvent.CANCEL)
 
 
-def test_requeuing_keeps_lease_crashes_and_cursor():
+def test_requeue_keeps_lease_crashes_and_cursor():
     job = Job("a", JobState.FAILED, NewJob(), attempt=3, lease=4, crashes=2, cursor={"n": 1}, failure=FAILURE)
-    made = requeued(job, "ann")
-    assert (made.then.attempt, made.then.lease, made.then.crashes, made.then.cursor) == (0, 4, 2, {"n": 1})
-    assert (made.then.failure, made.due_in_ms, made.anew, made.note.by) == (None, 0, True, "ann")
+    changed = requeue_change(job, "ann")
+    assert (changed.then.attempt, changed.then.lease, changed.then.crashes, changed.then.cursor) == (
+        0,
+        4,
+        2,
+        {"n": 1},
+    )
+    assert (changed.then.failure, changed.due_in_ms, changed.restart_times, changed.note.by) == (
+        None,
+        0,
+        True,
+        "ann",
+    )
 
 
 def test_spans_are_rounded_to_milliseconds():

@@ -5,7 +5,7 @@ import os
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.places import Places
+from headrace.jobs.paths import JobPaths
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
 DAY_S = 86_400.0
@@ -16,7 +16,7 @@ class Bench:
 
     def __init__(self, stores, base: str, now_ms: int) -> None:
         self.stores, self.base = stores, base
-        self.places = Places(f"{base}store/")
+        self.places = JobPaths(f"{base}store/")
         self.wall = ManualWallClock(now_ms)
         self.ledger = MemoryJobLedger(self.wall)
         self.ledger.start()
@@ -30,12 +30,12 @@ class Bench:
 
     def end(self, job, *, fail=False):
         """Run it to its end, its result in our store."""
-        (running,) = self.ledger.turn([], ClaimRequest("w", (job.spec.queue,), 1, 60_000)).claimed
+        (running,) = self.ledger.settle_and_claim([], ClaimRequest("w", (job.spec.queue,), 1, 60_000)).claimed
         assert running.id == job.id
         uri = self.put(self.places.attempt(job.id, running.lease) + "result.out")
         failed = Failed(JobFailure(Cause.INPUT, "no"))
         outcome = failed if fail else Completed(ResultRef(uri, 1))
-        self.ledger.turn([Settlement(job.id, running.lease, outcome)])
+        self.ledger.settle_and_claim([Settlement(job.id, running.lease, outcome)])
         return self.ledger.get(job.id)
 
     def later(self, seconds: float) -> None:

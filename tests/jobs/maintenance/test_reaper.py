@@ -7,12 +7,12 @@ from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
 
-def test_a_round_takes_back_what_ran_out_and_expires_what_is_over_and_says_how_much(caplog):
+def test_round_takes_back_leases_and_expires_jobs_and_counts_them(caplog):
     wall = ManualWallClock()
     ledger = MemoryJobLedger(wall)
     ledger.start()
     (dead,) = ledger.submit([NewJob()])
-    ledger.turn([], ClaimRequest("dead", ("default",), 1, 1_000))
+    ledger.settle_and_claim([], ClaimRequest("dead", ("default",), 1, 1_000))
     (over,) = ledger.submit([NewJob(time_to_live_s=1.0)])
     assert Reaper(ledger).tick() == 0
     assert not caplog.records
@@ -23,7 +23,7 @@ def test_a_round_takes_back_what_ran_out_and_expires_what_is_over_and_says_how_m
     assert ledger.get(over.job.id).state is JobState.EXPIRED
 
 
-def test_a_round_has_a_bound():
+def test_round_has_a_limit():
     wall = ManualWallClock()
     ledger = MemoryJobLedger(wall)
     ledger.start()

@@ -31,7 +31,7 @@ def reconciled(ledger, **given):
     return {queue: set(ids) for queue, ids in told.items()}
 
 
-def test_what_is_due_for_too_long_is_announced_and_nothing_else(ledger, wall):
+def test_only_overdue_jobs_are_announced(ledger, wall):
     old = submit(ledger, 2)
     submit(ledger, delay_ms=3_600_000)
     soon = submit(ledger, delay_ms=10_000)
@@ -44,7 +44,7 @@ def test_what_is_due_for_too_long_is_announced_and_nothing_else(ledger, wall):
     assert reconciled(ledger)["default"] >= old | soon
 
 
-def test_many_newer_ones_that_are_not_due_do_not_hide_those_that_are(ledger, wall):
+def test_newer_jobs_that_are_not_due_do_not_hide_overdue_ones(ledger, wall):
     """Regression: the newest five hundred were announced, due or not."""
     old = submit(ledger, 3)
     submit(ledger, 1_200, delay_ms=3_600_000)
@@ -52,13 +52,13 @@ def test_many_newer_ones_that_are_not_due_do_not_hide_those_that_are(ledger, wal
     assert reconciled(ledger) == {"default": old}
 
 
-def test_a_round_has_a_bound(ledger, wall):
+def test_round_has_a_limit(ledger, wall):
     submit(ledger, 30)
     wall.advance(30_000)
     assert len(reconciled(ledger, round_jobs=7)["default"]) == 7
 
 
-def test_queues_that_are_paused_wait(ledger, wall):
+def test_paused_queues_are_skipped(ledger, wall):
     submit(ledger)
     other = submit(ledger, queue="other")
     ledger.set_queue(QueueSettings("default", paused=True))

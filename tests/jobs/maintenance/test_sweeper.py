@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError, StorageError
 from headrace.jobs.job import is_job_id, new_job_id
 from headrace.jobs.maintenance.sweeper import Retention, Sweeper
@@ -33,7 +34,7 @@ def sweeper(bench, **given) -> Sweeper:
     return Sweeper(bench.ledger, bench.stores, bench.places, Retention(**given))
 
 
-def test_an_ended_job_goes_with_its_objects_when_its_time_is_over_and_not_before(bench):
+def test_ended_job_and_its_objects_are_deleted_after_retention(bench):
     job = bench.end(bench.submit())
     bench.put(bench.places.attempt(job.id, 7) + "parts/a.out")
     bench.later(30 * DAY_S - 1)
@@ -45,7 +46,7 @@ def test_an_ended_job_goes_with_its_objects_when_its_time_is_over_and_not_before
     assert bench.ledger.get_many([job.id]) == {}
 
 
-def test_payloads_go_where_they_are_ours_alone(bench):
+def test_only_owned_payloads_are_deleted(bench):
     job_id = new_job_id(bench.wall.now_ms())
     ours = bench.put(bench.places.input(job_id))
     theirs = bench.put(f"{bench.base}theirs.csv")
@@ -58,7 +59,7 @@ def test_payloads_go_where_they_are_ours_alone(bench):
     assert bench.stands == {"theirs.csv"}
 
 
-def test_a_job_that_is_put_back_at_that_moment_keeps_its_payload(bench):
+def test_concurrently_requeued_job_keeps_its_payload(bench):
     """Regression: objects went first, and the job that was put back had lost its input."""
     job_id = new_job_id(bench.wall.now_ms())
     ours = bench.put(bench.places.input(job_id))
@@ -77,7 +78,7 @@ def test_a_job_that_is_put_back_at_that_moment_keeps_its_payload(bench):
     assert bench.ledger.get(job.id).state is JobState.PENDING
 
 
-def test_orphans_go_after_their_time_and_what_jobs_have_stays(bench):
+def test_orphans_are_deleted_after_retention_and_other_objects_stay(bench):
     known = bench.end(bench.submit())
     running = bench.submit(queue="other")
     stranger = new_job_id(bench.wall.now_ms())
@@ -98,7 +99,7 @@ def test_orphans_go_after_their_time_and_what_jobs_have_stays(bench):
     assert superseded.removeprefix(bench.base) not in bench.stands
 
 
-def test_what_a_failed_jobs_attempts_wrote_counts_for_nothing(bench):
+def test_output_of_a_failed_job_is_deleted(bench):
     job = bench.end(bench.submit(), fail=True)
     bench.later(DAY_S + 60)
     assert sweeper(bench).orphans() == 1
@@ -106,7 +107,7 @@ def test_what_a_failed_jobs_attempts_wrote_counts_for_nothing(bench):
     assert bench.ledger.get(job.id).state is JobState.FAILED
 
 
-def test_objects_that_cannot_be_removed_are_orphans_then(bench, monkeypatch):
+def test_undeletable_objects_become_orphans(bench, monkeypatch):
     job = bench.end(bench.submit())
     bench.later(31 * DAY_S)
     store = bench.stores.for_uri(bench.base)
@@ -123,7 +124,7 @@ def test_objects_that_cannot_be_removed_are_orphans_then(bench, monkeypatch):
     assert bench.stands == set()
 
 
-def test_what_has_no_date_is_not_taken_for_old(bench, monkeypatch):
+def test_objects_without_a_date_stay(bench, monkeypatch):
     bench.put(bench.places.input(new_job_id(0)))
     store = bench.stores.for_uri(bench.base)
     listed = store.list
@@ -132,7 +133,7 @@ def test_what_has_no_date_is_not_taken_for_old(bench, monkeypatch):
     assert sweeper(bench).orphans() == 0
 
 
-def test_on_a_disk_nothing_is_left_of_a_job_not_even_its_folders(tmp_path):
+def test_empty_folders_are_deleted_on_a_disk(tmp_path):
     """Regression: two empty folders a job stayed for ever, and drafts of killed writers."""
     with Stores({}) as stores:
         bench = Bench(stores, f"{tmp_path}/", round(time.time() * 1000))
@@ -162,7 +163,7 @@ NAMES = st.one_of(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(folder=st.sampled_from(["inputs/", "attempts/", "results/", "inputs", "other/"]), name=NAMES)
-def test_nothing_is_removed_that_is_not_named_as_ours(folder, name):
+def test_objects_with_foreign_names_stay(folder, name):
     with Stores({}) as stores:
         bench = Bench(stores, "memory://box/", round(time.time() * 1000))
         try:
@@ -183,7 +184,7 @@ def test_nothing_is_removed_that_is_not_named_as_ours(folder, name):
         assert removed == int(ours), uri
 
 
-@pytest.mark.parametrize("given", [{"jobs_s": 0.0}, {"jobs_s": -1.0}, {"orphans_s": 3599.0}])
-def test_a_retention_that_would_remove_things_under_somebodys_hands_is_refused(given):
+@for_each("given", [{"jobs_s": 0.0}, {"jobs_s": -1.0}, {"orphans_s": 3599.0}])
+def test_too_short_retention_is_refused(given):
     with pytest.raises(ConfigError):
         Retention(**given)

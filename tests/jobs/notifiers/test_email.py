@@ -7,9 +7,10 @@ import trustme
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.jobs.notifier import Delivered, EmailTarget, Notification, Refused, Retry, WebhookTarget
-from headrace.jobs.notifiers.email import EmailNotifier, SmtpSettings, address, encode
+from headrace.jobs.notifier import Delivered, EmailTarget, Notification, Refused, RetryLater, WebhookTarget
+from headrace.jobs.notifiers.email import EmailNotifier, SmtpSettings, encode, require_mailbox
 from servers.receiver import free_port
 
 NOTIFICATION = Notification(
@@ -30,10 +31,10 @@ class Inbox:
         self.recipient_replies = {}
         self.data_reply = "250 OK"
 
-    async def handle_RCPT(self, server, session, envelope, address, options):
-        reply = self.recipient_replies.get(address, "250 OK")
+    async def handle_RCPT(self, server, session, envelope, require_mailbox, options):
+        reply = self.recipient_replies.get(require_mailbox, "250 OK")
         if reply.startswith("2"):
-            envelope.rcpt_tos.append(address)
+            envelope.rcpt_tos.append(require_mailbox)
         return reply
 
     async def handle_DATA(self, server, session, envelope):
@@ -87,7 +88,7 @@ def plain(port, **more):
     )
 
 
-def test_a_notification_is_a_short_text_with_references(serve, inbox):
+def test_notification_is_a_short_text_with_references(serve, inbox):
     answer = EmailNotifier(plain(serve())).send(
         NOTIFICATION, EmailTarget("m", ("ops@b.example", "me@c.example"))
     )
@@ -105,7 +106,7 @@ def test_a_notification_is_a_short_text_with_references(serve, inbox):
         assert line in content.splitlines()
 
 
-def test_what_a_model_said_cannot_look_like_a_line_of_ours():
+def test_model_text_cannot_forge_a_line():
     text = encode(NOTIFICATION, "a@b.example", ("c@d.example",)).get_content()
     assert "reason: row 3 job: another .\n" in text
     assert text.count("\njob: ") + text.startswith("job: ") == 1
@@ -124,7 +125,7 @@ def test_starttls_with_a_user(serve, inbox, tls, trust):
     assert [(login, password, secure) for _, login, password, secure in seen] == [(b"me", b"hunter2", True)]
     wrong = plain(port, security="starttls", user="me", password="hunter3")
     answer = EmailNotifier(wrong, trust=trust).send(NOTIFICATION, TO)
-    assert isinstance(answer, Retry)
+    assert isinstance(answer, RetryLater)
     assert "hunter3" not in answer.why + repr(wrong)
 
 
@@ -134,32 +135,32 @@ def test_tls_from_the_first_byte(serve, inbox, tls, trust):
     assert answer == Delivered("mailed to 1 of 1")
 
 
-def test_nothing_goes_out_in_the_clear_where_tls_is_asked_for(serve, inbox, trust):
+def test_missing_starttls_sends_nothing(serve, inbox, trust):
     """A server that offers no STARTTLS (or somebody between who hides it) gets no mail and no password."""
     port = serve()
     answer = EmailNotifier(plain(port, security="starttls", user="me", password="x"), trust=trust).send(
         NOTIFICATION, TO
     )
-    assert isinstance(answer, Retry)
+    assert isinstance(answer, RetryLater)
     assert inbox.mails == []
 
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
-def test_a_certificate_that_is_not_trusted_gets_nothing(serve, inbox, tls, security):
+def test_untrusted_certificate_gets_nothing(serve, inbox, tls, security):
     port = serve(tls_context=tls) if security == "starttls" else serve(ssl_context=tls)
-    assert isinstance(EmailNotifier(plain(port, security=security)).send(NOTIFICATION, TO), Retry)
+    assert isinstance(EmailNotifier(plain(port, security=security)).send(NOTIFICATION, TO), RetryLater)
     assert inbox.mails == []
 
 
-@pytest.mark.parametrize(("reply", "kind"), [("550 no such box", Refused), ("450 later", Retry)])
-def test_a_mailbox_that_is_not_taken(serve, inbox, reply, kind):
+@pytest.mark.parametrize(("reply", "kind"), [("550 no such box", Refused), ("450 later", RetryLater)])
+def test_refused_mailbox_is_refused_or_retried_by_its_code(serve, inbox, reply, kind):
     inbox.recipient_replies["ops@b.example"] = reply
     answer = EmailNotifier(plain(serve())).send(NOTIFICATION, TO)
     assert isinstance(answer, kind)
     assert "no such box" not in answer.why
 
 
-def test_one_mailbox_of_two_is_a_delivery(serve, inbox):
+def test_one_accepted_mailbox_of_two_is_a_delivery(serve, inbox):
     inbox.recipient_replies["gone@b.example"] = "550 no such box"
     answer = EmailNotifier(plain(serve())).send(
         NOTIFICATION, EmailTarget("m", ("ops@b.example", "gone@b.example"))
@@ -167,17 +168,17 @@ def test_one_mailbox_of_two_is_a_delivery(serve, inbox):
     assert answer == Delivered("mailed to 1 of 2")
 
 
-@pytest.mark.parametrize(("reply", "kind"), [("554 spam", Refused), ("451 later", Retry)])
-def test_a_message_that_is_not_taken(serve, inbox, reply, kind):
+@pytest.mark.parametrize(("reply", "kind"), [("554 spam", Refused), ("451 later", RetryLater)])
+def test_refused_message_is_refused_or_retried_by_its_code(serve, inbox, reply, kind):
     inbox.data_reply = reply
     assert isinstance(EmailNotifier(plain(serve())).send(NOTIFICATION, TO), kind)
 
 
-def test_a_server_that_is_away_is_tried_again():
-    assert isinstance(EmailNotifier(plain(free_port())).send(NOTIFICATION, TO), Retry)
+def test_unavailable_server_is_retried():
+    assert isinstance(EmailNotifier(plain(free_port())).send(NOTIFICATION, TO), RetryLater)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -198,20 +199,20 @@ def test_a_server_that_is_away_is_tried_again():
         "-" * 250 + "@b.example",
     ],
 )
-def test_what_is_no_plain_mailbox_is_refused(text):
+def test_invalid_mailbox_is_refused(text):
     with pytest.raises(ConfigError):
-        address(text)
+        require_mailbox(text)
     assert isinstance(EmailNotifier(plain(1)).send(NOTIFICATION, EmailTarget("m", (text,))), Refused)
 
 
-def test_targets_that_cannot_be_are_refused():
+def test_invalid_targets_are_refused():
     notifier = EmailNotifier(plain(1))
     assert isinstance(notifier.send(NOTIFICATION, EmailTarget("m", ())), Refused)
     assert isinstance(notifier.send(NOTIFICATION, EmailTarget("m", ("a@b.example",) * 21)), Refused)
     assert isinstance(notifier.send(NOTIFICATION, WebhookTarget("h", "https://h/")), Refused)
 
 
-@pytest.mark.parametrize("wrong", [{"user": "me"}, {"security": "ssl"}, {"sender": "a\r\nb@c.example"}])
-def test_settings_that_cannot_be_are_refused(wrong):
+@for_each("wrong", [{"user": "me"}, {"security": "ssl"}, {"sender": "a\r\nb@c.example"}])
+def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ConfigError):
         SmtpSettings(**{"host": "h", "sender": "a@b.example", "security": "none", **wrong})

@@ -5,9 +5,10 @@ import base64
 import orjson
 import pytest
 
+from cases import for_each
 from headrace.core.errors import NotFoundError
 from headrace.jobs.aws import aws_client
-from headrace.jobs.notifier import Delivered, Notification, Refused, Retry, SnsTarget, WebhookTarget
+from headrace.jobs.notifier import Delivered, Notification, Refused, RetryLater, SnsTarget, WebhookTarget
 from headrace.jobs.notifiers.sns import RESPONSE_BYTES_MAX, SnsNotifier, encode
 from servers.aws import AwsServer
 from servers.receiver import Receiver, Reply, free_port
@@ -71,7 +72,7 @@ def notifier(sns):
     )
 
 
-def test_a_success_is_told_in_the_vendor_s_words(listener, notifier):
+def test_success_message_has_sagemakers_format(listener, notifier):
     arn = listener.topic("success")
     answer = notifier.send(COMPLETED, SnsTarget("t", success_topic=arn))
     assert isinstance(answer, Delivered)
@@ -96,7 +97,7 @@ def test_a_success_is_told_in_the_vendor_s_words(listener, notifier):
     ]
 
 
-def test_a_failure_is_told_with_its_reason(listener, notifier):
+def test_failure_message_has_its_reason(listener, notifier):
     arn = listener.topic("error")
     notifier.send(FAILED, SnsTarget("t", success_topic="arn:other", error_topic=arn))
     (message,) = listener.messages()
@@ -104,15 +105,15 @@ def test_a_failure_is_told_with_its_reason(listener, notifier):
     assert "responseParameters" not in message
 
 
-@pytest.mark.parametrize("type", ["job.expired", "job.cancelled"])
-def test_other_ends_are_failures_that_name_themselves(type):
+@for_each("type", ["job.expired", "job.cancelled"])
+def test_other_ends_are_failures_with_their_event_type(type):
     message = encode(Notification("e", type, "job-1", 0), "r")
     assert (message["invocationStatus"], message["failureReason"]) == ("Failed", type)
     assert message["inferenceId"] == "job-1"
 
 
 @pytest.mark.parametrize("name", ["included", "included.fifo"])
-def test_the_response_is_included_where_it_is_wanted(listener, notifier, name):
+def test_response_is_included_on_request(listener, notifier, name):
     arn = listener.topic(name)
     target = SnsTarget("t", arn, arn, frozenset({"success"}))
     notifier.send(COMPLETED, target)
@@ -123,7 +124,7 @@ def test_the_response_is_included_where_it_is_wanted(listener, notifier, name):
 
 
 @pytest.mark.parametrize("size", [RESPONSE_BYTES_MAX, RESPONSE_BYTES_MAX + 1])
-def test_a_response_of_more_than_the_bound_is_left_out(listener, sns, size):
+def test_too_large_response_is_left_out(listener, sns, size):
     arn = listener.topic(f"sized-{size}")
     notifier = SnsNotifier(sns, region="r", read_response=lambda uri, bytes_max: bytes(size))
     assert isinstance(notifier.send(COMPLETED, SnsTarget("t", arn, "", frozenset({"success"}))), Delivered)
@@ -131,7 +132,7 @@ def test_a_response_of_more_than_the_bound_is_left_out(listener, sns, size):
     assert ("responseBody" in message) == (size <= RESPONSE_BYTES_MAX)
 
 
-def test_a_response_that_cannot_be_read_is_left_out(listener, sns):
+def test_unreadable_response_is_left_out(listener, sns):
     def gone(uri, bytes_max):
         raise NotFoundError(uri, "no such object")
 
@@ -143,20 +144,22 @@ def test_a_response_that_cannot_be_read_is_left_out(listener, sns):
     assert "responseBody" not in message
 
 
-def test_without_a_topic_there_is_nothing_to_send(notifier):
+def test_without_a_topic_nothing_is_sent(notifier):
     target = SnsTarget("t", success_topic="arn:x")
     assert "nothing to send" in notifier.send(FAILED, target).how
     assert "nothing to send" in notifier.send(Notification("e", "job.progress", "j", 0), target).how
 
 
-def test_a_topic_that_is_not_there_is_tried_again(notifier):
+def test_missing_topic_is_retried(notifier):
     answer = notifier.send(COMPLETED, SnsTarget("t", "arn:aws:sns:eu-west-1:123456789012:none"))
-    assert isinstance(answer, Retry)
+    assert isinstance(answer, RetryLater)
     assert "NotFound" in answer.why
 
 
-@pytest.mark.parametrize(("code", "kind"), [("InvalidParameter", Refused), ("AuthorizationError", Retry)])
-def test_what_the_service_calls_wrong_is_refused_and_what_an_operator_can_mend_is_not(aws, code, kind):
+@pytest.mark.parametrize(
+    ("code", "kind"), [("InvalidParameter", Refused), ("AuthorizationError", RetryLater)]
+)
+def test_invalid_request_is_refused_and_fixable_errors_are_retried(aws, code, kind):
     body = f"<ErrorResponse><Error><Code>{code}</Code><Message>why</Message></Error></ErrorResponse>".encode()
     with Receiver() as receiver:
         receiver.reply = Reply(400, {"Content-Type": "text/xml"}, body)
@@ -166,12 +169,12 @@ def test_what_the_service_calls_wrong_is_refused_and_what_an_operator_can_mend_i
     assert isinstance(answer, kind)
 
 
-def test_a_target_of_another_kind_is_refused(notifier):
+def test_target_of_another_kind_is_refused(notifier):
     assert isinstance(notifier.send(COMPLETED, WebhookTarget("h", "https://h/")), Refused)
 
 
-def test_a_service_that_is_away_is_tried_again(aws):
+def test_unavailable_service_is_retried(aws):
     client = aws_client("sns", aws.environ, endpoint_url=f"http://127.0.0.1:{free_port()}")
     answer = SnsNotifier(client, region="r").send(COMPLETED, SnsTarget("t", "arn:aws:sns:eu-west-1:1:x"))
-    assert isinstance(answer, Retry)
+    assert isinstance(answer, RetryLater)
     client.close()

@@ -14,6 +14,7 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.jobs.notifier import (
     DATA_BYTES_MAX,
@@ -23,12 +24,12 @@ from headrace.jobs.notifier import (
     EmailTarget,
     Notification,
     Refused,
-    Retry,
+    RetryLater,
     WebhookTarget,
 )
-from headrace.jobs.notifiers.webhook import FORMATS, WebhookNotifier, encode, judge
-from headrace.jobs.outbound.addresses import network
-from headrace.jobs.outbound.client import OutboundAnswer, OutboundClient, OutboundTimeouts
+from headrace.jobs.notifiers.webhook import FORMATS, WebhookNotifier, encode, result_of_response
+from headrace.jobs.outbound.addresses import parse_network
+from headrace.jobs.outbound.client import OutboundClient, OutboundResponse, OutboundTimeouts
 from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.jobs.secrets import make_secret
 from servers.receiver import Receiver, Reply, free_port
@@ -48,7 +49,7 @@ def receiver():
 
 @pytest.fixture
 def notifier(receiver):
-    policy = OutboundPolicy(True, frozenset({receiver.port}), (network("127.0.0.1"),))
+    policy = OutboundPolicy(True, frozenset({receiver.port}), (parse_network("127.0.0.1"),))
     with OutboundClient(policy, timeouts=QUICK) as client:
         yield WebhookNotifier(client)
 
@@ -57,7 +58,7 @@ def target(receiver, **more):
     return WebhookTarget("hook", receiver.url, **{"secrets": (SECRET,), **more})
 
 
-def test_a_standard_webhook_is_what_the_standard_s_library_takes(receiver, notifier):
+def test_standard_webhook_verifies_with_the_standards_library(receiver, notifier):
     assert notifier.send(NOTIFICATION, target(receiver)) == Delivered("HTTP 200")
     (request,) = receiver.requests
     body = standardwebhooks.Webhook(SECRET).verify(request.body, request.headers)
@@ -70,8 +71,8 @@ def test_a_standard_webhook_is_what_the_standard_s_library_takes(receiver, notif
     assert request.headers["content-type"] == "application/json"
 
 
-def test_the_id_stays_and_the_time_is_the_attempt_s(receiver):
-    policy = OutboundPolicy(True, frozenset({receiver.port}), (network("127.0.0.1"),))
+def test_id_stays_and_timestamp_is_the_attempts(receiver):
+    policy = OutboundPolicy(True, frozenset({receiver.port}), (parse_network("127.0.0.1"),))
     now_s = iter([1_700_000_000.9, 1_700_000_000.9, 1_700_000_305.0, 1_700_000_305.0])
     with OutboundClient(policy) as client:
         notifier = WebhookNotifier(client, wall_s=lambda: next(now_s))
@@ -83,7 +84,7 @@ def test_the_id_stays_and_the_time_is_the_attempt_s(receiver):
     assert first["webhook-signature"] != second["webhook-signature"]
 
 
-def test_while_a_secret_is_changed_both_verify(receiver, notifier):
+def test_both_secrets_verify_during_a_change(receiver, notifier):
     old = make_secret()
     notifier.send(NOTIFICATION, target(receiver, secrets=(SECRET, old)))
     (request,) = receiver.requests
@@ -93,7 +94,7 @@ def test_while_a_secret_is_changed_both_verify(receiver, notifier):
         standardwebhooks.Webhook(make_secret()).verify(request.body, request.headers)
 
 
-def test_a_structured_cloud_event(receiver, notifier):
+def test_structured_cloud_event(receiver, notifier):
     notifier.send(NOTIFICATION, target(receiver, format="cloudevents-structured"))
     (request,) = receiver.requests
     assert request.headers["content-type"] == "application/cloudevents+json; charset=UTF-8"
@@ -109,7 +110,7 @@ def test_a_structured_cloud_event(receiver, notifier):
     }
 
 
-def test_a_binary_cloud_event(receiver, notifier):
+def test_binary_cloud_event(receiver, notifier):
     odd = Notification("evt_1", "job.completed", 'jöb "1" 100%', 1_700_000_000_123, {"n": 1})
     notifier.send(odd, target(receiver, format="cloudevents-binary"))
     (request,) = receiver.requests
@@ -130,7 +131,7 @@ def test_a_binary_cloud_event(receiver, notifier):
     }
 
 
-def test_cloud_events_need_no_secret_and_standard_webhooks_do(receiver, notifier):
+def test_only_standard_webhooks_need_a_secret(receiver, notifier):
     assert isinstance(notifier.send(NOTIFICATION, target(receiver, secrets=())), Refused)
     assert receiver.requests == []
     assert notifier.send(
@@ -142,7 +143,7 @@ def test_cloud_events_need_no_secret_and_standard_webhooks_do(receiver, notifier
 @pytest.mark.parametrize(
     "change", [{"secrets": ("hunter2",)}, {"secrets": (SECRET,) * 5}, {"format": "soap"}]
 )
-def test_a_target_that_cannot_be_is_refused_without_its_secrets(receiver, notifier, change):
+def test_invalid_target_is_refused_without_its_secrets(receiver, notifier, change):
     answer = notifier.send(NOTIFICATION, target(receiver, **change))
     assert isinstance(answer, Refused)
     assert "hunter2" not in answer.why
@@ -150,7 +151,7 @@ def test_a_target_that_cannot_be_is_refused_without_its_secrets(receiver, notifi
 
 
 @given(st.text(min_size=1, max_size=50).filter(str.isprintable), st.sampled_from(sorted(FORMATS)))
-def test_every_notification_can_be_sent_in_every_format(job_id, format):
+def test_every_notification_fits_every_format(job_id, format):
     try:
         notification = Notification("evt_1", "job.completed", job_id, 0, {"reason": job_id})
     except ConfigError:
@@ -160,33 +161,35 @@ def test_every_notification_can_be_sent_in_every_format(job_id, format):
     assert all(v.isascii() and v.isprintable() for v in headers.values())
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
-def test_the_largest_notification_is_less_than_the_standard_s_bound(format):
+@for_each("format", sorted(FORMATS))
+def test_largest_notification_is_below_the_standards_limit(format):
     notification = Notification("e" * 128, "t" * 64, "j" * 256, 0, {"x": "a" * (DATA_BYTES_MAX - 300)})
     assert len(encode(notification, format, "/headrace/jobs")[0]) < NOTIFICATION_BYTES_MAX
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-def test_2xx_is_delivered(status):
-    assert judge(OutboundAnswer(status, {}, b"", whole=False), 0) == Delivered(f"HTTP {status}")
+@for_each("status", [200, 201, 202, 204, 299])
+def test_status_2xx_is_delivered(status):
+    assert result_of_response(OutboundResponse(status, {}, b"", complete=False), 0) == Delivered(
+        f"HTTP {status}"
+    )
 
 
 @pytest.mark.parametrize("status", [301, 302, 304, 307, 308, 400, 401, 403, 404, 405, 413, 422, 500, 501])
-def test_everything_else_is_tried_again(receiver, notifier, status):
+def test_other_statuses_are_retried(receiver, notifier, status):
     receiver.reply = Reply(status, {"Location": f"{receiver.url}/other"})
     answer = notifier.send(NOTIFICATION, target(receiver))
-    assert isinstance(answer, Retry)
+    assert isinstance(answer, RetryLater)
     assert (f"HTTP {status}" in answer.why, answer.after_s, answer.throttled) == (True, None, False)
     assert len(receiver.requests) == 1
 
 
-def test_410_disables(receiver, notifier):
+def test_status_410_disables(receiver, notifier):
     receiver.reply = Reply(410)
     assert isinstance(notifier.send(NOTIFICATION, target(receiver)), Disabled)
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_a_receiver_with_too_much_to_do_is_left_alone_as_long_as_it_says(receiver, notifier, status):
+def test_retry_after_sets_the_delay(receiver, notifier, status):
     receiver.replies = [Reply(status, {"Retry-After": "120"}), Reply(status)]
     answer = notifier.send(NOTIFICATION, target(receiver))
     assert (answer.after_s, answer.throttled) == (120, True)
@@ -202,39 +205,39 @@ def test_retry_after_may_be_a_date(receiver, notifier):
 
 
 @pytest.mark.parametrize("reply", [Reply(never=True), Reply(drip_head_s=0.05), Reply(cut=True)])
-def test_a_receiver_that_does_not_answer_is_tried_again(receiver, notifier, reply):
+def test_silent_receiver_is_retried(receiver, notifier, reply):
     receiver.reply = reply
     began_s = time.monotonic()
-    assert isinstance(notifier.send(NOTIFICATION, target(receiver)), Retry)
+    assert isinstance(notifier.send(NOTIFICATION, target(receiver)), RetryLater)
     assert time.monotonic() - began_s < 2
 
 
 @pytest.mark.parametrize("reply", [Reply(drip_s=0.05), Reply(endless=True, body=bytes(1 << 16))])
-def test_a_receiver_whose_body_does_not_end_has_the_notification(receiver, notifier, reply):
+def test_endless_response_body_is_delivered(receiver, notifier, reply):
     receiver.reply = reply
     assert notifier.send(NOTIFICATION, target(receiver)) == Delivered("HTTP 200")
 
 
-def test_a_receiver_that_is_down_is_tried_again(notifier, receiver):
+def test_unreachable_receiver_is_retried(notifier, receiver):
     with OutboundClient(
-        OutboundPolicy(True, frozenset({port := free_port()}), (network("127.0.0.1"),))
+        OutboundPolicy(True, frozenset({port := free_port()}), (parse_network("127.0.0.1"),))
     ) as client:
         down = WebhookTarget("hook", f"http://127.0.0.1:{port}/", (SECRET,))
-        assert isinstance(WebhookNotifier(client).send(NOTIFICATION, down), Retry)
+        assert isinstance(WebhookNotifier(client).send(NOTIFICATION, down), RetryLater)
 
 
-def test_a_receiver_with_an_expired_certificate_is_tried_again_until_it_has_a_new_one():
+def test_expired_certificate_is_retried():
     ca, past = trustme.CA(), datetime.now(UTC) - timedelta(days=1)
     trust = ssl.create_default_context()
     ca.configure_trust(trust)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("hooks.example", not_before=past - timedelta(days=1), not_after=past).configure_cert(tls)
     with Receiver(tls=tls) as receiver:
-        policy = OutboundPolicy(ports=frozenset({receiver.port}), networks=(network("127.0.0.1"),))
+        policy = OutboundPolicy(ports=frozenset({receiver.port}), networks=(parse_network("127.0.0.1"),))
         with OutboundClient(policy, trust=trust, resolve=lambda host, port: ["127.0.0.1"]) as client:
             hook = WebhookTarget("hook", f"https://hooks.example:{receiver.port}/", (SECRET,))
             answer = WebhookNotifier(client).send(NOTIFICATION, hook)
-            assert isinstance(answer, Retry)
+            assert isinstance(answer, RetryLater)
             assert "certificate" in answer.why
             ca.issue_cert("hooks.example").configure_cert(tls)
             assert WebhookNotifier(client).send(NOTIFICATION, hook) == Delivered("HTTP 200")
@@ -243,11 +246,11 @@ def test_a_receiver_with_an_expired_certificate_is_tried_again_until_it_has_a_ne
 @pytest.mark.parametrize(
     "url", ["http://169.254.169.254/latest", "https://10.0.0.1/", "gopher://x/", "file:///etc/passwd"]
 )
-def test_what_may_not_be_reached_is_refused(notifier, url):
+def test_forbidden_address_is_refused(notifier, url):
     assert isinstance(notifier.send(NOTIFICATION, WebhookTarget("hook", url, (SECRET,))), Refused)
 
 
-def test_what_a_receiver_says_goes_to_the_log_alone(receiver, notifier, caplog):
+def test_response_body_goes_to_the_log_only(receiver, notifier, caplog):
     receiver.reply = Reply(500, body=b"the inner secret" * 100)
     with caplog.at_level(logging.INFO, "headrace.jobs"):
         answer = notifier.send(NOTIFICATION, target(receiver))
@@ -256,5 +259,5 @@ def test_what_a_receiver_says_goes_to_the_log_alone(receiver, notifier, caplog):
     assert SECRET not in caplog.text
 
 
-def test_a_target_of_another_kind_is_refused(notifier):
+def test_target_of_another_kind_is_refused(notifier):
     assert isinstance(notifier.send(NOTIFICATION, EmailTarget("mail", ("a@b.example",))), Refused)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.jobs.outbound.addresses import network, refusal
+from headrace.jobs.outbound.addresses import parse_network, refusal
 
 REFUSED = [
     "0.0.0.0",
@@ -82,52 +83,50 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("address", REFUSED)
-def test_what_is_not_public_is_refused(address):
+@for_each("address", REFUSED)
+def test_non_public_address_is_refused(address):
     assert refusal(address)
     assert refusal(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", PUBLIC)
-def test_what_is_public_may_be_reached(address):
+@for_each("address", PUBLIC)
+def test_public_address_is_permitted(address):
     assert refusal(address) is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "localhost", "127.1", "0x7f000001", "2130706433", "1.2.3.4/32", "[::1]"]
-)
-def test_text_that_is_no_address_is_refused(text):
+@for_each("text", ["", "localhost", "127.1", "0x7f000001", "2130706433", "1.2.3.4/32", "[::1]"])
+def test_text_without_an_address_is_refused(text):
     assert refusal(text) == "not an IP address"
 
 
-def test_an_interface_s_address_is_refused_even_in_an_allowed_subnet():
-    assert refusal("fe80::1%eth0", [network("fe80::/10")])
+def test_scoped_address_is_refused_even_in_an_allowed_subnet():
+    assert refusal("fe80::1%eth0", [parse_network("fe80::/10")])
 
 
-@pytest.mark.parametrize("address", ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3"])
-def test_an_allowed_subnet_may_be_reached_by_every_spelling_that_leads_there(address):
-    assert refusal(address, [network("10.1.0.0/16")]) is None
-    assert refusal(address, [network("10.2.0.0/16"), network("fd00::/8")])
+@for_each("address", ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3"])
+def test_allowed_subnet_permits_every_spelling(address):
+    assert refusal(address, [parse_network("10.1.0.0/16")]) is None
+    assert refusal(address, [parse_network("10.2.0.0/16"), parse_network("fd00::/8")])
 
 
-def test_an_allowed_subnet_does_not_open_tunnels_into_it():
-    assert refusal("2002:a01:203::", [network("10.1.0.0/16")])
+def test_allowed_subnet_does_not_permit_tunnels():
+    assert refusal("2002:a01:203::", [parse_network("10.1.0.0/16")])
 
 
-@pytest.mark.parametrize("text", ["10.1.0.0/33", "10.1.2.3/16", "net", ""])
-def test_what_is_no_subnet_is_said(text):
-    with pytest.raises(ConfigError, match="no subnet"):
-        network(text)
+@for_each("text", ["10.1.0.0/33", "10.1.2.3/16", "net", ""])
+def test_invalid_subnet_is_refused(text):
+    with pytest.raises(ConfigError, match="not a subnet"):
+        parse_network(text)
 
 
 @given(st.ip_addresses(v=4))
-def test_no_v4_address_passes_that_the_library_calls_private(address):
+def test_private_v4_addresses_are_refused(address):
     if not address.is_global or address.is_multicast:
         assert refusal(address)
 
 
 @given(st.ip_addresses(v=4))
-def test_every_spelling_of_a_v4_address_in_v6_is_judged_alike_or_refused(address):
+def test_v4_addresses_in_v6_are_judged_alike_or_refused(address):
     number = int(address)
     plain = refusal(address)
     mapped = ipaddress.IPv6Address((0xFFFF << 32) | number)
@@ -138,7 +137,7 @@ def test_every_spelling_of_a_v4_address_in_v6_is_judged_alike_or_refused(address
 
 
 @given(st.ip_addresses(v=6))
-def test_no_v6_address_passes_outside_of_global_unicast(address):
+def test_v6_addresses_outside_of_global_unicast_are_refused(address):
     if refusal(address) is None:
         outside = address.ipv4_mapped is not None or address in ipaddress.ip_network("64:ff9b::/96")
         assert outside or address.is_global

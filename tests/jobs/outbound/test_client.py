@@ -10,9 +10,9 @@ import pytest
 import trustme
 
 from headrace.core.errors import RefusedAddressError
-from headrace.jobs.outbound.addresses import network
+from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.client import (
-    ANSWER_BYTES_MAX,
+    OUTBOUND_RESPONSE_BYTES_MAX,
     OutboundClient,
     OutboundFault,
     OutboundTimeouts,
@@ -22,7 +22,7 @@ from headrace.jobs.outbound.client import (
 from headrace.jobs.outbound.urls import OutboundPolicy
 from servers.receiver import Receiver, Reply, free_port
 
-LOOPBACK = (network("127.0.0.1/32"),)
+LOOPBACK = (parse_network("127.0.0.1/32"),)
 QUICK = OutboundTimeouts(connect_s=0.5, read_s=0.3, total_s=0.6)
 NAME = "hooks.example"
 
@@ -51,12 +51,12 @@ def make():
         one.close()
 
 
-def test_a_request_arrives_as_it_was_meant_and_its_answer_comes_back(receiver, make):
+def test_request_and_response_are_unchanged(receiver, make):
     receiver.reply = Reply(201, {"X-Said": "yes"}, b"thanks")
     answer = make(receiver.port).send(
         "POST", f"http://{NAME}:{receiver.port}/hook?a=%20b", headers={"X-Mine": "1"}, body=b"{}"
     )
-    assert (answer.status, answer.headers["x-said"], answer.body, answer.whole) == (
+    assert (answer.status, answer.headers["x-said"], answer.body, answer.complete) == (
         201,
         "yes",
         b"thanks",
@@ -68,7 +68,7 @@ def test_a_request_arrives_as_it_was_meant_and_its_answer_comes_back(receiver, m
     assert (request.headers["x-mine"], request.headers["content-length"]) == ("1", "2")
 
 
-def test_an_address_that_is_not_public_is_never_connected_to(receiver, make):
+def test_non_public_address_is_never_connected_to(receiver, make):
     client = make(receiver.port, networks=())
     with pytest.raises(RefusedAddressError) as refused:
         client.send("GET", f"http://{NAME}:{receiver.port}/")
@@ -79,7 +79,7 @@ def test_an_address_that_is_not_public_is_never_connected_to(receiver, make):
     assert receiver.requests == []
 
 
-def test_localhost_is_refused_by_the_system_s_own_resolver(receiver):
+def test_localhost_of_the_system_resolver_is_refused(receiver):
     assert system_resolve("localhost", 80)
     with (
         OutboundClient(policy(receiver.port, ())) as client,
@@ -89,7 +89,7 @@ def test_localhost_is_refused_by_the_system_s_own_resolver(receiver):
     assert receiver.requests == []
 
 
-def test_a_name_that_changes_its_answer_is_looked_up_once_and_reached_where_it_was_judged(make):
+def test_rebinding_name_is_resolved_once(make):
     """DNS rebinding: first an address that passes (another loopback address plays the public one), then the inner one."""
     port = free_port()
     answers = [["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1"]]
@@ -100,7 +100,7 @@ def test_a_name_that_changes_its_answer_is_looked_up_once_and_reached_where_it_w
         return answers[len(asked) - 1]
 
     with Receiver(host="127.0.0.2", port=port) as public, Receiver(host="127.0.0.1", port=port) as inner:
-        client = make(port, networks=(network("127.0.0.2/32"),), resolve=resolve)
+        client = make(port, networks=(parse_network("127.0.0.2/32"),), resolve=resolve)
         assert client.send("GET", f"http://{NAME}:{port}/").status == 200
         assert asked == [NAME]
         assert (len(public.requests), len(inner.requests)) == (1, 0)
@@ -109,24 +109,24 @@ def test_a_name_that_changes_its_answer_is_looked_up_once_and_reached_where_it_w
         assert inner.requests == []
 
 
-def test_of_several_addresses_only_those_that_pass_are_tried(receiver, make):
+def test_only_permitted_addresses_are_tried(receiver, make):
     client = make(receiver.port, resolve=lambda host, port: ["10.0.0.1", "127.0.0.9", "::1", "127.0.0.1"])
     assert client.send("GET", f"http://{NAME}:{receiver.port}/").status == 200
 
 
-def test_the_next_address_is_tried_when_one_does_not_answer(receiver, make):
-    both = (network("127.0.0.0/8"),)
+def test_next_address_is_tried_after_a_failure(receiver, make):
+    both = (parse_network("127.0.0.0/8"),)
     client = make(receiver.port, networks=both, resolve=lambda host, port: ["127.0.0.9", "127.0.0.1"])
     assert client.send("GET", f"http://{NAME}:{receiver.port}/").status == 200
 
 
-def test_redirects_are_answers_and_are_not_followed(receiver, make):
+def test_redirects_are_not_followed(receiver, make):
     receiver.reply = Reply(302, {"Location": f"http://127.0.0.1:{receiver.port}/inner"})
     assert make(receiver.port).send("GET", receiver.url).status == 302
     assert [r.path for r in receiver.requests] == ["/hook"]
 
 
-def test_proxies_and_netrc_of_the_environment_are_not_used(receiver, make, monkeypatch, tmp_path):
+def test_proxies_and_netrc_are_ignored(receiver, make, monkeypatch, tmp_path):
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     (tmp_path / ".netrc").write_text("machine hooks.example login me password hunter2\n")
@@ -136,7 +136,7 @@ def test_proxies_and_netrc_of_the_environment_are_not_used(receiver, make, monke
     assert "authorization" not in receiver.requests[0].headers
 
 
-def test_a_receiver_that_never_answers_costs_the_read_timeout(receiver, make):
+def test_silent_receiver_costs_the_read_timeout(receiver, make):
     receiver.reply = Reply(never=True)
     began_s = time.monotonic()
     with pytest.raises(OutboundFault, match="in time"):
@@ -144,7 +144,7 @@ def test_a_receiver_that_never_answers_costs_the_read_timeout(receiver, make):
     assert time.monotonic() - began_s < 2
 
 
-def test_no_step_outlasts_the_total(receiver, make):
+def test_no_step_exceeds_the_total_timeout(receiver, make):
     receiver.reply = Reply(never=True)
     began_s = time.monotonic()
     with pytest.raises(OutboundFault):
@@ -153,7 +153,7 @@ def test_no_step_outlasts_the_total(receiver, make):
 
 
 @pytest.mark.parametrize("reply", [Reply(drip_head_s=0.05), Reply(drip_s=0.05)], ids=["head", "body"])
-def test_a_receiver_that_drips_costs_the_total_timeout_and_no_more(receiver, make, reply):
+def test_dripping_receiver_costs_the_total_timeout(receiver, make, reply):
     receiver.reply = reply
     client = make(receiver.port, timeouts=QUICK)
     began_s = time.monotonic()
@@ -163,32 +163,32 @@ def test_a_receiver_that_drips_costs_the_total_timeout_and_no_more(receiver, mak
     else:
         # Its status had come: that counts.
         answer = client.send("GET", receiver.url)
-        assert (answer.status, answer.whole) == (200, False)
+        assert (answer.status, answer.complete) == (200, False)
         assert 0 < len(answer.body) < 100
     assert 0.5 < time.monotonic() - began_s < 2
 
 
-def test_a_receiver_that_takes_nothing_costs_the_timeout(make):
+def test_receiver_that_does_not_read_costs_the_timeout(make):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         client = make(deaf.getsockname()[1], timeouts=QUICK)
         with pytest.raises(OutboundFault):
             client.send("POST", f"http://127.0.0.1:{deaf.getsockname()[1]}/", body=bytes(50 << 20))
 
 
-def test_an_endless_answer_is_left_at_its_bound(receiver, make):
+def test_endless_response_is_cut_at_its_limit(receiver, make):
     receiver.reply = Reply(endless=True, body=bytes(1 << 16))
     answer = make(receiver.port).send("GET", receiver.url)
-    assert (answer.status, len(answer.body), answer.whole) == (200, ANSWER_BYTES_MAX, False)
+    assert (answer.status, len(answer.body), answer.complete) == (200, OUTBOUND_RESPONSE_BYTES_MAX, False)
     assert receiver.sent_bytes < 64 << 20
 
 
-def test_what_is_compressed_stays_so(receiver, make):
+def test_compressed_body_stays_compressed(receiver, make):
     receiver.reply = Reply(headers={"Content-Encoding": "gzip"}, body=b"\x1f\x8bnot really")
     assert make(receiver.port).send("GET", receiver.url).body == b"\x1f\x8bnot really"
     assert receiver.requests[0].headers["accept-encoding"] == "identity"
 
 
-def test_a_connection_that_breaks_or_is_refused_is_a_fault(receiver, make):
+def test_broken_or_refused_connection_is_a_fault(receiver, make):
     receiver.reply = Reply(cut=True)
     with pytest.raises(OutboundFault, match="broke"):
         make(receiver.port).send("GET", receiver.url)
@@ -197,7 +197,7 @@ def test_a_connection_that_breaks_or_is_refused_is_a_fault(receiver, make):
         make(closed).send("GET", f"http://127.0.0.1:{closed}/")
 
 
-def test_an_answer_that_is_no_http_is_a_fault(make):
+def test_non_http_response_is_a_fault(make):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -216,7 +216,7 @@ def test_an_answer_that_is_no_http_is_a_fault(make):
     assert "SSH" not in str(fault.value)
 
 
-def test_a_name_that_is_unknown_or_has_no_address_is_a_fault(make):
+def test_unresolvable_name_is_a_fault(make):
     def unknown(host, port):
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -225,7 +225,7 @@ def test_a_name_that_is_unknown_or_has_no_address_is_a_fault(make):
             make(443, resolve=resolve).send("GET", f"https://{NAME}/")
 
 
-def test_a_resolver_that_hangs_costs_the_connect_timeout(make):
+def test_hanging_resolver_costs_the_connect_timeout(make):
     released = threading.Event()
 
     def hang(host, port):
@@ -239,7 +239,7 @@ def test_a_resolver_that_hangs_costs_the_connect_timeout(make):
     released.set()
 
 
-def test_a_closed_client_says_so(make):
+def test_closed_client_raises(make):
     client = make(443)
     client.close()
     client.close()
@@ -248,7 +248,7 @@ def test_a_closed_client_says_so(make):
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\nb", "a\0b"])
-def test_a_header_cannot_begin_another(receiver, make, value):
+def test_header_injection_is_refused(receiver, make, value):
     with pytest.raises(OutboundFault):
         make(receiver.port).send("GET", receiver.url, headers={"X-Mine": value})
     assert receiver.requests == []
@@ -274,7 +274,7 @@ def trusting(ca: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-def test_over_tls_the_name_is_kept_for_the_certificate_and_the_host(ca, make):
+def test_tls_uses_the_name_for_certificate_and_host(ca, make):
     asked = []
     context = tls(ca.issue_cert(NAME))
     context.sni_callback = lambda sock, name, context: asked.append(name)
@@ -286,7 +286,7 @@ def test_over_tls_the_name_is_kept_for_the_certificate_and_the_host(ca, make):
 
 
 @pytest.mark.parametrize("reply", [Reply(never=True), Reply(drip_head_s=0.05)], ids=["never", "drips"])
-def test_over_tls_the_limits_hold_too(ca, make, reply):
+def test_limits_hold_over_tls(ca, make, reply):
     with Receiver(tls=tls(ca.issue_cert(NAME))) as receiver:
         receiver.reply = reply
         client = make(receiver.port, trust=trusting(ca), timeouts=QUICK)
@@ -296,14 +296,14 @@ def test_over_tls_the_limits_hold_too(ca, make, reply):
         assert time.monotonic() - began_s < 2
 
 
-def test_an_address_by_number_needs_a_certificate_for_that_number(ca, make):
+def test_literal_address_needs_a_certificate_for_it(ca, make):
     with Receiver(tls=tls(ca.issue_cert("127.0.0.1"))) as receiver:
         client = make(receiver.port, trust=trusting(ca))
         assert client.send("GET", f"https://127.0.0.1:{receiver.port}/").status == 200
 
 
 @pytest.mark.parametrize("case", ["another name", "expired", "unknown"])
-def test_a_certificate_that_cannot_be_trusted_ends_it(ca, make, case):
+def test_untrusted_certificate_is_refused(ca, make, case):
     past = datetime.now(UTC) - timedelta(days=1)
     certs = {
         "another name": lambda: ca.issue_cert("other.example"),
@@ -317,12 +317,12 @@ def test_a_certificate_that_cannot_be_trusted_ends_it(ca, make, case):
         assert receiver.requests == []
 
 
-def test_a_server_without_tls_ends_it(receiver, make):
+def test_server_without_tls_is_refused(receiver, make):
     with pytest.raises(OutboundFault):
         make(receiver.port, timeouts=QUICK).send("GET", f"https://127.0.0.1:{receiver.port}/")
 
 
-def test_a_server_that_hangs_in_its_handshake_costs_the_timeout(make):
+def test_hanging_handshake_costs_the_timeout(make):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         began_s = time.monotonic()

@@ -11,7 +11,7 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.core.retry import RetryPolicy
-from headrace.jobs.outbound.addresses import network
+from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
 from headrace.jobs.outbound.inputs import InputStore
 from headrace.jobs.outbound.urls import OutboundPolicy
@@ -30,7 +30,7 @@ def clock():
 @pytest.fixture
 def client(http_files):
     port = int(http_files.url.rpartition(":")[2])
-    policy = OutboundPolicy(True, frozenset({port}), (network("127.0.0.1"),))
+    policy = OutboundPolicy(True, frozenset({port}), (parse_network("127.0.0.1"),))
     with OutboundClient(policy, timeouts=OutboundTimeouts(1, 1, 2)) as client:
         yield client
 
@@ -47,7 +47,7 @@ def uri(http_files):
 
 
 @pytest.mark.parametrize("lacking", ["nothing", "ranges", "heads", "etags"])
-def test_it_reads_as_a_store_does(http_files, client, clock, lacking):
+def test_input_store_meets_the_reading_contract(http_files, client, clock, lacking):
     http_files.objects["/k"] = DATA
     if lacking != "nothing":
         setattr(http_files, lacking, False)
@@ -55,7 +55,7 @@ def test_it_reads_as_a_store_does(http_files, client, clock, lacking):
     check_reading(store, f"{http_files.url}/k", DATA)
 
 
-def test_a_body_that_breaks_is_resumed_at_its_byte(http_files, store, uri):
+def test_broken_body_resumes_at_its_byte(http_files, store, uri):
     http_files.faults = [Fault(cut_at=1_000_000), CUT_NOW, Fault(status=503)]
     assert b"".join(store.stream(uri)) == DATA
     asked = http_files.ranges_asked()
@@ -63,7 +63,7 @@ def test_a_body_that_breaks_is_resumed_at_its_byte(http_files, store, uri):
     assert {a.startswith("bytes=") for a in asked[1:]} == {True}
 
 
-def test_the_etag_goes_along_and_another_object_is_noticed(http_files, store, uri):
+def test_changed_object_is_detected_by_its_etag(http_files, store, uri):
     etag = store.head(uri).etag
     assert b"".join(store.stream(uri, etag=etag)) == DATA
     assert http_files.requests[-1][2]["if-match"] == etag
@@ -76,7 +76,7 @@ def test_the_etag_goes_along_and_another_object_is_noticed(http_files, store, ur
 
 
 @pytest.mark.parametrize("lengths", [True, False])
-def test_more_than_the_bound_is_refused_as_soon_as_it_shows(http_files, store, uri, lengths):
+def test_too_large_object_is_refused_early(http_files, store, uri, lengths):
     http_files.objects["/k"] = DATA + b"x"
     http_files.lengths = lengths
     with pytest.raises(LimitError, match=str(len(DATA))):
@@ -99,7 +99,7 @@ def test_redirects_are_not_followed(http_files, store, uri, status):
     assert {path for _, path, _ in http_files.requests} == {"/k"}
 
 
-def test_what_may_not_be_reached_is_refused(http_files, clock, uri):
+def test_forbidden_address_is_refused(http_files, clock, uri):
     with OutboundClient() as client:
         store = InputStore(client, Retrier(clock, RetryPolicy()), bytes_max=10)
         for bad in (
@@ -114,20 +114,20 @@ def test_what_may_not_be_reached_is_refused(http_files, clock, uri):
     assert http_files.requests == []
 
 
-def test_what_a_server_says_of_itself_stays_here(http_files, store, uri):
+def test_server_phrase_is_not_shown(http_files, store, uri):
     http_files.faults = [Fault(status=418, body=b"the inner secret")] * 2
     with pytest.raises(StorageError) as error:
         store.get(uri)
     assert "inner secret" not in str(error.value)
 
 
-def test_a_server_that_hangs_is_given_up_after_the_retries(http_files, store, uri):
+def test_hanging_server_is_given_up_after_retries(http_files, store, uri):
     http_files.faults = [Fault(hang=True)] + [CUT_NOW] * 100
     with pytest.raises(UnavailableError):
         store.get(uri)
 
 
-def test_a_stream_ends_at_its_time_however_much_progress_it_makes(http_files, client, uri, clock):
+def test_stream_ends_at_its_time_limit(http_files, client, uri, clock):
     http_files.objects["/k"] = DATA
     store = InputStore(client, Retrier(clock, RetryPolicy()), bytes_max=len(DATA), stream_s=10)
     stream = store.stream(uri)
@@ -137,7 +137,7 @@ def test_a_stream_ends_at_its_time_however_much_progress_it_makes(http_files, cl
         next(stream)
 
 
-def test_it_writes_nothing(store, uri):
+def test_input_store_is_read_only(store, uri):
     for act in (lambda: store.put(uri, b""), lambda: store.writer(uri), lambda: store.delete(uri)):
         with pytest.raises(ConfigError):
             act()

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import RefusedAddressError
-from headrace.jobs.outbound.addresses import network
+from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.urls import OutboundPolicy, Url, parse_url
 
 DEFAULT = OutboundPolicy()
@@ -90,13 +91,13 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_hostile_address_is_refused(text):
+@for_each("text", HOSTILE)
+def test_hostile_address_is_refused(text):
     with pytest.raises(RefusedAddressError):
         parse_url(text, PLAIN)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "url", "host_header"),
     [
         ("https://example.com", Url("https", "example.com", 443, "/"), "example.com"),
@@ -108,29 +109,29 @@ def test_a_hostile_address_is_refused(text):
         ("https://a_b.example:80/", Url("https", "a_b.example", 80, "/"), "a_b.example:80"),
     ],
 )
-def test_a_good_address_is_taken_apart(text, url, host_header):
+def test_valid_address_is_parsed(text, url, host_header):
     assert parse_url(text, DEFAULT) == url
     assert url.host_header == (host_header or url.host)
     assert url.origin == f"https://{url.host_header}"
 
 
-def test_plain_http_and_other_ports_are_taken_where_they_are_allowed():
+def test_plain_http_and_ports_need_permission():
     with pytest.raises(RefusedAddressError, match="plain http"):
         parse_url("http://example.com/", DEFAULT)
     assert parse_url("http://example.com/", PLAIN).port == 80
-    with pytest.raises(RefusedAddressError, match="port 9000 is not allowed here; allowed are 80, 443, 8443"):
+    with pytest.raises(RefusedAddressError, match="port 9000 is not allowed; allowed: 80, 443, 8443"):
         parse_url("https://example.com:9000/", DEFAULT)
     assert parse_url("https://example.com:9000/", OutboundPolicy(ports=frozenset({9000}))).port == 9000
 
 
-def test_a_literal_address_in_an_allowed_subnet_is_taken():
-    policy = OutboundPolicy(plain_http=True, networks=(network("127.0.0.0/8"),))
+def test_literal_address_in_an_allowed_subnet_is_accepted():
+    policy = OutboundPolicy(plain_http=True, networks=(parse_network("127.0.0.0/8"),))
     assert parse_url("http://127.0.0.1/", policy).host == "127.0.0.1"
     with pytest.raises(RefusedAddressError):
         parse_url("http://10.0.0.1/", policy)
 
 
-def test_messages_hold_neither_credentials_nor_queries():
+def test_messages_contain_neither_credentials_nor_queries():
     for text in (
         "https://me:hunter2@example.com/",
         "https://h:22/p?sig=hunter2",
@@ -142,7 +143,7 @@ def test_messages_hold_neither_credentials_nor_queries():
 
 
 @given(st.text(max_size=60) | st.from_regex(r"https?://[a-z0-9.:@\[\]\\#%-]{0,30}/.{0,10}", fullmatch=True))
-def test_whatever_comes_is_taken_apart_as_others_do_or_refused(text):
+def test_any_text_is_parsed_like_other_parsers_or_refused(text):
     try:
         url = parse_url(text, PLAIN)
     except RefusedAddressError:

@@ -4,48 +4,49 @@ import math
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.jobs.worker.settings import CONCURRENCY_MAX, WorkerSettings, new_worker_name
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "why"),
     [
         ({"queues": ()}, "at least one"),
-        ({"queues": ("a", "")}, "each with a name"),
-        ({"queues": "default"}, "a tuple of queues"),
-        ({"name": ""}, "needs a name"),
-        ({"region": "eu west"}, "'eu west' cannot be a region"),
+        ({"queues": ("a", "")}, "at least one queue name"),
+        ({"queues": "default"}, "queues must be a tuple"),
+        ({"name": ""}, "name must not be empty"),
+        ({"region": "eu west"}, "'eu west' is not a valid region"),
         ({"region": "eu", "other_regions": "sometimes"}, "other_regions must be one of idle, never"),
         ({"concurrency": 0}, "concurrency"),
         ({"concurrency": CONCURRENCY_MAX + 1}, "concurrency"),
         *(
             ({name: value}, name)
-            for name in ("lease_s", "beat_s", "poll_s", "stop_s", "maintain_s")
+            for name in ("lease_s", "heartbeat_s", "poll_s", "stop_s", "maintain_s")
             for value in (0.0, -1.0, 86_400.0, math.inf, math.nan)
         ),
         *(({"drain_grace_s": value}, "drain_grace_s") for value in (-0.1, 86_400.0, math.inf, math.nan)),
-        ({"lease_s": 10.0, "beat_s": 5.1}, "at most half"),
+        ({"lease_s": 10.0, "heartbeat_s": 5.1}, "at most half"),
     ],
 )
-def test_what_cannot_be_is_refused(given, why):
+def test_invalid_settings_are_refused(given, why):
     with pytest.raises(ConfigError, match=why):
         WorkerSettings(**given)
 
 
-def test_what_is_just_possible_is_taken():
+def test_extreme_settings_are_accepted():
     settings = WorkerSettings(
-        concurrency=CONCURRENCY_MAX, lease_s=10.0, beat_s=5.0, drain_grace_s=0.0, queues=("a", "b")
+        concurrency=CONCURRENCY_MAX, lease_s=10.0, heartbeat_s=5.0, drain_grace_s=0.0, queues=("a", "b")
     )
     assert settings.lease_ms == 10_000
 
 
-def test_no_two_workers_have_one_name():
+def test_worker_names_are_unique():
     assert new_worker_name() != new_worker_name()
     assert WorkerSettings().name != WorkerSettings().name
 
 
-def test_only_a_worker_that_has_a_region_waits_for_idleness():
+def test_only_a_worker_with_a_region_waits_for_idleness():
     assert WorkerSettings(region="eu").waits_for_idleness
     assert not WorkerSettings(region="eu", other_regions="never").waits_for_idleness
     assert not WorkerSettings().waits_for_idleness

@@ -10,14 +10,14 @@ import pytest
 from headrace.core.errors import DataError, JobLedgerUnavailableError, StorageError
 from headrace.jobs.attempt import StopReason
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import NewJob, Progress
+from headrace.jobs.job import JobProgress, NewJob
 from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
 from headrace.jobs.state import JobState
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger, check_service
-from jobs.worker.faulty import FaultyLedger, Gate, Times, cut
-from jobs.worker.scripted import PATIENCE_S, ScriptedKind
+from jobs.worker.faulty_ledger import FaultyLedger, Gate, Times, cut
+from jobs.worker.scripted_kind import PATIENCE_S, ScriptedKind
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def ended(job) -> bool:
     return job.state.ended
 
 
-def test_a_submitted_job_is_run_and_its_result_recorded(ledger):
+def test_submitted_job_is_run_and_recorded(ledger):
     kind = ScriptedKind(at_once=True)
     with working(ledger, kind):
         job = until(ledger, submit(ledger), ended)
@@ -76,7 +76,7 @@ def test_a_submitted_job_is_run_and_its_result_recorded(ledger):
     assert (job.attempt, job.lease) == (1, 1)
 
 
-def test_another_regions_job_is_begun_as_soon_as_nothing_else_is_in_hand(ledger):
+def test_idle_worker_runs_a_job_of_another_region(ledger):
     """Not at the next poll."""
     kind = ScriptedKind()
     own = submit(ledger, region="eu")
@@ -91,7 +91,7 @@ def test_another_regions_job_is_begun_as_soon_as_nothing_else_is_in_hand(ledger)
         assert until(ledger, far, ended).worker_region == "eu"
 
 
-def test_no_more_jobs_run_at_once_than_there_is_room_for(ledger):
+def test_concurrency_limits_running_jobs(ledger):
     kind = ScriptedKind()
     ids = [submit(ledger) for _ in range(5)]
     with working(ledger, kind, concurrency=2) as worker:
@@ -109,7 +109,7 @@ def test_no_more_jobs_run_at_once_than_there_is_room_for(ledger):
             assert until(ledger, job_id, ended).state is JobState.COMPLETED
 
 
-def test_what_fails_for_now_is_tried_again_and_what_fails_for_good_is_not(ledger, wall):
+def test_transient_failure_is_retried_and_permanent_one_is_not(ledger, wall):
     kind = ScriptedKind()
     with working(ledger, kind):
         job_id = submit(ledger)
@@ -125,7 +125,7 @@ def test_what_fails_for_now_is_tried_again_and_what_fails_for_good_is_not(ledger
     assert failed.attempt == 2
 
 
-def test_a_defect_of_ours_is_told_without_its_inside(ledger):
+def test_internal_error_is_reported_without_details(ledger):
     kind = ScriptedKind()
     with working(ledger, kind):
         job_id = submit(ledger, attempts_max=1)
@@ -135,7 +135,7 @@ def test_a_defect_of_ours_is_told_without_its_inside(ledger):
     assert "secret" not in failed.failure.message
 
 
-def test_a_running_job_that_is_cancelled_stops_soon(ledger):
+def test_cancelled_running_job_stops_soon(ledger):
     kind = ScriptedKind()
     with working(ledger, kind):
         job_id = submit(ledger)
@@ -146,7 +146,7 @@ def test_a_running_job_that_is_cancelled_stops_soon(ledger):
     assert running.attempt.stopped is StopReason.CANCELLED
 
 
-def test_an_attempt_over_its_time_limit_is_stopped_and_counts(ledger):
+def test_attempt_over_its_time_limit_is_stopped_and_counts(ledger):
     kind = ScriptedKind()
     with working(ledger, kind):
         job_id = submit(ledger, time_limit_s=0.05, attempts_max=1)
@@ -156,9 +156,9 @@ def test_an_attempt_over_its_time_limit_is_stopped_and_counts(ledger):
     assert "0.05 s" in job.failure.message
 
 
-def test_a_worker_whose_lease_was_taken_stops_and_writes_nothing(ledger, wall):
+def test_attempt_with_a_lost_lease_stops_and_writes_nothing(ledger, wall):
     kind = ScriptedKind()
-    with working(ledger, kind, lease_s=0.4, beat_s=0.2):
+    with working(ledger, kind, lease_s=0.4, heartbeat_s=0.2):
         job_id = submit(ledger)
         running = kind.next()
         # Its sign of life comes too late: the ledger's clock jumps, and the job is another's.
@@ -167,7 +167,7 @@ def test_a_worker_whose_lease_was_taken_stops_and_writes_nothing(ledger, wall):
             wall.advance(1_000)
             ledger.maintain(10)
             wall.advance(60_000)
-            claimed = ledger.turn([], ClaimRequest("w2", ("default",), 1, 60_000)).claimed
+            claimed = ledger.settle_and_claim([], ClaimRequest("w2", ("default",), 1, 60_000)).claimed
             with_other = claimed[0] if claimed else None
         assert kind.discarded.get(timeout=PATIENCE_S) == f"{job_id}/{running.attempt.job.lease}"
     assert running.attempt.stopped is StopReason.LOST
@@ -175,7 +175,7 @@ def test_a_worker_whose_lease_was_taken_stops_and_writes_nothing(ledger, wall):
     assert (job.state, job.worker, job.lease) == (JobState.RUNNING, "w2", with_other.lease)
 
 
-def test_draining_lets_short_jobs_end_and_gives_long_ones_back(ledger):
+def test_drain_finishes_short_jobs_and_releases_long_ones(ledger):
     kind = ScriptedKind()
     worker = Worker(
         ledger, {"infer": kind}, WorkerSettings(name="w1", concurrency=2, drain_grace_s=0.3), seed=1
@@ -194,11 +194,11 @@ def test_draining_lets_short_jobs_end_and_gives_long_ones_back(ledger):
     assert kind.none_began()
 
 
-def test_a_job_that_cost_two_processes_runs_alone(ledger, wall):
+def test_job_with_two_crashes_runs_alone(ledger, wall):
     kind = ScriptedKind()
     suspect = submit(ledger, attempts_max=5)
     for _ in range(2):
-        claimed = ledger.turn([], ClaimRequest("dead", ("default",), 1, 1_000)).claimed
+        claimed = ledger.settle_and_claim([], ClaimRequest("dead", ("default",), 1, 1_000)).claimed
         assert [job.id for job in claimed] == [suspect]
         wall.advance(2_000)
         ledger.maintain(10)
@@ -217,11 +217,11 @@ def test_a_job_that_cost_two_processes_runs_alone(ledger, wall):
     assert ledger.get(suspect).state is JobState.COMPLETED
 
 
-def test_a_suspect_waits_until_what_runs_has_ended(ledger, wall):
+def test_job_that_runs_alone_waits_for_running_jobs(ledger, wall):
     kind = ScriptedKind()
     suspect = submit(ledger, attempts_max=5)
     for wait_ms in (10_000, 0):
-        ledger.turn([], ClaimRequest("dead", ("default",), 1, 1_000))
+        ledger.settle_and_claim([], ClaimRequest("dead", ("default",), 1, 1_000))
         wall.advance(2_000)
         ledger.maintain(10)
         wall.advance(wait_ms)
@@ -238,41 +238,41 @@ def test_a_suspect_waits_until_what_runs_has_ended(ledger, wall):
         assert worker.statistics().running == 1
 
 
-def test_a_ledger_that_is_away_for_long_costs_nothing_that_runs(ledger):
+def test_long_ledger_outage_stops_no_running_job(ledger):
     kind = ScriptedKind()
     with working(ledger, kind):
         job_id = submit(ledger)
         running = kind.next()
-        ledger.away = True
+        ledger.unavailable = True
         running.finish()
         refused = threading.Event()
-        turn = ledger.turn
+        settle_and_claim = ledger.settle_and_claim
 
         def counting(*given):
             refused.set()
-            return turn(*given)
+            return settle_and_claim(*given)
 
-        ledger.turn = counting
+        ledger.settle_and_claim = counting
         assert refused.wait(PATIENCE_S)
-        ledger.away = False
+        ledger.unavailable = False
         job = until(ledger, job_id, ended)
     assert job.state is JobState.COMPLETED
 
 
-def test_a_settlement_whose_answer_was_lost_is_not_taken_for_refused(ledger):
+def test_settlement_with_a_lost_reply_is_not_refused(ledger):
     """The commit counted, the answer did not come: the result must stay."""
     kind = ScriptedKind()
-    turn = ledger.turn
+    settle_and_claim = ledger.settle_and_claim
     lost = threading.Event()
 
     def answer_lost(settlements, claim=None):
-        answer = turn(settlements, claim)
+        answer = settle_and_claim(settlements, claim)
         if settlements and not lost.is_set():
             lost.set()
             raise JobLedgerUnavailableError("the connection was cut")
         return answer
 
-    ledger.turn = answer_lost
+    ledger.settle_and_claim = answer_lost
     with working(ledger, kind):
         job_id = submit(ledger)
         kind.next().finish()
@@ -284,35 +284,35 @@ def test_a_settlement_whose_answer_was_lost_is_not_taken_for_refused(ledger):
     assert kind.discarded.empty()
 
 
-def test_jobs_of_a_claim_whose_answer_was_lost_are_worked_on(ledger):
+def test_jobs_of_a_claim_with_a_lost_reply_are_run(ledger):
     kind = ScriptedKind(at_once=True)
-    turn = ledger.turn
+    settle_and_claim = ledger.settle_and_claim
     lost = threading.Event()
 
     def answer_lost(settlements, claim=None):
-        answer = turn(settlements, claim)
+        answer = settle_and_claim(settlements, claim)
         if answer.claimed and not lost.is_set():
             lost.set()
             raise JobLedgerUnavailableError("the connection was cut")
         return answer
 
-    ledger.turn = answer_lost
+    ledger.settle_and_claim = answer_lost
     with working(ledger, kind):
         job = until(ledger, submit(ledger), ended)
     assert (job.state, job.attempt) == (JobState.COMPLETED, 1)
 
 
-def test_the_worker_tells_how_far_an_attempt_is(ledger):
+def test_worker_reports_progress(ledger):
     kind = ScriptedKind()
-    with working(ledger, kind, lease_s=0.2, beat_s=0.05):
+    with working(ledger, kind, lease_s=0.2, heartbeat_s=0.05):
         job_id = submit(ledger)
         running = kind.next()
-        running.attempt.report(lambda: Progress(3, 10, "records"))
+        running.attempt.set_progress_source(lambda: JobProgress(3, 10, "records"))
         job = until(ledger, job_id, lambda job: job.progress is not None)
-        assert job.progress == Progress(3, 10, "records")
+        assert job.progress == JobProgress(3, 10, "records")
 
 
-def test_stopping_before_starting_and_twice_does_nothing(ledger):
+def test_stop_before_start_and_twice_does_nothing(ledger):
     worker = Worker(ledger, {}, WorkerSettings(name="w"), clock=ManualClock())
     worker.stop()
     worker = Worker(ledger, {}, WorkerSettings(name="w"))
@@ -355,7 +355,7 @@ def of_worker() -> list[str]:
     return [t.name for t in mine if t.name.startswith("headrace-") and t.is_alive()]
 
 
-def test_it_is_a_service():
+def test_worker_is_a_service():
     def make():
         ledger = MemoryJobLedger(ManualWallClock())
         ledger.start()
@@ -365,7 +365,7 @@ def test_it_is_a_service():
     check_service(make)
 
 
-def test_jobs_of_a_claim_under_way_while_it_stops_are_given_back(faulty):
+def test_stop_releases_jobs_of_a_running_claim(faulty):
     """Regression: nothing was in hand, so it ended; what the claim then brought was left to be counted as crashed."""
     kind, gate = ScriptedKind(), Gate()
     job_id = submit(faulty)
@@ -375,7 +375,7 @@ def test_jobs_of_a_claim_under_way_while_it_stops_are_given_back(faulty):
     gate.wait_reached()
     stopping = in_thread(worker.stop)
     # It has told all that it had in hand, which was nothing, and waits for what the claim brings.
-    until_true(lambda: worker._giving_back)
+    until_true(lambda: worker._releasing)
     gate.open()
     stopping.join(PATIENCE_S)
     job = faulty.get(job_id)
@@ -390,7 +390,7 @@ def until_true(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came to be")
 
 
-def test_a_drain_lets_jobs_of_a_claim_under_way_end(faulty):
+def test_drain_finishes_jobs_of_a_running_claim(faulty):
     kind, gate = ScriptedKind(at_once=True), Gate()
     job_id = submit(faulty)
     faulty.after = Times(1, lambda *_: gate.pass_())
@@ -398,13 +398,13 @@ def test_a_drain_lets_jobs_of_a_claim_under_way_end(faulty):
     worker.start()
     gate.wait_reached()
     stopping = in_thread(worker.stop)
-    until_true(lambda: worker._turns._closed)
+    until_true(lambda: worker._ledger_loop._closed)
     gate.open()
     stopping.join(PATIENCE_S)
     assert faulty.get(job_id).state is JobState.COMPLETED
 
 
-def test_two_stops_return_when_the_worker_has_ended_and_not_before(faulty):
+def test_two_stops_return_at_the_workers_end(faulty):
     """Regression: the second let the first return at once, and what owned both stopped the ledger under the other."""
     kind, gate = ScriptedKind(), Gate()
     job_id = submit(faulty)
@@ -414,7 +414,7 @@ def test_two_stops_return_when_the_worker_has_ended_and_not_before(faulty):
     faulty.before = Times(1, lambda *_: gate.pass_(), lambda settlements, _claim: bool(settlements))
     returned: list[list[str]] = []
     stops = [in_thread(lambda: (worker.stop(), returned.append(of_worker())))]
-    until_true(lambda: worker._turns._closed)
+    until_true(lambda: worker._ledger_loop._closed)
     stops.append(in_thread(lambda: (worker.stop(drain=False), returned.append(of_worker()))))
     gate.wait_reached()
     assert returned == []
@@ -425,7 +425,7 @@ def test_two_stops_return_when_the_worker_has_ended_and_not_before(faulty):
     assert faulty.get(job_id).attempt == 0
 
 
-def test_a_job_that_does_not_listen_is_given_back_and_its_slot_is_out_of_use_until_it_returns(faulty, caplog):
+def test_job_that_ignores_its_stop_is_released_and_occupies_its_slot(faulty, caplog):
     """Regression: nothing bounded how long it held its lease, and the process could not end either."""
     caplog.set_level(logging.CRITICAL)
     deaf, clock, held = Gate(), ManualClock(), threading.Event()
@@ -440,7 +440,7 @@ def test_a_job_that_does_not_listen_is_given_back_and_its_slot_is_out_of_use_unt
             discarded.append(attempt.job.id)
             held.set()
 
-    settings = WorkerSettings(name="w1", concurrency=1, stop_s=30.0, lease_s=60.0, beat_s=15.0)
+    settings = WorkerSettings(name="w1", concurrency=1, stop_s=30.0, lease_s=60.0, heartbeat_s=15.0)
     worker = Worker(faulty, {"infer": DeafKind()}, settings, clock=clock, seed=1)
     worker.start()
     first = submit(faulty)
@@ -464,10 +464,10 @@ def test_a_job_that_does_not_listen_is_given_back_and_its_slot_is_out_of_use_unt
 
 def faulty_stops(worker: Worker) -> bool:
     worker._clock.advance(1.0)
-    return any(attempt.stopped is not None for attempt in worker._roster.held())
+    return any(attempt.stopped is not None for attempt in worker._running_jobs.attempts())
 
 
-def test_draining_gives_back_also_what_does_not_listen(faulty, caplog):
+def test_drain_releases_a_job_that_ignores_its_stop(faulty, caplog):
     caplog.set_level(logging.CRITICAL)
     deaf, clock = Gate(), ManualClock()
 
@@ -490,19 +490,19 @@ def test_draining_gives_back_also_what_does_not_listen(faulty, caplog):
     deaf.open()
 
 
-def test_an_attempt_that_cannot_tell_how_far_it_is_gets_its_answer_all_the_same(ledger, caplog):
+def test_failing_progress_does_not_affect_the_result(ledger, caplog):
     """Regression: its thread ended without a word, and the job ran for ever."""
     caplog.set_level(logging.CRITICAL)
     kind = ScriptedKind()
     with working(ledger, kind):
         job_id = submit(ledger)
         running = kind.next()
-        running.attempt.report(lambda: 1 // 0)
+        running.attempt.set_progress_source(lambda: 1 // 0)
         running.finish()
         assert until(ledger, job_id, ended).state is JobState.COMPLETED
 
 
-def test_an_error_that_cannot_be_judged_is_a_defect(ledger, caplog):
+def test_failing_outcome_decision_is_a_defect(ledger, caplog):
     caplog.set_level(logging.CRITICAL)
 
     class OddError(DataError):
@@ -517,7 +517,7 @@ def test_an_error_that_cannot_be_judged_is_a_defect(ledger, caplog):
     assert job.failure.cause is Cause.DEFECT
 
 
-def test_a_job_that_is_ours_again_under_a_later_lease_runs_once_more_and_the_earlier_is_lost(faulty, wall):
+def test_job_claimed_again_by_the_same_worker_loses_its_earlier_attempt(faulty, wall):
     """Regression: the earlier attempt was forgotten, never stopped, and what it wrote never removed."""
     kind = ScriptedKind()
     with working(faulty, kind) as worker:
@@ -546,7 +546,7 @@ def suspects(ledger, wall, count=1) -> list[str]:
     """Jobs that must be alone, in a queue of their own, which is paused."""
     ids = [submit(ledger, attempts_max=9, queue=SUSPECTS) for _ in range(count)]
     for _ in range(2):
-        while ledger.turn([], ClaimRequest("dead", (SUSPECTS,), 10, 1_000)).claimed:
+        while ledger.settle_and_claim([], ClaimRequest("dead", (SUSPECTS,), 10, 1_000)).claimed:
             pass
         wall.advance(2_000)
         ledger.maintain(100)
@@ -563,7 +563,7 @@ def waiting_suspect(ledger, suspect: str) -> None:
     until(ledger, suspect, lambda job: job.state is JobState.RUNNING)
 
 
-def test_a_suspect_that_waits_is_given_back_at_once_when_the_worker_leaves(faulty, wall):
+def test_waiting_alone_job_is_released_at_once_on_stop(faulty, wall):
     """Regression: it was told only when the others had ended, or its lease ran out: one more crash to its name."""
     gate, began = Gate(), threading.Event()
 
@@ -585,7 +585,7 @@ def test_a_suspect_that_waits_is_given_back_at_once_when_the_worker_leaves(fault
     assert (job.crashes, job.attempt) == (2, 2)
 
 
-def test_a_suspect_that_waits_and_is_cancelled_waits_no_more(faulty, wall):
+def test_waiting_alone_job_can_be_cancelled(faulty, wall):
     kind = ScriptedKind()
     (suspect,) = suspects(faulty, wall)
     with working(faulty, kind, queues=BOTH):
@@ -597,16 +597,16 @@ def test_a_suspect_that_waits_and_is_cancelled_waits_no_more(faulty, wall):
         running.finish()
 
 
-def test_a_suspect_begins_when_the_last_of_the_others_ends_at_that_very_moment(faulty, wall):
+def test_waiting_alone_job_begins_when_the_last_other_ends_concurrently(faulty, wall):
     """Regression: it was noted as waiting after the one it waited for had ended, and never began."""
     kind = ScriptedKind()
     (suspect,) = suspects(faulty, wall)
     with working(faulty, kind, queues=BOTH) as worker:
         submit(faulty)
         kind.next()
-        (other,) = worker._roster.held()
+        (other,) = worker._running_jobs.attempts()
 
-        class AtThatMoment(type(worker._roster)):
+        class AtThatMoment(type(worker._running_jobs)):
             """The other is told to end between its being counted and what follows from the count."""
 
             def __len__(self):
@@ -617,14 +617,14 @@ def test_a_suspect_begins_when_the_last_of_the_others_ends_at_that_very_moment(f
                     lost.wait(0.2)
                 return count
 
-        lost, lose = threading.Event(), worker._let_go
-        worker._let_go = lambda attempt: (lose(attempt), lost.set())
-        worker._roster.__class__ = AtThatMoment
+        lost, lose = threading.Event(), worker._remove
+        worker._remove = lambda attempt: (lose(attempt), lost.set())
+        worker._running_jobs.__class__ = AtThatMoment
         faulty.set_queue(QueueSettings(SUSPECTS))
         assert kind.next().id == suspect
 
 
-def test_several_that_must_be_alone_run_one_after_the_other(faulty, wall):
+def test_jobs_that_run_alone_run_one_after_the_other(faulty, wall):
     kind = ScriptedKind()
     ids = suspects(faulty, wall, 3)
     faulty.set_queue(QueueSettings(SUSPECTS))
@@ -639,7 +639,7 @@ def test_several_that_must_be_alone_run_one_after_the_other(faulty, wall):
     assert sorted(seen) == sorted(ids)
 
 
-def test_a_start_that_fails_leaves_nothing_and_stopping_is_safe(ledger, monkeypatch):
+def test_failed_start_leaves_nothing_and_stop_is_safe(ledger, monkeypatch):
     """Regression: threads that had not been started were joined, and the error of that hid the first."""
     start, begun = threading.Thread.start, []
 
@@ -661,7 +661,7 @@ def test_a_start_that_fails_leaves_nothing_and_stopping_is_safe(ledger, monkeypa
     assert of_worker() == []
 
 
-def test_a_ledger_that_is_away_at_the_start_is_said_and_leaves_nothing(ledger, monkeypatch):
+def test_start_without_the_ledger_raises_and_leaves_nothing(ledger, monkeypatch):
     monkeypatch.setattr(ledger, "wakeup", cut)
     worker = Worker(ledger, {}, WorkerSettings(name="w1"), seed=1)
     with pytest.raises(JobLedgerUnavailableError):
@@ -670,7 +670,7 @@ def test_a_ledger_that_is_away_at_the_start_is_said_and_leaves_nothing(ledger, m
     assert of_worker() == []
 
 
-def test_a_listener_that_raises_is_asked_again(ledger, caplog):
+def test_raising_wakeup_listener_is_retried(ledger, caplog):
     """Regression: its thread ended without a word, and nothing was announced any more."""
     caplog.set_level(logging.CRITICAL)
 
@@ -698,7 +698,7 @@ def test_a_listener_that_raises_is_asked_again(ledger, caplog):
     worker.stop()
 
 
-def test_what_is_done_beside_may_raise(ledger, caplog):
+def test_background_task_may_raise(ledger, caplog):
     caplog.set_level(logging.CRITICAL)
     told: list[str] = []
 
@@ -717,7 +717,7 @@ def test_what_is_done_beside_may_raise(ledger, caplog):
     assert sorted(told) == sorted(ids)
 
 
-def test_a_kind_that_nobody_does_here_fails_with_the_reason(ledger):
+def test_unknown_kind_fails_with_the_reason(ledger):
     with working(ledger, ScriptedKind()):
         job = until(ledger, submit(ledger, kind="stream"), ended)
     assert job.state is JobState.FAILED

@@ -14,7 +14,7 @@ import pytest
 from headrace.core.errors import DataError, JobLedgerUnavailableError, JobStateError, StorageError
 from headrace.jobs.attempt import Attempt, AttemptStoppedError
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
-from headrace.jobs.ledger import ClaimRequest, QueueSettings, Turn
+from headrace.jobs.ledger import ClaimRequest, QueueSettings, SettleAndClaimReply
 from headrace.jobs.state import JobState
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
@@ -39,26 +39,26 @@ class RandomlyAway(MemoryJobLedger):
         if self._fails():
             raise JobLedgerUnavailableError("the connection was cut")
 
-    def turn(self, settlements, claim: ClaimRequest | None = None) -> Turn:
+    def settle_and_claim(self, settlements, claim: ClaimRequest | None = None) -> SettleAndClaimReply:
         self._cut()
         if settlements and self._fails():
             raise ValueError("the ledger stumbled over this")
-        answer = super().turn(settlements, claim)
+        answer = super().settle_and_claim(settlements, claim)
         for settlement, counted in zip(settlements, answer.accepted, strict=True):
             if counted:
                 self.accepted[settlement.job_id].append(settlement)
         self._cut()
         return answer
 
-    def beat(self, worker, beats, lease_ms):
+    def heartbeat(self, worker, heartbeats, lease_ms):
         self._cut()
-        reply = super().beat(worker, beats, lease_ms)
+        reply = super().heartbeat(worker, heartbeats, lease_ms)
         self._cut()
         return reply
 
-    def running_of(self, worker):
+    def list_running(self, worker):
         self._cut()
-        return super().running_of(worker)
+        return super().list_running(worker)
 
     def get_many(self, job_ids):
         self._cut()
@@ -89,7 +89,7 @@ class RandomKind:
 
     def _run(self, attempt: Attempt) -> ResultRef:
         told, roll = threading.Event(), self.dice.random()
-        attempt.on_stop(told.set)
+        attempt.add_stop_callback(told.set)
         told.wait(self.dice.random() * 0.004)
         uri = f"memory://store/{attempt.job.id}/{attempt.job.lease}"
         with self.lock:
@@ -115,7 +115,7 @@ def worker_over(ledger: RandomlyAway, kind: RandomKind, number: int) -> Worker:
         concurrency=4,
         poll_s=0.01,
         lease_s=0.06,
-        beat_s=0.02,
+        heartbeat_s=0.02,
         drain_grace_s=0.01,
         stop_s=1.0,
     )
@@ -123,7 +123,7 @@ def worker_over(ledger: RandomlyAway, kind: RandomKind, number: int) -> Worker:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_however_it_goes_every_job_ends_once_and_what_counts_is_there(seed, caplog):
+def test_random_faults_every_job_ends_once_with_its_result(seed, caplog):
     caplog.set_level(100)
     others = set(threading.enumerate())
     dice = random.Random(seed)
@@ -175,7 +175,7 @@ def _cancel(ledger: RandomlyAway, job_id: str) -> None:
         ledger.cancel(job_id)
 
 
-def test_what_must_be_alone_is_alone_also_when_answers_are_lost(caplog):
+def test_jobs_that_run_alone_stay_alone_despite_lost_replies(caplog):
     caplog.set_level(100)
     dice = random.Random(7)
     wall = ManualWallClock()
@@ -185,7 +185,7 @@ def test_what_must_be_alone_is_alone_also_when_answers_are_lost(caplog):
     for _ in range(4):
         ledger.submit([NewJob(attempts_max=99)])
     for _ in range(2):
-        while ledger.turn([], ClaimRequest("dead", ("default",), 9, 10)).claimed:
+        while ledger.settle_and_claim([], ClaimRequest("dead", ("default",), 9, 10)).claimed:
             pass
         wall.advance(100)
         ledger.maintain(100)
@@ -196,7 +196,7 @@ def test_what_must_be_alone_is_alone_also_when_answers_are_lost(caplog):
     ledger.calm = False
     kind = RandomKind(dice)
     settings = WorkerSettings(
-        name="w", concurrency=4, poll_s=0.01, lease_s=600.0, beat_s=0.05, queues=("plain", "default")
+        name="w", concurrency=4, poll_s=0.01, lease_s=600.0, heartbeat_s=0.05, queues=("plain", "default")
     )
     worker = Worker(ledger, {"infer": kind}, settings, seed=1)
     worker.start()

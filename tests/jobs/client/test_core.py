@@ -1,0 +1,207 @@
+"""The client's protocol logic against scripted responses, without a network."""
+
+import orjson
+import pytest
+
+from cases import for_each
+from headrace.core import errors
+from headrace.jobs.client.core import ApiCall, ClientCore, ConnectionLostError, Emit, Open, Pause, Send
+from headrace.jobs.client.responses import ApiResponse
+from headrace.jobs.client.submit_request import make_submit_request
+from headrace.jobs.documents import job_document
+from headrace.jobs.job import Job, NewJob
+from headrace.jobs.state import JobState
+from headrace.testing import ManualClock
+
+JOB = Job("01a2007b-0000-7000-8000-000000000000", JobState.PENDING, NewJob(model="m"))
+
+
+def job_response(state=JobState.PENDING, status=200, **headers):
+    job = Job(JOB.id, state, JOB.spec)
+    return ApiResponse(status, headers, orjson.dumps(job_document(job)), "http://api/")
+
+
+def problem(status, kind, why="why", **headers):
+    return ApiResponse(
+        status, headers, orjson.dumps({"error": why, "type": kind, "job_id": JOB.id}), "http://api/"
+    )
+
+
+class Script:
+    """Runs exchanges against scripted responses; pauses advance a manual clock."""
+
+    def __init__(self, *responses, retry_s=10.0):
+        self.clock = ManualClock(1.0, auto=True)
+        self.core = ClientCore("http://api", "hr_key", retry_s, self.clock, lambda: 1.0)
+        self.responses = list(responses)
+        self.calls, self.emitted, self.pauses = [], [], []
+
+    def play(self, exchange):
+        """Run the exchange and return its result."""
+        reply = None
+        try:
+            step = next(exchange)
+            while True:
+                reply = self.do(step)
+                step = (
+                    exchange.throw(reply) if isinstance(reply, ConnectionLostError) else exchange.send(reply)
+                )
+        except StopIteration as end:
+            return end.value
+
+    def do(self, step):
+        if isinstance(step, Pause):
+            self.pauses.append(step.seconds)
+            self.clock.advance(step.seconds)
+            return None
+        if isinstance(step, Emit):
+            self.emitted.append(step.value)
+            return None
+        if isinstance(step, Send | Open):
+            self.calls.append(step.call)
+        return self.responses.pop(0)
+
+
+def submit(script, **options):
+    return script.play(script.core.submit(make_submit_request("m", {"x": 1}, options)))
+
+
+LOST = ConnectionLostError("connection reset", sent=True)
+REFUSED = ConnectionLostError("connection refused", sent=False)
+
+
+def test_transient_failure_is_retried_with_the_same_key():
+    script = Script(
+        LOST, problem(503, "JobLedgerUnavailableError"), problem(502, ""), job_response(status=202)
+    )
+    assert submit(script).id == JOB.id
+    assert len({call.headers["idempotency-key"] for call in script.calls}) == 1
+    assert all(call.headers["authorization"] == "Bearer hr_key" for call in script.calls)
+    assert script.pauses == sorted(script.pauses)
+
+
+def test_submissions_have_distinct_keys():
+    keys = set()
+    for _ in range(2):
+        script = Script(job_response())
+        submit(script)
+        keys.add(script.calls[0].headers["idempotency-key"])
+    assert len(keys) == 2
+
+
+def test_submission_without_a_key_is_not_repeated_after_it_was_sent():
+    script = Script(LOST)
+    with pytest.raises(errors.EndpointUnavailableError, match="connection reset"):
+        submit(script, idempotency_key="")
+    assert len(script.calls) == 1
+    assert (
+        submit(Script(REFUSED, problem(429, "QueueFullError"), job_response()), idempotency_key="").id
+        == JOB.id
+    )
+    with pytest.raises(errors.EndpointUnavailableError):
+        submit(Script(problem(502, "")), idempotency_key="")
+
+
+def test_retry_after_sets_the_delay():
+    script = Script(problem(429, "QueueFullError", **{"retry-after": "3"}), job_response())
+    submit(script)
+    assert script.pauses == [3.0]
+
+
+def test_retries_end_after_retry_s_with_the_last_error():
+    script = Script(*[problem(429, "QueueFullError", "it is full", **{"retry-after": "4"})] * 10, retry_s=10)
+    with pytest.raises(errors.QueueFullError, match="it is full"):
+        submit(script)
+    assert sum(script.pauses) <= 10
+    assert len(script.calls) == 4
+
+
+@for_each(
+    ("response", "kind"),
+    [
+        (problem(400, "DataError"), errors.DataError),
+        (problem(401, "UnauthenticatedError"), errors.UnauthenticatedError),
+        (problem(422, "IdempotencyError"), errors.IdempotencyError),
+        (problem(503, "QueueClosedError"), errors.QueueClosedError),
+        (problem(400, "UnknownError"), errors.EndpointRefusedError),
+        (ApiResponse(404, {}, b"<html>", "http://api/"), errors.EndpointRefusedError),
+        (ApiResponse(200, {}, b"<html>", "http://api/"), errors.EndpointRefusedError),
+        (ApiResponse(200, {}, b"{}", "http://api/"), errors.EndpointRefusedError),
+        (problem(418, "MissingExtraError"), errors.EndpointRefusedError),
+    ],
+)
+def test_permanent_error_is_raised_at_once(response, kind):
+    script = Script(response)
+    with pytest.raises(kind) as raised:
+        submit(script)
+    assert type(raised.value) is kind
+    assert script.pauses == []
+
+
+def test_repeated_deletion_after_a_lost_response_succeeds():
+    missing = problem(404, "JobNotFoundError")
+    script = Script(LOST, missing)
+    assert script.play(script.core.delete(JOB.id)) is None
+    with pytest.raises(errors.JobNotFoundError):
+        Script(missing).play(script.core.delete(JOB.id))
+
+
+def test_retry_is_not_repeated_after_it_was_sent():
+    script = Script(LOST)
+    with pytest.raises(errors.EndpointUnavailableError):
+        script.play(script.core.retry(JOB.id))
+
+
+def test_wait_repeats_long_polls():
+    script = Script(job_response(), job_response(), job_response(JobState.FAILED))
+    assert script.play(script.core.wait(JOB.id, None)).state is JobState.FAILED
+    assert [dict(call.params)["wait"] for call in script.calls] == ["25"] * 3
+    assert all(call.extra_s == 25 for call in script.calls)
+
+
+def event(state, mark):
+    document = job_document(Job(JOB.id, state, JOB.spec))
+    return f"id: {mark}\nevent: state\ndata: ".encode() + orjson.dumps(document) + b"\n\n"
+
+
+def test_broken_event_stream_resumes_at_its_last_id():
+    opened = ApiResponse(200, {}, b"", "http://api/")
+    script = Script(
+        opened, event(JobState.PENDING, "a"), LOST,
+        REFUSED, opened, event(JobState.RUNNING, "b"), None,
+        opened, event(JobState.COMPLETED, "c"),
+    )  # fmt: skip
+    script.play(script.core.events(JOB.id))
+    assert [job.state.value for job in script.emitted] == ["pending", "running", "completed"]
+    assert [call.headers.get("last-event-id") for call in script.calls] == [None, "a", "a", "b"]
+
+
+def test_broken_result_resumes_at_its_byte():
+    opened = ApiResponse(200, {"etag": '"t"', "content-length": "6"}, b"", "http://api/")
+    script = Script(opened, b"abc", LOST, ApiResponse(206, {}, b"", "http://api/"), b"def", None)
+    script.play(script.core.result(JOB.id))
+    assert b"".join(script.emitted) == b"abcdef"
+    assert script.calls[1].headers == {
+        "range": "bytes=3-",
+        "if-range": '"t"',
+        "authorization": "Bearer hr_key",
+    }
+
+
+def test_changed_result_is_an_error():
+    opened = ApiResponse(200, {"etag": '"t"', "content-length": "6"}, b"", "http://api/")
+    script = Script(opened, b"abc", LOST, opened, b"xyz123", None)
+    with pytest.raises(errors.EndpointUnavailableError, match="has changed since"):
+        script.play(script.core.result(JOB.id))
+    assert b"".join(script.emitted) == b"abc"
+
+
+def test_key_is_sent_to_the_api_only():
+    upload = ApiResponse(201, {}, orjson.dumps({"id": "u", "url": "https://bucket/x?sig=1"}), "http://api/")
+    script = Script(upload, ApiResponse(200, {}, b"", "https://bucket/x"))
+    assert script.play(script.core.upload(b"payload")) == "u"
+    api, store = script.calls
+    assert api.headers["authorization"] == "Bearer hr_key"
+    assert store == ApiCall(
+        "PUT", "https://bucket/x?sig=1", headers={"content-length": "7"}, content=b"payload"
+    )

@@ -1,0 +1,56 @@
+"""Errors of the API that the client raises again."""
+
+import orjson
+
+from cases import for_each
+from headrace.core import errors
+from headrace.jobs.client.responses import ApiResponse, error_from_response
+from headrace.server.errors import LEDGER_UNAVAILABLE
+from headrace.server.jobs.middleware import problem_response
+
+
+@for_each(
+    "error",
+    [
+        errors.DataError("priority: must be"),
+        errors.ConfigError("c"),
+        errors.LimitError("l"),
+        errors.UnauthenticatedError("u"),
+        errors.ForbiddenError("f"),
+        errors.JobNotFoundError("j"),
+        errors.JobStateError("j", "running", "no"),
+        errors.ResultGoneError("j"),
+        errors.IdempotencyError("k", "j"),
+        errors.QueueFullError("full", retry_after_s=1.5),
+        errors.OverloadedError("busy", retry_after_s=2.5),
+        errors.QueueClosedError("closed"),
+        errors.JobLedgerUnavailableError(LEDGER_UNAVAILABLE),
+        errors.StoppedError("down"),
+        errors.UnavailableError("the store", "failed"),
+        errors.UnsupportedError("no"),
+    ],
+)
+def test_api_errors_are_raised_by_the_client(error):
+    sent = problem_response(error, "r")
+    raised = error_from_response(ApiResponse(sent.status_code, dict(sent.headers), sent.body, "http://api/"))
+    assert type(raised) is type(error)
+    assert str(raised) == str(error)
+    for name in ("job_id", "state", "key", "retry_after_s"):
+        if hasattr(error, name):
+            assert getattr(raised, name) == getattr(error, name)
+
+
+@for_each(
+    ("status", "document", "kind"),
+    [
+        (500, {"error": "internal error", "type": "InternalError"}, errors.EndpointUnavailableError),
+        (404, {"error": "Not Found", "type": "HTTPException"}, errors.EndpointRefusedError),
+        (400, {"type": "SystemExit"}, errors.EndpointRefusedError),
+        (400, {"type": "QueueFullError", "retry_after_s": "soon"}, errors.QueueFullError),
+        (400, [1], errors.EndpointRefusedError),
+    ],
+)
+def test_foreign_response_is_an_endpoint_error(status, document, kind):
+    raised = error_from_response(ApiResponse(status, {}, orjson.dumps(document), "http://api/"))
+    assert type(raised) is kind
+    assert getattr(raised, "retry_after_s", 1.0) == 1.0

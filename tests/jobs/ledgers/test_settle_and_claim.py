@@ -1,0 +1,176 @@
+"""The query plans of claims, heartbeats and maintenance, and their transactions."""
+
+import itertools
+import re
+
+import pytest
+
+from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
+from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.ledgers import changes, heartbeat, lookup, maintain, settle_and_claim
+from headrace.testing import ManualWallClock
+from jobs.copied_jobs import copy_jobs
+from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
+
+CLAIM = {"queue": "default", "room": 10, "taken": 0, "worker": "w", "lease_ms": 1000, "region": "east"}
+
+
+@pytest.fixture(params=SQL_LEDGERS)
+def ledger(request):
+    ledger = LEDGERS[request.param](ManualWallClock(), request.getfixturevalue)()
+    ledger.start()
+    yield ledger
+    ledger.stop()
+
+
+def fill(ledger, *, prefix="first", ended=2_000, pending=500, asleep=500):
+    """Insert ended, pending and sleeping jobs by copying rows."""
+    (first,) = ledger.submit([NewJob(model="m")])
+    ledger._database.write(
+        lambda t: t.connection.exec_driver_sql(
+            "UPDATE headrace_job SET state = 'completed', ended_at_ms = created_at_ms"
+        )
+    )
+    waits = {"state": "'pending'", "ended_at_ms": "NULL"}
+    regions = "CASE n % 3 WHEN 0 THEN '' WHEN 1 THEN 'east' ELSE 'west' END"
+    copy_jobs(ledger, first.job.id, ended, id=f"'{prefix}-ended-' || n")
+    copy_jobs(
+        ledger,
+        first.job.id,
+        pending,
+        id=f"'{prefix}-pending-' || n",
+        priority="n % 10",
+        region=regions,
+        **waits,
+    )
+    later = {"due_at_ms": "created_at_ms + 60000 + n", "asleep": "TRUE", **waits}
+    copy_jobs(ledger, first.job.id, asleep, id=f"'{prefix}-asleep-' || n", **later)
+
+
+def plan_of(ledger, statement, values, explain="") -> str:
+    """Return the database's plan for a statement."""
+    from headrace.jobs.ledgers.database import sa
+
+    def run(transaction):
+        dialect = transaction.dialect
+        command = explain or ("EXPLAIN QUERY PLAN" if dialect.name == "sqlite" else "EXPLAIN")
+        rows = transaction.connection.execute(sa.text(f"{command} {statement.on(dialect).text}"), values)
+        return "\n".join(str(row[-1]) for row in rows)
+
+    return ledger._database.write(run)
+
+
+def check_claim_plan(ledger, claim, sources):
+    """Check that a claim neither scans nor sorts the table. `sources` are its CTEs and their indices."""
+    plan = plan_of(ledger, claim, CLAIM)
+    assert {name for name in ("headrace_job_awake", "headrace_job_region") if name in plan} == set(
+        sources.values()
+    )
+    assert "headrace_job_asleep" in plan
+    for scan in ("SCAN job", "SCAN headrace_job", "SCAN sleeper", "Seq Scan on headrace_job"):
+        assert scan not in plan
+    if ledger._database.dialect.name == "sqlite":
+        for source in sources:
+            part = plan.split(f"MATERIALIZE {source}")[1].split(f"SCAN {source}")[0]
+            assert "TEMP B-TREE" not in part
+            assert "queue=? AND region=?" in part or source == "awake"
+    else:
+        awake = plan.split("CTE woken")[0]
+        assert "Sort" not in awake
+        assert awake.count("(region = ") == len(sources) - ("awake" in sources)
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["fresh", "analyzed"])
+def test_claim_uses_the_partial_indices(ledger, analyzed):
+    # Also if the planner's statistics are of a time without pending jobs.
+    if analyzed:
+        ledger.submit([NewJob(model="m") for _ in range(2_000)])
+        ledger._database.write(
+            lambda t: t.connection.exec_driver_sql("UPDATE headrace_job SET state = 'completed'")
+        )
+        ledger._database.write(lambda t: t.connection.exec_driver_sql("ANALYZE"))
+    fill(ledger)
+    check_claim_plan(ledger, settle_and_claim._CLAIM, {"awake": "headrace_job_awake"})
+    near = {"own": "headrace_job_region", "nowhere": "headrace_job_region"}
+    check_claim_plan(ledger, settle_and_claim._CLAIM_NEAR, near)
+
+
+def test_maintenance_uses_the_partial_indices(ledger):
+    fill(ledger)
+    for statement, index in (
+        (maintain._LOST, "headrace_job_running"),
+        (maintain._PAST_TIME_TO_LIVE, "headrace_job_expiring"),
+        (maintain._PAST_DEADLINE, "headrace_job_deadline"),
+        (maintain._WAKE, "headrace_job_asleep"),
+    ):
+        plan = plan_of(ledger, statement, {"room": 100})
+        assert index in plan
+        assert "Seq Scan on headrace_job" not in plan
+        assert "SCAN job" not in plan.replace(f"SCAN job USING INDEX {index}", "")
+
+
+def test_jobs_are_found_by_id(ledger):
+    fill(ledger)
+    for statement, values in (
+        (lookup._MANY, {"given": '[{"wanted_id":"a"}]'}),
+        (lookup._MANY_LOCKED, {"given": '[{"wanted_id":"a"},{"wanted_id":"b"}]'}),
+        (heartbeat._HEARTBEAT, {"given": '[{"beat_id":"a","beat_lease":1}]', "lease_ms": 1}),
+        (changes._CHANGE, {"given": '[{"new_id":"a","old_lease":1,"old_state":"running"}]'}),
+    ):
+        plan = plan_of(ledger, statement, values)
+        if ledger._database.dialect.name == "sqlite":
+            assert "SCAN job" not in plan
+            assert "SCAN headrace_job" not in plan
+        else:
+            lookups = [line for line in plan.splitlines() if "headrace_job_pkey" in line]
+            assert lookups, plan
+            assert plan.count("Index Cond: (id = ") >= len(lookups)
+
+
+def test_empty_settle_and_claim_writes_nothing(ledger):
+    # Otherwise waiting workers of one file would wake each other forever.
+    ledger.submit([NewJob(model="m", delay_ms=5_000)])
+    wakeup = ledger.watch()
+    while wakeup.wait(0.1):
+        pass
+    ledger.settle_and_claim([], ClaimRequest("w", ("default",), 10, 1000))
+    assert not wakeup.wait(0.1)
+    wakeup.close()
+
+
+def test_job_is_settled_once_in_one_transaction(ledger):
+    ledger.submit([NewJob(model="m")])
+    (job,) = ledger.settle_and_claim([], ClaimRequest("w", ("default",), 1, 1000)).claimed
+    first = Settlement(job.id, job.lease, Completed(ResultRef("memory://a")))
+    second = Settlement(job.id, job.lease, Completed(ResultRef("memory://b")))
+    assert ledger.settle_and_claim([first, second]).accepted == (True, False)
+    assert ledger.get(job.id).result.uri == "memory://a"
+
+
+def work_of_claim(ledger) -> int:
+    """Return the work of one claim: instructions of SQLite, or pages that PostgreSQL reads."""
+    if ledger._database.dialect.name == "postgresql":
+        plan = plan_of(ledger, settle_and_claim._CLAIM, CLAIM, "EXPLAIN (ANALYZE, BUFFERS)")
+        buffers = next(line for line in plan.splitlines() if "Buffers:" in line)
+        return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", buffers)))
+    steps = itertools.count()
+
+    def set_handler(handler):
+        ledger._database.write(
+            lambda t: t.connection.connection.driver_connection.set_progress_handler(handler, 1)
+        )
+
+    set_handler(lambda: next(steps) and 0)
+    assert len(ledger.settle_and_claim([], ClaimRequest("w", ("default",), 10, 1000)).claimed) == 10
+    set_handler(None)
+    return next(steps)
+
+
+@pytest.mark.slow
+def test_ended_jobs_do_not_slow_claims(ledger):
+    fill(ledger, ended=0, pending=200, asleep=200)
+    work_of_claim(ledger)
+    work = work_of_claim(ledger)
+    fill(ledger, prefix="more", ended=100_000, pending=20_000, asleep=20_000)
+    work_of_claim(ledger)
+    assert work_of_claim(ledger) < 2 * work + 20

@@ -1,0 +1,138 @@
+"""The ends of jobs whose worker did not come to it are published; what cannot be is no obstacle."""
+
+import itertools
+import logging
+
+import pytest
+
+from headrace.core.errors import ConfigError, JobLedgerUnavailableError, UnavailableError
+from headrace.jobs.maintenance.result_publisher import ResultPublisher
+from headrace.storage.resolve import Stores
+from headrace.testing import ManualClock
+from jobs.maintenance.bench import Bench
+
+
+class Press:
+    """Implements what is needed of `Publication`; `errors` says what is raised for a job of a place."""
+
+    def __init__(self, ledger):
+        self.ledger, self.errors, self.asked = ledger, {}, []
+
+    def publish(self, job):
+        self.asked.append(job.spec.output_uri)
+        answer = self.errors.get(job.spec.output_uri, "there")
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer:
+            self.ledger.mark_published(job.id, job.lease, answer)
+        return answer
+
+
+@pytest.fixture
+def bench():
+    with Stores({}) as stores:
+        yield Bench(stores, "memory://box/", 1_800_000_000_000)
+
+
+def ended(bench, *places):
+    for place in places:
+        bench.end(bench.submit(output_uri=place), fail=True)
+        bench.later(0.001)
+
+
+def made(bench, **given):
+    press = Press(bench.ledger)
+    return press, ResultPublisher(bench.ledger, press, **given)
+
+
+def test_unpublished_end_is_published_after_the_workers_time(bench):
+    ended(bench, "s3://a/1", "s3://a/2")
+    press, publisher = made(bench)
+    assert publisher.tick() == 0
+    bench.later(11.0)
+    assert publisher.tick() == 2
+    assert publisher.tick() == 0
+    assert press.asked == ["s3://a/1", "s3://a/2"]
+
+
+@pytest.mark.parametrize(
+    "error", [UnavailableError("s3://a", "away"), ConfigError("too long"), ZeroDivisionError(), ""]
+)
+def test_unpublishable_end_does_not_block_others(bench, error, caplog):
+    """Regression: rounds began with the oldest, so that enough that could not be published kept all others from it."""
+    caplog.set_level(logging.CRITICAL)
+    ended(bench, "s3://a/1", "s3://b/1", "s3://c/1", "s3://d/1")
+    bench.later(11.0)
+    clock = ManualClock()
+    press, publisher = made(bench, round_jobs=2, clock=clock)
+    press.errors = {"s3://a/1": error, "s3://b/1": error}
+    assert [publisher.tick() for _ in range(3)] == [0, 2, 0]
+    assert press.asked.count("s3://a/1") == 1, "it is not asked for with every round"
+    clock.advance(30.0)
+    press.errors = {}
+    assert publisher.tick() == 2
+
+
+def test_delay_doubles_up_to_an_hour(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    ended(bench, "s3://a/1")
+    bench.later(11.0)
+    clock = ManualClock()
+    press, publisher = made(bench, clock=clock)
+    press.errors = {"s3://a/1": UnavailableError("s3://a", "away")}
+    times = []
+    for _ in range(20_000):
+        before = len(press.asked)
+        publisher.tick()
+        if len(press.asked) > before:
+            times.append(clock.now())
+        clock.advance(10.0)
+        if len(times) == 10:
+            break
+    waits = [b - a for a, b in itertools.pairwise(times)]
+    assert waits == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+
+
+def test_unavailable_bucket_is_tried_once_per_round(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    ended(bench, "s3://a/1", "s3://a/2", "s3://b/1")
+    bench.later(11.0)
+    press, publisher = made(bench)
+    press.errors = dict.fromkeys(("s3://a/1", "s3://a/2"), UnavailableError("s3://a", "away"))
+    assert publisher.tick() == 1
+    assert press.asked == ["s3://a/1", "s3://b/1"]
+
+
+def test_unavailable_ledger_ends_the_round(bench):
+    ended(bench, "s3://a/1", "s3://b/1")
+    bench.later(11.0)
+    press, publisher = made(bench)
+    press.errors = {"s3://a/1": JobLedgerUnavailableError("away")}
+    with pytest.raises(JobLedgerUnavailableError):
+        publisher.tick()
+    assert press.asked == ["s3://a/1"]
+
+
+def test_publication_is_given_up_after_a_day_and_notified(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    ended(bench, "s3://a/1")
+    clock = ManualClock()
+    press, publisher = made(bench, clock=clock)
+    press.errors = {"s3://a/1": UnavailableError("s3://a", "away")}
+    given_up = []
+
+    def give_up(job):
+        given_up.append(job.id)
+        bench.ledger.mark_published(job.id, job.lease, "")
+
+    press.give_up = give_up
+    bench.later(11.0)
+    publisher.tick()
+    assert given_up == []
+    bench.later(86_400.0)
+    clock.advance(86_400.0)
+    publisher.tick()
+    assert len(given_up) == 1
+    clock.advance(86_400.0)
+    publisher.tick()
+    assert len(press.asked) == 2

@@ -1,0 +1,97 @@
+"""Events to jobs: each once, however often it is told; what the job is; and what is told where there is none."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from headrace.core.errors import ConfigError, JobLedgerUnavailableError, QueueFullError
+from headrace.jobs import event_submitter as module
+from headrace.jobs.event_submitter import EventSubmitter, job_from_event
+from headrace.jobs.ledger import QueueSettings
+from headrace.jobs.submitter import Submitter
+from headrace.jobs.trigger import Trigger, Triggers
+from headrace.protocols.object_events import ObjectEvent
+from headrace.testing import ManualWallClock, MemoryJobLedger
+
+TRIGGER = Trigger(
+    "t", "s3://b/in/", "s3://b/out/", suffix=".csv", model="m", queue="q", options={"header": "drop"}
+)
+
+
+def event(key, etag="e"):
+    return ObjectEvent("b", key, etag=etag)
+
+
+@pytest.fixture
+def ledger():
+    made = MemoryJobLedger(ManualWallClock())
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def triggering(ledger):
+    submitter = Submitter(ledger)
+    submitter.start()
+    yield EventSubmitter(Triggers([TRIGGER]), submitter.submit)
+    submitter.stop()
+
+
+def test_output_keeps_the_folders_below_the_prefix():
+    job = job_from_event(event("in/2026/11/a.csv"), TRIGGER)
+    assert (job.input_uri, job.output_uri, job.key) == (
+        "s3://b/in/2026/11/a.csv",
+        "s3://b/out/2026/11/",
+        "a.csv",
+    )
+    assert (job.model, job.queue, dict(job.options)) == ("m", "q", {"header": "drop"})
+    assert job_from_event(event("in/a.csv"), TRIGGER).output_uri == "s3://b/out/"
+    transform = Trigger("t", "s3://b/in/", "s3://b/out/", kind="transform")
+    assert job_from_event(event("in/day/a.csv"), transform).output_uri == "s3://b/out/day/a.csv/"
+
+
+def test_repeated_unordered_event_makes_one_job(triggering, ledger):
+    first = triggering.submit([event("in/a.csv"), event("in/b.csv")])
+    again = triggering.submit([event("in/b.csv"), event("in/c.csv"), event("in/a.csv")])
+    assert [outcome.created for outcome in (*first, *again)] == [True, True, False, True, False]
+    assert [again[0].job_id, again[2].job_id] == [first[1].job_id, first[0].job_id]
+    assert ledger.counts("q").due == 3
+    assert triggering.submit([event("in/a.csv", etag="other")])[0].created
+
+
+def test_event_without_a_trigger_has_a_reason(triggering, ledger):
+    outcomes = triggering.submit([event("out/a.csv"), event("in/a.txt"), event("in/../a.csv")])
+    assert [bool(outcome.reason) for outcome in outcomes] == [True] * 3
+    triggering.handle([event("out/a.csv")])
+    assert ledger.queues() == []
+
+
+def test_changed_trigger_does_not_repeat_its_job(ledger):
+    submitter = Submitter(ledger)
+    submitter.start()
+    made = EventSubmitter(Triggers([TRIGGER]), submitter.submit).submit([event("in/a.csv")])
+    other = EventSubmitter(Triggers([Trigger("u", "s3://b/in/", "s3://b/out/", model="n")]), submitter.submit)
+    assert [(o.job_id, o.created) for o in other.submit([event("in/a.csv")])] == [(made[0].job_id, False)]
+    submitter.stop()
+
+
+def test_full_queue_fails_the_whole_notice(triggering, ledger):
+    ledger.set_queue(QueueSettings("q", pending_max=1))
+    with pytest.raises(QueueFullError):
+        triggering.submit([event("in/a.csv"), event("in/b.csv")])
+    ledger.set_queue(QueueSettings("q"))
+    assert [o.created for o in triggering.submit([event("in/a.csv"), event("in/b.csv")])] == [False, True]
+
+
+def test_slow_ledger_fails_the_notice(monkeypatch):
+    monkeypatch.setattr(module, "WAIT_S", 0.01)
+    with pytest.raises(JobLedgerUnavailableError, match="again"):
+        EventSubmitter(Triggers([TRIGGER]), lambda _: Future()).submit([event("in/a.csv")])
+
+
+def test_unknown_kind_is_refused():
+    with pytest.raises(ConfigError, match="unknown kind 'guess'"):
+        EventSubmitter(
+            Triggers([Trigger("t", "s3://b/in/", "s3://b/out/", kind="guess")]), lambda _: Future()
+        )

@@ -1,0 +1,206 @@
+"""The desk: quotas that hold while submissions arrive, payloads that are never lost or left, places in one spelling."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from headrace.core.errors import (
+    ConfigError,
+    DataError,
+    ForbiddenError,
+    JobLedgerUnavailableError,
+    JobStateError,
+    LimitError,
+    QueueFullError,
+    StoppedError,
+)
+from headrace.jobs.access import JobKey, Scope
+from headrace.jobs.job import NewJob
+from headrace.jobs.ledger import JobFilter
+from headrace.jobs.paths import UriAllowList
+from headrace.jobs.service import JobService, JobServiceSettings, authorize_job
+from headrace.jobs.submission import Submission
+from headrace.storage import Stores
+from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
+from jobs.service_support import TEST_KEY
+
+WAIT_S = 20.0
+INLINE = Submission(NewJob(model="m", owned_input=True), b"payload")
+
+
+@pytest.fixture
+def ledger():
+    made = MemoryJobLedger(ManualWallClock())
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def stores():
+    return Stores()
+
+
+@pytest.fixture
+def desk(ledger, stores):
+    made = JobService(ledger, stores, JobServiceSettings("memory://s"))
+    made.start()
+    yield made
+    made.stop()
+
+
+def stored(stores):
+    return [info.uri for info in stores.for_uri("memory://s").list("memory://s/")]
+
+
+def test_job_service_is_a_service(ledger, stores):
+    check_service(lambda: JobService(ledger, stores, JobServiceSettings("memory://s")))
+
+
+def test_quota_holds_for_concurrent_submissions(desk, ledger):
+    key = JobKey("shop", "shop", frozenset({Scope.SUBMIT}), pending_max=10)
+    begin = threading.Barrier(16)
+
+    def submit(_):
+        begin.wait(WAIT_S)
+        try:
+            return desk.submit(key, INLINE).result(WAIT_S).created
+        except QueueFullError:
+            return False
+
+    with ThreadPoolExecutor(16) as pool:
+        made = sum(pool.map(submit, range(16)))
+    assert made == len(ledger.find(JobFilter()).jobs)
+    assert 1 <= made <= 10
+    while made < 10:
+        desk.submit(key, INLINE).result(WAIT_S)
+        made += 1
+    with pytest.raises(QueueFullError):
+        desk.submit(key, INLINE)
+    assert not desk._arriving
+
+
+def test_unused_payload_is_deleted(desk, ledger, stores):
+    with pytest.raises(LimitError):
+        desk.submit(JobKey("a", "a", frozenset({Scope.SUBMIT}), inline_bytes_max=3), INLINE)
+    assert stored(stores) == []
+    desk._submitter.stop()
+    with pytest.raises(StoppedError):
+        desk.submit(TEST_KEY, INLINE)
+    desk.stop()
+    assert stored(stores) == []
+    assert not desk._arriving
+
+
+def test_payload_stays_if_the_queueing_is_unknown(desk, ledger, stores):
+    """A commit whose answer was lost may have been taken: its job must find its payload."""
+    ledger.submit = lambda jobs: (_ for _ in ()).throw(JobLedgerUnavailableError("the answer was lost"))
+    with pytest.raises(JobLedgerUnavailableError):
+        desk.submit(TEST_KEY, INLINE).result(WAIT_S)
+    desk.stop()
+    assert len(stored(stores)) == 1
+
+
+def test_uris_are_normalized(desk, ledger):
+    made = desk.submit(
+        TEST_KEY, Submission(NewJob(model="m", input_uri="S3://in/k", output_uri="S3://out"))
+    ).result(WAIT_S)
+    assert (made.job.spec.input_uri, made.job.spec.output_uri) == ("s3://in/k", "s3://out/")
+
+
+def test_trusted_output_is_not_checked_against_the_key():
+    key = JobKey("a", "a", frozenset({Scope.SUBMIT}), inputs=UriAllowList(prefixes=("s3://in",)))
+    job = NewJob(model="m", input_uri="s3://in/k", output_uri="s3://door/out")
+    with pytest.raises(ForbiddenError):
+        authorize_job(key, job)
+    assert authorize_job(key, job, trusted_output=True).output_uri == "s3://door/out"
+    assert authorize_job(key, NewJob(model="m", tenant="other")).tenant == "a"
+
+
+def test_options_are_checked_before_anything_is_stored(desk, stores):
+    wrong = Submission(NewJob(model="m", options={"joyn": "input"}), b"x")
+    with pytest.raises(ConfigError, match="did you mean 'join'"):
+        desk.submit(TEST_KEY, wrong)
+    assert stored(stores) == []
+
+
+def test_notify_is_checked_before_anything_is_stored(ledger, stores):
+    told = []
+
+    def check(whom):
+        told.append(whom)
+        raise DataError("notify: no")
+
+    desk = JobService(ledger, stores, JobServiceSettings("memory://s"), check_notify=check)
+    desk.start()
+    with pytest.raises(DataError):
+        desk.submit(TEST_KEY, Submission(NewJob(model="m", notify=({"kind": "webhook"},)), b"x"))
+    desk.stop()
+    assert told == [{"kind": "webhook"}]
+    assert stored(stores) == []
+
+
+def test_completed_job_is_not_retried(desk, ledger):
+    job = desk.submit(TEST_KEY, INLINE).result(WAIT_S).job
+    desk.cancel(TEST_KEY, job.id)
+    assert desk.retry(TEST_KEY, job.id).state == "pending"
+    with pytest.raises(JobStateError):
+        desk.retry(TEST_KEY, job.id)
+
+
+def test_scale_raises_without_the_ledger(desk, ledger):
+    with pytest.raises(DataError):
+        desk.scale(TEST_KEY, "q", 0)
+    ledger.unavailable = True
+    with pytest.raises(JobLedgerUnavailableError):
+        desk.scale(TEST_KEY, "q")
+    with pytest.raises(JobLedgerUnavailableError):
+        desk.check_ready()
+
+
+@pytest.fixture
+def placing(ledger, stores):
+    """A desk that knows where data lives, and the URIs that it asked for."""
+    asked = []
+
+    def region_of(uri):
+        asked.append(uri)
+        return "eu" if uri.startswith(("s3://in", "memory://s/")) else None
+
+    made = JobService(ledger, stores, JobServiceSettings("memory://s"), region_of=region_of)
+    made.start()
+    yield made, asked
+    made.stop()
+
+
+def test_job_gets_the_region_of_its_input(placing):
+    desk, asked = placing
+    told = desk.submit(TEST_KEY, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
+    assert told.job.spec.region == "eu"
+    ours = desk.submit_internal(NewJob(model="m", input_uri="s3://elsewhere/k")).result(WAIT_S)
+    assert ours.job.spec.region == ""
+    assert asked == ["s3://in/k", "s3://elsewhere/k"]
+
+
+def test_submitted_region_takes_precedence(placing):
+    desk, asked = placing
+    job = NewJob(model="m", input_uri="s3://in/k", region="us")
+    assert desk.submit(TEST_KEY, Submission(job)).result(WAIT_S).job.spec.region == "us"
+    assert desk.submit_internal(job).result(WAIT_S).job.spec.region == "us"
+    assert asked == []
+
+
+def test_inline_payload_has_no_region_and_an_upload_has_one(placing, stores):
+    desk, _ = placing
+    assert desk.submit(TEST_KEY, INLINE).result(WAIT_S).job.spec.region == ""
+    upload = desk.begin_upload(TEST_KEY)
+    with desk.open_upload(TEST_KEY, upload.id) as writer:
+        writer.write(b"1,2\n")
+    job = NewJob(model="m", content_type="text/csv", owned_input=True)
+    assert desk.submit(TEST_KEY, Submission(job, upload=upload.id)).result(WAIT_S).job.spec.region == "eu"
+
+
+def test_without_rules_a_job_has_no_region(desk):
+    told = desk.submit(TEST_KEY, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
+    assert told.job.spec.region == ""

@@ -1,0 +1,76 @@
+"""A ledger in memory that fails as a test tells it, before or after it did its work."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from headrace.core.errors import JobLedgerUnavailableError
+from headrace.jobs.job import Settlement
+from headrace.jobs.ledger import ClaimRequest, Heartbeat, HeartbeatReply, SettleAndClaimReply
+from headrace.testing import ManualWallClock, MemoryJobLedger
+
+PATIENCE_S = 20.0
+
+
+class Gate:
+    """Holds whoever comes to it while it is shut."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pass_(self) -> None:
+        self.reached.set()
+        assert self._open.wait(PATIENCE_S), "the test never opened the gate"
+
+    def wait_reached(self) -> None:
+        assert self.reached.wait(PATIENCE_S), "nobody came to the gate"
+
+
+class FaultyLedger(MemoryJobLedger):
+    """`before` and `after` are called around each turn, and may raise; `log` is all turns that were asked for."""
+
+    def __init__(self, clock: ManualWallClock, *, beside: MemoryJobLedger | None = None) -> None:
+        super().__init__(clock, beside=beside)
+        self.before: Callable[[Sequence[Settlement], ClaimRequest | None], None] = lambda *_: None
+        self.after: Callable[[Sequence[Settlement], SettleAndClaimReply], None] = lambda *_: None
+        self.before_heartbeat: Callable[[], None] = lambda: None
+        self.after_heartbeat: Callable[[HeartbeatReply], None] = lambda _reply: None
+        self.log: deque[tuple[tuple[Settlement, ...], ClaimRequest | None]] = deque(maxlen=10_000)
+        self.heartbeats: deque[tuple[Heartbeat, ...]] = deque(maxlen=10_000)
+
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], claim: ClaimRequest | None = None
+    ) -> SettleAndClaimReply:
+        self.log.append((tuple(settlements), claim))
+        self.before(settlements, claim)
+        answer = super().settle_and_claim(settlements, claim)
+        self.after(settlements, answer)
+        return answer
+
+    def heartbeat(self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int) -> HeartbeatReply:
+        self.heartbeats.append(tuple(heartbeats))
+        self.before_heartbeat()
+        reply = super().heartbeat(worker, heartbeats, lease_ms)
+        self.after_heartbeat(reply)
+        return reply
+
+
+def cut(*_: object) -> None:
+    """The connection is gone."""
+    raise JobLedgerUnavailableError("the connection was cut")
+
+
+class Times:
+    """Calls `do` the first `count` times, and then nothing; `wanted` says which calls count."""
+
+    def __init__(self, count: int, do: Callable[..., None], wanted: Callable[..., bool] = lambda *_: True):
+        self.left, self._do, self._wanted = count, do, wanted
+
+    def __call__(self, *given: object) -> None:
+        if self.left and self._wanted(*given):
+            self.left -= 1
+            self._do(*given)

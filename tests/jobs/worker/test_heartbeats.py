@@ -1,0 +1,287 @@
+"""Signs of life: every lease is prolonged in time, and what must end is told so."""
+
+import logging
+import threading
+from typing import Self
+
+import pytest
+
+from headrace.jobs.attempt import Attempt, StopReason
+from headrace.jobs.job import Cancelled, JobProgress, NewJob, Settlement
+from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.worker.heartbeats import Heartbeats
+from headrace.jobs.worker.running_jobs import RunningJobs
+from headrace.jobs.worker.settings import WorkerSettings
+from headrace.testing import ManualClock, ManualWallClock
+from jobs.worker.faulty_ledger import PATIENCE_S, FaultyLedger, Times, cut
+
+
+class HeartbeatBench:
+    """Beats in a thread, on a clock that the test moves; each `after` returns when it waits again."""
+
+    def __init__(self) -> None:
+        self.wall = ManualWallClock()
+        self.ledger = FaultyLedger(self.wall)
+        self.ledger.start()
+        self.running_jobs, self.clock = RunningJobs(), ManualClock()
+        self.given_up: list[Attempt] = []
+        settings = WorkerSettings(name="w1", lease_s=60.0, heartbeat_s=15.0, stop_s=30.0)
+        self.heartbeats = Heartbeats(
+            self.ledger, settings, self.running_jobs, give_up=self._give_up, clock=self.clock
+        )
+        self._thread = threading.Thread(target=self.heartbeats.run)
+
+    def _give_up(self, attempt: Attempt) -> None:
+        if self.running_jobs.mark_finished(attempt):
+            self.given_up.append(attempt)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.clock.wait_for_sleepers()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.heartbeats.end()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def after(self, seconds: float) -> None:
+        """Let time pass, and what is due happen."""
+        before = len(self.clock.slept_s)
+        self.wall.advance(round(seconds * 1000))
+        self.clock.advance(seconds)
+        self._until_asleep_again(before)
+
+    def now(self, do) -> None:
+        """Do what wakes it, and wait until it sleeps again."""
+        before = len(self.clock.slept_s)
+        do()
+        self._until_asleep_again(before)
+
+    def _until_asleep_again(self, before: int) -> None:
+        for _ in range(round(PATIENCE_S / 0.001)):
+            if len(self.clock.slept_s) > before:
+                self.clock.wait_for_sleepers()
+                return
+            threading.Event().wait(0.001)
+        raise AssertionError("the beats' thread did nothing")
+
+    def claim(self, limit_s: float | None = None, **spec) -> Attempt:
+        self.ledger.submit([NewJob(**spec)])
+        (job,) = self.ledger.settle_and_claim([], ClaimRequest("w1", ("default",), 1, 60_000)).claimed
+        attempt = Attempt(job)
+        self.running_jobs.add(attempt)
+        self.running_jobs.begin(attempt, None if limit_s is None else self.clock.now() + limit_s)
+        self.heartbeats.attempt_began(limit_s)
+        return attempt
+
+
+@pytest.fixture
+def bench():
+    with HeartbeatBench() as made:
+        yield made
+
+
+def test_heartbeat_extends_leases_and_reports_progress(bench):
+    one, two = bench.claim(), bench.claim()
+    one.set_progress_source(lambda: JobProgress(3, 10, "records"))
+    two.cursor = {"at": 7}
+    bench.after(15.0)
+    assert bench.ledger.get(one.job.id).progress == JobProgress(3, 10, "records")
+    assert bench.ledger.get(two.job.id).cursor == {"at": 7}
+    for _ in range(8):
+        bench.after(15.0)
+    assert bench.ledger.maintain(10).total == 0, "no lease has run out"
+
+
+def test_failing_progress_does_not_stop_heartbeats(bench, caplog):
+    """Regression: the sign of life of all was lost with it."""
+    caplog.set_level(logging.CRITICAL)
+    one, two = bench.claim(), bench.claim()
+    one.set_progress_source(lambda: 1 // 0)
+    for _ in range(5):
+        bench.after(15.0)
+    assert bench.ledger.maintain(10).total == 0
+    assert (one.stopped, two.stopped) == (None, None)
+
+
+def test_unavailable_ledger_is_retried_soon_and_stops_nothing(bench):
+    one = bench.claim()
+    bench.ledger.before_heartbeat = Times(3, cut)
+    bench.after(15.0)
+    assert not bench.heartbeats.overdue
+    for _ in range(3):
+        bench.after(1.0)
+    assert len(bench.ledger.heartbeats) == 4
+    assert one.stopped is None
+
+
+def test_unexpected_ledger_error_does_not_end_heartbeats(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    bench.claim()
+
+    def odd():
+        raise ValueError("what is this")
+
+    bench.ledger.before_heartbeat = Times(2, odd)
+    bench.after(15.0)
+    bench.after(1.0)
+    bench.after(1.0)
+    assert len(bench.ledger.heartbeats) == 3
+
+
+def test_heartbeats_are_overdue_after_half_a_lease_with_open_attempts(bench):
+    bench.after(100.0)
+    assert not bench.heartbeats.overdue
+    bench.claim()
+    assert not bench.heartbeats.overdue, "its lease is new"
+    bench.ledger.unavailable = True
+    bench.after(30.0)
+    assert not bench.heartbeats.overdue
+    bench.after(1.0)
+    assert bench.heartbeats.overdue
+    bench.ledger.unavailable = False
+    bench.after(1.0)
+    assert not bench.heartbeats.overdue
+
+
+def test_cancelled_expired_and_lost_attempts_are_stopped(bench):
+    cancelled, expired, lost, other = (
+        bench.claim(),
+        bench.claim(deadline_s=10.0),
+        bench.claim(),
+        bench.claim(),
+    )
+    bench.ledger.cancel(cancelled.job.id)
+    bench.ledger.settle_and_claim([Settlement(lost.job.id, lost.job.lease, Cancelled())])
+    bench.after(15.0)
+    assert [a.stopped for a in (cancelled, expired, lost, other)] == [
+        StopReason.CANCELLED,
+        StopReason.EXPIRED,
+        StopReason.LOST,
+        None,
+    ]
+
+
+def test_reply_for_one_lease_does_not_stop_a_later_one(bench):
+    """Regression: replies name jobs, and whatever was in hand under that id was stopped."""
+    early = bench.claim()
+    later: list[Attempt] = []
+
+    def meanwhile(_reply):
+        bench.running_jobs.remove(early)
+        bench.wall.advance(3_600_000)
+        later.append(pulse_claim_again(bench))
+
+    bench.ledger.after_heartbeat = Times(1, meanwhile)
+    # The lease is lost, so that the reply says so; and the job is ours again before it arrives.
+    bench.wall.advance(60_001)
+    bench.ledger.maintain(10)
+    bench.after(15.0)
+    assert bench.ledger.heartbeats[0][0].lease == early.job.lease
+    assert (early.stopped, later[0].stopped) == (StopReason.LOST, None)
+
+
+def pulse_claim_again(bench: HeartbeatBench) -> Attempt:
+    bench.ledger.maintain(10)
+    (job,) = bench.ledger.settle_and_claim([], ClaimRequest("w1", ("default",), 1, 60_000)).claimed
+    attempt = Attempt(job)
+    bench.running_jobs.add(attempt)
+    return attempt
+
+
+def test_lost_lease_gets_no_heartbeat(bench):
+    lost, other = bench.claim(), bench.claim()
+    lost.stop(StopReason.LOST)
+    bench.after(15.0)
+    assert [beat.job_id for beat in bench.ledger.heartbeats[0]] == [other.job.id]
+
+
+def test_changes_trigger_rate_limited_cancellation_checks(bench):
+    one = bench.claim()
+    asked: list[float] = []
+    cancel_requests = bench.ledger.cancel_requests
+    bench.ledger.cancel_requests = lambda worker: (asked.append(bench.clock.now()), cancel_requests(worker))[
+        1
+    ]
+    bench.wall.advance(1)
+    bench.now(
+        lambda: (
+            bench.clock.advance(0.2),
+            bench.ledger.cancel(one.job.id),
+            bench.heartbeats.check_cancellations(),
+        )
+    )
+    assert one.stopped is StopReason.CANCELLED
+    bench.now(bench.heartbeats.check_cancellations)
+    assert asked == [0.2]
+    bench.after(0.1)
+    assert asked == [0.2, pytest.approx(0.3)]
+
+
+def test_cancellation_check_does_not_stop_later_attempts(bench):
+    early = bench.claim()
+    later: list[Attempt] = []
+    cancel_requests = bench.ledger.cancel_requests
+
+    def meanwhile(worker):
+        found = cancel_requests(worker)
+        bench.ledger.settle_and_claim([Settlement(early.job.id, early.job.lease, Cancelled())])
+        bench.ledger.requeue(early.job.id)
+        bench.running_jobs.remove(early)
+        later.append(pulse_claim_again(bench))
+        return found
+
+    bench.ledger.cancel_requests = meanwhile
+    bench.ledger.cancel(early.job.id)
+    bench.clock.advance(0.2)
+    bench.now(bench.heartbeats.check_cancellations)
+    assert later[0].job.lease == 2
+    assert later[0].stopped is None
+
+
+def test_cancellation_missed_in_an_outage_comes_with_the_next_heartbeat(bench):
+    one = bench.claim()
+    bench.ledger.cancel(one.job.id)
+    bench.ledger.unavailable = True
+    bench.clock.advance(0.2)
+    bench.now(bench.heartbeats.check_cancellations)
+    assert one.stopped is None
+    bench.ledger.unavailable = False
+    bench.after(15.0)
+    assert one.stopped is StopReason.CANCELLED
+
+
+def test_attempt_is_stopped_at_its_time_limit(bench):
+    one = None
+
+    def claim():
+        nonlocal one
+        one = bench.claim(limit_s=4.0)
+
+    bench.now(claim)
+    assert bench.clock.slept_s[-1] == pytest.approx(4.0)
+    bench.after(4.0)
+    assert one.stopped is StopReason.TIME_LIMIT
+
+
+def test_attempt_that_ignores_its_stop_is_given_up_once(bench):
+    one = bench.claim()
+    bench.now(lambda: (one.stop(StopReason.CANCELLED), bench.heartbeats.attempts_stopped()))
+    bench.after(15.0)
+    assert bench.given_up == []
+    assert len(bench.ledger.heartbeats[-1]) == 1, "it is ours until it is given up"
+    bench.after(15.0)
+    assert bench.given_up == [one]
+    bench.after(15.0)
+    assert bench.given_up == [one]
+
+
+def test_raising_stop_callback_does_not_affect_other_attempts(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    one, two = bench.claim(), bench.claim()
+    one.add_stop_callback(lambda: 1 // 0)
+    for each in (one, two):
+        bench.ledger.cancel(each.job.id)
+    bench.after(15.0)
+    assert (one.stopped, two.stopped) == (StopReason.CANCELLED, StopReason.CANCELLED)

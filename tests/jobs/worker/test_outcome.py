@@ -1,0 +1,105 @@
+"""What an attempt that raised comes to: a table of causes, and no inside of ours in what is told."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cases import for_each
+from headrace.core import errors as e
+from headrace.jobs.attempt import AttemptStoppedError, StopReason
+from headrace.jobs.cause import Cause
+from headrace.jobs.job import Cancelled, Expired, Failed, NewJob, Released
+from headrace.jobs.worker.outcome import MESSAGE_CHARS_MAX, outcome_of_error
+from jobs.support import attempt_at
+
+
+def judged(error, *, attempt=1, attempts_max=3, hide="", share=1.0, **spec):
+    at = attempt_at(NewJob(attempts_max=attempts_max, **spec), attempt=attempt)
+    return outcome_of_error(at, error, share=share, hide=hide)
+
+
+@for_each(
+    ("reason", "outcome"),
+    [
+        (StopReason.LOST, None),
+        (StopReason.CANCELLED, Cancelled()),
+        (StopReason.EXPIRED, Expired()),
+        (StopReason.DRAIN, Released({"at": 7})),
+    ],
+)
+@for_each("error", [AttemptStoppedError(StopReason.DRAIN), ValueError("it fell over its end")])
+def test_stop_reason_determines_the_outcome(reason, outcome, error):
+    at = attempt_at(NewJob())
+    at.cursor = {"at": 7}
+    at.stop(reason)
+    assert outcome_of_error(at, error, share=0.5) == outcome
+
+
+def test_exceeded_time_limit_is_a_counted_failure():
+    at = attempt_at(NewJob(time_limit_s=1.5))
+    at.stop(StopReason.TIME_LIMIT)
+    failed = outcome_of_error(at, AttemptStoppedError(StopReason.TIME_LIMIT), share=1.0)
+    assert isinstance(failed, Failed)
+    assert (failed.failure.cause, failed.counted, failed.crashed) == (Cause.TIMEOUT, True, False)
+    assert failed.retry_ms == 10_000
+    assert "1.5 s" in failed.failure.message
+
+
+@for_each(
+    ("error", "cause", "retry_ms", "counted", "crashed"),
+    [
+        (e.DataError("row 3"), Cause.INPUT, None, True, False),
+        (e.PredictError("m", "no"), Cause.MODEL, 10_000, True, False),
+        (e.InstanceLostError("m", "died", cause="crash"), Cause.CRASH, 5_000, True, True),
+        (e.InstanceLostError("m", "died", cause="oom"), Cause.OOM, 5_000, True, True),
+        (e.InstanceLostError("m", "died", cause="timeout"), Cause.TIMEOUT, 10_000, True, False),
+        (e.StorageError("s3://b/k", "no"), Cause.STORAGE, 10_000, True, False),
+        (e.UnavailableError("s3://b/k", "away"), Cause.UNAVAILABLE, 60_000, False, False),
+        (e.StoppedError("leaving"), Cause.DRAINED, 0, False, False),
+        (ZeroDivisionError("secret"), Cause.DEFECT, 10_000, True, False),
+        (SystemExit(3), Cause.DEFECT, 10_000, True, False),
+    ],
+)
+def test_error_determines_the_retry(error, cause, retry_ms, counted, crashed):
+    failed = judged(error)
+    assert isinstance(failed, Failed)
+    assert failed.failure.cause is cause
+    assert failed.failure.error == type(error).__name__
+    assert (failed.retry_ms, failed.counted, failed.crashed) == (retry_ms, counted, crashed)
+
+
+def test_last_attempt_fails_for_good_and_counts_its_crash():
+    failed = judged(e.InstanceLostError("m", "died", cause="crash"), attempt=3)
+    assert (failed.retry_ms, failed.crashed) == (None, True)
+
+
+def test_uncounted_failure_is_retried_after_the_last_attempt():
+    failed = judged(e.UnavailableError("s3://b/k", "away"), attempt=3)
+    assert (failed.retry_ms, failed.counted) == (60_000, False)
+
+
+def test_cancelled_request_does_not_cancel_the_job():
+    """Regression: nobody had cancelled the job, and it failed for good as if somebody had."""
+    failed = judged(e.CancelledRequestError("whoever asked has gone"))
+    assert isinstance(failed, Failed)
+    assert (failed.failure.cause, failed.retry_ms) == (Cause.DEFECT, 10_000)
+
+
+def test_retry_after_sets_the_delay():
+    assert judged(e.OverloadedError("m", retry_after_s=77.0)).retry_ms == 77_000
+
+
+def test_internal_store_is_not_named():
+    failed = judged(e.StorageError("s3://ours/attempts/a/1/x", "no"), hide="s3://ours/")
+    assert failed.failure.message == "store:attempts/a/1/x: no"
+
+
+def test_internal_error_shows_no_details():
+    assert "secret" not in judged(RuntimeError("secret")).failure.message
+
+
+@given(text=st.text(max_size=MESSAGE_CHARS_MAX * 2), hide=st.sampled_from(["", "s3://ours/"]))
+def test_messages_have_a_limit(text, hide):
+    message = judged(e.DataError(text), hide=hide).failure.message
+    assert len(message) <= MESSAGE_CHARS_MAX
+    if len(text) <= MESSAGE_CHARS_MAX and not hide:
+        assert message == str(e.DataError(text))
