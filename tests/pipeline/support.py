@@ -1,4 +1,4 @@
-"""A predictor for pipeline tests that answers when, and in the order, that a test says."""
+"""Predictors for pipeline tests, which respond at the time and in the order of the test."""
 
 import threading
 from concurrent.futures import Future
@@ -10,7 +10,10 @@ from headrace.core.predictor import PredictorStatistics
 
 
 class ScriptedPredictor:
-    """Doubles its input `x`. With `hold`, answers wait until `release` is called, in the order that it says."""
+    """A predictor that doubles its input `x`.
+
+    With `hold`, responses wait until `release` is called, in the order that it gives.
+    """
 
     def __init__(self, *, columns: int = 2, rows_max: int = 4, in_flight_max: int = 8, hold: bool = False):
         self.metadata = ModelMetadata(
@@ -61,7 +64,9 @@ class ScriptedPredictor:
 
 
 class SummingPredictor(ScriptedPredictor):
-    """Keeps a running sum of each sequence, as an engine does: what it is asked about a sequence that it does not have fails."""
+    """A predictor that keeps a running sum of each sequence, and fails for a sequence that it does
+    not have, as an engine does.
+    """
 
     def __init__(
         self, *, columns: int = 1, rows_max: int = 4, live_max: int | None = None, hold: bool = False
@@ -71,7 +76,7 @@ class SummingPredictor(ScriptedPredictor):
             "sum",
             inputs=(TensorSpec("x", "FP32", (-1, columns)),),
             max_batch_rows=rows_max,
-            steps=True,
+            is_stateful=True,
             sequences_live_max=live_max,
         )
         self.sums: dict[str, float] = {}
@@ -80,7 +85,7 @@ class SummingPredictor(ScriptedPredictor):
 
     @property
     def asked(self) -> list[InferRequest]:
-        """The requests that had rows."""
+        """The requests with rows."""
         return [r for r in self.requests if r.inputs]
 
     def answer(self, request: InferRequest) -> InferResponse:

@@ -3,9 +3,10 @@ import threading
 import pytest
 
 from headrace.pipeline.channel import Channel, ChannelClosedError, EndOfChannelError
+from servers.polling import wait_until
 
 
-def test_what_was_sent_is_received_in_order_and_then_it_ends():
+def test_items_are_received_in_order_until_the_end():
     channel: Channel[int] = Channel(100)
     for i in range(3):
         channel.send(i, 1)
@@ -15,7 +16,7 @@ def test_what_was_sent_is_received_in_order_and_then_it_ends():
         channel.receive()
 
 
-def test_a_failure_arrives_after_what_was_sent_before_it():
+def test_failure_arrives_after_earlier_items():
     channel: Channel[int] = Channel(100)
     channel.send(1, 1)
     channel.fail(ValueError("broken"))
@@ -24,7 +25,7 @@ def test_a_failure_arrives_after_what_was_sent_before_it():
         channel.receive()
 
 
-def test_a_full_channel_blocks_its_sender_until_there_is_room():
+def test_full_channel_blocks_its_sender():
     channel: Channel[str] = Channel(10)
     channel.send("a", 10)
     sent = threading.Event()
@@ -35,13 +36,14 @@ def test_a_full_channel_blocks_its_sender_until_there_is_room():
 
     sender = threading.Thread(target=send)
     sender.start()
-    assert not sent.wait(0.05)
+    wait_until(lambda: channel._changed._waiters, "a blocked sender")
+    assert not sent.is_set()
     assert channel.receive() == "a"
     sender.join(5)
     assert sent.is_set()
 
 
-def test_closing_wakes_a_blocked_sender():
+def test_close_wakes_a_blocked_sender():
     channel: Channel[str] = Channel(1)
     channel.send("a", 1)
     raised: list[BaseException] = []
@@ -59,6 +61,6 @@ def test_closing_wakes_a_blocked_sender():
     assert len(raised) == 1
 
 
-def test_receiving_gives_up_after_its_timeout():
+def test_receive_returns_none_after_its_timeout():
     channel: Channel[int] = Channel(1)
     assert channel.receive(0.0) is None

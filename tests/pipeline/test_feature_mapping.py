@@ -1,7 +1,8 @@
-"""Which features feed which inputs."""
+"""The mapping of features to inputs."""
 
 import pytest
 
+from cases import for_each
 from formats.framed_files import recordio, tfrecord
 from formats.proto_messages import example, record
 from headrace.core.block import Position
@@ -34,28 +35,26 @@ def vector(*numbers, name="values"):
     return record(**{name: ("float32_tensor", numbers)})
 
 
-@pytest.mark.parametrize("inputs", [(NUMBERS,), (OPEN,), (TensorSpec("x", "FP32"),), ()])
-def test_a_vector_feeds_the_one_input(inputs):
+@for_each("inputs", [(NUMBERS,), (OPEN,), (TensorSpec("x", "FP32"),), ()])
+def test_vector_feature_feeds_the_only_input(inputs):
     assert values(mapper(*inputs).decode(block_of(vector(1, 2), vector(3, 4)))) == {"x": [[1, 2], [3, 4]]}
 
 
-def test_a_row_has_the_models_shape():
+def test_row_has_the_models_shape():
     spec = TensorSpec("x", "FP32", (-1, -1, 2))
     assert values(mapper(spec).decode(block_of(vector(1, 2, 3, 4)))) == {"x": [[[1, 2], [3, 4]]]}
     scalar = TensorSpec("x", "FP32", (-1,))
     assert values(mapper(scalar).decode(block_of(vector(1)))) == {"x": [1]}
 
 
-@pytest.mark.parametrize("name", ["a.rec", "a.tfrecord"])
-@pytest.mark.parametrize(
-    ("shape", "expected"), [((-1,), [b"\xff\0"]), ((-1, 1), [[b"\xff\0"]]), (None, [b"\xff\0"])]
-)
-def test_one_input_of_bytes_takes_records_as_they_stand(name, shape, expected):
+@for_each("name", ["a.rec", "a.tfrecord"])
+@for_each(("shape", "expected"), [((-1,), [b"\xff\0"]), ((-1, 1), [[b"\xff\0"]]), (None, [b"\xff\0"])])
+def test_bytes_input_takes_whole_records(name, shape, expected):
     used = mapper(TensorSpec("b", "BYTES", shape))
     assert values(used.decode(block_of(b"\xff\0", name=name))) == {"b": expected}
 
 
-def test_the_input_of_the_features_name_or_the_only_feature():
+def test_input_takes_the_feature_of_its_name_or_the_only_one():
     assert values(
         mapper(NUMBERS).decode(block_of(record(x=("float32_tensor", [1, 2]), values=("float32_tensor", [9]))))
     ) == {"x": [[1, 2]]}
@@ -78,14 +77,14 @@ def test_several_inputs_take_a_feature_each():
     assert values(chosen.decode(block)) == {"a": [7], "b": [b"Jo"]}
 
 
-def test_features_are_chosen_in_the_order_that_is_asked_for():
+def test_features_are_selected_in_the_requested_order():
     block = block_of(example(**PERSON), name="a.tfrecord")
     assert values(mapper(OPEN, columns=("size", "age")).decode(block)) == {"x": [[1.5, 2, 7]]}
     text = TensorSpec("t", "BYTES", (-1,))
     assert values(mapper(text, text_column="name").decode(block)) == {"t": [b"Jo"]}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("inputs", "mapping", "why"),
     [
         ((NUMBERS,), {}, "it takes x, but the records .* have the features age, name, size: choose features"),
@@ -94,35 +93,33 @@ def test_features_are_chosen_in_the_order_that_is_asked_for():
         (
             (TensorSpec("x", "FP32", (-1, -1, 3)),),
             {"columns": ("size",)},
-            "takes .-1, -1, 3., which 2 values a record do not fill",
+            "takes .-1, -1, 3., but a record has 2 values",
         ),
     ],
 )
-def test_what_can_never_fit_is_said_at_once(inputs, mapping, why):
+def test_unfit_features_are_refused_at_once(inputs, mapping, why):
     with pytest.raises(ModelInputError, match=why):
         mapper(*inputs, **mapping).decode(block_of(example(**PERSON), name="a.tfrecord"))
 
 
-def test_records_that_are_no_messages_are_said_at_once_where_they_must_tell_the_width():
-    with pytest.raises(
-        ModelInputError, match=r"are no aialgs\.data\.Record messages .*one BYTES input gets them"
-    ):
+def test_non_messages_are_refused_if_they_must_define_the_width():
+    with pytest.raises(ModelInputError, match=r"are no aialgs\.data\.Record messages .*one BYTES input"):
         mapper(OPEN).decode(block_of(b"junk"))
 
 
-def test_where_the_model_tells_the_width_they_fail_by_themselves():
+def test_non_messages_fail_alone_if_the_model_defines_the_width():
     used = mapper(NUMBERS)
     assert len(used.decode(block_of(b"junk")).failures) == 1
     assert values(used.decode(block_of(vector(1, 2)))) == {"x": [[1, 2]]}
 
 
-def test_the_first_message_decides_though_it_is_not_the_first_record():
+def test_first_valid_message_decides():
     decoded = mapper(OPEN).decode(block_of(b"junk", b"", vector(1, 2), vector(3, 4)))
     assert values(decoded) == {"x": [[1, 2], [3, 4]]}
     assert [f.position.record for f in decoded.failures] == [0, 1]
 
 
-def test_a_later_record_that_differs_fails_the_same_after_a_resumption():
+def test_later_mismatch_fails_alike_after_resume():
     undisturbed = mapper(OPEN)
     undisturbed.decode(block_of(vector(1, 2, name="v")))
     resumed = mapper(OPEN, learned=undisturbed.learned)
@@ -134,5 +131,5 @@ def test_a_later_record_that_differs_fails_the_same_after_a_resumption():
         ]
 
 
-def test_positions_are_of_headers():
+def test_failure_positions_are_those_of_headers():
     assert block_of(vector(1), vector(2)).position(1) == Position("memory://b/a.rec", record=1, byte=28)

@@ -39,7 +39,7 @@ def numbers(batch) -> list[float]:
     return [] if batch.request is None else batch.request.inputs[0].data[:, 0].tolist()
 
 
-def test_a_batch_closes_at_the_models_rows_unless_told_otherwise():
+def test_batch_closes_at_the_models_rows_by_default():
     batches = feed_with().add(read_block(0, [b"1"] * 9), now=0.0)
     assert [(b.number, b.entries, b.reason) for b in batches] == [
         (0, 4, CloseReason.ROWS),
@@ -48,12 +48,12 @@ def test_a_batch_closes_at_the_models_rows_unless_told_otherwise():
     assert [b.entries for b in feed_with(batch_rows_max=3).add(read_block(0, [b"1"] * 9), 0.0)] == [3, 3, 3]
 
 
-def test_a_batch_closes_at_bytes_of_records():
+def test_batch_closes_at_bytes():
     (batch,) = feed_with(batch_bytes_max=30, batch_rows_max=100).add(read_block(0, [b"1" * 10] * 4), 0.0)
     assert (batch.entries, batch.reason) == (3, CloseReason.BYTES)
 
 
-def test_a_batch_closes_when_its_first_record_has_waited():
+def test_batch_closes_after_its_delay():
     feed = feed_with(batch_delay_ms=50)
     assert feed.add(read_block(0, [b"1"]), now=10.0) == []
     feed.add(read_block(1, [b"2"]), now=10.04)
@@ -64,21 +64,21 @@ def test_a_batch_closes_when_its_first_record_has_waited():
     assert feed.due() is None
 
 
-def test_without_a_delay_nothing_is_ever_due():
+def test_without_delay_nothing_is_due():
     feed = feed_with()
     feed.add(read_block(0, [b"1"]), now=0.0)
     assert feed.due() is None
     assert feed.poll(1e9) is None
 
 
-def test_what_does_not_decode_counts_as_an_entry_and_is_not_asked_about():
+def test_undecodable_records_are_entries_without_rows():
     feed = feed_with(batch_rows_max=3)
     mixed, failed = feed.add(read_block(0, [b"1", b"x", b"2"], failures=3), 0.0)
     assert (numbers(mixed), mixed.entries, failed.entries, failed.request) == ([1, 2], 3, 3, None)
     assert [f.position.record for s in failed.spans for f in s.failures] == [3, 4, 5]
 
 
-def test_the_cursor_of_a_batch_is_where_the_next_one_begins():
+def test_cursor_of_a_batch_is_the_start_of_the_next():
     first, second = feed_with(batch_rows_max=2).add(read_block(5, [b"1"] * 5), 0.0)
     assert (first.end.position.record, second.end.position.record) == (7, 9)
 
@@ -104,7 +104,7 @@ def test_every_entry_is_in_exactly_one_batch_in_order(blocks, rows):
         for b in batches
         for s in b.spans
         for record in sorted(
-            [s.piece.block.first.record + int(i) for i in _rows(s.piece)]
+            [s.selection.block.first.record + int(i) for i in _rows(s.selection)]
             + [f.position.record for f in s.failures]
         )
     ]
@@ -112,13 +112,13 @@ def test_every_entry_is_in_exactly_one_batch_in_order(blocks, rows):
     assert sum(len(numbers(b)) for b in batches) == expected
 
 
-def _rows(piece):
-    from headrace.pipeline.items import piece_rows
+def _rows(selection):
+    from headrace.pipeline.items import selected_rows
 
-    return piece_rows(piece)
+    return selected_rows(selection)
 
 
-def test_images_of_several_sizes_make_no_batch_and_the_error_says_what_to_do():
+def test_images_of_different_sizes_raise_with_advice():
     def images(height: int) -> ReadBlock:
         pixels = np.zeros((1, height, 2, 3), np.uint8)
         at = np.zeros(1, np.int64)
@@ -127,12 +127,14 @@ def test_images_of_several_sizes_make_no_batch_and_the_error_says_what_to_do():
     metadata = ModelMetadata("m", max_batch_rows=2)
     feed = Feed(Mapper(metadata, MappingOptions(), ReadOptions()), metadata, FlowSettings())
     assert feed.add(images(5), 0.0) == []
-    with pytest.raises(ModelInputError, match=r"differ in shape, \[5, 2, 3\] and \[6, 2, 3\].*--image-size"):
+    with pytest.raises(ModelInputError, match=r"different shapes, \[5, 2, 3\] and \[6, 2, 3\].*--image-size"):
         feed.add(images(6), 0.0)
 
 
-def test_what_is_wrong_with_a_batch_is_raised_once_those_before_it_were_given():
-    metadata = ModelMetadata("m", inputs=METADATA.inputs, max_batch_rows=1, steps=True, sequences_live_max=1)
+def test_batch_error_is_raised_after_earlier_batches():
+    metadata = ModelMetadata(
+        "m", inputs=METADATA.inputs, max_batch_rows=1, is_stateful=True, sequences_live_max=1
+    )
     mapping = MappingOptions(sequence=0)
     settings = FlowSettings()
     feed = Feed(
@@ -145,9 +147,9 @@ def test_what_is_wrong_with_a_batch_is_raised_once_those_before_it_were_given():
             call(0.0)
 
 
-def test_a_batch_says_where_it_begins_for_a_replay():
+def test_batch_has_its_start_for_a_replay():
     mapping = MappingOptions(sequence=0)
-    metadata = ModelMetadata("m", inputs=METADATA.inputs, max_batch_rows=2, steps=True)
+    metadata = ModelMetadata("m", inputs=METADATA.inputs, max_batch_rows=2, is_stateful=True)
     sequencer = Sequencer(metadata, mapping, FlowSettings())
     start = Cursor(0, Position("memory://b/a.csv", record=7))
     feed = Feed(Mapper(metadata, mapping, ReadOptions()), metadata, FlowSettings(), sequencer, start=start)

@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.block import Position
 from headrace.core.errors import (
     AccessDeniedError,
@@ -26,6 +27,7 @@ from headrace.pipeline.settings import FlowSettings, MappingOptions, StreamSetti
 from headrace.pipeline.window import Window
 from headrace.storage.resolve import Stores
 from pipeline.support import ScriptedPredictor, SummingPredictor
+from servers.polling import wait_until
 
 
 def rows(count: int, start: int = 0) -> bytes:
@@ -44,7 +46,7 @@ def flow_over(
 
 
 class ClosedStores(Stores):
-    """Lets nobody read `denied`."""
+    """Stores that deny access to the object `denied`."""
 
     def __init__(self, denied: str) -> None:
         super().__init__()
@@ -66,17 +68,17 @@ def values(flow: Flow) -> list[float]:
     return [float(v) for batch in flow for v in batch.outputs.get("y", np.empty(0))]
 
 
-def test_predictions_come_in_source_order_over_objects():
+def test_predictions_are_in_source_order_across_objects():
     assert values(flow_over(ScriptedPredictor(), a=rows(10), b=rows(7, 10))) == [2.0 * i for i in range(17)]
 
 
-def test_batches_are_cut_at_record_numbers_across_objects():
+def test_batches_span_objects():
     predictor = ScriptedPredictor(rows_max=4)
     list(flow_over(predictor, a=rows(3), b=rows(3), c=rows(3)))
     assert [r.rows for r in predictor.requests] == [4, 4, 1]
 
 
-def test_answers_out_of_order_are_delivered_in_order():
+def test_out_of_order_responses_are_delivered_in_order():
     predictor = ScriptedPredictor(rows_max=4, hold=True)
     flow = flow_over(predictor, a=rows(12))
     got: list[float] = []
@@ -89,7 +91,7 @@ def test_answers_out_of_order_are_delivered_in_order():
     assert got == [2.0 * i for i in range(12)]
 
 
-def test_a_row_that_does_not_decode_fails_alone_and_stands_at_its_place():
+def test_undecodable_row_fails_alone_in_its_position():
     flow = flow_over(ScriptedPredictor(), a=b"0,1\nx,1\n2,1\n")
     (batch,) = list(flow)
     outcomes = batch.outcomes()
@@ -98,7 +100,7 @@ def test_a_row_that_does_not_decode_fails_alone_and_stands_at_its_place():
     assert outcomes[1].raw == b"x,1"
 
 
-def test_a_row_that_the_model_refuses_fails_alone_and_stands_at_its_place():
+def test_refused_row_fails_alone_in_its_position():
     predictor = ScriptedPredictor(rows_max=8)
     predictor.refuse_values = {1.0, 5.0}
     flow = flow_over(predictor, a=rows(3), b=rows(4, 3))
@@ -108,22 +110,22 @@ def test_a_row_that_the_model_refuses_fails_alone_and_stands_at_its_place():
     assert batch.failures[1].position.object == "memory://b/b.csv"
 
 
-def test_a_batch_of_failures_only_asks_nobody():
+def test_batch_of_failures_makes_no_request():
     predictor = ScriptedPredictor(rows_max=2)
     batches = list(flow_over(predictor, a=b"x,1\ny,1\n1,1\n2,1\n"))
     assert [len(b.failures) for b in batches] == [2, 0]
     assert len(predictor.requests) == 1
 
 
-def test_a_model_that_loses_a_row_breaks_the_run_and_is_named():
+def test_missing_output_row_raises_with_the_models_name():
     predictor = ScriptedPredictor()
     predictor.drop_a_row_of_batch = 1
     with pytest.raises(ModelContractError, match="'y' of batch 1 has 3 rows for 4 records"):
         list(flow_over(predictor, a=rows(10)))
 
 
-@pytest.mark.parametrize("cut", range(11))
-def test_going_on_from_any_batch_gives_the_rest_and_nothing_twice(cut):
+@for_each("cut", range(11))
+def test_resume_from_any_batch_yields_exactly_the_rest(cut):
     objects = {"a": rows(7), "b": b"", "c": rows(9, 7) + b"bad,1\n", "d": rows(5, 16)}
     whole = list(flow_over(ScriptedPredictor(rows_max=2), **objects))
     if cut >= len(whole):
@@ -152,9 +154,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("broken", BROKEN)
-def test_going_on_before_what_broke_reports_it_with_the_same_place(broken):
-    """Line and byte too: else the failures of a resumed run would not be an undisturbed run's."""
+@for_each("broken", BROKEN)
+def test_resume_before_a_broken_object_reports_the_same_position(broken):
+    """With line and byte: otherwise the failures of a resumed run would differ."""
     name, data = BROKEN[broken]
     stores = Stores()
     for uri, content in ((f"memory://b/{name}", data), ("memory://b/b.csv", rows(3))):
@@ -166,38 +168,36 @@ def test_going_on_before_what_broke_reports_it_with_the_same_place(broken):
         return [(b.end, [repr(o) for o in b.outcomes()]) for b in flow]
 
     whole = outcomes()
-    assert any("FailureKind.OBJECT" in said for _, (said,) in whole)
+    assert any("FailureKind.OBJECT" in texts for _, (texts,) in whole)
     for cut in range(len(whole) - 6, len(whole)):
         end = Cursor.from_json(whole[cut][0].to_json())
-        assert [said for _, said in outcomes(end)] == [said for _, said in whole[cut + 1 :]]
+        assert [texts for _, texts in outcomes(end)] == [texts for _, texts in whole[cut + 1 :]]
 
 
-def test_a_cursor_survives_the_ledger():
+def test_cursor_survives_the_ledger():
     batches = list(flow_over(ScriptedPredictor(), a=rows(6)))
     for cursor in [Cursor(), *(b.end for b in batches)]:
         assert Cursor.from_json(cursor.to_json()).to_json() == cursor.to_json()
 
 
-def test_a_source_of_another_width_is_refused_before_any_call():
+def test_source_of_another_width_is_refused_before_any_call():
     predictor = ScriptedPredictor(columns=3)
-    with pytest.raises(ModelInputError, match=r"takes 3 numbers a record.*have 2 columns.*--columns"):
+    with pytest.raises(ModelInputError, match=r"takes 3 numbers per record.*have 2 columns.*--columns"):
         list(flow_over(predictor, a=rows(10)))
     assert predictor.requests == []
 
 
-def test_closing_early_leaves_no_thread():
-    before = threading.active_count()
+def test_early_close_leaves_no_thread():
     flow = flow_over(ScriptedPredictor(), a=rows(5000))
     assert flow.next_batch() is not None
     flow.close()
     flow.close()
     assert not [t for t in threading.enumerate() if t.name in ("headrace-reader", "headrace-feeder")]
-    assert threading.active_count() <= before + 4  # prefetch threads end by themselves
 
 
 @pytest.mark.parametrize("delay_ms", [None, 1e6])
-def test_draining_delivers_what_was_asked_and_asks_no_more(delay_ms):
-    """Also in the middle of a block: with a slow model a block can be minutes of work."""
+def test_drain_delivers_submitted_batches_only(delay_ms):
+    """It also stops within a block, because a block can be minutes of work for a slow model."""
 
     class DrainsAtThird(ScriptedPredictor):
         def submit(self, request):
@@ -214,9 +214,9 @@ def test_draining_delivers_what_was_asked_and_asks_no_more(delay_ms):
     assert flow.drained
 
 
-@pytest.mark.parametrize("delay_ms", [None, 1e6])
-@pytest.mark.parametrize(("resumable", "entries"), [(True, [4, 4]), (False, [4, 4, 2])])
-def test_what_came_before_a_source_broke_is_delivered(resumable, entries, delay_ms):
+@for_each("delay_ms", [None, 1e6])
+@for_each(("resumable", "entries"), [(True, [4, 4]), (False, [4, 4, 2])])
+def test_batches_before_a_broken_source_are_delivered(resumable, entries, delay_ms):
     settings = StreamSettings(flow=FlowSettings(batch_delay_ms=delay_ms))
     stores = ClosedStores("memory://b/b.csv")
     flow = flow_over(
@@ -229,7 +229,7 @@ def test_what_came_before_a_source_broke_is_delivered(resumable, entries, delay_
     assert delivered == entries
 
 
-def test_a_batch_leaves_when_its_delay_is_over_though_the_source_is_silent(monkeypatch):
+def test_delayed_batch_is_submitted_while_the_source_is_silent(monkeypatch):
     speaks = threading.Event()
     reading = Reader.blocks
 
@@ -247,31 +247,35 @@ def test_a_batch_leaves_when_its_delay_is_over_though_the_source_is_silent(monke
     flow.close()
 
 
-def test_what_is_under_way_is_bounded():
+def test_pending_batches_are_limited():
     predictor = ScriptedPredictor(rows_max=1, hold=True)
     settings = StreamSettings(flow=FlowSettings(window_bytes_max=256))
-    flow = flow_over(predictor, settings, a=rows(5000))
+    flow = flow_over(predictor, settings, a=rows(1500))
     reader = threading.Thread(target=lambda: list(flow))
     reader.start()
     predictor.wait_for_held(50)
     assert len(predictor.held) <= 300
     predictor.hold = False
     released = 0
-    while reader.is_alive():
+
+    def is_finished():
+        nonlocal released
         while released < len(predictor.held):
             predictor.release(released)
             released += 1
-        reader.join(0.001)
-    assert len(predictor.requests) == 5000
+        return not reader.is_alive()
+
+    wait_until(is_finished, "the end of the flow")
+    assert len(predictor.requests) == 1500
 
 
-def test_failed_records_take_room_under_way_too(monkeypatch):
-    """A million of them in a few bytes each would fill the memory."""
+def test_failed_records_count_for_the_window(monkeypatch):
+    """A million of them, with few bytes each, would fill the memory."""
     weights, send = [], Window.send
 
-    def weighed(self, batch, answer, weight):
+    def weighed(self, batch, response, weight):
         weights.append(weight)
-        send(self, batch, answer, weight)
+        send(self, batch, response, weight)
 
     monkeypatch.setattr(Window, "send", weighed)
     settings = StreamSettings(flow=FlowSettings(window_bytes_max=256))
@@ -286,7 +290,7 @@ USERS = b"a,1\nb,2\na,3\nb,4\nc,5\na,6\nc,7\nb,8\na,9\n"
 BY_USER = StreamSettings(mapping=MappingOptions(sequence=0))
 
 
-def test_a_model_with_a_step_is_asked_one_batch_at_a_time():
+def test_stateful_model_gets_one_batch_at_a_time():
     predictor = SummingPredictor(rows_max=2, hold=True)
     flow = flow_over(predictor, BY_USER, a=USERS)
     got: list[float] = []
@@ -300,7 +304,7 @@ def test_a_model_with_a_step_is_asked_one_batch_at_a_time():
     assert got == [1, 2, 4, 6, 5, 10, 12, 14, 19]
 
 
-def test_a_model_with_a_step_and_no_sequences_is_asked_so_too():
+def test_stateful_model_without_sequences_gets_one_batch_at_a_time():
     predictor = SummingPredictor(rows_max=2, columns=2, hold=True)
     flow = flow_over(predictor, a=rows(6))
     reader = threading.Thread(target=lambda: list(flow))
@@ -314,7 +318,7 @@ def test_a_model_with_a_step_and_no_sequences_is_asked_so_too():
     assert not reader.is_alive()
 
 
-def test_after_a_request_that_failed_nothing_more_is_asked():
+def test_failed_request_stops_further_requests():
     class FailsAt(SummingPredictor):
         def answer(self, request):
             if len(self.requests) == 3:
@@ -338,7 +342,7 @@ def test_after_a_request_that_failed_nothing_more_is_asked():
     assert (len(got), len(predictor.requests)) == (2, 3)
 
 
-def test_objects_that_are_sequences_end_each_with_the_next_one_and_the_last_with_the_source():
+def test_object_sequences_end_with_the_next_object_or_the_source():
     predictor = SummingPredictor(rows_max=4)
     settings = StreamSettings(mapping=MappingOptions(sequence="@object"))
     got = values(flow_over(predictor, settings, a=b"1\n2\n3\n", b=b"4\n", c=b"5\n6\n"))
@@ -348,7 +352,7 @@ def test_objects_that_are_sequences_end_each_with_the_next_one_and_the_last_with
     assert predictor.sums == {}
 
 
-def test_a_replay_ends_no_sequence_that_goes_on_behind_it():
+def test_replay_ends_no_continuing_sequence():
     predictor = SummingPredictor(rows_max=2)
     settings = StreamSettings(mapping=MappingOptions(sequence="@object"))
     stores = Stores()
@@ -363,7 +367,7 @@ def test_a_replay_ends_no_sequence_that_goes_on_behind_it():
     assert predictor.ended == [("memory://b/a.csv", "told")]
 
 
-def test_a_sequence_that_the_model_has_ended_by_itself_needs_no_end():
+def test_sequence_ended_by_the_model_needs_no_end():
     class Ended(SummingPredictor):
         def submit(self, request):
             if request.inputs:
@@ -376,12 +380,12 @@ def test_a_sequence_that_the_model_has_ended_by_itself_needs_no_end():
     assert values(flow_over(Ended(), settings, a=b"1\n2\n", b=b"3\n")) == [1, 3, 3]
 
 
-def test_a_model_without_a_step_has_no_sequences():
-    with pytest.raises(ConfigError, match="has no step"):
+def test_stateless_model_with_sequences_is_refused():
+    with pytest.raises(ConfigError, match="declares no step"):
         flow_over(ScriptedPredictor(), BY_USER, a=USERS)
 
 
-def test_a_flow_that_is_closed_while_an_answer_is_waited_for_ends_with_it():
+def test_close_ends_with_the_awaited_response():
     predictor = SummingPredictor(rows_max=2, hold=True)
     flow = flow_over(predictor, BY_USER, a=USERS)
     reader = threading.Thread(target=lambda: list(flow))

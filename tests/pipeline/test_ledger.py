@@ -3,7 +3,7 @@ import pytest
 from headrace.core.block import Position
 from headrace.core.errors import LedgerError, ResumeRefusedError
 from headrace.pipeline.items import Cursor
-from headrace.pipeline.ledger import Counts, Ledger, Mark
+from headrace.pipeline.ledger import Counts, Ledger, LedgerMark
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.memory import MemoryStore
 
@@ -26,23 +26,25 @@ def names(store: MemoryStore) -> list[str]:
     return [i.uri.removeprefix(f"{OUT}_headrace/") for i in store.list(OUT)]
 
 
-def mark(part: int, checkpoint: int = 0, *, records: int = 4, total: int | None = None, attempt="a") -> Mark:
+def mark(
+    part: int, checkpoint: int = 0, *, records: int = 4, total: int | None = None, attempt="a"
+) -> LedgerMark:
     position = Position("memory://in/a.csv", "m.csv", record=records, member_byte=512)
     count = Counts(records, records - 1, 1)
-    return Mark(part, checkpoint, Cursor(0, position), Counts(total or records), count, attempt, 99)
+    return LedgerMark(part, checkpoint, Cursor(0, position), Counts(total or records), count, attempt, 99)
 
 
-def test_counts_add_up_and_down():
+def test_counts_add_and_subtract():
     one, two = Counts(4, 3, 1, 1), Counts(10, 10, 0, 0)
     assert one.plus(two) == Counts(14, 13, 1, 1)
     assert one.plus(two).minus(two) == one
 
 
-def test_a_mark_comes_back_but_for_what_the_cursor_does_not_need():
-    assert Mark.from_json(mark(3, 2).to_json()) == mark(3, 2)
+def test_mark_round_trips_through_json():
+    assert LedgerMark.from_json(mark(3, 2).to_json()) == mark(3, 2)
 
 
-def test_the_records_of_a_run(store, ledger):
+def test_records_of_a_run(store, ledger):
     assert ledger.identity() is None
     ledger.begin(IDENTITY, PLAN)
     assert ledger.read_plans() == [PLAN]
@@ -72,8 +74,8 @@ def test_the_records_of_a_run(store, ledger):
     assert ledger.state().finished is None
 
 
-def test_checkpoints_of_a_part_that_is_published_are_not_gone_on_from(ledger):
-    """A kill between a part's record and its tidying leaves them there."""
+def test_checkpoints_of_a_published_part_are_ignored(ledger):
+    """A kill between the part's record and the deletion leaves them behind."""
     ledger.begin(IDENTITY, PLAN)
     ledger.checkpoint(mark(0, 1), b"", b"")
     ledger._create("part-00000.json", mark(0).to_json())
@@ -82,7 +84,7 @@ def test_checkpoints_of_a_part_that_is_published_are_not_gone_on_from(ledger):
     assert ledger.count(ledger.state()) == mark(0).in_part
 
 
-def test_what_runs_out_of_digits_stays_in_order(store, ledger):
+def test_names_with_more_digits_stay_in_order(store, ledger):
     ledger.begin(IDENTITY, PLAN[:1])
     for number in (99_999, 100_000, 100_001):
         ledger.write_plan(number, [ObjectInfo(f"memory://in/{number}", 1)])
@@ -99,7 +101,7 @@ def test_what_runs_out_of_digits_stays_in_order(store, ledger):
     assert ledger.state().last.checkpoint == 10_000
 
 
-def test_the_same_record_twice_is_our_own_write_and_another_is_another_process(ledger):
+def test_different_record_of_another_process_is_refused(ledger):
     ledger.begin(IDENTITY, PLAN)
     ledger.commit_part(mark(0))
     ledger.commit_part(mark(0))
@@ -107,14 +109,14 @@ def test_the_same_record_twice_is_our_own_write_and_another_is_another_process(l
         ledger.commit_part(mark(0, attempt="b"))
 
 
-def test_a_run_that_differs_is_not_resumed_and_says_in_what(ledger):
+def test_different_run_is_refused_with_its_differences(ledger):
     ledger.begin(IDENTITY, PLAN)
     ledger.check_identity(IDENTITY)
     with pytest.raises(ResumeRefusedError, match=r"another run .model was 'm', is 'n'.*--overwrite"):
         ledger.check_identity(IDENTITY | {"model": "n"})
 
 
-def test_of_settings_that_differ_only_those_are_named(ledger):
+def test_only_changed_settings_are_named(ledger):
     settings = {"read": {"header": "none", "format": "csv"}, "batch": [None, 1]}
     ledger.begin(IDENTITY | {"settings": settings}, PLAN)
     others = settings | {"read": {"header": "names", "format": "csv"}}
@@ -122,8 +124,8 @@ def test_of_settings_that_differ_only_those_are_named(ledger):
         ledger.check_identity(IDENTITY | {"settings": others})
 
 
-def test_a_ledger_of_another_version_is_refused(store, ledger):
+def test_ledger_of_another_version_is_refused(store, ledger):
     ledger.begin(IDENTITY | {"v": 1}, PLAN)
     store.put(f"{OUT}_headrace/run.json", b'{"v": 99}')
-    with pytest.raises(LedgerError, match="says version 99, this headrace writes 1"):
+    with pytest.raises(LedgerError, match="has version 99, this headrace supports 1"):
         ledger.identity()

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
@@ -33,26 +34,26 @@ def values(decoded) -> dict[str, list]:
 # CSV
 
 
-def test_all_columns_feed_the_one_input_of_that_width():
+def test_all_columns_feed_the_only_input():
     assert values(mapper(NUMBERS).decode(block_of("1,2", "3,4"))) == {"x": [[1, 2], [3, 4]]}
 
 
-def test_a_model_that_tells_nothing_is_given_all_columns_as_float32():
+def test_undeclared_model_receives_all_columns_as_float32():
     (tensor,) = mapper().decode(block_of("1,2,3")).tensors.values()
     assert (tensor.dtype, tensor.shape) == (np.float32, (1, 3))
 
 
-def test_a_scalar_input_takes_one_column():
+def test_scalar_input_takes_one_column():
     assert values(mapper(TensorSpec("x", "FP32", (-1,))).decode(block_of("1", "2"))) == {"x": [1, 2]}
 
 
-def test_columns_are_chosen_in_the_order_that_is_asked_for():
+def test_columns_are_selected_in_the_requested_order():
     block = block_of("1,2,3", names=("a", "b", "c"))
     assert values(mapper(NUMBERS, columns=("c", "a")).decode(block)) == {"x": [[3, 1]]}
     assert values(mapper(NUMBERS, columns=(1, 0)).decode(block)) == {"x": [[2, 1]]}
 
 
-def test_several_inputs_take_a_column_each_by_header_order_or_choice():
+def test_inputs_take_one_column_each_by_header_order_or_choice():
     age, name = TensorSpec("age", "INT64", (-1, 1)), TensorSpec("name", "BYTES", (-1, 1))
     named = block_of("Jo,7,x", names=("name", "age", "z"))
     assert values(mapper(age, name).decode(named)) == {"age": [[7]], "name": [["Jo"]]}
@@ -63,17 +64,17 @@ def test_several_inputs_take_a_column_each_by_header_order_or_choice():
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("inputs", "mapping", "names", "error", "why"),
     [
-        ((NUMBERS,), {}, None, ModelInputError, "takes 2 numbers a record.*have 3 columns.*--columns"),
+        ((NUMBERS,), {}, None, ModelInputError, "takes 2 numbers per record.*have 3 columns.*--columns"),
         ((NUMBERS,), {}, ("a", "b", "c"), ModelInputError, r"have 3 columns \(a, b, c\)"),
         (
             (NUMBERS,),
             {"columns": (0,)},
             None,
             ModelInputError,
-            "takes 2 numbers a record, but --columns names 1",
+            "takes 2 numbers per record, but --columns names 1",
         ),
         ((TensorSpec("t", "BYTES", (-1, 3)),), {"columns": ()}, None, None, ""),
         (
@@ -81,13 +82,13 @@ def test_several_inputs_take_a_column_each_by_header_order_or_choice():
             {"text_column": 0},
             None,
             ModelInputError,
-            "--text-column feeds one input.*several: t, t",
+            "--text-column is one input.*several: t, t",
         ),
         ((TEXT, NUMBERS), {"columns": (0,)}, None, ModelInputError, "2 inputs, but --columns names 1"),
         ((TEXT, NUMBERS), {}, ("t", "b", "c"), ConfigError, "the header has no column 'x' .it has t, b, c"),
     ],
 )
-def test_what_can_never_fit_is_refused_at_the_first_block(inputs, mapping, names, error, why):
+def test_unfit_columns_are_refused_at_the_first_block(inputs, mapping, names, error, why):
     block = block_of("1,2,3", names=names)
     if error is None:
         mapper(*inputs, **mapping).decode(block)
@@ -96,7 +97,7 @@ def test_what_can_never_fit_is_refused_at_the_first_block(inputs, mapping, names
         mapper(*inputs, **mapping).decode(block)
 
 
-def test_one_ragged_first_record_does_not_refuse_the_rest():
+def test_ragged_first_record_does_not_refuse_the_source():
     decoded = mapper(NUMBERS).decode(block_of("oops", "1,2"))
     assert (values(decoded), [f.why for f in decoded.failures]) == (
         {"x": [[1, 2]]},
@@ -104,43 +105,43 @@ def test_one_ragged_first_record_does_not_refuse_the_rest():
     )
 
 
-def test_tabs_and_commas_are_told_apart_file_by_file():
+def test_delimiter_is_chosen_per_file():
     used = mapper(NUMBERS)
     assert values(used.decode(block_of("1\t2", name="a.tsv"))) == {"x": [[1, 2]]}
     assert values(used.decode(block_of("3,4", name="b.csv"))) == {"x": [[3, 4]]}
-    assert used.delimiter == "\t"  # of the first, which the output's joined lines go by
+    assert used.delimiter == "\t"  # the delimiter of the first file, which the joined output lines use
 
 
 # JSON Lines
 
 
-def test_a_field_of_the_inputs_name_or_the_whole_record():
+def test_input_takes_the_field_of_its_name_or_the_record():
     assert values(mapper(NUMBERS).decode(block_of('{"x": [1, 2]}', name="a.jsonl"))) == {"x": [[1, 2]]}
     assert values(mapper(NUMBERS).decode(block_of("[1, 2]", name="a.jsonl"))) == {"x": [[1, 2]]}
 
 
-def test_scalar_fields_are_stacked_in_the_order_that_is_asked_for():
+def test_scalar_fields_are_stacked_in_the_requested_order():
     block = block_of('{"p": 1, "q": 2}', name="a.jsonl")
     assert values(mapper(NUMBERS, columns=("q", "p")).decode(block)) == {"x": [[2, 1]]}
 
 
-def test_a_line_that_is_no_json_does_not_decide_for_the_others():
+def test_invalid_json_line_does_not_decide():
     decoded = mapper(NUMBERS).decode(block_of("oops", '{"x": [1, 2]}', name="a.jsonl"))
     assert values(decoded) == {"x": [[1, 2]]}
     assert len(decoded.failures) == 1
 
 
-def test_fields_that_are_not_there_are_named_beside_those_that_are():
+def test_missing_fields_error_lists_existing_fields():
     with pytest.raises(ModelInputError, match=r"it takes x, but .* have the fields p, q: choose fields"):
         mapper(NUMBERS).decode(block_of('{"p": 1, "q": 2}', name="a.jsonl"))
 
 
-def test_a_json_object_is_decoded_as_a_line_would_be():
+def test_json_object_is_decoded_like_a_line():
     text = '{\n"x": [\n1,\n2]\n}'
     assert values(mapper(NUMBERS).decode(block_of(text, name="a.json"))) == {"x": [[1, 2]]}
 
 
-def test_lines_go_to_the_one_input_as_they_stand():
+def test_lines_feed_the_only_input_unchanged():
     read = ReadOptions(format="line")
     assert values(mapper(TEXT, read=read).decode(block_of("a, b", "é"))) == {"t": ["a, b", "é"]}
     column = TensorSpec("t", "BYTES", (-1, 1))
@@ -149,22 +150,22 @@ def test_lines_go_to_the_one_input_as_they_stand():
     assert values(Mapper(metadata, MappingOptions(), read).decode(block_of("a"))) == {"t": [b"a"]}
 
 
-def test_lines_are_no_numbers():
+def test_lines_are_refused_for_numeric_inputs():
     with pytest.raises(ModelInputError, match=r"input 'x' takes FP32, but a line is text: .*--format .*csv"):
         mapper(NUMBERS, read=ReadOptions(format="line")).decode(block_of("1,2"))
 
 
-# What the first records decide
+# Decisions of the first records
 
 
-def test_what_is_neither_text_nor_media_is_one_value():
+def test_whole_object_is_one_value():
     spec = TensorSpec("b", "BYTES", (-1,))
     block = Block(Position("memory://b/x"), b"\0\1", np.array([0]), np.array([2]))
     used = mapper(spec, read=ReadOptions(format="whole"))
     assert values(used.decode(block)) == {"b": [b"\0\1"]}
 
 
-def test_media_goes_to_the_one_input_as_the_model_wants_it():
+def test_media_feeds_the_only_input_in_the_models_type():
     spec = TensorSpec("x", "FP32", (-1, 3, 2, 2))
     pixels = np.full((1, 2, 2, 3), 255, np.uint8)
     block = Block(
@@ -174,14 +175,14 @@ def test_media_goes_to_the_one_input_as_the_model_wants_it():
     assert (tensor.shape, tensor.dtype, float(tensor.max())) == ((1, 3, 2, 2), np.float32, 1.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("inputs", "mapping", "first", "later"),
     [
-        # The width.
+        # The width
         ((ANY_WIDTH,), {}, block_of("1,2"), block_of("1,2,3")),
         ((NUMBERS,), {}, block_of("1,2"), block_of("1,2,3")),
         ((NUMBERS,), {"columns": (0, 1)}, block_of("1,2"), block_of("1,2,3")),
-        # The names: a file that lacks one fails, whether or not it is the first that a resumed run sees.
+        # The names: a file that lacks one fails, whether or not a resumed run reads it first.
         (
             (NUMBERS,),
             {"columns": ("a", "b")},
@@ -207,7 +208,7 @@ def test_media_goes_to_the_one_input_as_the_model_wants_it():
             block_of("[1, 2]", name="a.jsonl"),
             block_of("[1, 2, 3]", name="a.jsonl"),
         ),
-        # Behind a filter: what it selects, and of records how wide.
+        # With a filter: the selection, and the width of the records.
         (
             (ANY_WIDTH,),
             {"input_filter": "$.f"},
@@ -224,9 +225,7 @@ def test_media_goes_to_the_one_input_as_the_model_wants_it():
         ),
     ],
 )
-def test_a_later_record_that_differs_fails_the_same_before_and_after_a_resumption(
-    inputs, mapping, first, later
-):
+def test_later_mismatch_fails_alike_before_and_after_resume(inputs, mapping, first, later):
     undisturbed = mapper(*inputs, **mapping)
     undisturbed.decode(first)
     resumed = mapper(*inputs, **mapping, learned=undisturbed.learned)
@@ -244,10 +243,10 @@ def test_a_later_record_that_differs_fails_the_same_before_and_after_a_resumptio
     )
 
 
-# Behind an input filter
+# Input filters
 
 
-def test_of_csv_the_columns_that_the_filter_keeps_feed_the_model():
+def test_filtered_csv_columns_feed_the_model():
     assert values(mapper(NUMBERS, input_filter="$[1:]").decode(block_of("id,1,2", "ie,3,4"))) == {
         "x": [[1, 2], [3, 4]]
     }
@@ -257,14 +256,14 @@ def test_of_csv_the_columns_that_the_filter_keeps_feed_the_model():
     assert values(mapper(NUMBERS, input_filter="$['b','a']").decode(named)) == {"x": [[2, 1]]}
 
 
-def test_inclusive_slices_keep_the_last_one():
+def test_inclusive_slices_include_the_last_column():
     block = block_of("id,1,2,3")
     assert values(mapper(NUMBERS, input_filter="$[1:2]", slice_end="inclusive").decode(block)) == {
         "x": [[1, 2]]
     }
 
 
-def test_columns_are_counted_and_named_behind_the_filter():
+def test_columns_refer_to_the_filtered_record():
     block = block_of("id,1,2,x", names=("i", "a", "b", "t"))
     assert values(mapper(NUMBERS, input_filter="$[1:]", columns=(1, 0)).decode(block)) == {"x": [[2, 1]]}
     assert values(mapper(NUMBERS, input_filter="$[1:]", columns=("b", "a")).decode(block)) == {"x": [[2, 1]]}
@@ -279,7 +278,7 @@ def test_columns_are_counted_and_named_behind_the_filter():
         mapper(age, name, input_filter="$[2:]").decode(block)
 
 
-def test_a_ragged_first_record_does_not_refuse_the_filter():
+def test_ragged_first_record_does_not_refuse_the_filter():
     decoded = mapper(NUMBERS, input_filter="$[1:]").decode(block_of("oops", "id,1,2"))
     assert (values(decoded), [f.why for f in decoded.failures]) == (
         {"x": [[1, 2]]},
@@ -287,10 +286,10 @@ def test_a_ragged_first_record_does_not_refuse_the_filter():
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "block", "error", "why"),
     [
-        ({"input_filter": "$[1:]"}, block_of("1,2,3,4"), ModelInputError, r"\$\[1:\] leaves 3 of 4 columns"),
+        ({"input_filter": "$[1:]"}, block_of("1,2,3,4"), ModelInputError, r"\$\[1:\] selects 3 of 4 columns"),
         (
             {"input_filter": "$[7]"},
             block_of("1,2,3"),
@@ -298,12 +297,12 @@ def test_a_ragged_first_record_does_not_refuse_the_filter():
             "there is no column 7: records have 3",
         ),
         ({"input_filter": "$['a','b']"}, block_of("1,2"), ConfigError, "the records have no header"),
-        ({"input_filter": "$.a[0]"}, block_of("1,2"), ConfigError, "leads into the cells of CSV"),
+        ({"input_filter": "$.a[0]"}, block_of("1,2"), ConfigError, "does not select columns of CSV"),
         (
             {"input_filter": "$.f"},
             block_of('{"a": 1}', "oops", '{"b": 1}', name="a.jsonl"),
             ConfigError,
-            'selects nothing of the records from .*: "f" is not there; it has "a"',
+            'selects nothing from the records from .*: "f" is missing; the value has "a"',
         ),
         (
             {"input_filter": "$.f"},
@@ -313,12 +312,12 @@ def test_a_ragged_first_record_does_not_refuse_the_filter():
         ),
     ],
 )
-def test_filters_that_can_never_fit_are_refused(options, block, error, why):
+def test_unfit_filters_are_refused(options, block, error, why):
     with pytest.raises(error, match=why):
         mapper(NUMBERS, **options).decode(block)
 
 
-def test_of_json_records_what_the_filter_selects_feeds_the_model():
+def test_filtered_json_feeds_the_model():
     block = block_of('{"id": 1, "f": [1, 2], "x": [3, 4]}', name="a.jsonl")
     assert values(mapper(NUMBERS, input_filter="$.f").decode(block)) == {"x": [[1, 2]]}
     assert values(mapper(NUMBERS, input_filter="$['id','x']").decode(block)) == {"x": [[3, 4]]}
@@ -329,21 +328,21 @@ def test_of_json_records_what_the_filter_selects_feeds_the_model():
     assert values(mapper(TEXT, input_filter="$.r", text_column="t").decode(inner)) == {"t": ["x"]}
 
 
-def test_a_record_without_what_is_selected_fails_alone():
+def test_record_without_the_selection_fails_alone():
     decoded = mapper(NUMBERS, input_filter="$.f").decode(
         block_of('{"g": 1}', '{"f": [1, 2]}', "oops", name="a.jsonl")
     )
     assert values(decoded) == {"x": [[1, 2]]}
     assert [(f.kind, f.why[:36]) for f in decoded.failures] == [
-        (FailureKind.DECODE, '"f" is not there; it has "g"'),
+        (FailureKind.DECODE, '"f" is missing; the value has "g"'),
         (FailureKind.FORMAT, "not JSON: unexpected character, expe"),
     ]
 
 
-# Whole records of text
+# Whole records as text
 
 
-def test_records_of_csv_and_json_go_whole_to_a_model_of_text_where_that_is_asked():
+def test_whole_records_feed_a_text_model_on_request():
     used = mapper(TEXT, whole_records=True)
     assert values(used.decode(block_of('1,"b, c"', "2,d"))) == {"t": ['1,"b, c"', "2,d"]}
     assert values(used.decode(block_of('{"a": 1}', name="a.jsonl"))) == {"t": ['{"a": 1}']}
@@ -351,7 +350,7 @@ def test_records_of_csv_and_json_go_whole_to_a_model_of_text_where_that_is_asked
     assert used.learned == {"format": "csv", "delimiter": ","}
 
 
-def test_or_what_the_filter_selects_of_them():
+def test_filtered_records_feed_a_text_model():
     used = mapper(TEXT, whole_records=True, input_filter="$[1:]")
     assert values(used.decode(block_of('1,"b, c",3'))) == {"t": ['"b, c",3']}
     used = mapper(TEXT, whole_records=True, input_filter="$.b")
@@ -363,24 +362,24 @@ def test_or_what_the_filter_selects_of_them():
     assert [f.position.record for f in decoded.failures] == [1, 2]
 
 
-def test_a_column_too_few_for_the_filter_costs_the_record():
+def test_record_too_short_for_the_filter_fails():
     decoded = mapper(TEXT, whole_records=True, input_filter="$[2]").decode(block_of("1,2,3", "1"))
     assert values(decoded) == {"t": ["3"]}
     assert [f.position.record for f in decoded.failures] == [1]
 
 
-def test_bytes_and_column_vectors_as_the_model_has_them():
+def test_text_is_bytes_or_column_vector_as_declared():
     metadata = ModelMetadata("m", inputs=(TensorSpec("t", "BYTES", (-1, 1)),), bytes_as="bytes")
     used = Mapper(metadata, MappingOptions(whole_records=True), ReadOptions())
     assert values(used.decode(block_of("1,2"))) == {"t": [[b"1,2"]]}
 
 
-def test_a_model_of_numbers_or_a_column_that_is_named_is_not_given_whole_records():
+def test_whole_records_need_a_text_model_without_named_columns():
     assert values(mapper(NUMBERS, whole_records=True).decode(block_of("1,2"))) == {"x": [[1, 2]]}
     used = mapper(TEXT, whole_records=True, text_column=1)
     assert values(used.decode(block_of("1,two"))) == {"t": ["two"]}
 
 
-def test_an_identity_is_what_it_was_where_nothing_is_said_of_whole_records():
+def test_identity_is_unchanged_without_whole_records():
     assert "whole_records" not in MappingOptions().identity()
     assert MappingOptions(whole_records=True).identity()["whole_records"] is True

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import DataError
 from headrace.pipeline.notice import notice_objects
 
@@ -27,7 +28,7 @@ def test_keys_are_url_decoded():
     assert (found.uri, found.size_bytes, found.etag) == ("s3://in/day 1/a+b.csv", 1024, '"d41d8"')
 
 
-@pytest.mark.parametrize(
+@for_each(
     "notice",
     [
         json.dumps(AWS),
@@ -39,22 +40,22 @@ def test_keys_are_url_decoded():
         {"Records": [{"body": json.dumps({"Message": json.dumps(AWS)})}]},
     ],
 )
-def test_every_wrapping_names_the_same_object(notice):
+def test_every_wrapping_yields_the_same_object(notice):
     assert [i.uri for i in notice_objects(notice)] == ["s3://in/day 1/a+b.csv"]
 
 
-def test_an_object_named_twice_is_one():
+def test_duplicate_object_is_returned_once():
     assert len(notice_objects({"Records": AWS["Records"] * 2})) == 1
 
 
-def test_removals_and_test_events_name_nothing():
+def test_removals_and_test_events_yield_nothing():
     removed = json.loads(json.dumps(AWS))
     removed["Records"][0]["eventName"] = "ObjectRemoved:Delete"
     assert notice_objects(removed) == []
     assert notice_objects({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "in"}) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "notice",
     [
         "[]",
@@ -79,20 +80,22 @@ def test_removals_and_test_events_name_nothing():
         },
     ],
 )
-def test_what_is_no_notice_is_refused(notice):
+def test_malformed_notification_is_refused(notice):
     with pytest.raises(DataError):
         notice_objects(notice)
 
 
-def test_an_etag_stands_in_quotes_as_stores_give_it_and_may_be_missing():
-    """A notice's is bare (AWS) or quoted (some others); it must equal a listing's, or every read would be refused."""
+def test_etag_is_quoted_like_in_listings():
+    """ETags of notices are bare (AWS) or quoted (others), and must equal those of listings, or
+    every read would be refused.
+    """
     quoted, bare, none = (json.loads(json.dumps(AWS)) for _ in range(3))
     quoted["Records"][0]["s3"]["object"]["eTag"] = '"d41d8"'
     del none["Records"][0]["s3"]["object"]["eTag"]
     assert [notice_objects(n)[0].etag for n in (quoted, bare, none)] == ['"d41d8"', '"d41d8"', ""]
 
 
-def test_a_notice_wrapped_for_ever_is_refused():
+def test_endlessly_wrapped_notification_is_refused():
     notice: object = AWS
     for _ in range(9):
         notice = {"Message": json.dumps(notice)}

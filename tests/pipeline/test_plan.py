@@ -1,8 +1,9 @@
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.formats.read import ReadOptions
-from headrace.pipeline.plan import plan_objects, select_objects, selects
+from headrace.pipeline.plan import plan_objects, select_objects, source_covers
 from headrace.storage.resolve import Stores
 
 NAMES = ("a.csv", "in/a.csv", "in/b/c.csv", "in/b/d.txt", "in2/e.csv")
@@ -25,7 +26,7 @@ def selected(source, stores: Stores) -> list[str]:
     return [i.uri.removeprefix("memory://m/") for i in select_objects(source, stores)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "wanted"),
     [
         ("memory://m/a.csv", ["a.csv"]),
@@ -36,11 +37,11 @@ def selected(source, stores: Stores) -> list[str]:
         (["memory://m/in2/", "memory://m/a.csv", "memory://m/in2/e.csv"], ["in2/e.csv", "a.csv"]),
     ],
 )
-def test_a_source_selects_objects_each_once_in_order(stores, source, wanted):
+def test_source_selects_each_object_once_in_order(stores, source, wanted):
     assert selected(source, stores) == wanted
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("manifest", "wanted"),
     [
         (b"\xef\xbb\xbfmemory://m/in2/\r\n# no\n\n  memory://m/a.csv\n", ["in2/e.csv", "a.csv"]),
@@ -48,17 +49,17 @@ def test_a_source_selects_objects_each_once_in_order(stores, source, wanted):
         (b'[{"prefix": "memory://m/in/"}, "b/d.txt", "a.csv"]', ["in/b/d.txt", "in/a.csv"]),
     ],
 )
-def test_a_manifest_is_lines_or_the_vendors_array(stores, manifest, wanted):
+def test_manifest_is_lines_or_sagemakers_array(stores, manifest, wanted):
     assert selected(put(stores, "list", manifest), stores) == wanted
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("manifest", "error", "why"),
     [
         (b"", EmptySourceError, "names no objects"),
         (b"# none\n", EmptySourceError, "names no objects"),
         (b"[]", EmptySourceError, "names no objects"),
-        (b'["a",', ConfigError, "starts like JSON but is not"),
+        (b'["a",', ConfigError, "starts like JSON but is invalid"),
         (b'["a", 3]', ConfigError, "entry 1 is neither a string"),
         (b'["a", {"prefix": "b"}]', ConfigError, "entry 1 is neither a string"),
         (b'[{"prefix": 3}]', ConfigError, "entry 0 is neither a string"),
@@ -67,12 +68,12 @@ def test_a_manifest_is_lines_or_the_vendors_array(stores, manifest, wanted):
         (b"memory://m/gone.csv\n", NotFoundError, "gone.csv"),
     ],
 )
-def test_a_manifest_that_cannot_be_used_is_named(stores, manifest, error, why):
+def test_invalid_manifest_error_names_it(stores, manifest, error, why):
     with pytest.raises(error, match=why):
         select_objects(put(stores, "list", manifest), stores)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "error", "why"),
     [
         ("memory://m/gone.csv", NotFoundError, "gone.csv"),
@@ -82,7 +83,7 @@ def test_a_manifest_that_cannot_be_used_is_named(stores, manifest, error, why):
         ("nope://m/x", ConfigError, "unknown scheme"),
     ],
 )
-def test_a_source_that_selects_nothing_is_named(stores, source, error, why):
+def test_empty_source_error_names_it(stores, source, error, why):
     with pytest.raises(error, match=why):
         select_objects(source, stores)
 
@@ -102,16 +103,16 @@ def test_local_globs_and_folders_keep_the_names_as_written(tmp_path, monkeypatch
     ]
 
 
-def test_a_plan_with_an_object_that_cannot_be_read_is_refused(stores):
+def test_plan_with_an_unreadable_object_is_refused(stores):
     put(stores, "in/notes", b"1\n")
     with pytest.raises(
-        ConfigError, match=r"memory://m/in/notes: its name does not tell.*--format.*leave it out"
+        ConfigError, match=r"memory://m/in/notes: the name does not determine the format.*--format.*exclude"
     ):
         plan_objects("memory://m/in/", stores, ReadOptions())
     assert len(plan_objects("memory://m/in/", stores, ReadOptions(format="csv"))) == 4
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "uri", "covered"),
     [
         ("s3://b/in/", "s3://b/in/x/y.csv", True),
@@ -125,18 +126,18 @@ def test_a_plan_with_an_object_that_cannot_be_read_is_refused(stores):
         ("manifest:s3://b/list", "s3://b/list", False),
     ],
 )
-def test_a_source_covers_what_it_would_select(source, uri, covered):
-    assert selects(source, uri) is covered
+def test_source_covers_the_objects_it_selects(source, uri, covered):
+    assert source_covers(source, uri) is covered
 
 
-def test_a_name_with_wildcards_in_it_is_found_when_nothing_matches(stores):
+def test_name_with_wildcards_is_found_if_nothing_matches(stores):
     stores.for_uri("memory://m/").put("memory://m/a[1].csv", b"1\n")
     assert selected("memory://m/a[1].csv", stores) == ["a[1].csv"]
 
 
-def test_the_query_of_a_web_address_is_no_wildcard(http_files):
+def test_query_of_a_web_address_is_no_wildcard(http_files):
     http_files.objects["/rows.csv"] = b"1\n2\n"
     url = f"{http_files.url}/rows.csv?X-Amz-Signature=abc"
     (found,) = select_objects(url, Stores())
     assert (found.uri, found.size_bytes) == (url, 4)
-    assert selects(url, url)
+    assert source_covers(url, url)

@@ -13,7 +13,9 @@ KIB = 1024
 
 
 class WatchedStore(MemoryStore):
-    """Tells which ranges were asked for, and holds them back until the test opens the gate."""
+    """A store that records the requested ranges, and holds reads back until the test opens the
+    gate.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ def stores() -> WatchedStores:
 
 
 def plan(stores: WatchedStores, *sizes: int, scheme="s3") -> tuple[list[ObjectInfo], list[bytes]]:
-    """Objects of these sizes; they pretend to be far away, where there is something to hide."""
+    """Create objects of these sizes. They appear to be remote, so that reads ahead are worthwhile."""
     data = [bytes([65 + n]) * size for n, size in enumerate(sizes)]
     for number, piece in enumerate(data):
         stores.store.put(f"memory://b/{number}", piece)
@@ -64,14 +66,14 @@ def whole(infos):
     return [Extent(info) for info in infos]
 
 
-def test_every_object_comes_back_whole_and_in_order(stores):
+def test_objects_are_read_whole_and_in_order(stores):
     infos, data = plan(stores, 3000 * KIB, 0, 10, 700 * KIB)
     prefetch = Prefetch(stores, whole(infos), FlowSettings(range_bytes=512 * KIB))
     assert [b"".join(prefetch.chunks(n)) for n in range(4)] == data
     prefetch.close()
 
 
-def test_the_first_read_is_small_so_that_first_records_are_there_soon(stores):
+def test_first_read_is_small(stores):
     infos, _ = plan(stores, 5000 * KIB)
     prefetch = Prefetch(stores, whole(infos), FlowSettings())
     list(prefetch.chunks(0))
@@ -80,7 +82,7 @@ def test_the_first_read_is_small_so_that_first_records_are_there_soon(stores):
     assert [a[2] for a in asked][:3] == [256 * KIB, 1024 * KIB, LOCAL_RANGE_BYTES]
 
 
-def test_reading_begins_at_the_byte_that_is_asked_for_of_the_first_object_alone(stores):
+def test_start_byte_applies_to_the_first_object_only(stores):
     infos, data = plan(stores, 1000, 1000, 1000)
     prefetch = Prefetch(
         stores, [Extent(infos[0]), Extent(infos[1], 400), Extent(infos[2])], FlowSettings(), first_index=1
@@ -91,7 +93,7 @@ def test_reading_begins_at_the_byte_that_is_asked_for_of_the_first_object_alone(
     prefetch.close()
 
 
-def test_of_a_range_no_byte_behind_it_is_read(stores):
+def test_no_byte_after_a_range_is_read(stores):
     infos, data = plan(stores, 3000, 1000)
     prefetch = Prefetch(
         stores, [Extent(infos[0], 100, 900), Extent(infos[0], 900, 5000), Extent(infos[1])], FlowSettings()
@@ -100,7 +102,7 @@ def test_of_a_range_no_byte_behind_it_is_read(stores):
     prefetch.close()
 
 
-def test_no_more_is_read_ahead_than_the_settings_allow(stores):
+def test_read_ahead_is_limited(stores):
     infos, data = plan(stores, *[100 * KIB] * 20)
     stores.store.open = False
     prefetch = Prefetch(stores, whole(infos), FlowSettings(prefetch_bytes_max=300 * KIB, prefetch_threads=20))
@@ -113,7 +115,7 @@ def test_no_more_is_read_ahead_than_the_settings_allow(stores):
     prefetch.close()
 
 
-def test_what_is_left_of_an_object_that_broke_is_dropped(stores):
+def test_rest_of_a_broken_object_is_dropped(stores):
     infos, data = plan(stores, 2000 * KIB, 500)
     prefetch = Prefetch(stores, whole(infos), FlowSettings(range_bytes=256 * KIB))
     assert next(iter(prefetch.chunks(0)))
@@ -123,15 +125,15 @@ def test_what_is_left_of_an_object_that_broke_is_dropped(stores):
 
 def test_small_local_objects_are_read_together_and_fail_alone(stores):
     infos, data = plan(stores, *[100] * 70)
-    gone = ObjectInfo("memory://b/gone", 100)
+    missing = ObjectInfo("memory://b/gone", 100)
     kept = Stores()
     for info, piece in zip(infos, data, strict=True):
         kept.for_uri(info.uri).put(info.uri, piece)
-    some = [*infos[:5], gone, *infos[5:]]
+    some = [*infos[:5], missing, *infos[5:]]
     prefetch = Prefetch(kept, whole(some), FlowSettings())
-    assert len({id(answer) for _, answer, _ in prefetch._window}) < len(prefetch._window) / 10
+    assert len({id(response) for _, response, _ in prefetch._window}) < len(prefetch._window) / 10
     for number, info in enumerate(some):
-        if info is gone:
+        if info is missing:
             with pytest.raises(NotFoundError):
                 list(prefetch.chunks(number))
             continue
@@ -139,7 +141,7 @@ def test_small_local_objects_are_read_together_and_fail_alone(stores):
     prefetch.close()
 
 
-def test_what_is_passed_over_costs_nothing_that_others_wait_for(stores):
+def test_skipped_reads_do_not_delay_others(stores):
     infos, data = plan(stores, *[100] * 40)
     prefetch = Prefetch(stores, whole(infos), FlowSettings())
     assert b"".join(prefetch.chunks(3)) == data[3]
@@ -148,10 +150,10 @@ def test_what_is_passed_over_costs_nothing_that_others_wait_for(stores):
     prefetch.close()
 
 
-def test_an_error_is_raised_at_its_object_and_not_before(stores):
+def test_error_is_raised_at_its_object(stores):
     infos, data = plan(stores, 100, 100)
-    gone = ObjectInfo("memory://b/gone", 100)
-    prefetch = Prefetch(stores, whole([infos[0], gone, infos[1]]), FlowSettings())
+    missing = ObjectInfo("memory://b/gone", 100)
+    prefetch = Prefetch(stores, whole([infos[0], missing, infos[1]]), FlowSettings())
     assert b"".join(prefetch.chunks(0)) == data[0]
     with pytest.raises(NotFoundError):
         list(prefetch.chunks(1))
@@ -159,7 +161,7 @@ def test_an_error_is_raised_at_its_object_and_not_before(stores):
     prefetch.close()
 
 
-def test_an_object_of_unknown_size_is_streamed(stores):
+def test_object_of_unknown_size_is_streamed(stores):
     infos, data = plan(stores, 3000)
     prefetch = Prefetch(stores, whole([ObjectInfo(infos[0].uri, None)]), FlowSettings())
     assert b"".join(prefetch.chunks(0)) == data[0]
@@ -168,11 +170,11 @@ def test_an_object_of_unknown_size_is_streamed(stores):
 
 
 @pytest.mark.parametrize("now_bytes", [0, 900, 1500])
-def test_an_object_that_shrank_is_never_taken_for_whole(stores, now_bytes):
-    """Where no ETag tells; what came before the missing bytes may have been given."""
+def test_shrunken_object_raises(stores, now_bytes):
+    """Without an ETag, bytes before the missing ones may have been delivered."""
     infos, data = plan(stores, 2000)
     stores.store.put(infos[0].uri, data[0][:now_bytes])
     prefetch = Prefetch(stores, whole([ObjectInfo(infos[0].uri, 2000)]), FlowSettings(range_bytes=1000))
-    with pytest.raises(ChangedError, match=f"2000 bytes when it was listed, and ends at {now_bytes} now"):
+    with pytest.raises(ChangedError, match=f"2000 bytes when it was listed, but ends at byte {now_bytes}"):
         list(prefetch.chunks(0))
     prefetch.close()

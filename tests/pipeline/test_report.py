@@ -1,9 +1,8 @@
-import pytest
-
+from cases import for_each
 from headrace.batching.dynamic import CloseReason
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
-from headrace.pipeline.progress import Progress
+from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.report import make_report
 
 TEN = Counts(10, 10)
@@ -17,7 +16,7 @@ def report_of(total=TEN, *, status="complete", elapsed_s=2.0, progress=None):
         model="m",
         total=total,
         parts=1,
-        progress=progress or Progress(records=10),
+        progress=progress or RunProgress(records=10),
         statistics=PredictorStatistics(calls=3, busy_s=1.0, starved_s=3.0),
         elapsed_s=elapsed_s,
         cpu_s=0.5,
@@ -25,7 +24,7 @@ def report_of(total=TEN, *, status="complete", elapsed_s=2.0, progress=None):
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("total", "status", "code"),
     [
         (Counts(10, 10), "complete", 0),
@@ -35,19 +34,19 @@ def report_of(total=TEN, *, status="complete", elapsed_s=2.0, progress=None):
         (Counts(10, 10), "drained", 1),
     ],
 )
-def test_the_exit_code_says_how_it_ended(total, status, code):
+def test_exit_code_reports_the_outcome(total, status, code):
     report = report_of(total, status=status)
     assert report.exit_code == code
     assert report.to_json()["exit_code"] == code
 
 
 def test_rates_are_of_this_process_and_counts_of_the_run():
-    progress = Progress(records=10, records_before=6, objects_read=1, objects_before=2)
-    progress.asked(CloseReason.ROWS)
+    progress = RunProgress(records=10, records_before=6, objects_read=1, objects_before=2)
+    progress.batch_submitted(CloseReason.ROWS)
     report = report_of(progress=progress)
     assert (report.rows_per_s, report.records_in, report.objects_read) == (2.0, 10, 3)
     assert (report.instance_busy_share, report.batches_closed_by) == (0.25, {"rows": 1})
 
 
-def test_a_run_of_no_time_has_no_rate():
+def test_run_without_elapsed_time_has_no_rate():
     assert report_of(elapsed_s=0.0).rows_per_s == 0.0

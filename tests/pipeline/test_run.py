@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import (
     ConfigError,
     EmptySourceError,
@@ -74,7 +75,7 @@ def test_predictions_are_published_in_parts_in_order(stores):
     assert report.exit_code == 0
 
 
-def test_failures_are_written_beside_their_part_with_position_reason_and_raw_bytes(stores):
+def test_failures_are_written_with_position_reason_and_raw_bytes(stores):
     put(stores, "a.csv", b"0,1\nx,1\n2\n3,1\n")
     report = run_over(stores, used=settings(part_bytes_max=10_000)).execute()
     parts = output(stores)
@@ -94,7 +95,7 @@ def test_joined_output_keeps_the_input_byte_for_byte(stores):
     assert output(stores)["part-00000.csv"] == b'"0",1,0.0\n1.50, 1,3.0\n'
 
 
-def test_an_output_that_is_there_is_refused_then_overwritten(stores):
+def test_existing_output_is_refused_or_overwritten(stores):
     put(stores, "a.csv", rows(20))
     run_over(stores).execute()
     with pytest.raises(OutputExistsError, match="--resume"):
@@ -104,7 +105,7 @@ def test_an_output_that_is_there_is_refused_then_overwritten(stores):
     assert output(stores) == {"part-00000.csv": b"0.0\n"}
 
 
-def test_overwriting_deletes_only_what_runs_write(stores):
+def test_overwrite_deletes_only_run_objects(stores):
     put(stores, "a.csv", rows(1))
     names = ("notes.txt", "part-list.csv", "part-00000.csv.bak")
     for name in names:
@@ -114,7 +115,7 @@ def test_overwriting_deletes_only_what_runs_write(stores):
     assert [stores.for_uri(OUT).get(OUT + name) for name in names] == [b"mine"] * 3
 
 
-def test_a_finished_run_resumes_to_its_own_report_without_a_call(stores):
+def test_finished_run_resumes_to_its_report_without_a_call(stores):
     put(stores, "a.csv", rows(20))
     first = run_over(stores).execute()
     predictor = ScriptedPredictor()
@@ -128,7 +129,7 @@ class BrokenError(Exception):
 
 
 class BreaksAt(ScriptedPredictor):
-    """Raises at its n-th request."""
+    """A predictor that raises at its n-th request."""
 
     def __init__(self, at: int, **more):
         super().__init__(**more)
@@ -140,9 +141,10 @@ class BreaksAt(ScriptedPredictor):
         return super().submit(request)
 
 
-@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
-@pytest.mark.parametrize("at", [1, 3, 7, 11])
-def test_a_broken_run_resumes_to_the_undisturbed_bytes(stores, at, checkpoint_s):
+@for_each("checkpoint_s", [0.0, 1e9])
+@for_each("at", [1, 3, 7, 11])
+def test_broken_run_resumes_to_the_undisturbed_bytes(at, checkpoint_s):
+    stores = Stores()
     for name, start in (("a", 0), ("b", 20), ("c", 40)):
         put(stores, f"{name}.csv", rows(20, start) + b"bad,1\n")
     run_over(stores).execute()
@@ -155,7 +157,7 @@ def test_a_broken_run_resumes_to_the_undisturbed_bytes(stores, at, checkpoint_s)
     assert (report.records_in, report.rows_out, report.rows_failed) == (63, 60, 3)
 
 
-def test_a_run_that_broke_before_anything_was_written_leaves_nothing(stores):
+def test_run_broken_before_any_write_leaves_nothing(stores):
     put(stores, "a.csv", rows(20))
     with pytest.raises(BrokenError):
         run_over(stores, predictor=BreaksAt(0)).execute()
@@ -163,11 +165,12 @@ def test_a_run_that_broke_before_anything_was_written_leaves_nothing(stores):
     assert run_over(stores).execute().rows_out == 20
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changed",
     [{"identity": "another"}, {"source": "memory://in/a.csv"}, {"used": settings(join="input")}],
 )
-def test_a_run_with_another_model_source_or_setting_is_not_resumed(stores, changed):
+def test_run_with_another_model_source_or_setting_is_refused(changed):
+    stores = Stores()
     put(stores, "a.csv", rows(40))
     with pytest.raises(BrokenError):
         run_over(stores, predictor=BreaksAt(8)).execute()
@@ -175,7 +178,7 @@ def test_a_run_with_another_model_source_or_setting_is_not_resumed(stores, chang
         run_over(stores, if_exists="resume", **changed).execute()
 
 
-def test_an_object_that_changed_since_the_plan_is_reported_not_mixed(stores):
+def test_object_changed_since_the_plan_is_reported(stores):
     put(stores, "a.csv", rows(40))
     put(stores, "b.csv", rows(4, 40))
     with pytest.raises(BrokenError):
@@ -185,7 +188,7 @@ def test_an_object_that_changed_since_the_plan_is_reported_not_mixed(stores):
     assert (report.rows_out, report.objects_broken, report.exit_code) == (40, 1, 1)
 
 
-def test_a_checkpoint_keeps_a_slow_part(stores):
+def test_checkpoint_keeps_a_slow_part(stores):
     put(stores, "a.csv", rows(40))
     used = settings(part_bytes_max=10_000, checkpoint_s=0.0)
     with pytest.raises(BrokenError):
@@ -197,7 +200,7 @@ def test_a_checkpoint_keeps_a_slow_part(stores):
     assert not [i for i in stores.for_uri(OUT).list(OUT) if "checkpoint" in i.uri]
 
 
-def test_draining_leaves_a_ledger_to_go_on_from(stores):
+def test_drained_run_can_be_resumed(stores):
     put(stores, "a.csv", rows(10))
     put(stores, "b.csv", rows(10, 10))
     run = run_over(stores)
@@ -209,7 +212,7 @@ def test_draining_leaves_a_ledger_to_go_on_from(stores):
     assert b"".join(output(stores).values()).split() == [b"%.1f" % (2.0 * i) for i in range(20)]
 
 
-def test_two_runs_on_one_destination_collide(stores):
+def test_concurrent_runs_on_one_destination_are_detected(stores):
     put(stores, "a.csv", rows(40))
     first, second = run_over(stores), run_over(stores, if_exists="resume", used=settings())
 
@@ -224,26 +227,27 @@ def test_two_runs_on_one_destination_collide(stores):
         first.execute()
 
 
-def test_reading_what_it_writes_is_refused(stores):
+def test_reading_its_own_output_is_refused(stores):
     stores.for_uri(OUT).put(OUT + "x.csv", rows(1))
-    with pytest.raises(ConfigError, match="must not read what it writes"):
+    with pytest.raises(ConfigError, match="must not read its own output"):
         run_over(stores, source="memory://out/").execute()
 
 
-@pytest.mark.parametrize("data", [b"", b"\n\n"])
-def test_a_source_without_records_is_an_error_and_leaves_nothing(stores, data):
+@for_each("data", [b"", b"\n\n"])
+def test_source_without_records_raises_and_leaves_nothing(data):
+    stores = Stores()
     put(stores, "a.csv", data)
-    with pytest.raises(EmptySourceError, match="not one record"):
+    with pytest.raises(EmptySourceError, match="without a single record"):
         run_over(stores).execute()
     assert not list(stores.for_uri(OUT).list(OUT))
 
 
-def test_a_source_without_objects_is_an_error(stores):
+def test_source_without_objects_raises(stores):
     with pytest.raises(EmptySourceError, match="no object has this prefix"):
         run_over(stores).execute()
 
 
-def test_a_model_that_loses_a_row_is_loud_and_what_was_before_is_kept(stores):
+def test_missing_output_row_raises_and_keeps_earlier_output(stores):
     put(stores, "a.csv", rows(40))
     predictor = ScriptedPredictor()
     predictor.drop_a_row_of_batch = 8
@@ -253,7 +257,7 @@ def test_a_model_that_loses_a_row_is_loud_and_what_was_before_is_kept(stores):
     assert b"".join(output(stores).values()).split() == [b"%.1f" % (2.0 * i) for i in range(40)]
 
 
-def test_a_broken_object_costs_itself_and_the_run_goes_on(stores):
+def test_broken_object_fails_alone(stores):
     import gzip
 
     whole = gzip.compress(rows(8))
@@ -268,7 +272,7 @@ def test_a_broken_object_costs_itself_and_the_run_goes_on(stores):
     assert "a.csv.gz" in failed[0]["reason"]
 
 
-def test_objects_are_appended_once_however_often_they_are_named(stores):
+def test_appended_objects_are_scored_once(stores):
     run = run_over(stores)
     store = stores.for_uri("memory://in/")
     put(stores, "a.csv", rows(3))
@@ -283,7 +287,7 @@ def test_objects_are_appended_once_however_often_they_are_named(stores):
     assert b"".join(output(stores).values()).split() == [b"%.1f" % (2.0 * i) for i in range(5)]
 
 
-def test_what_the_first_record_decided_outlives_a_kill(stores):
+def test_decisions_of_the_first_record_survive_a_kill(stores):
     put(stores, "a.csv", rows(8) + b"1,2,3\n" + rows(40))
     used = StreamSettings(
         mapping=MappingOptions(columns=(0, 1)), output=OutputSettings(part_bytes_max=16, checkpoint_s=1e9)
@@ -294,12 +298,12 @@ def test_what_the_first_record_decided_outlives_a_kill(stores):
     assert (report.rows_out, report.rows_failed) == (48, 1)
 
 
-def test_every_error_is_one_of_the_tree():
+def test_every_error_is_a_headrace_error():
     assert issubclass(OutputExistsError, HeadraceError)
     assert ObjectInfo("memory://b/k", 1) == ObjectInfo("memory://b/k", 1)
 
 
-# Appending
+# Append
 
 
 def head(stores: Stores, name: str) -> ObjectInfo:
@@ -311,17 +315,18 @@ def doubled(stores: Stores) -> list[float]:
     return [float(v) for k, part in output(stores).items() if k.endswith(".csv") for v in part.split()]
 
 
-def test_an_object_that_is_named_twice_at_once_is_scored_once(stores):
+def test_object_named_twice_in_one_append_is_scored_once(stores):
     put(stores, "a.csv", rows(3))
     run = run_over(stores)
     assert run.append([head(stores, "a.csv"), head(stores, "a.csv")]).records_in == 3
     assert doubled(stores) == [0.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
-@pytest.mark.parametrize("at", [1, 2, 6, 9])
-def test_after_an_error_the_same_run_goes_on_where_it_stood(stores, at, checkpoint_s):
-    """A service that appends for weeks must outlive a bad minute of its endpoint."""
+@for_each("checkpoint_s", [0.0, 1e9])
+@for_each("at", [1, 2, 6, 9])
+def test_same_run_continues_after_an_error(at, checkpoint_s):
+    """A service that appends for weeks must survive a temporary failure of its endpoint."""
+    stores = Stores()
     for number, name in enumerate("abc"):
         put(stores, f"{name}.csv", rows(13, 13 * number))
     used = settings(checkpoint_s=checkpoint_s)
@@ -339,7 +344,7 @@ def test_after_an_error_the_same_run_goes_on_where_it_stood(stores, at, checkpoi
     assert [r.objects_read for r in reports] == [1, 2, 3]
 
 
-def test_a_run_that_broke_at_its_first_append_begins_anew(stores):
+def test_run_broken_at_its_first_append_begins_anew(stores):
     put(stores, "a.csv", rows(3))
     predictor = BreaksAt(0)
     run = run_over(stores, predictor=predictor)
@@ -351,7 +356,7 @@ def test_a_run_that_broke_at_its_first_append_begins_anew(stores):
     assert run_over(stores, if_exists="resume").append([]) is None
 
 
-def test_an_object_that_nothing_can_be_read_from_costs_itself_alone_when_appended(stores):
+def test_unreadable_appended_object_fails_alone(stores):
     run = run_over(stores)
     put(stores, "_SUCCESS", b"")
     put(stores, "empty.tar", bytes(1024))
@@ -359,19 +364,19 @@ def test_an_object_that_nothing_can_be_read_from_costs_itself_alone_when_appende
     assert run.append([head(stores, "empty.tar")]).objects_broken == 1
     assert run.append([head(stores, "_SUCCESS")]).objects_broken == 2
     assert run.append([head(stores, "a.csv")]).records_in == 2
-    assert "its name does not tell" in output(stores)["part-00001.failed.jsonl"].decode()
+    assert "the name does not determine the format" in output(stores)["part-00001.failed.jsonl"].decode()
 
 
-def test_an_object_whose_name_tells_nothing_is_refused_before_anything_is_scored(stores):
+def test_object_of_unknown_format_is_refused_before_scoring(stores):
     put(stores, "a.csv", rows(40))
     put(stores, "z", rows(1))
     predictor = ScriptedPredictor()
-    with pytest.raises(ConfigError, match="memory://in/z: its name does not tell"):
+    with pytest.raises(ConfigError, match="memory://in/z: the name does not determine the format"):
         run_over(stores, predictor=predictor).execute()
     assert predictor.requests == []
 
 
-def test_figures_of_an_append_are_its_own_and_counts_are_the_runs(stores):
+def test_append_report_has_its_own_rates_and_total_counts(stores):
     clock = ManualClock()
 
     class TakesASecond(ScriptedPredictor):
@@ -387,8 +392,8 @@ def test_figures_of_an_append_are_its_own_and_counts_are_the_runs(stores):
     assert (second.records_in, second.objects_read, second.elapsed_s) == (44, 2, 1.0)
 
 
-def test_the_hundredth_append_costs_no_more_than_the_tenth(stores):
-    """A watched prefix runs for months: what is read of the ledger must not grow with what is in it."""
+def test_ledger_reads_per_append_are_constant(stores):
+    """A watch runs for months, so the reads must not grow with the ledger."""
 
     class Counting(MemoryStore):
         reads = 0
@@ -411,10 +416,10 @@ def test_the_hundredth_append_costs_no_more_than_the_tenth(stores):
     assert reads[99] == reads[10]
 
 
-# Resuming
+# Resume
 
 
-def test_a_resumed_report_counts_objects_of_the_whole_run(stores):
+def test_resumed_report_counts_objects_of_the_whole_run(stores):
     for number, name in enumerate("abc"):
         put(stores, f"{name}.csv", rows(12, 12 * number))
     with pytest.raises(BrokenError):
@@ -423,9 +428,10 @@ def test_a_resumed_report_counts_objects_of_the_whole_run(stores):
     assert (report.objects_read, report.records_in, report.resumed) == (3, 36, True)
 
 
-@pytest.mark.parametrize("at", range(1, 15))
-def test_a_resumed_run_judges_later_files_as_the_first_one_decided(stores, at):
-    """Headers, widths and formats that differ from file to file: what the first file was, it stays."""
+@for_each("at", range(1, 15))
+def test_resumed_run_keeps_the_decisions_of_the_first_file(at):
+    """Headers, widths and formats differ from file to file; the first file decides."""
+    stores = Stores()
     put(stores, "a.csv", b"x,y\n" + rows(6))
     put(stores, "b.csv", b"y,x\n" + rows(6, 6))
     put(stores, "c.csv", b"p,q,r\n1,2,3\n")
@@ -434,7 +440,7 @@ def test_a_resumed_run_judges_later_files_as_the_first_one_decided(stores, at):
     used = StreamSettings(
         read=ReadOptions(header="names"),
         output=OutputSettings(format="jsonl", part_bytes_max=30, join="input"),
-        flow=FlowSettings(window_bytes_max=1),  # so that the feeder is not far ahead of what is committed
+        flow=FlowSettings(window_bytes_max=1),  # so that the feeder is not far ahead of the commits
     )
     broken = run_over(stores, used=used, predictor=BreaksAt(at, rows_max=2))
     if at < 14:
@@ -450,8 +456,8 @@ def test_a_resumed_run_judges_later_files_as_the_first_one_decided(stores, at):
     assert len(undisturbed.requests) == 14
 
 
-def test_an_error_of_the_destination_is_the_one_that_is_told(stores):
-    """What is tried afterwards, to keep what can be kept, fails as well, and must not hide it."""
+def test_first_error_of_the_destination_is_raised(stores):
+    """The attempts to keep the output fail as well, and must not hide the first error."""
     put(stores, "a.csv", rows(40))
 
     class Full(MemoryStore):
@@ -482,7 +488,7 @@ def test_an_error_of_the_destination_is_the_one_that_is_told(stores):
         run_over(both).execute()
 
 
-def test_reading_what_it_writes_is_refused_however_the_path_is_written(tmp_path, monkeypatch):
+def test_reading_its_own_output_is_refused_for_any_path_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "part-x.csv").write_bytes(rows(1))
@@ -497,13 +503,14 @@ def test_reading_what_it_writes_is_refused_however_the_path_is_written(tmp_path,
         if_exists="overwrite",
     )
     (tmp_path / "out" / "x.csv").write_bytes(rows(1))
-    with pytest.raises(ConfigError, match="must not read what it writes"):
+    with pytest.raises(ConfigError, match="must not read its own output"):
         run.execute()
 
 
-@pytest.mark.parametrize("failing", [1, 2, 4])
-def test_nothing_behind_a_part_that_could_not_be_published_is_kept(stores, failing):
-    """Not even as a checkpoint: a resumption makes that part again, and what comes after it."""
+@for_each("failing", [1, 2, 4])
+def test_nothing_after_an_unpublished_part_is_kept(failing):
+    """Not even as a checkpoint: a resumption writes that part again, and the parts after it."""
+    stores = Stores()
 
     class Fails(MemoryStore):
         writers = 0
@@ -534,7 +541,7 @@ def test_nothing_behind_a_part_that_could_not_be_published_is_kept(stores, faili
 
 
 def sequence_rows(count: int, *, users: int = 5, bad_every: int = 11, ends_every: int = 7) -> bytes:
-    """Users take turns, unevenly; here and there a record is bad, or the last of its user's sequence."""
+    """Return records of users in an irregular order, with some bad records and some ends."""
     lines = []
     for i in range(count):
         user = f"u{(i * i + i // 3) % users}"
@@ -542,8 +549,8 @@ def sequence_rows(count: int, *, users: int = 5, bad_every: int = 11, ends_every
     return ("\n".join(lines) + "\n").encode()
 
 
-def added_up(*objects: bytes, by_object: bool = False) -> list[float]:
-    """What the records of `sequence_rows` come to, one after the other."""
+def running_sums(*objects: bytes, by_object: bool = False) -> list[float]:
+    """Return the running sums of the records of `sequence_rows`."""
     sums: dict[str, float] = {}
     found = []
     for data in objects:
@@ -574,7 +581,7 @@ def sequence_settings(mapping: MappingOptions = BY_USER, *, live_max=None, **out
 
 
 class BreaksSummingAt(SummingPredictor):
-    """Loses its states at its n-th request, as a process does that is killed."""
+    """A predictor that loses its states at its n-th request, like a killed process."""
 
     def __init__(self, at: int):
         super().__init__()
@@ -586,14 +593,15 @@ class BreaksSummingAt(SummingPredictor):
         return super().submit(request)
 
 
-def answered(stores: Stores) -> list[float]:
+def predictions_of(stores: Stores) -> list[float]:
     return [float(v) for k, part in output(stores).items() if k.endswith(".csv") for v in part.split()]
 
 
-@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
-@pytest.mark.parametrize("mapping", [BY_USER, BY_USER_FOR_EVER, BY_OBJECT])
-@pytest.mark.parametrize("at", [2, 5, 9, 13, 17])
-def test_a_broken_run_of_sequences_resumes_to_the_undisturbed_bytes(stores, at, mapping, checkpoint_s):
+@for_each("checkpoint_s", [0.0, 1e9])
+@for_each("mapping", [BY_USER, BY_USER_FOR_EVER, BY_OBJECT])
+@for_each("at", [2, 5, 9, 13, 17])
+def test_broken_run_of_sequences_resumes_to_the_undisturbed_bytes(at, mapping, checkpoint_s):
+    stores = Stores()
     objects = [sequence_rows(n) for n in (33, 3, 40)]
     for name, data in zip("abc", objects, strict=True):
         put(stores, f"{name}.csv", data)
@@ -601,12 +609,12 @@ def test_a_broken_run_of_sequences_resumes_to_the_undisturbed_bytes(stores, at, 
     whole = run_over(stores, used=used, predictor=SummingPredictor()).execute()
     expected = output(stores)
     if mapping is not BY_USER_FOR_EVER:
-        assert answered(stores) == added_up(*objects, by_object=mapping is BY_OBJECT)
+        assert predictions_of(stores) == running_sums(*objects, by_object=mapping is BY_OBJECT)
     assert (whole.records_in, whole.records_replayed) == (76, 0)
 
     with pytest.raises(BrokenError):
         run_over(stores, used=used, predictor=BreaksSummingAt(at), if_exists="overwrite").execute()
-    # Another process, which has none of the states; and it breaks once more.
+    # Another process, without the states, fails once more.
     with pytest.raises(BrokenError):
         run_over(stores, used=used, predictor=BreaksSummingAt(1), if_exists="resume").execute()
     predictor = SummingPredictor()
@@ -618,7 +626,7 @@ def test_a_broken_run_of_sequences_resumes_to_the_undisturbed_bytes(stores, at, 
     assert asked <= report.rows_out + report.records_replayed
 
 
-def test_a_resumed_run_of_objects_replays_no_more_than_the_unfinished_one(stores):
+def test_resume_replays_only_the_unfinished_object(stores):
     for name in "ab":
         put(stores, f"{name}.csv", rows(40))
     used = sequence_settings(
@@ -632,7 +640,7 @@ def test_a_resumed_run_of_objects_replays_no_more_than_the_unfinished_one(stores
     assert {i for r in predictor.asked for i in r["sequence_id"]} == {"memory://in/b.csv"}
 
 
-def test_with_ends_told_a_resumed_run_replays_from_the_oldest_unfinished_sequence(stores):
+def test_resume_replays_from_the_oldest_unfinished_sequence(stores):
     lines = [f"u{i // 10},{int(i % 10 == 9)},{i}" for i in range(200)]
     put(stores, "a.csv", "\n".join(lines).encode())
     used = sequence_settings(checkpoint_s=0.0)
@@ -645,7 +653,7 @@ def test_with_ends_told_a_resumed_run_replays_from_the_oldest_unfinished_sequenc
     assert report.records_replayed <= 12
 
 
-def test_a_source_that_changed_below_the_states_is_not_resumed(stores):
+def test_resume_is_refused_if_replayed_records_changed(stores):
     put(stores, "a.csv", sequence_rows(20))
     put(stores, "b.csv", sequence_rows(40))
     used = sequence_settings(BY_USER_FOR_EVER, checkpoint_s=0.0)
@@ -653,30 +661,28 @@ def test_a_source_that_changed_below_the_states_is_not_resumed(stores):
         run_over(stores, used=used, predictor=BreaksSummingAt(9)).execute()
     before = output(stores)
     put(stores, "a.csv", sequence_rows(19))
-    with pytest.raises(
-        ResumeRefusedError, match=r"states of its sequences cannot be made again.*--overwrite"
-    ):
+    with pytest.raises(ResumeRefusedError, match=r"states of its sequences cannot be rebuilt.*--overwrite"):
         run_over(stores, used=used, predictor=SummingPredictor(), if_exists="resume").execute()
     assert output(stores) == before
 
 
-def test_too_many_unfinished_sequences_end_a_run_that_goes_on_with_more_room(stores):
+def test_run_with_too_many_sequences_resumes_with_a_higher_limit(stores):
     data = b"".join(b"u%d,0,%d\n" % (i // 2, i) for i in range(60))
     put(stores, "a.csv", data)
     used = sequence_settings(live_max=20, checkpoint_s=0.0)
     predictor = SummingPredictor()
-    with pytest.raises(LimitError, match=r"the 20 that may be unfinished.*--sequence-end"):
+    with pytest.raises(LimitError, match=r"the limit of 20 unfinished.*--sequence-end"):
         run_over(stores, used=used, predictor=predictor).execute()
     assert predictor.live_most <= 20
-    assert answered(stores)
+    assert predictions_of(stores)
     report = run_over(
         stores, used=sequence_settings(live_max=30), predictor=SummingPredictor(), if_exists="resume"
     ).execute()
     assert (report.records_in, report.rows_out) == (60, 60)
-    assert answered(stores) == added_up(data)
+    assert predictions_of(stores) == running_sums(data)
 
 
-def test_sequences_of_a_column_go_on_in_what_is_appended_and_nothing_is_replayed_for_it(stores):
+def test_column_sequences_continue_in_appended_objects_without_replay(stores):
     objects = [sequence_rows(n) for n in (9, 14, 5)]
     predictor = SummingPredictor()
     run = run_over(stores, used=sequence_settings(), predictor=predictor)
@@ -684,15 +690,15 @@ def test_sequences_of_a_column_go_on_in_what_is_appended_and_nothing_is_replayed
         put(stores, f"{name}.csv", data)
         report = run.append([head(stores, f"{name}.csv")])
     assert report.records_replayed == 0
-    assert answered(stores) == added_up(*objects)
-    # Another process that goes on has the states all the same.
+    assert predictions_of(stores) == running_sums(*objects)
+    # Another process rebuilds the states.
     put(stores, "d.csv", sequence_rows(12))
     later = run_over(stores, used=sequence_settings(), predictor=SummingPredictor(), if_exists="resume")
     later.append([head(stores, f"{name}.csv") for name in "abcd"])
-    assert answered(stores) == added_up(*objects, sequence_rows(12))
+    assert predictions_of(stores) == running_sums(*objects, sequence_rows(12))
 
 
-def test_an_append_that_broke_begins_its_sequences_anew_in_the_same_process(stores):
+def test_broken_append_replays_its_sequences_in_the_same_process(stores):
     objects = [sequence_rows(n) for n in (13, 25)]
     predictor = BreaksSummingAt(5)
     run = run_over(stores, used=sequence_settings(checkpoint_s=0.0), predictor=predictor)
@@ -703,10 +709,10 @@ def test_an_append_that_broke_begins_its_sequences_anew_in_the_same_process(stor
         run.append([head(stores, "b.csv")])
     predictor.at = -1
     run.append([])
-    assert answered(stores) == added_up(*objects)
+    assert predictions_of(stores) == running_sums(*objects)
 
 
-def test_a_drained_run_of_sequences_goes_on_with_their_states(stores):
+def test_drained_run_of_sequences_resumes_with_their_states(stores):
     data = sequence_rows(60)
     put(stores, "a.csv", data)
     used = sequence_settings(checkpoint_s=0.0)
@@ -722,10 +728,10 @@ def test_a_drained_run_of_sequences_goes_on_with_their_states(stores):
     report = run_over(stores, used=used, predictor=SummingPredictor(), if_exists="resume").execute()
     assert report.status == "complete"
     assert report.records_replayed > 0
-    assert answered(stores) == added_up(data)
+    assert predictions_of(stores) == running_sums(data)
 
 
-def test_a_run_that_is_drained_while_it_replays_writes_nothing_wrong(stores):
+def test_run_drained_during_replay_writes_nothing_wrong(stores):
     data = sequence_rows(60)
     put(stores, "a.csv", data)
     used = sequence_settings(BY_USER_FOR_EVER, checkpoint_s=0.0)
@@ -746,14 +752,14 @@ def test_a_run_that_is_drained_while_it_replays_writes_nothing_wrong(stores):
     assert output(stores) == expected
 
 
-def test_a_model_without_a_step_is_refused_before_anything_is_written(stores):
+def test_stateless_model_is_refused_before_any_write(stores):
     put(stores, "a.csv", sequence_rows(3))
-    with pytest.raises(ConfigError, match="has no step"):
+    with pytest.raises(ConfigError, match="declares no step"):
         run_over(stores, used=sequence_settings()).execute()
     assert not list(stores.for_uri(OUT).list(OUT))
 
 
-def test_a_row_that_the_model_refuses_fails_alone_and_its_sequence_goes_on(stores):
+def test_refused_row_fails_alone_and_its_sequence_continues(stores):
     data = sequence_rows(30)
     put(stores, "a.csv", data)
     predictor = SummingPredictor()
@@ -764,10 +770,10 @@ def test_a_row_that_the_model_refuses_fails_alone_and_its_sequence_goes_on(store
         b",".join([*line.split(b",")[:2], b"bad"]) if line.endswith((b",4", b",8")) else line
         for line in data.splitlines()
     )
-    assert answered(stores) == added_up(without)
+    assert predictions_of(stores) == running_sums(without)
 
 
-def test_objects_that_are_appended_are_sequences_and_none_is_replayed_once_it_is_done(stores):
+def test_finished_appended_object_is_not_replayed(stores):
     predictor = SummingPredictor()
     run = run_over(stores, used=sequence_settings(BY_OBJECT), predictor=predictor)
     objects = [sequence_rows(n) for n in (6, 7)]
@@ -780,4 +786,4 @@ def test_objects_that_are_appended_are_sequences_and_none_is_replayed_once_it_is
         stores, used=sequence_settings(BY_OBJECT), predictor=SummingPredictor(), if_exists="resume"
     )
     assert later.append([head(stores, "c.csv")]).records_replayed == 0
-    assert answered(stores) == added_up(*objects, sequence_rows(5), by_object=True)
+    assert predictions_of(stores) == running_sums(*objects, sequence_rows(5), by_object=True)

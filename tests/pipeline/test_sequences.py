@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.block import Block, Position
@@ -13,7 +13,7 @@ from headrace.pipeline.mapping import Mapper
 from headrace.pipeline.sequences import Sequencer
 from headrace.pipeline.settings import FlowSettings, MappingOptions
 
-METADATA = ModelMetadata("m", inputs=(TensorSpec("x", "FP32", (-1, 1)),), max_batch_rows=4, steps=True)
+METADATA = ModelMetadata("m", inputs=(TensorSpec("x", "FP32", (-1, 1)),), max_batch_rows=4, is_stateful=True)
 URI = "memory://b/{}.csv"
 
 
@@ -43,8 +43,8 @@ def batches_of(
     return [*found, rest] if rest else found
 
 
-def told(batch: Batch) -> list[str]:
-    """Each row as ``id``, with ``^`` before where it begins its sequence and ``$`` behind where it ends it."""
+def row_marks(batch: Batch) -> list[str]:
+    """Return each row as ``id``, with ``^`` before a start and ``$`` after an end."""
     request = batch.request
     assert request is not None
     assert request["sequence_start"].dtype == request["sequence_end"].dtype == bool
@@ -55,68 +55,70 @@ def told(batch: Batch) -> list[str]:
 BY_COLUMN = MappingOptions(sequence=0, sequence_end=1)
 
 
-def test_rows_say_which_sequence_they_belong_to_and_begin_and_end_it():
+def test_rows_have_sequence_id_start_and_end():
     one, two = batches_of([block_of(["a,0,1", "b,0,2", "a,1,3", "a,0,4", "b,true,5", "a,,6"])], BY_COLUMN)
-    assert told(one) == ["^a", "^b", "a$", "^a"]
-    assert told(two) == ["b$", "a"]
+    assert row_marks(one) == ["^a", "^b", "a$", "^a"]
+    assert row_marks(two) == ["b$", "a"]
     assert one.request["x"].tolist() == [[1.0], [2.0], [3.0], [4.0]]
-    # An engine would take the begin of another a for the end of the one before, whatever waits for that.
+    # An engine would take the start of a new "a" for the end of the old one, despite waiting
+    # requests.
     assert (one.cuts, two.cuts) == ((3,), ())
     assert not one.endings
     assert not two.endings
 
 
-def test_a_record_that_fails_and_is_the_last_of_its_sequence_ends_it_all_the_same():
+def test_failed_last_record_ends_its_sequence():
     one, two = batches_of(
         [block_of(["a,0,1", "b,0,2", "a,1,bad", "a,0,3", "a,0,4", "b,1,bad", "b,0,7", "a,0,8"])], BY_COLUMN
     )
-    assert told(one) == ["^a$", "^b", "^a"]
-    # b's last row was in the batch before, so that its end is told by itself, and before it begins again.
+    assert row_marks(one) == ["^a$", "^b", "^a"]
+    # The last row of b was in the previous batch, so its end is separate and precedes its new
+    # start.
     assert two.endings == ("b",)
-    assert told(two) == ["a", "^b", "a"]
+    assert row_marks(two) == ["a", "^b", "a"]
 
 
-def test_a_failed_record_begins_nothing():
+def test_failed_record_starts_no_sequence():
     (batch,) = batches_of([block_of(["a,1,bad", "b,0,bad", "b,0,1"])], BY_COLUMN)
-    assert told(batch) == ["^b"]
+    assert row_marks(batch) == ["^b"]
     assert batch.endings == ()
 
 
-def test_a_batch_of_nothing_but_failed_records_may_still_end_sequences():
+def test_batch_of_failures_may_end_sequences():
     _, batch = batches_of([block_of(["a,0,1", "b,0,1", "a,1,bad", "c,1,bad"])], BY_COLUMN, rows=2)
     assert batch.request is None
     assert batch.endings == ("a",)
 
 
-def test_an_object_is_a_sequence_that_ends_where_the_next_one_begins():
+def test_object_sequence_ends_at_the_next_object():
     mapping = MappingOptions(sequence="@object")
     sequencer = Sequencer(METADATA, mapping, FlowSettings())
     blocks = [block_of(["1"], index=0), block_of(["2", "3"], start=1, index=0), block_of(["4", "5"], index=1)]
     a, b, c = (URI.format(i) for i in range(3))
     one, two = batches_of([*blocks, block_of(["6"], index=2)], mapping, sequencer=sequencer)
-    assert told(one) == [f"^{a}", a, f"{a}$", f"^{b}"]
-    assert told(two) == [f"{b}$", f"^{c}"]
+    assert row_marks(one) == [f"^{a}", a, f"{a}$", f"^{b}"]
+    assert row_marks(two) == [f"{b}$", f"^{c}"]
     assert sequencer.finish() == (c,)
     assert sequencer.finish() == ()
 
 
-def test_an_object_that_ended_with_a_batch_is_ended_before_the_next_one():
+def test_object_sequence_ends_before_the_next_batch():
     mapping = MappingOptions(sequence="@object")
     one, two = batches_of([block_of(["1", "2"], index=0), block_of(["3"], index=1)], mapping, rows=2)
     assert (one.endings, two.endings) == ((), (URI.format(0),))
-    assert told(two) == [f"^{URI.format(1)}"]
+    assert row_marks(two) == [f"^{URI.format(1)}"]
 
 
-def test_the_same_object_again_in_another_version_is_another_sequence():
+def test_new_version_of_an_object_is_a_new_sequence():
     mapping = MappingOptions(sequence="@object")
     again = block_of(["2"], index=0)
     again = ReadBlock(again.block, 1)
     (batch,) = batches_of([block_of(["1"], index=0), again], mapping)
     a = URI.format(0)
-    assert told(batch) == [f"^{a}$", f"^{a}"]
+    assert row_marks(batch) == [f"^{a}$", f"^{a}"]
 
 
-def test_members_of_an_archive_are_sequences():
+def test_archive_members_are_sequences():
     mapping = MappingOptions(sequence="@member")
     members = [
         block_of(["1"], member="x", byte=512),
@@ -125,74 +127,74 @@ def test_members_of_an_archive_are_sequences():
     ]
     (batch,) = batches_of(members, mapping)
     x, y = (f"{URI.format(0)}!{name}" for name in "xy")
-    assert told(batch) == [f"^{x}$", f"^{y}$", f"^{y}"]
+    assert row_marks(batch) == [f"^{x}$", f"^{y}$", f"^{y}"]
     (whole,) = batches_of(members, MappingOptions(sequence="@object"))
-    assert [t.strip("^$") for t in told(whole)] == [URI.format(0)] * 3
+    assert [t.strip("^$") for t in row_marks(whole)] == [URI.format(0)] * 3
 
 
-def test_without_a_sequence_every_row_is_one_by_itself():
+def test_without_sequences_every_row_is_a_sequence():
     (batch,) = batches_of([block_of(["1", "2", "bad"])], MappingOptions())
     assert batch.request["sequence_id"].tolist() == ["", ""]
     assert (batch.endings, batch.replay) == ((), None)
 
 
-def test_more_sequences_than_may_be_unfinished_end_the_run_with_what_to_do():
+def test_too_many_unfinished_sequences_raise_with_advice():
     lines = ["a,0,1", "b,0,1", "a,1,1", "c,0,1", "d,0,1"]
     with pytest.raises(
-        LimitError, match=r"record 4.*'d'.*2 that may.*--sequence-end.*--sequences-live-max"
+        LimitError, match=r"record 4.*'d'.*limit of 2 .*--sequence-end.*--sequences-live-max"
     ) as raised:
         batches_of([block_of(lines)], BY_COLUMN, live_max=2)
     assert "0.csv" in str(raised.value)
-    assert [told(b) for b in batches_of([block_of(lines)], BY_COLUMN, live_max=3)][1] == ["^d"]
+    assert [row_marks(b) for b in batches_of([block_of(lines)], BY_COLUMN, live_max=3)][1] == ["^d"]
 
 
-def test_the_models_own_limit_counts_where_no_other_is_given():
-    metadata = ModelMetadata("m", steps=True, sequences_live_max=1)
+def test_models_limit_is_the_default():
+    metadata = ModelMetadata("m", is_stateful=True, sequences_live_max=1)
     sequencer = Sequencer(metadata, BY_COLUMN, FlowSettings())
     feed = Feed(Mapper(METADATA, BY_COLUMN, ReadOptions()), METADATA, FlowSettings(), sequencer)
-    with pytest.raises(LimitError, match="the 1 that may"):
+    with pytest.raises(LimitError, match="the limit of 1 "):
         feed.add(block_of(["a,0,1", "b,0,1", "c,0,1", "d,0,1"]), 0.0)
 
 
-def test_a_model_without_a_step_has_no_sequences():
-    with pytest.raises(ConfigError, match="has no step"):
+def test_stateless_model_is_refused():
+    with pytest.raises(ConfigError, match="declares no step"):
         Sequencer(ModelMetadata("m"), BY_COLUMN, FlowSettings())
 
 
-def test_a_model_with_an_input_of_that_name_cannot_be_told_of_sequences():
-    taken = ModelMetadata("m", inputs=(TensorSpec("sequence_id", "INT64", (-1,)),), steps=True)
+def test_model_with_a_reserved_input_name_is_refused():
+    taken = ModelMetadata("m", inputs=(TensorSpec("sequence_id", "INT64", (-1,)),), is_stateful=True)
     with pytest.raises(ConfigError, match="has an input sequence_id"):
         Sequencer(taken, MappingOptions(), FlowSettings())
 
 
-def test_a_replay_goes_back_to_the_batch_in_which_the_oldest_unfinished_sequence_began():
+def test_replay_begins_at_the_batch_of_the_oldest_live_sequence():
     lines = ["a,0,1", "b,0,1", "c,0,1", "a,1,1", "b,0,1", "c,0,1", "b,1,1", "c,0,1", "c,1,1", "d,1,1"]
     cursors = [b.end for b in batches_of([block_of(lines)], BY_COLUMN, rows=2)]
     replays = [b.replay for b in batches_of([block_of(lines)], BY_COLUMN, rows=2)]
     assert replays == [
-        Replay(Cursor(), 2),  # a and b live, from the very start
+        Replay(Cursor(), 2),  # a and b are live since the start
         Replay(Cursor(), 4),  # b
         Replay(Cursor(), 6),
-        Replay(cursors[0], 6),  # c alone, which began in the second batch
+        Replay(cursors[0], 6),  # only c, which began in the second batch
         None,
     ]
 
 
-def test_a_replay_is_told_of_in_json():
+def test_replay_round_trips_through_json():
     replay = Replay(Cursor(3, Position("memory://b/x", "m", 7, 1, 0, 512)), 10, 1)
     assert Replay.from_json(replay.to_json()) == replay
 
 
 def sums(batches: list[Batch], states: dict[str, float]) -> list[list[float | None]]:
-    """What a model that adds up answers; None is a row of a sequence that it does not have."""
+    """Return the running sums of a model; None is a row of an unknown sequence."""
     found: list[list[float | None]] = []
     for batch in batches:
         for id in batch.endings:
             assert states.pop(id, None) is not None, f"{id} is ended, and does not live"
-        answers: list[float | None] = []
+        responses: list[float | None] = []
         if batch.request is not None:
             ended: set[str] = set()
-            for row, text in enumerate(told(batch)):
+            for row, text in enumerate(row_marks(batch)):
                 id = text.strip("^$")
                 if row in batch.cuts:
                     ended.clear()
@@ -203,10 +205,10 @@ def sums(batches: list[Batch], states: dict[str, float]) -> list[list[float | No
                     states[id] = 0.0
                 assert id in states
                 states[id] += float(batch.request["x"][row, 0])
-                answers.append(states[id])
+                responses.append(states[id])
                 if text.endswith("$"):
                     del states[id]
-        found.append(answers)
+        found.append(responses)
     return found
 
 
@@ -217,9 +219,8 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ROWS, st.integers(1, 7), st.integers(1, 9))
-def test_after_any_batch_a_replay_makes_the_states_that_there_were(rows, batch_rows, block_rows):
+def test_replay_after_any_batch_rebuilds_the_states(rows, batch_rows, block_rows):
     lines = [",".join(row) for row in rows]
 
     def blocks(first: int, stop: int) -> list[ReadBlock]:
@@ -229,16 +230,16 @@ def test_after_any_batch_a_replay_makes_the_states_that_there_were(rows, batch_r
     whole = batches_of(blocks(0, len(lines)), BY_COLUMN, rows=batch_rows)
     expected_states: dict[str, float] = {}
     expected = sums(whole, expected_states)
-    # What the rows say, added up one by one.
+    # The running sums of the rows
     plain: dict[str, float] = {}
-    answers: list[float] = []
+    responses: list[float] = []
     for id, end, value in rows:
         if value != "bad":
             plain[id] = plain.get(id, 0.0) + float(value)
-            answers.append(plain[id])
+            responses.append(plain[id])
         if end == "1":
             plain.pop(id, None)
-    assert [a for batch in expected for a in batch] == answers
+    assert [a for batch in expected for a in batch] == responses
     assert expected_states == plain
 
     for at, batch in enumerate(whole[:-1]):
@@ -254,8 +255,10 @@ def test_after_any_batch_a_replay_makes_the_states_that_there_were(rows, batch_r
         assert states == expected_states
 
 
-def test_of_rows_that_are_sequences_by_themselves_a_batch_has_no_more_than_may_live():
-    metadata = ModelMetadata("m", inputs=METADATA.inputs, max_batch_rows=4, steps=True, sequences_live_max=3)
+def test_single_row_sequences_limit_the_batch():
+    metadata = ModelMetadata(
+        "m", inputs=METADATA.inputs, max_batch_rows=4, is_stateful=True, sequences_live_max=3
+    )
     for mapping, batch_rows, expected in (
         (MappingOptions(), None, [3, 3, 1]),
         (MappingOptions(), 7, [7]),

@@ -3,10 +3,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import UnavailableError
 from headrace.core.tensor import TensorSpec
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.pipeline.items import Cursor, ScoredBatch, ScoredSpan
 from headrace.pipeline.ledger import Ledger
@@ -18,8 +19,8 @@ from headrace.testing import ManualClock
 OUT = "memory://out/"
 
 
-class Place:
-    """A destination, and sinks on it."""
+class Destination:
+    """A destination, and sinks that write to it."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
@@ -47,25 +48,25 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def place() -> Destination:
+    return Destination()
 
 
 def batch(number: int, rows: int = 2, failed: int = 0) -> ScoredBatch:
-    """Batch `number` of two entries each, so that cursors tell where it ends."""
+    """Return batch `number` of two entries; its cursor identifies it."""
     at = Position("memory://in/a.csv", record=number * 2)
     starts = np.arange(rows, dtype=np.int64)
     failures = tuple(Failure(at, FailureKind.MODEL, "no", b"raw") for _ in range(failed))
-    span = ScoredSpan(Piece(Block(at, b"x" * rows, starts, starts + 1), 0, rows), failures)
+    span = ScoredSpan(BlockSelection(Block(at, b"x" * rows, starts, starts + 1), 0, rows), failures)
     end = Cursor(0, Position("memory://in/a.csv", record=number * 2 + rows + failed))
     return ScoredBatch((span,), {"y": np.full(rows, number, np.float32)} if rows else {}, rows + failed, end)
 
 
-def test_a_part_ends_with_the_batch_that_fills_it(place):
+def test_part_ends_with_the_batch_that_fills_it(place):
     sink = place.sink()
     for number in range(5):
         sink.write(batch(number))
-    sink.settle(end=True)
+    sink.finish(end=True)
     assert place.parts() == {
         "part-00000.csv": b"0.0\n0.0\n1.0\n1.0\n",
         "part-00001.csv": b"2.0\n2.0\n3.0\n3.0\n",
@@ -75,16 +76,16 @@ def test_a_part_ends_with_the_batch_that_fills_it(place):
     assert place.ledger.count(place.ledger.state()) == sink.committed
 
 
-def test_a_part_ends_at_its_rows_too(place):
+def test_part_ends_at_its_row_limit(place):
     sink = place.sink(part_rows_max=2)
     for number in range(2):
         sink.write(batch(number))
-    sink.settle(end=True)
+    sink.finish(end=True)
     assert len(place.parts()) == 2
 
 
 def test_failed_records_take_no_more_memory_than_their_lines(place):
-    """Each line alone would take 4 KiB, which is what orjson makes it in."""
+    """orjson allocates 4 KiB for each line."""
     sink = place.sink(part_bytes_max=1 << 20)
     many = batch(0, rows=0, failed=1000)
     sink.write(many)
@@ -94,92 +95,93 @@ def test_failed_records_take_no_more_memory_than_their_lines(place):
         assert tracemalloc.get_traced_memory()[0] < 1 << 20
     finally:
         tracemalloc.stop()
-        sink.abandon()
+        sink.abort()
 
 
-def test_failures_lie_beside_their_part_and_may_be_all_of_it(place):
+def test_failures_are_written_with_their_part_or_alone(place):
     sink = place.sink()
     sink.write(batch(0, rows=0, failed=2))
     sink.write(batch(1, rows=1, failed=1))
-    sink.settle(end=True)
+    sink.finish(end=True)
     parts = place.parts()
     assert list(parts) == ["part-00000.failed.jsonl", "part-00001.csv", "part-00001.failed.jsonl"]
     assert parts["part-00000.failed.jsonl"].count(b"\n") == 2
 
 
-@pytest.mark.parametrize("header", [False, True])
-@pytest.mark.parametrize("stop_after", range(1, 5))
-def test_what_a_checkpoint_kept_is_gone_on_from(place, stop_after, header):
-    """As after a kill: the first sink is simply left."""
-    undisturbed = Place()
+@for_each("header", [False, True])
+@for_each("stop_after", range(1, 5))
+def test_sink_continues_from_a_checkpoint(stop_after, header):
+    """The first sink is abandoned, as after a kill."""
+    place = Destination()
+    undisturbed = Destination()
     sink = undisturbed.sink(part_bytes_max=25, header=header)
     for number in range(6):
         sink.write(batch(number, rows=1, failed=number % 2))
-    sink.settle(end=True)
+    sink.finish(end=True)
 
     first = place.sink(part_bytes_max=25, header=header, checkpoint_s=0)
     for number in range(stop_after):
         first.write(batch(number, rows=1, failed=number % 2))
-    first.settle(end=False)
+    first.finish(end=False)
     second = place.sink(part_bytes_max=25, header=header)
     assert second.cursor == batch(stop_after - 1, rows=1, failed=(stop_after - 1) % 2).end
     for number in range(stop_after, 6):
         second.write(batch(number, rows=1, failed=number % 2))
-    second.settle(end=True)
+    second.finish(end=True)
     assert place.parts() == undisturbed.parts()
     assert not [r for r in place.records() if "checkpoint" in r]
 
 
-def test_checkpoints_come_by_the_clock(place):
+def test_checkpoints_follow_the_clock(place):
     sink = place.sink(part_bytes_max=10_000, checkpoint_s=5)
     for number, seconds in enumerate((0, 4.9, 0.1, 0, 5)):
         place.clock.advance(seconds)
         sink.write(batch(number))
-    sink.abandon()
+    sink.abort()
     assert [r for r in place.records() if r.endswith(".json")] == [
         "part-00000.checkpoint-0001.json",
         "part-00000.checkpoint-0002.json",
     ]
 
 
-def test_a_checkpoint_of_nothing_new_writes_nothing(place):
+def test_checkpoint_without_news_writes_nothing(place):
     sink = place.sink()
     sink.checkpoint()
     sink.write(batch(0, rows=1))
     sink.checkpoint()
     before = place.records()
     sink.checkpoint()
-    sink.abandon()
+    sink.abort()
     assert place.records() == before != []
 
 
-def test_an_error_of_publishing_is_raised_and_the_part_does_not_count():
+def test_publishing_error_is_raised_and_the_part_not_committed():
     class Broken(MemoryStore):
         def writer(self, uri):
             raise UnavailableError(uri, "no room")
 
-    place = Place(Broken())
+    place = Destination(Broken())
     sink = place.sink()
     sink.write(batch(0, rows=5))
     with pytest.raises(UnavailableError, match=r"part-00000.csv: no room"):
-        sink.settle(end=True)
-    sink.abandon()
+        sink.finish(end=True)
+    sink.abort()
     assert place.ledger.state().last is None
 
 
-def test_an_end_with_nothing_under_way_publishes_nothing(place):
+def test_end_without_rows_publishes_nothing(place):
     sink = place.sink()
-    sink.settle(end=True)
+    sink.finish(end=True)
     assert place.parts() == {}
 
 
-def test_a_resumption_leaves_nothing_of_a_part_that_was_written_but_did_not_count(place):
-    """With batches that close by delay, the part that is made again may hold other records."""
+def test_resume_replaces_an_uncommitted_part(place):
+    """With batches that close by delay, the new part may have other records."""
     for name in ("part-00000.csv", "part-00000.failed.jsonl", "part-00001.csv"):
         place.store.put(OUT + name, b"left behind")
     sink = place.sink()
     sink.write(batch(0, rows=0, failed=1))
     sink.end_part()
     sink.write(batch(1, rows=0, failed=1))
-    sink.settle(end=True)
+    sink.finish(end=True)
     assert sorted(place.parts()) == ["part-00000.failed.jsonl", "part-00001.csv", "part-00001.failed.jsonl"]

@@ -3,6 +3,7 @@ import threading
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import NotFoundError, StoppedError
 from headrace.pipeline.flow import open_flow
 from headrace.pipeline.plan import select_objects
@@ -12,8 +13,8 @@ from headrace.storage.resolve import Stores
 from pipeline.support import ScriptedPredictor
 
 
-class Watched(ScriptedPredictor):
-    """Tells whether it runs."""
+class RecordingPredictor(ScriptedPredictor):
+    """A predictor that records whether it runs."""
 
     running = False
 
@@ -24,10 +25,12 @@ class Watched(ScriptedPredictor):
         self.running = False
 
 
-def stream_over(data: bytes, predictor: Watched | None = None, source="memory://b/a.csv") -> Stream:
+def stream_over(
+    data: bytes, predictor: RecordingPredictor | None = None, source="memory://b/a.csv"
+) -> Stream:
     stores = Stores()
     stores.for_uri("memory://b/").put("memory://b/a.csv", data)
-    used = predictor or Watched()
+    used = predictor or RecordingPredictor()
     return Stream(
         lambda: open_flow(select_objects(source, stores), stores, used, StreamSettings()),
         used,
@@ -42,7 +45,7 @@ def flow_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name in ("headrace-reader", "headrace-feeder")]
 
 
-def said(outcomes) -> list:
+def values_or_reasons(outcomes) -> list:
     return [float(o.outputs["y"]) if o.ok else o.why for o in outcomes]
 
 
@@ -52,24 +55,24 @@ def _raise_at_first(stream: Stream) -> None:
             raise ZeroDivisionError
 
 
-def test_outcomes_come_one_a_record_in_order():
-    assert said(stream_over(b"0,1\nx,1\n2,1\n")) == [0.0, 'column 0: "x" is not a number', 4.0]
+def test_outcomes_are_one_per_record_in_order():
+    assert values_or_reasons(stream_over(b"0,1\nx,1\n2,1\n")) == [0.0, 'column 0: "x" is not a number', 4.0]
 
 
-def test_the_same_asynchronously():
+def test_asynchronous_outcomes_are_in_order():
     async def collect():
         return [outcome async for outcome in stream_over(rows(9))]
 
-    assert said(asyncio.run(collect())) == [2.0 * i for i in range(9)]
+    assert values_or_reasons(asyncio.run(collect())) == [2.0 * i for i in range(9)]
 
 
-def test_batches_give_arrays():
+def test_batches_have_arrays():
     batches = list(stream_over(rows(6)).batches())
     assert [b.outputs["y"].tolist() for b in batches] == [[0, 2, 4, 6], [8, 10]]
 
 
-def test_nothing_starts_before_the_first_is_asked_for_and_all_ends_after_the_last():
-    predictor = Watched()
+def test_stream_starts_at_the_first_and_ends_after_the_last_outcome():
+    predictor = RecordingPredictor()
     stream = stream_over(rows(3), predictor)
     assert not predictor.running
     iterator = iter(stream)
@@ -80,9 +83,9 @@ def test_nothing_starts_before_the_first_is_asked_for_and_all_ends_after_the_las
     assert flow_threads() == []
 
 
-@pytest.mark.parametrize("leave", ["break", "error", "with"])
-def test_leaving_early_closes_everything(leave):
-    predictor = Watched()
+@for_each("leave", ["break", "error", "with"])
+def test_early_exit_closes_everything(leave):
+    predictor = RecordingPredictor()
     stream = stream_over(rows(5000), predictor)
     if leave == "with":
         with stream:
@@ -98,8 +101,8 @@ def test_leaving_early_closes_everything(leave):
     assert flow_threads() == []
 
 
-def test_cancelling_the_caller_closes_everything():
-    predictor = Watched(hold=True)
+def test_cancelled_task_closes_everything():
+    predictor = RecordingPredictor(hold=True)
     stream = stream_over(rows(50), predictor)
 
     async def cancelled():
@@ -107,7 +110,7 @@ def test_cancelling_the_caller_closes_everything():
             task = asyncio.ensure_future(anext(aiter(stream)))
             await asyncio.to_thread(predictor.wait_for_held, 1)
             task.cancel()
-            # What a real predictor does when it is stopped.
+            # A real predictor does this when it is stopped.
             for _, future in predictor.held:
                 future.set_exception(StoppedError("stopped"))
             with pytest.raises(asyncio.CancelledError):
@@ -118,26 +121,26 @@ def test_cancelling_the_caller_closes_everything():
     assert flow_threads() == []
 
 
-def test_a_source_that_is_not_there_raises_and_stops_the_predictor():
-    predictor = Watched()
+def test_missing_source_raises_and_stops_the_predictor():
+    predictor = RecordingPredictor()
     with pytest.raises(NotFoundError):
         list(stream_over(b"", predictor, source="memory://b/gone.csv"))
     assert not predictor.running
 
 
-def test_a_closed_stream_gives_nothing_and_closes_twice():
+def test_closed_stream_is_empty_and_closes_twice():
     stream = stream_over(rows(3))
     stream.close()
     stream.close()
     assert list(stream) == []
 
 
-def test_closing_while_the_predictor_starts_leaves_nothing_running():
-    class Slow(Watched):
+def test_close_during_predictor_start_leaves_nothing_running():
+    class Slow(RecordingPredictor):
         def start(self) -> None:
             super().start()
             stream.close()
-            super().start()  # what it had begun ends only now
+            super().start()  # the start completes only now
 
     predictor = Slow()
     stream = stream_over(rows(3), predictor)
@@ -146,10 +149,10 @@ def test_closing_while_the_predictor_starts_leaves_nothing_running():
     assert flow_threads() == []
 
 
-def test_leaving_does_not_wait_for_room_in_the_predictor():
-    """One request is answered, and the next would wait for ever."""
+def test_exit_does_not_wait_for_a_blocked_predictor():
+    """One request gets a response, and the next one would block for ever."""
 
-    class Full(Watched):
+    class Full(RecordingPredictor):
         def __init__(self) -> None:
             super().__init__(rows_max=2)
             self.stopped = threading.Event()

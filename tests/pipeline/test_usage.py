@@ -5,7 +5,7 @@ from headrace.pipeline import usage
 from headrace.pipeline.usage import cpu_s, peak_memory_mb
 
 
-def test_work_costs_processor_time():
+def test_work_takes_processor_time():
     before = cpu_s()
     while cpu_s() == before:
         sum(range(10_000))
@@ -19,12 +19,12 @@ def test_peak_memory_is_in_mebibytes_and_does_not_fall():
     after = peak_memory_mb()
     del held
     assert after > 64
-    # Linux adds its processors' counts up late: a little may be missing.
+    # Linux updates the counters of its processors late, so a little may be missing.
     assert peak_memory_mb() + 1 > after > before - 1
 
 
-def test_peak_memory_is_not_that_of_whoever_started_the_process():
-    """The maximum of `getrusage` is inherited: a small run that a large program starts would look large."""
+def test_peak_memory_excludes_the_parent_process():
+    """Processes inherit the maximum of `getrusage` from their parent."""
     held = bytearray(300 << 20)
     held[:: 1 << 12] = bytes(len(held) >> 12)
     script = "from headrace.pipeline.usage import peak_memory_mb; print(peak_memory_mb())"
@@ -33,6 +33,6 @@ def test_peak_memory_is_not_that_of_whoever_started_the_process():
     assert 5 < float(done.stdout) < 200
 
 
-def test_where_the_system_keeps_no_status_file_its_own_maximum_is_taken(monkeypatch, tmp_path):
+def test_without_status_file_the_rusage_maximum_is_used(monkeypatch, tmp_path):
     monkeypatch.setattr(usage, "_STATUS", tmp_path / "none")
     assert peak_memory_mb() > 5

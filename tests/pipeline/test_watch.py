@@ -4,7 +4,7 @@ import pytest
 
 from headrace.pipeline.run import Run
 from headrace.pipeline.settings import StreamSettings
-from headrace.pipeline.watch import Watch
+from headrace.pipeline.watch import SourceWatcher
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
@@ -12,7 +12,7 @@ from pipeline.support import ScriptedPredictor
 
 
 class S3InMemory(Stores):
-    """s3:// whose objects are in memory: what appears there appears whole."""
+    """An ``s3://`` store in memory, where objects appear whole."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -22,7 +22,7 @@ class S3InMemory(Stores):
         return self.store if "://" in uri else super().for_uri(uri)
 
 
-def watch_over(source: str, stores: Stores, output="memory://out/", clock=None, **more) -> Watch:
+def watch_over(source: str, stores: Stores, output="memory://out/", clock=None, **more) -> SourceWatcher:
     run = Run(
         source,
         output,
@@ -32,7 +32,7 @@ def watch_over(source: str, stores: Stores, output="memory://out/", clock=None, 
         model_identity="m",
         **more,
     )
-    return Watch(run, stores, poll_s=7.0, clock=clock or ManualClock(auto=True))
+    return SourceWatcher(run, stores, poll_s=7.0, clock=clock or ManualClock(auto=True))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def stores() -> S3InMemory:
     return S3InMemory()
 
 
-def test_each_poll_scores_what_is_new(stores):
+def test_poll_scores_new_objects(stores):
     watch = watch_over("memory://in/", stores)
     assert watch.tick() is None  # a prefix without objects is no error here
     stores.store.put("memory://in/a.csv", b"1,1\n")
@@ -48,12 +48,12 @@ def test_each_poll_scores_what_is_new(stores):
     assert watch.tick() is None
     stores.store.put("memory://in/b.csv", b"2,1\n3,1\n")
     assert watch.tick().records_in == 3
-    # Written anew: another object, by its ETag.
+    # A rewritten object has another ETag, so it is a new object.
     stores.store.put("memory://in/a.csv", b"9,1\n")
     assert watch.tick().records_in == 4
 
 
-def test_a_restart_goes_on_with_the_same_ledger(stores):
+def test_restart_continues_with_the_same_ledger(stores):
     stores.store.put("memory://in/a.csv", b"1,1\n")
     watch_over("memory://in/", stores).tick()
     later = watch_over("memory://in/", stores, if_exists="resume")
@@ -62,18 +62,18 @@ def test_a_restart_goes_on_with_the_same_ledger(stores):
     assert later.tick().records_in == 2
 
 
-def test_a_local_file_is_taken_when_two_polls_see_it_unchanged(tmp_path):
+def test_local_file_is_scored_when_two_polls_see_it_unchanged(tmp_path):
     folder, stores = tmp_path / "in", Stores()
     folder.mkdir()
     watch = watch_over(f"{folder}/", stores)
     (folder / "a.csv").write_bytes(b"1,1\n")
     assert watch.tick() is None
-    (folder / "a.csv").write_bytes(b"1,1\n2,1\n")  # still being written
+    (folder / "a.csv").write_bytes(b"1,1\n2,1\n")  # a file that is still being written
     assert watch.tick() is None
     assert watch.tick().records_in == 2
 
 
-def test_serving_polls_until_stopped_and_reports_what_it_scored(stores):
+def test_serve_polls_until_stopped_and_reports(stores):
     clock = ManualClock()
     watch = watch_over("memory://in/", stores, clock=clock)
     reports = []

@@ -6,34 +6,35 @@ import pytest
 from headrace.core import InferResponse
 from headrace.pipeline.channel import ChannelClosedError, EndOfChannelError
 from headrace.pipeline.window import Window
+from servers.polling import wait_until
 
 ANSWER = InferResponse((), "m")
 
 
 def in_thread(call):
-    """Run `call` in a thread; the thread, and the list that its result goes to."""
+    """Run `call` in a thread. Return the thread, and the list that receives the result."""
     got = []
     thread = threading.Thread(target=lambda: got.append(call()))
     thread.start()
     return thread, got
 
 
-def test_batches_come_in_the_order_of_sending_whatever_the_order_of_answering():
-    window, answers = Window(100), [Future() for _ in range(3)]
-    for name, answer in zip("abc", answers, strict=True):
-        window.send(name, answer, 1)
+def test_batches_are_received_in_sending_order():
+    window, responses = Window(100), [Future() for _ in range(3)]
+    for name, response in zip("abc", responses, strict=True):
+        window.send(name, response, 1)
     window.send("d", None, 1)
     window.finish()
     thread, got = in_thread(lambda: [window.receive() for _ in range(4)])
     for index in (2, 1, 0):
-        answers[index].set_result(ANSWER)
+        responses[index].set_result(ANSWER)
     thread.join(10)
     assert got == [[("a", ANSWER), ("b", ANSWER), ("c", ANSWER), ("d", None)]]
     with pytest.raises(EndOfChannelError):
         window.receive()
 
 
-def test_what_failed_is_raised_after_what_came_before_it():
+def test_failure_is_raised_after_earlier_batches():
     window, broken = Window(100), Future()
     window.send("a", None, 1)
     window.send("b", broken, 1)
@@ -46,18 +47,18 @@ def test_what_failed_is_raised_after_what_came_before_it():
         window.receive()
 
 
-def test_sending_waits_for_room():
+def test_full_window_blocks_its_sender():
     window = Window(10)
     window.send("a", None, 10)
     thread, _ = in_thread(lambda: window.send("b", None, 1))
-    thread.join(0.05)
+    wait_until(lambda: window._not_full._waiters, "a blocked sender")
     assert thread.is_alive()
     assert window.receive() == ("a", None)
     thread.join(10)
     assert window.receive() == ("b", None)
 
 
-def test_closing_frees_both_sides():
+def test_close_wakes_both_sides():
     window = Window(1)
     window.send("a", Future(), 1)
 
