@@ -1,4 +1,4 @@
-"""Text in, text out."""
+"""The generate extension."""
 
 import numpy as np
 import orjson
@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.tensor import InferResponse, ModelMetadata, Tensor, TensorSpec, text_array
-from headrace.protocols.generate import VALUES_MAX, decode_generate, encode_generated, is_inference
+from headrace.protocols.generate import (
+    VALUES_MAX,
+    decode_generate_request,
+    encode_generate_response,
+    is_infer_request,
+)
 from protocols.test_oip_repository import JSON
 
 ONE = ModelMetadata("m", inputs=(TensorSpec("prompt", "BYTES", (-1,)),))
@@ -24,31 +30,31 @@ MANY = ModelMetadata(
 UNKNOWN = ModelMetadata("m")
 
 
-def decoded(document, metadata=ONE):
-    return decode_generate(orjson.dumps(document), metadata)
+def decode(document, metadata=ONE):
+    return decode_generate_request(orjson.dumps(document), metadata)
 
 
-def test_text_goes_to_the_one_input():
-    found = decoded({"text_input": "a", "id": "i", "parameters": {"p": 1}, "q": 2})
+def test_text_feeds_the_only_input():
+    found = decode({"text_input": "a", "id": "i", "parameters": {"p": 1}, "q": 2})
     (tensor,) = found.inputs
     assert (tensor.name, tensor.data.tolist(), tensor.data.dtype) == ("prompt", ["a"], object)
     assert (found.id, found.parameters) == ("i", {"p": 1, "q": 2})
 
 
-def test_a_list_is_rows_or_one_row_as_the_model_declares():
-    assert decoded({"text_input": ["a", "b"]})["prompt"].shape == (2,)
-    assert decoded({"text_input": ["a", "b"]}, WIDE)["prompt"].shape == (1, 2)
-    assert decoded({"text_input": "a"}, UNKNOWN)["text_input"].tolist() == ["a"]
+def test_list_is_rows_or_one_row_by_declaration():
+    assert decode({"text_input": ["a", "b"]})["prompt"].shape == (2,)
+    assert decode({"text_input": ["a", "b"]}, WIDE)["prompt"].shape == (1, 2)
+    assert decode({"text_input": "a"}, UNKNOWN)["text_input"].tolist() == ["a"]
 
 
-def test_other_inputs_go_by_their_names_and_types():
-    found = decoded({"text_input": "a", "temperature": 0.5, "k": [1, 2], "top_p": 1}, MANY)
+def test_other_inputs_match_by_name_and_type():
+    found = decode({"text_input": "a", "temperature": 0.5, "k": [1, 2], "top_p": 1}, MANY)
     assert found["temperature"].dtype == np.float32
     assert found["k"].tolist() == [1, 2]
     assert found.parameters == {"top_p": 1}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("document", "why"),
     [
         ({}, "needs 'text_input'"),
@@ -62,17 +68,17 @@ def test_other_inputs_go_by_their_names_and_types():
         ([], "must be a JSON object"),
     ],
 )
-def test_what_is_wrong_is_told(document, why):
+def test_malformed_body_is_refused(document, why):
     with pytest.raises(DataError, match=why):
-        decoded(document)
+        decode(document)
 
 
 def test_values_are_bounded():
-    with pytest.raises(DataError, match=f"at most {VALUES_MAX}"):
-        decoded({"text_input": [""] * (VALUES_MAX + 1)})
+    with pytest.raises(DataError, match=f"the limit is {VALUES_MAX}"):
+        decode({"text_input": [""] * (VALUES_MAX + 1)})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "inference"),
     [
         (b'{"inputs":[{"name":"x"}]}', True),
@@ -84,11 +90,11 @@ def test_values_are_bounded():
         (b"{", False),
     ],
 )
-def test_inference_requests_are_told_apart(body, inference):
-    assert is_inference(body) is inference
+def test_inference_requests_are_recognized(body, inference):
+    assert is_infer_request(body) is inference
 
 
-def test_a_response_is_its_outputs_by_name():
+def test_response_has_outputs_by_name():
     response = InferResponse(
         (
             Tensor("answer", text_array(["é"])),
@@ -99,26 +105,26 @@ def test_a_response_is_its_outputs_by_name():
         "2",
         "i",
     )
-    assert encode_generated(response) == (
+    assert encode_generate_response(response) == (
         '{"model_name":"m","model_version":"2","id":"i","text_output":"é","score":0.5,"ids":[2,1,0]}'.encode()
     )
 
 
-def test_only_one_text_is_the_text():
+def test_only_the_first_text_is_text_output():
     both = InferResponse(
         (Tensor("a", text_array(["x"])), Tensor("text_output", text_array([b"y", b"\xff"]))), "m"
     )
-    assert orjson.loads(encode_generated(both)) == {
+    assert orjson.loads(encode_generate_response(both)) == {
         "model_name": "m",
         "a": "x",
         "text_output": ["y", "\ufffd"],
     }
-    assert orjson.loads(encode_generated(InferResponse((), "m"))) == {"model_name": "m"}
+    assert orjson.loads(encode_generate_response(InferResponse((), "m"))) == {"model_name": "m"}
 
 
-def test_what_json_cannot_write_is_an_error():
+def test_unencodable_response_is_an_error():
     with pytest.raises(DataError):
-        encode_generated(InferResponse((Tensor("x", text_array(["\ud800"])),), "m"))
+        encode_generate_response(InferResponse((Tensor("x", text_array(["\ud800"])),), "m"))
 
 
 @given(
@@ -129,22 +135,24 @@ def test_what_json_cannot_write_is_an_error():
     ),
     st.sampled_from([ONE, WIDE, MANY, UNKNOWN]),
 )
-def test_any_body_is_taken_or_refused(body, metadata):
+def test_any_body_decodes_or_raises_data_error(body, metadata):
     try:
-        found = decode_generate(body, metadata)
+        found = decode_generate_request(body, metadata)
     except DataError:
         return
     assert found.inputs
     assert all(t.data.ndim >= 1 for t in found.inputs)
-    is_inference(body)
+    is_infer_request(body)
 
 
-def test_a_sequence_is_named_beside_the_text_and_told_beside_it():
+def test_sequence_parameters_stand_beside_the_text():
     metadata = ModelMetadata("m", inputs=(TensorSpec("text", "BYTES", (-1,)),))
-    request = decode_generate(b'{"text_input": "a", "sequence_id": 7, "sequence_start": true}', metadata)
+    request = decode_generate_request(
+        b'{"text_input": "a", "sequence_id": 7, "sequence_start": true}', metadata
+    )
     assert request.parameters == {"sequence_id": 7, "sequence_start": True}
-    ended = decode_generate(b'{"sequence_id": 7, "sequence_end": true}', metadata)
+    ended = decode_generate_request(b'{"sequence_id": 7, "sequence_end": true}', metadata)
     assert ended.inputs == ()
-    told = {"sequence_id": 7, "sequence_end": True, "other": 1}
-    document = orjson.loads(encode_generated(InferResponse((), "m", parameters=told)))
+    parameters = {"sequence_id": 7, "sequence_end": True, "other": 1}
+    document = orjson.loads(encode_generate_response(InferResponse((), "m", parameters=parameters)))
     assert document == {"model_name": "m", "sequence_id": 7, "sequence_end": True}

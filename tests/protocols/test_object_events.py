@@ -1,4 +1,4 @@
-"""Event notices of every store, in every wrapping."""
+"""Event notices of every store in every envelope."""
 
 import copy
 import json
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import DataError, LimitError
 from headrace.protocols.object_events import NOTICE_BYTES_MAX, RECORDS_MAX, ObjectEvent, object_events
 
@@ -58,7 +59,7 @@ BRIDGED = {
 }
 
 
-def _wrappings(notice: dict) -> list:
+def _envelopes(notice: dict) -> list:
     text = json.dumps(notice)
     return [
         notice,
@@ -73,25 +74,25 @@ def _wrappings(notice: dict) -> list:
     ]
 
 
-@pytest.mark.parametrize("number", range(9))
+@for_each("number", range(9))
 @pytest.mark.parametrize("notice", [AWS, MINIO, CEPH], ids=["aws", "minio", "ceph"])
-def test_every_store_in_every_wrapping_says_the_same(notice, number):
-    assert object_events(_wrappings(notice)[number]) == [EVENT]
+def test_every_store_and_envelope_gives_the_same_event(notice, number):
+    assert object_events(_envelopes(notice)[number]) == [EVENT]
 
 
-@pytest.mark.parametrize("number", range(9))
+@for_each("number", range(9))
 def test_eventbridge_does_not_encode_keys(number):
-    (event,) = object_events(_wrappings(BRIDGED)[number])
+    (event,) = object_events(_envelopes(BRIDGED)[number])
     assert (event.key, event.version_id, event.sequencer, event.etag) == (KEY, "v1", "0055AED6", "d41d8")
 
 
-def test_a_plain_key_that_looks_encoded_is_taken_as_it_stands():
+def test_plain_keys_are_not_decoded():
     notice = {"Records": [_record("ceph:s3", "a%20b+c")]}
     assert object_events(notice)[0].key == "a%20b+c"
 
 
-@pytest.mark.parametrize("source", ["aws:s3", "minio:s3", None])
-def test_others_encode(source):
+@for_each("source", ["aws:s3", "minio:s3", None])
+def test_encoded_keys_are_decoded(source):
     record = _record(source, "a%20b+c%2B")
     if source is None:
         del record["eventSource"]
@@ -99,7 +100,7 @@ def test_others_encode(source):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_any_key_comes_back(key):
+def test_any_key_round_trips(key):
     for source, written in (
         ("aws:s3", quote_plus(key)),
         ("aws:s3", quote(key, safe="/")),
@@ -108,18 +109,18 @@ def test_any_key_comes_back(key):
         assert object_events(json.dumps({"Records": [_record(source, written)]}))[0].key == key
 
 
-def test_no_version_is_written_in_several_ways():
+def test_missing_version_has_several_forms():
     for value in (None, "", "null"):
         assert object_events({"Records": [_record("aws:s3", "k", versionId=value)]})[0].version_id == ""
 
 
-def test_an_event_that_stands_there_twice_is_told_once_and_another_of_the_same_key_is_not_it():
+def test_equal_events_are_returned_once():
     later = _record("aws:s3", "k", sequencer="0055AED7")
     notice = {"Records": [_record("aws:s3", "k"), later, _record("aws:s3", "k")]}
     assert [event.sequencer for event in object_events(notice)] == ["0055AED6", "0055AED7"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "notice",
     [
         {"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "in"},
@@ -130,12 +131,12 @@ def test_an_event_that_stands_there_twice_is_told_once_and_another_of_the_same_k
         {"Records": []},
     ],
 )
-def test_what_creates_nothing_names_nothing(notice):
+def test_other_event_types_name_no_object(notice):
     assert object_events(notice) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
+@for_each(
+    ("change", "message"),
     [
         ({"key": ""}, "names no object"),
         ({"key": 3}, "names no object"),
@@ -143,29 +144,29 @@ def test_what_creates_nothing_names_nothing(notice):
         ({"size": -1}, "names no object"),
         ({"size": True}, "names no object"),
         ({"key": "%FF"}, "not UTF-8"),
-        ({"eTag": 3}, "not a text"),
-        ({"versionId": ["v"]}, "not a text"),
+        ({"eTag": 3}, "not a string"),
+        ({"versionId": ["v"]}, "not a string"),
     ],
 )
-def test_what_is_wrong_is_said(change, says):
-    with pytest.raises(DataError, match=says):
+def test_malformed_notice_names_the_defect(change, message):
+    with pytest.raises(DataError, match=message):
         object_events({"Records": [_record("aws:s3", **{"key": "k", **change})]})
 
 
-def test_a_bucket_with_a_slash_could_name_another_place():
+def test_bucket_with_slash_is_refused():
     record = _record("aws:s3", "k")
     record["s3"]["bucket"]["name"] = "in/other"
     with pytest.raises(DataError):
         object_events({"Records": [record]})
 
 
-def test_a_message_of_a_long_text_is_shown_in_short():
+def test_long_values_are_cut_in_messages():
     with pytest.raises(DataError) as found:
         object_events({"Records": [_record("aws:s3", "k", size="x" * 100_000)]})
     assert len(str(found.value)) < 400
 
 
-def test_what_is_too_much_is_refused():
+def test_notice_size_and_records_are_bounded():
     with pytest.raises(LimitError):
         object_events(b" " * (NOTICE_BYTES_MAX + 1))
     many = {"Records": [_record("aws:s3", f"k{n}") for n in range(RECORDS_MAX + 1)]}
@@ -175,7 +176,7 @@ def test_what_is_too_much_is_refused():
     assert len(object_events(many)) == RECORDS_MAX
 
 
-def test_wrappings_without_end_are_refused():
+def test_deep_envelopes_are_refused():
     notice: object = AWS
     for _ in range(6):
         notice = {"Message": json.dumps(notice)}
@@ -212,7 +213,7 @@ _PLACES = [
 
 
 @given(st.sampled_from([AWS, MINIO, CEPH, BRIDGED]), st.sampled_from(_PLACES), _JSON)
-def test_whatever_stands_anywhere_there_is_an_answer_or_a_clear_error(notice, place, value):
+def test_any_document_parses_or_raises_data_error(notice, place, value):
     spoilt = copy.deepcopy(notice)
     if not place:
         spoilt = value
@@ -229,7 +230,7 @@ def test_whatever_stands_anywhere_there_is_an_answer_or_a_clear_error(notice, pl
 
 
 @given(st.binary(max_size=200))
-def test_whatever_bytes_come_there_is_an_answer_or_a_clear_error(data):
+def test_any_bytes_parse_or_raise_data_error(data):
     try:
         object_events(data)
     except (DataError, LimitError):

@@ -1,14 +1,15 @@
-"""Bodies of the Open Inference Protocol: round trips in both forms, leniency that was promised, and refusals."""
+"""Bodies of the Open Inference Protocol: round trips, promised leniency, and refusals."""
 
 from contextlib import suppress
 
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from cases import for_each
 from headrace.core.errors import DataError, UnsupportedError
 from headrace.core.tensor import (
     InferRequest,
@@ -28,7 +29,7 @@ from headrace.protocols.oip_json import (
     encode_metadata,
     encode_request,
     encode_response,
-    header_length,
+    parse_header_length,
 )
 
 NAMES = st.text("abc_é/ ", min_size=1, max_size=4)
@@ -51,6 +52,9 @@ def same(found, expected):
         np.testing.assert_array_equal(a.data, b.data)
 
 
+SHARED_MEMORY = {"shared_memory_region": "r"}
+
+
 def body_of(**document) -> bytes:
     return orjson.dumps(document)
 
@@ -59,9 +63,8 @@ def tensor_of(**more):
     return {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0], **more}
 
 
-@settings(deadline=None)
 @given(TENSORS, st.booleans(), st.text("ab", max_size=3), st.lists(NAMES, unique=True, max_size=3))
-def test_a_request_survives(inputs, binary, id_, outputs):
+def test_request_round_trips(inputs, binary, id_, outputs):
     wire = encode_request(InferRequest(inputs, id_, tuple(outputs), {"k": 1}), binary=binary)
     found = decode_request(wire.body, wire.json_bytes)
     same(found.request.inputs, inputs)
@@ -73,9 +76,8 @@ def test_a_request_survives(inputs, binary, id_, outputs):
     assert all(found.binary(name) == binary for name in (outputs or ["any"]))
 
 
-@settings(deadline=None)
 @given(TENSORS, st.sets(NAMES), st.none() | st.text("1v", max_size=2))
-def test_a_response_survives_with_any_outputs_binary(outputs, binary_names, version):
+def test_response_round_trips_with_any_binary_outputs(outputs, binary_names, version):
     response = InferResponse(outputs, "m", version, "id", {"p": "q"})
     wire = encode_response(response, binary=binary_names.__contains__)
     assert (wire.json_bytes is not None) == any(t.name in binary_names for t in outputs)
@@ -89,9 +91,8 @@ def test_a_response_survives_with_any_outputs_binary(outputs, binary_names, vers
     )
 
 
-@settings(deadline=None)
 @given(TENSORS, st.data())
-def test_a_binary_body_that_was_cut_or_grew_is_refused(inputs, data):
+def test_truncated_or_extended_binary_body_is_refused(inputs, data):
     wire = encode_request(InferRequest(inputs), binary=True)
     cut = data.draw(st.integers(0, len(wire.body) - 1))
     with pytest.raises(DataError):
@@ -100,9 +101,8 @@ def test_a_binary_body_that_was_cut_or_grew_is_refused(inputs, data):
         decode_request(wire.body + b"x", wire.json_bytes)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=80), st.none() | st.integers(0, 90))
-def test_any_bytes_are_a_request_or_a_data_error(body, json_bytes):
+def test_any_bytes_decode_or_raise_data_error(body, json_bytes):
     with pytest.raises(DataError):
         decode_request(body, json_bytes)
 
@@ -119,16 +119,15 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("inputs", "outputs", "id", "parameters"), JSON)))
-def test_any_document_is_understood_or_a_data_error(document):
+def test_any_document_decodes_or_raises_data_error(document):
     body = orjson.dumps(document)
     for decode in (decode_request, decode_response, decode_metadata):
         with suppress(DataError):
             decode(body)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("document", "why"),
     [
         ({}, "at least one tensor"),
@@ -144,40 +143,38 @@ def test_any_document_is_understood_or_a_data_error(document):
         ),
         ({"inputs": [tensor_of(data=None, parameters={"binary_data_size": 4})]}, "only 0 bytes are left"),
         ({"inputs": [tensor_of(parameters=[])]}, "must be an object, not list"),
-        ({"inputs": [tensor_of()] * 1025}, "at most 1024"),
-        ({"inputs": [tensor_of()], "outputs": [{"name": "y"}, {"name": "y"}]}, "'y' is asked for twice"),
+        ({"inputs": [tensor_of()] * 1025}, "the limit is 1024"),
+        ({"inputs": [tensor_of()], "outputs": [{"name": "y"}, {"name": "y"}]}, "'y' is requested twice"),
         ({"inputs": [tensor_of()], "parameters": {"binary_data_output": 1}}, "must be true or false"),
         ({"inputs": [tensor_of()], "id": 3}, "'id' must be a string"),
     ],
 )
-def test_a_wrong_request_says_what_is_wrong(document, why):
+def test_malformed_request_names_the_defect(document, why):
     with pytest.raises(DataError, match=why):
         decode_request(orjson.dumps(document))
 
 
-@pytest.mark.parametrize(
-    ("body", "why"), [(b"[1]", "must be a JSON object"), (b"{", "not JSON"), (b"", "not JSON")]
-)
-def test_a_body_that_is_no_document_is_refused(body, why):
+@for_each(("body", "why"), [(b"[1]", "must be a JSON object"), (b"{", "not JSON"), (b"", "not JSON")])
+def test_non_object_body_is_refused(body, why):
     with pytest.raises(DataError, match=why):
         decode_request(body)
 
 
-@pytest.mark.parametrize(("json_bytes", "why"), [(0, "without JSON"), (999, "only 2 bytes")])
-def test_a_header_that_does_not_fit_the_body_is_refused(json_bytes, why):
+@for_each(("json_bytes", "why"), [(0, "without JSON"), (999, "only 2 bytes")])
+def test_header_beyond_the_body_is_refused(json_bytes, why):
     with pytest.raises(DataError, match=why):
         decode_request(b"{}", json_bytes)
 
 
-def test_the_header_is_a_number():
-    assert header_length(None) is None
-    assert header_length("12") == 12
+def test_header_must_be_a_number():
+    assert parse_header_length(None) is None
+    assert parse_header_length("12") == 12
     for value in ("", "-1", "1.5", "٣", "9" * 20):
         with pytest.raises(DataError, match="number of bytes"):
-            header_length(value)
+            parse_header_length(value)
 
 
-def test_headers_say_where_the_json_ends():
+def test_headers_have_the_json_length():
     request = InferRequest((Tensor("x", np.zeros(1, np.float32)),))
     assert encode_request(request, binary=False).headers == {"Content-Type": "application/json"}
     wire = encode_request(request, binary=True)
@@ -185,7 +182,7 @@ def test_headers_say_where_the_json_ends():
     assert orjson.loads(wire.body[: wire.json_bytes])["parameters"] == {"binary_data_output": True}
 
 
-def test_an_outputs_own_wish_overrides_the_requests():
+def test_output_binary_parameter_overrides_the_request():
     body = body_of(
         inputs=[tensor_of()],
         outputs=[{"name": "a"}, {"name": "b", "parameters": {"binary_data": False}}],
@@ -196,24 +193,24 @@ def test_an_outputs_own_wish_overrides_the_requests():
     assert found.request.parameters == {}
 
 
-def test_responses_may_hold_nan_and_infinity_as_some_servers_write_them():
+def test_responses_may_have_nan_and_infinity_literals():
     body = b'{"outputs":[{"name":"y","shape":[2],"datatype":"FP32","data":[NaN,Infinity]}]}'
     (output,) = decode_response(body).outputs
     assert np.isnan(output.data[0])
     assert np.isinf(output.data[1])
 
 
-def test_a_document_that_is_no_response_says_what_it_has():
+def test_response_without_outputs_lists_its_keys():
     with pytest.raises(DataError, match="only 'status', 'x'"):
         decode_response(b'{"status":"ok","x":1}')
 
 
-def test_failed_rows_cannot_travel():
+def test_failed_rows_are_refused():
     with pytest.raises(ValueError, match="1 rows failed"):
         encode_response(InferResponse((), failures=(RowFailure(0, "x"),)))
 
 
-def test_bf16_travels_as_such_and_is_widened_on_wish():
+def test_bf16_is_sent_as_bits_and_widened_on_request():
     values = np.array([1.0, -2.5], np.float32)
     wire = encode_request(InferRequest((Tensor("x", values),)), binary=True, datatypes={"x": "BF16"})
     assert len(wire.body) - wire.json_bytes == 4
@@ -223,7 +220,6 @@ def test_bf16_travels_as_such_and_is_widened_on_wish():
     assert bits.tolist() == [0x3F80, 0xC020]
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         ModelMetadata,
@@ -232,37 +228,51 @@ def test_bf16_travels_as_such_and_is_widened_on_wish():
         st.text("ab", max_size=2),
         *[
             st.lists(
-                st.builds(TensorSpec, NAMES, st.sampled_from(["FP32", "BYTES", "BF16"]), st.lists(st.integers(-1, 9), min_size=1).map(tuple)),
+                st.builds(
+                    TensorSpec,
+                    NAMES,
+                    st.sampled_from(["FP32", "BYTES", "BF16"]),
+                    st.lists(st.integers(-1, 9), min_size=1).map(tuple),
+                ),
                 max_size=2,
             ).map(tuple)
         ] * 2,
     )
 )  # fmt: skip
-def test_metadata_survives(metadata):
+def test_metadata_round_trips(metadata):
     assert decode_metadata(encode_metadata(metadata)) == metadata
 
 
-def test_metadata_is_taken_as_servers_write_it():
-    body = b'{"name":"m","versions":["1","3"],"inputs":[{"name":"x","datatype":"FP32","shape":["-1","4"]},{"name":"z","datatype":"INT8"}]}'
+def test_metadata_of_other_servers_is_accepted():
+    body = (
+        b'{"name":"m","versions":["1","3"],"inputs":['
+        b'{"name":"x","datatype":"FP32","shape":["-1","4"]},{"name":"z","datatype":"INT8"}]}'
+    )
     found = decode_metadata(body)
     assert (found.version, found.outputs) == ("3", ())
     assert found.inputs == (TensorSpec("x", "FP32", (-1, 4)), TensorSpec("z", "INT8", None))
 
 
-@pytest.mark.parametrize(
-    ("document", "says"),
+@for_each(
+    ("tensors", "message"),
     [
-        ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"shared_memory_region": "r"}}]}, "shared memory"),
-        ({"inputs": [tensor_of()], "outputs": [{"name": "y", "parameters": {"shared_memory_region": "r"}}]}, "'y': shared"),
-        ({"inputs": [tensor_of()], "outputs": [{"name": "y", "parameters": {"classification": 3}}]}, "'y': classification"),
+        (
+            {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "parameters": SHARED_MEMORY}]},
+            "shared memory",
+        ),
+        ({"inputs": [tensor_of()], "outputs": [{"name": "y", "parameters": SHARED_MEMORY}]}, "'y': shared"),
+        (
+            {"inputs": [tensor_of()], "outputs": [{"name": "y", "parameters": {"classification": 3}}]},
+            "'y': classification",
+        ),
     ],
-)  # fmt: skip
-def test_what_would_quietly_be_something_else_is_refused(document, says):
-    with pytest.raises(UnsupportedError, match=says):
-        decode_request(body_of(**document))
+)
+def test_unsupported_tensor_parameters_are_refused(tensors, message):
+    with pytest.raises(UnsupportedError, match=message):
+        decode_request(body_of(**tensors))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "said"),
     [
         (encode_error("no such model"), "no such model"),
@@ -275,12 +285,12 @@ def test_what_would_quietly_be_something_else_is_refused(document, says):
         (b'{"error":' * 500 + b"1" + b"}" * 500, '{"error":' * 222 + '{"'),
     ],
 )
-def test_an_error_is_read_in_any_form(body, said):
+def test_error_is_decoded_in_any_form(body, said):
     assert decode_error(body) == said
 
 
-def test_what_a_tensor_says_of_itself_travels_both_ways():
-    """Content types and the like; how the values travel is the body's own business."""
+def test_tensor_parameters_round_trip():
+    """Content types pass. Parameters of the encoding do not."""
     body = {
         "inputs": [
             {"name": "x", "shape": [1], "datatype": "FP32", "data": [1], "parameters": {"content_type": "np"}}
@@ -296,25 +306,25 @@ def test_what_a_tensor_says_of_itself_travels_both_ways():
         assert decode_response(answer.body, answer.json_bytes).outputs[0].parameters == {"content_type": "np"}
 
 
-@pytest.mark.parametrize("inputs", [{}, {"inputs": []}, {"inputs": None}])
-@pytest.mark.parametrize(
+@for_each("inputs", [{}, {"inputs": []}, {"inputs": None}])
+@for_each(
     "parameters",
     [{"sequence_id": "a", "sequence_end": True}, {"sequence_id": 7, "sequence_cancel": True}],
 )
-def test_what_ends_a_sequence_needs_no_inputs(inputs, parameters):
+def test_sequence_end_needs_no_inputs(inputs, parameters):
     wire = decode_request(orjson.dumps({**inputs, "parameters": parameters}))
     assert (wire.request.inputs, wire.request.parameters) == ((), parameters)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "parameters", [{"sequence_id": 0, "sequence_end": True}, {"sequence_end": True}, {"sequence_id": "a"}]
 )
-def test_anything_else_needs_inputs(parameters):
+def test_other_requests_need_inputs(parameters):
     with pytest.raises(DataError, match="at least one tensor"):
         decode_request(orjson.dumps({"parameters": parameters}))
 
 
-def test_an_error_may_say_its_kind():
+def test_error_kind_round_trips():
     assert decode_error_kind(encode_error("why", "sequence_gone")) == "sequence_gone"
     assert decode_error(encode_error("why", "sequence_gone")) == "why"
     for body in (encode_error("why"), b"plain", b"[]", b'{"kind": 3}'):

@@ -1,10 +1,11 @@
-"""What a server says of itself, and wishes to change it."""
+"""Documents about a server, and requests to its model repository."""
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.statistics import (
     BatchStatistics,
@@ -35,13 +36,13 @@ JSON = st.recursive(
 )
 
 
-def test_the_server_is_told_by_name_version_and_extensions():
+def test_server_metadata_document():
     assert (
         encode_server_metadata("n", "1", ("a", "b")) == b'{"name":"n","version":"1","extensions":["a","b"]}'
     )
 
 
-def test_a_model_is_told_as_it_is_read():
+def test_model_metadata_round_trips():
     specs = (TensorSpec("x", "BF16", (-1, 3)), TensorSpec("t", "BYTES", (-1,)), TensorSpec("u", "FP32"))
     metadata = ModelMetadata("m", "7", "onnx", specs, specs[:1])
     body = encode_model_metadata(metadata, ("2", "7"))
@@ -51,7 +52,7 @@ def test_a_model_is_told_as_it_is_read():
     assert orjson.loads(body)["versions"] == ["2", "7"]
 
 
-def test_the_index_has_state_and_reason():
+def test_index_has_state_and_reason():
     entries = [
         ModelIndexEntry("m", "1", ModelState.READY, ""),
         ModelIndexEntry("m", "2", ModelState.UNAVAILABLE, "why"),
@@ -62,7 +63,7 @@ def test_the_index_has_state_and_reason():
     ]
 
 
-def test_statistics_are_as_tritons_clients_read_them():
+def test_statistics_document_matches_triton():
     statistics = ModelStatistics(
         "m",
         "1",
@@ -79,14 +80,15 @@ def test_statistics_are_as_tritons_clients_read_them():
     assert (found["inference_count"], found["execution_count"]) == (10, 3)
     assert found["inference_stats"]["success"] == {"count": 4, "ns": 40}
     assert set(found["inference_stats"]) == {
-        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"
+        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output",
+        "cache_hit", "cache_miss"
     }  # fmt: skip
     assert found["batch_stats"][0]["batch_size"] == 8
     assert found["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 9}
     assert orjson.loads(encode_statistics([])) == {"model_stats": []}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "ready"),
     [
         (b"", False),
@@ -96,18 +98,18 @@ def test_statistics_are_as_tritons_clients_read_them():
         (b'{"ready":null,"x":1}', False),
     ],
 )
-def test_an_index_request_may_be_nothing(body, ready):
+def test_index_request_may_be_empty(body, ready):
     assert decode_index_request(body) is ready
 
 
-def test_parameters_of_a_load_request():
+def test_load_request_parameters():
     assert decode_load_request(b"") == {}
     assert decode_load_request(b'{"parameters":null}') == {}
     assert decode_load_request(b'{"parameters":{"config":"{}"},"other":1}') == {"config": "{}"}
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"1", b'"x"', b"null", b"\xff", b"[" * 100_000])
-def test_what_is_no_object_is_refused(body):
+@for_each("body", [b"{", b"[]", b"1", b'"x"', b"null", b"\xff", b"[" * 100_000])
+def test_non_object_body_is_refused(body):
     for decode in (decode_index_request, decode_load_request):
         with pytest.raises(DataError):
             decode(body)
@@ -118,7 +120,7 @@ def test_what_is_no_object_is_refused(body):
     | JSON.map(orjson.dumps)
     | JSON.map(lambda v: orjson.dumps({"ready": v, "parameters": v}))
 )
-def test_any_body_is_taken_or_refused(body):
+def test_any_body_decodes_or_raises_data_error(body):
     for decode in (decode_index_request, decode_load_request):
         try:
             found = decode(body)

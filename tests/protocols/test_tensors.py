@@ -1,4 +1,4 @@
-"""Values of one tensor: exact round trips both ways, and malformed ones refused before anything is allocated."""
+"""Values of one tensor: exact round trips, and refusals before any allocation."""
 
 import math
 import struct
@@ -6,10 +6,11 @@ import struct
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from cases import for_each
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import dtype_of
 from headrace.protocols.tensors import (
@@ -17,10 +18,10 @@ from headrace.protocols.tensors import (
     array_from_json,
     bf16_from_float32,
     binary_values,
-    checked_datatype,
-    checked_shape,
     float32_from_bf16,
     json_values,
+    validate_datatype,
+    validate_shape,
 )
 
 NUMERIC = [
@@ -43,8 +44,8 @@ def texts(values, kind):
     return made
 
 
-def assert_made_or_refused(make, shape):
-    """Anything but an array of that shape or a DataError about x is a defect."""
+def assert_decoded_or_refused(make, shape):
+    """Expect an array of that shape, or a DataError about x."""
     try:
         made = make()
     except DataError as refusal:
@@ -63,49 +64,43 @@ def by_binary(datatype, array):
     )
 
 
-@settings(deadline=None)
 @given(numeric(finite=True))
-def test_numbers_survive_json_bit_for_bit_but_for_the_kind_of_nan(given_):
+def test_numbers_round_trip_json_exactly_except_nan_bits(given_):
     datatype, array = given_
     found = by_json(datatype, array)
     assert found.dtype == array.dtype
     np.testing.assert_array_equal(found, array)
 
 
-@settings(deadline=None)
 @given(numeric(finite=False))
-def test_numbers_survive_binary_bit_for_bit(given_):
+def test_numbers_round_trip_binary_exactly(given_):
     datatype, array = given_
     found = by_binary(datatype, array)
     assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-@settings(deadline=None)
 @given(numeric(finite=False), st.data())
-def test_views_of_any_order_travel_in_row_major(given_, data):
+def test_views_of_any_order_encode_row_major(given_, data):
     datatype, array = given_
     view = array.transpose(data.draw(st.permutations(range(array.ndim))))
     np.testing.assert_array_equal(by_binary(datatype, view), view)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=6))
-def test_text_survives_both(values):
+def test_text_round_trips_json_and_binary(values):
     array = texts(values, str)
     assert by_json("BYTES", array).tolist() == values
     assert [v.decode() for v in by_binary("BYTES", array)] == values
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=8), max_size=6))
-def test_bytes_survive_binary(values):
+def test_bytes_round_trip_binary(values):
     assert by_binary("BYTES", texts(values, bytes)).tolist() == values
 
 
-@settings(deadline=None)
 @given(st.sampled_from([*NUMERIC, "BYTES", "BF16"]), SHAPES, st.binary(max_size=64))
-def test_any_bytes_are_an_array_of_that_shape_or_a_data_error(datatype, shape, data):
-    assert_made_or_refused(lambda: array_from_binary("x", datatype, shape, memoryview(data)), shape)
+def test_any_bytes_decode_to_the_shape_or_raise(datatype, shape, data):
+    assert_decoded_or_refused(lambda: array_from_binary("x", datatype, shape, memoryview(data)), shape)
 
 
 JSON = st.recursive(
@@ -115,23 +110,23 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from([*NUMERIC, "BYTES", "BF16"]), SHAPES, JSON)
-def test_any_json_is_an_array_of_that_shape_or_a_data_error(datatype, shape, data):
-    assert_made_or_refused(lambda: array_from_json("x", datatype, shape, data), shape)
+def test_any_json_decodes_to_the_shape_or_raises(datatype, shape, data):
+    assert_decoded_or_refused(lambda: array_from_json("x", datatype, shape, data), shape)
 
 
-def test_nested_and_flat_data_are_the_same():
+def test_nested_and_flat_data_are_equal():
     nested = array_from_json("x", "INT32", (2, 2), [[1, 2], [3, 4]])
     np.testing.assert_array_equal(nested, array_from_json("x", "INT32", (2, 2), [1, 2, 3, 4]))
 
 
 def test_null_is_nan_both_ways():
     assert math.isnan(array_from_json("x", "FP32", (1,), [None])[0])
-    assert orjson.dumps(json_values("x", "FP32", np.array([np.nan], np.float32)), option=orjson.OPT_SERIALIZE_NUMPY) == b"[null]"  # fmt: skip
+    values = json_values("x", "FP32", np.array([np.nan], np.float32))
+    assert orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY) == b"[null]"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("datatype", "shape", "data", "why"),
     [
         ("FP32", (2,), [1.0], "shape .2. has 2 values, but its data has 1"),
@@ -151,30 +146,30 @@ def test_null_is_nan_both_ways():
         ("INT32", (1,), [True], "cannot be bool"),
         ("BOOL", (1,), [2], "BOOL values are"),
         ("BYTES", (1,), [1], "cannot be int"),
-        ("BF16", (1,), [1.0], "only as binary"),
+        ("BF16", (1,), [1.0], "send it as binary data"),
     ],
 )
-def test_json_that_is_not_the_tensor_is_refused_by_name(datatype, shape, data, why):
+def test_malformed_json_names_the_tensor(datatype, shape, data, why):
     with pytest.raises(DataError, match=f"tensor 'x': .*{why}"):
         array_from_json("x", datatype, shape, data)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("datatype", "shape", "data", "why"),
     [
         ("FP32", (2,), b"1234567", "takes 8 bytes, but its binary_data_size is 7"),
         ("BYTES", (2**40,), b"", "do not fit"),
-        ("BYTES", (1,), struct.pack("<I", 2**32 - 1), "says it has 4294967295 bytes"),
-        ("BYTES", (1,), struct.pack("<I", 1) + b"ab", "1 bytes are left over"),
-        ("BYTES", (2,), struct.pack("<I", 2) + b"abcd", "says it has|ends before"),
+        ("BYTES", (1,), struct.pack("<I", 2**32 - 1), "declares 4294967295 bytes"),
+        ("BYTES", (1,), struct.pack("<I", 1) + b"ab", "1 bytes follow its 1 elements"),
+        ("BYTES", (2,), struct.pack("<I", 2) + b"abcd", "declares|ends before"),
     ],
 )
-def test_bytes_that_are_not_the_tensor_are_refused_by_name(datatype, shape, data, why):
+def test_malformed_binary_names_the_tensor(datatype, shape, data, why):
     with pytest.raises(DataError, match=f"tensor 'x': .*({why})"):
         array_from_binary("x", datatype, shape, memoryview(data))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("shape", "why"),
     [
         (None, "must be a list"),
@@ -187,38 +182,37 @@ def test_bytes_that_are_not_the_tensor_are_refused_by_name(datatype, shape, data
         ([0, 2**62], "too large"),
     ],
 )
-def test_shapes_are_checked(shape, why):
+def test_invalid_shapes_are_refused(shape, why):
     with pytest.raises(DataError, match=why):
-        checked_shape("x", shape)
+        validate_shape("x", shape)
 
 
-@pytest.mark.parametrize("datatype", ["FP8", "fp32", 3, None])
-def test_datatypes_are_checked(datatype):
+@for_each("datatype", ["FP8", "fp32", 3, None])
+def test_invalid_datatypes_are_refused(datatype):
     with pytest.raises(DataError, match="tensor 'x'"):
-        checked_datatype("x", datatype)
+        validate_datatype("x", datatype)
 
 
-def test_what_json_cannot_carry_names_the_element():
+def test_unencodable_json_names_the_element():
     with pytest.raises(DataError, match="element 1 is infinite"):
         json_values("x", "FP32", np.array([0, np.inf], np.float32))
     with pytest.raises(DataError, match="element 0 is not UTF-8"):
         json_values("x", "BYTES", texts([b"\xff"], bytes))
     with pytest.raises(DataError, match="element 0 must be bytes or str, not int"):
         json_values("x", "BYTES", texts([1], int))
-    with pytest.raises(ConfigError, match="needs binary tensors"):
+    with pytest.raises(ConfigError, match="use binary tensors"):
         json_values("x", "BF16", np.zeros(1, np.uint16))
 
 
-def test_what_no_binary_carries_names_the_element():
+def test_unencodable_binary_names_the_element():
     with pytest.raises(DataError, match="element 1 must be bytes or str"):
         binary_values("x", "BYTES", texts(["a", None], str))
     with pytest.raises(DataError, match="element 0 has a lone surrogate"):
         binary_values("x", "BYTES", texts(["\ud800"], str))
 
 
-@settings(deadline=None)
 @given(hnp.arrays(np.uint16, 8))
-def test_every_bf16_survives_float32(bits):
+def test_every_bf16_round_trips_float32(bits):
     there_and_back = bf16_from_float32(float32_from_bf16(bits))
     wide = float32_from_bf16(bits)
     same = (there_and_back == bits) | np.isnan(wide)
@@ -226,11 +220,10 @@ def test_every_bf16_survives_float32(bits):
     assert np.isnan(float32_from_bf16(there_and_back)[np.isnan(wide)]).all()
 
 
-@settings(deadline=None)
 @given(
     hnp.arrays(np.float32, 8, elements={"allow_nan": False, "max_value": 2.0**126, "min_value": -(2.0**126)})
 )
-def test_bf16_is_the_nearest(values):
+def test_bf16_rounds_to_nearest(values):
     rounded = float32_from_bf16(bf16_from_float32(values))
     down = float32_from_bf16((values.view(np.uint32) >> 16).astype(np.uint16))
     up = float32_from_bf16(((values.view(np.uint32) >> 16) + 1).astype(np.uint16))

@@ -1,22 +1,23 @@
-"""TorchServe's bodies: rows as plain JSON, answers as arrays where their form allows it."""
+"""TorchServe's bodies: rows as plain JSON, responses as arrays if their form allows it."""
 
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from cases import for_each
 from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import Tensor
 from headrace.protocols.torchserve import (
-    OUTPUT,
-    AnswerForm,
+    DEFAULT_OUTPUT,
+    ResponseLayout,
     decode_body,
     decode_error_body,
     encode_error_body,
     encode_row,
-    gather_answers,
+    outputs_from_responses,
 )
 
 NESTED = orjson.loads(b"[" * 100 + b"1" + b"]" * 100)
@@ -28,11 +29,11 @@ def objects(*values):
     return made
 
 
-def gathered(*answers):
-    return {t.name: t.data for t in gather_answers(answers, AnswerForm.of(answers))}
+def outputs_of(*responses):
+    layout = ResponseLayout.from_responses(responses)
+    return {t.name: t.data for t in outputs_from_responses(responses, layout)}
 
 
-@settings(deadline=None)
 @given(
     hnp.arrays(
         np.float64,
@@ -40,15 +41,15 @@ def gathered(*answers):
         elements={"allow_infinity": False, "allow_nan": False},
     )
 )
-def test_rows_of_one_input_are_their_json_and_answers_the_same_array(array):
+def test_single_input_rows_round_trip(array):
     bodies = [encode_row((Tensor("x", array),), row) for row in range(len(array))]
     assert {b.content_type for b in bodies} == {"application/json"}
-    answers = [decode_body(b.body) for b in bodies]
-    assert answers == array.tolist()
-    np.testing.assert_array_equal(gathered(*answers)[OUTPUT], array)
+    responses = [decode_body(b.body) for b in bodies]
+    assert responses == array.tolist()
+    np.testing.assert_array_equal(outputs_of(*responses)[DEFAULT_OUTPUT], array)
 
 
-def test_text_and_bytes_travel_as_they_are():
+def test_text_and_bytes_are_sent_unchanged():
     text = encode_row((Tensor("x", objects("naïve", b"\xff\x00")),), 0)
     assert (text.body, text.content_type) == ("naïve".encode(), "text/plain; charset=utf-8")
     raw = encode_row((Tensor("x", objects("naïve", b"\xff\x00")),), 1)
@@ -64,14 +65,14 @@ def test_several_inputs_are_an_object_by_name():
     assert orjson.loads(encode_row(inputs, 1).body) == {"age": None, "name": "b", "tags": ["r", "s"]}
 
 
-def test_what_json_and_text_cannot_hold_cannot_travel():
+def test_unencodable_rows_are_refused():
     with pytest.raises(DataError, match=r"'x'.*infinite"):
         encode_row((Tensor("x", np.array([np.inf])),), 0)
     with pytest.raises(DataError, match=r"'x'.*surrogate"):
         encode_row((Tensor("x", objects("\ud800")),), 0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "value"),
     [
         (b"3", 3),
@@ -81,12 +82,12 @@ def test_what_json_and_text_cannot_hold_cannot_travel():
         (b"", ""),
     ],
 )
-def test_a_body_is_json_else_text_else_bytes(body, value):
+def test_body_is_json_else_text_else_bytes(body, value):
     assert decode_body(body) == value
 
 
-@pytest.mark.parametrize(
-    ("answers", "dtype", "shape"),
+@for_each(
+    ("responses", "dtype", "shape"),
     [
         ([1, 2], np.int64, (2,)),
         ([1, 2.5], np.float64, (2,)),
@@ -99,15 +100,15 @@ def test_a_body_is_json_else_text_else_bytes(body, value):
         ([b"\xff", b"\x00"], object, (2,)),
     ],
 )
-def test_answers_of_one_kind_are_an_array_of_it(answers, dtype, shape):
-    found = gathered(*answers)
-    assert list(found) == [OUTPUT]
-    assert (found[OUTPUT].dtype, found[OUTPUT].shape) == (np.dtype(dtype), shape)
-    assert len(found[OUTPUT]) == len(answers)
+def test_responses_of_one_kind_become_an_array(responses, dtype, shape):
+    found = outputs_of(*responses)
+    assert list(found) == [DEFAULT_OUTPUT]
+    assert (found[DEFAULT_OUTPUT].dtype, found[DEFAULT_OUTPUT].shape) == (np.dtype(dtype), shape)
+    assert len(found[DEFAULT_OUTPUT]) == len(responses)
 
 
-@pytest.mark.parametrize(
-    ("answers", "texts"),
+@for_each(
+    ("responses", "texts"),
     [
         ([[1], [1, 2]], ["[1]", "[1,2]"]),
         ([1, "a"], ["1", "a"]),
@@ -119,47 +120,50 @@ def test_answers_of_one_kind_are_an_array_of_it(answers, dtype, shape):
         ([NESTED], [orjson.dumps(NESTED).decode()]),
     ],
 )
-def test_answers_that_differ_are_json_text(answers, texts):
-    assert gathered(*answers)[OUTPUT].tolist() == texts
+def test_mixed_responses_become_json_text(responses, texts):
+    assert outputs_of(*responses)[DEFAULT_OUTPUT].tolist() == texts
 
 
-def test_objects_with_the_same_keys_are_columns_in_the_firsts_order():
-    found = gathered({"cat": 0.5, "dog": "no"}, {"dog": "yes", "cat": 1})
+def test_objects_with_equal_keys_become_columns():
+    found = outputs_of({"cat": 0.5, "dog": "no"}, {"dog": "yes", "cat": 1})
     assert list(found) == ["cat", "dog"]
     assert found["cat"].tolist() == [0.5, 1.0]
     assert found["dog"].tolist() == ["no", "yes"]
 
 
-@pytest.mark.parametrize("answer", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, 4])
-def test_an_answer_without_the_keys_that_were_decided_is_a_broken_contract(answer):
-    form = AnswerForm.of([{"a": 1, "b": 2}])
-    with pytest.raises(ModelContractError, match="earlier ones had the keys a, b"):
-        gather_answers([{"a": 1, "b": 2}, answer], form)
+@for_each("response", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, 4])
+def test_response_with_other_keys_breaks_the_contract(response):
+    layout = ResponseLayout.from_responses([{"a": 1, "b": 2}])
+    with pytest.raises(ModelContractError, match="earlier responses had the keys a, b"):
+        outputs_from_responses([{"a": 1, "b": 2}, response], layout)
 
 
-def test_an_answer_that_no_json_can_hold_is_a_broken_contract():
+def test_unencodable_response_breaks_the_contract():
     with pytest.raises(ModelContractError, match="cannot be written"):
-        gathered(orjson.loads(b"[" * 500 + b"]" * 500))
+        outputs_of(orjson.loads(b"[" * 500 + b"]" * 500))
 
 
-def test_a_field_that_is_called_output_is_a_column_like_others():
-    assert gathered({"output": 1}, {"output": 2})["output"].tolist() == [1, 2]
+def test_field_named_output_is_a_column():
+    assert outputs_of({"output": 1}, {"output": 2})["output"].tolist() == [1, 2]
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text("ab", max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("ab", max_size=2),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2),
     max_leaves=6,
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(JSON, min_size=1, max_size=5))
-def test_whatever_the_answers_every_output_has_a_row_for_each(answers):
-    assert all(len(data) == len(answers) for data in gathered(*answers).values())
+def test_every_output_has_a_row_per_response(responses):
+    assert all(len(data) == len(responses) for data in outputs_of(*responses).values())
 
 
-def test_errors_are_read_in_any_form():
+def test_errors_are_decoded_in_any_form():
     found = decode_error_body(encode_error_body(503, "InternalServerException", "Prediction failed"))
     assert (found.type, found.message) == ("InternalServerException", "Prediction failed")
     assert decode_error_body(b"bad gateway").message == "bad gateway"

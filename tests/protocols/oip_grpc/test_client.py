@@ -1,4 +1,4 @@
-"""What a client sends is what a server reads, and the other way round."""
+"""Client requests decoded by a server, and server responses decoded by a client."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.statistics import (
     BatchStatistics,
@@ -43,7 +44,7 @@ def as_bytes(array):
 
 
 @given(NUMERIC | TEXT, st.dictionaries(st.text(), st.booleans() | st.integers(-5, 5) | st.text()))
-def test_a_request_arrives_as_it_was_sent(array, parameters):
+def test_request_round_trips(array, parameters):
     parameters = {k: v for k, v in parameters.items() if k not in ("priority", "timeout")}
     sent = InferRequest((Tensor("x", array),), "q", ("y",), parameters)
     wire = decode_request(client.encode_request("m", "2", sent), now=0.0)
@@ -54,7 +55,7 @@ def test_a_request_arrives_as_it_was_sent(array, parameters):
     assert got.parameters == parameters
 
 
-def test_bf16_travels_as_such():
+def test_bf16_is_sent_as_bf16():
     sent = InferRequest((Tensor("x", np.array([1.5, -2], np.float32)),))
     data = client.encode_request("m", "", sent, datatypes={"x": "BF16"})
     assert b"BF16" in data
@@ -62,14 +63,14 @@ def test_bf16_travels_as_such():
 
 
 @given(NUMERIC | TEXT, st.booleans())
-def test_a_response_is_read_raw_and_typed(array, raw):
+def test_response_is_decoded_raw_and_typed(array, raw):
     sent = InferResponse((Tensor("y", array),), "m", "3", "q", {"tokens": 7})
     got = client.decode_response(encode_response(sent, raw=raw))
     assert (got.model_name, got.model_version, got.id, got.parameters) == ("m", "3", "q", {"tokens": 7})
     np.testing.assert_equal(as_bytes(got["y"]), as_bytes(array))
 
 
-def test_what_a_server_says_of_itself_is_read():
+def test_server_documents_are_decoded():
     metadata = ModelMetadata(
         "m", "2", "onnx", (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "BYTES", (-1,)),)
     )
@@ -86,7 +87,7 @@ def test_what_a_server_says_of_itself_is_read():
     assert client.decode_statistics(repository.encode_statistics([statistics])) == (statistics,)
 
 
-@pytest.mark.parametrize("decode", [client.decode_response, client.decode_metadata, client.decode_statistics])
-def test_bytes_that_are_no_message_are_refused(decode):
-    with pytest.raises(DataError, match=r"no \w+ message"):
+@for_each("decode", [client.decode_response, client.decode_metadata, client.decode_statistics])
+def test_malformed_messages_are_refused(decode):
+    with pytest.raises(DataError, match=r"not a \w+ message"):
         decode(b"\xff\xff\xff")

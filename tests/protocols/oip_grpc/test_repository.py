@@ -1,9 +1,10 @@
-"""What is said of models: configuration, statistics, and the two ways to name a model to load."""
+"""Messages about models: configuration, statistics, and the two forms of a load request."""
 
 import orjson
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.statistics import BatchStatistics, Duration, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
@@ -14,7 +15,7 @@ from headrace.protocols.oip_grpc.repository import (
     encode_metadata,
     encode_statistics,
     load_parameters,
-    named_model,
+    requested_model,
 )
 from headrace.protocols.oip_repository import encode_model_config, model_config
 
@@ -26,7 +27,7 @@ def config_of(**settings):
     return Config.FromString(encode_config(ModelMetadata("m", "1", "onnx", **settings))).config
 
 
-def test_a_batched_models_configuration_leaves_the_rows_out():
+def test_batched_model_configuration_omits_rows():
     config = config_of(
         inputs=(TensorSpec("x", "FP32", (-1, 4)), TensorSpec("t", "BYTES", (-1, 1))),
         outputs=(TensorSpec("y", "BF16", (-1, 2)),),
@@ -45,43 +46,45 @@ def test_a_batched_models_configuration_leaves_the_rows_out():
     assert not config.model_transaction_policy.decoupled
 
 
-@pytest.mark.parametrize("shape", [None, (-1,), (3, 4)])
-def test_where_rows_do_not_stand_first_and_alone_shapes_are_told_whole(shape):
+@for_each("shape", [None, (-1,), (3, 4)])
+def test_unbatched_model_configuration_has_whole_shapes(shape):
     config = config_of(inputs=(TensorSpec("x", "FP32", shape),))
     assert config.max_batch_size == 0
     assert tuple(config.input[0].dims) == (shape or (-1,))
 
 
-def test_a_model_that_only_streams_is_decoupled():
-    assert config_of(streams=True, predicts=False).model_transaction_policy.decoupled
+def test_stream_only_model_is_decoupled():
+    assert config_of(can_stream=True, can_predict=False).model_transaction_policy.decoupled
 
 
-@pytest.mark.parametrize("shape", [None, (-1, 4), (3, 4)])
-def test_rest_tells_the_same_configuration(shape):
+@for_each("shape", [None, (-1, 4), (3, 4)])
+def test_rest_returns_the_same_configuration(shape):
     metadata = ModelMetadata(
         "m", "1", "onnx", inputs=(TensorSpec("x", "BYTES", shape),), outputs=(TensorSpec("y", "FP16", shape),)
     )
-    told = MessageToDict(Config.FromString(encode_config(metadata)).config, preserving_proto_field_name=True)
+    config = MessageToDict(
+        Config.FromString(encode_config(metadata)).config, preserving_proto_field_name=True
+    )
     document = orjson.loads(encode_model_config(metadata))
     assert document == model_config(metadata)
-    assert document["input"][0]["data_type"] == told["input"][0]["data_type"] == "TYPE_STRING"
-    assert document["output"][0]["dims"] == [int(size) for size in told["output"][0]["dims"]]
-    assert document["max_batch_size"] == told.get("max_batch_size", 0)
+    assert document["input"][0]["data_type"] == config["input"][0]["data_type"] == "TYPE_STRING"
+    assert document["output"][0]["dims"] == [int(size) for size in config["output"][0]["dims"]]
+    assert document["max_batch_size"] == config.get("max_batch_size", 0)
     assert document["dynamic_batching"]["max_queue_delay_microseconds"] == int(
-        told["dynamic_batching"]["max_queue_delay_microseconds"]
+        config["dynamic_batching"]["max_queue_delay_microseconds"]
     )
-    assert document.keys() - told.keys() <= {"max_batch_size", "model_transaction_policy"}
+    assert document.keys() - config.keys() <= {"max_batch_size", "model_transaction_policy"}
 
 
-def test_metadata_tells_every_version_and_a_shape_that_may_vary():
+def test_metadata_has_all_versions_and_variable_shape():
     metadata = ModelMetadata("m", "2", "onnx", inputs=(TensorSpec("x", "FP32", None),))
     message = message_class("ModelMetadataResponse").FromString(encode_metadata(metadata, ("1", "2")))
     assert (message.name, list(message.versions), message.platform) == ("m", ["1", "2"], "onnx")
     assert list(message.inputs[0].shape) == [-1]
 
 
-def test_statistics_count_rows_as_inferences_and_calls_as_executions():
-    told = ModelStatistics(
+def test_statistics_count_rows_and_calls():
+    statistics = ModelStatistics(
         "m",
         "1",
         last_inference_ms=5,
@@ -94,8 +97,10 @@ def test_statistics_count_rows_as_inferences_and_calls_as_executions():
         compute_infer=Duration(4, 50),
         batches=(BatchStatistics(8, Duration(3, 40)),),
     )
-    (model,) = message_class("ModelStatisticsResponse").FromString(encode_statistics([told])).model_stats
-    (over_rest,) = orjson.loads(oip_repository.encode_statistics([told]))["model_stats"]
+    (model,) = (
+        message_class("ModelStatisticsResponse").FromString(encode_statistics([statistics])).model_stats
+    )
+    (over_rest,) = orjson.loads(oip_repository.encode_statistics([statistics]))["model_stats"]
     assert over_rest["inference_count"] == model.inference_count
     assert over_rest["execution_count"] == model.execution_count
     assert (model.last_inference, model.inference_count, model.execution_count) == (5, 30, 4)
@@ -111,16 +116,16 @@ def test_statistics_count_rows_as_inferences_and_calls_as_executions():
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "fields", [{"model_name": "m"}, {"repository_name": "m"}, {"repository_name": "r", "model_name": "m"}]
 )
-def test_the_model_is_named_in_field_two_or_as_kserve_does_in_field_one(fields):
-    assert named_model(Load(**fields)) == "m"
+def test_model_name_is_read_from_field_two_or_one(fields):
+    assert requested_model(Load(**fields)) == "m"
 
 
-def test_a_load_without_a_name_is_refused():
+def test_load_without_name_is_refused():
     with pytest.raises(DataError, match="the model's name"):
-        named_model(Load())
+        requested_model(Load())
 
 
 def test_load_parameters_are_plain_values():

@@ -1,4 +1,4 @@
-"""The short way: where it takes a body, the careful way makes the same of it; where it does not, nothing is lost."""
+"""The fast path accepts only bodies that the general path decodes equally."""
 
 import json
 from contextlib import suppress
@@ -10,6 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import levels
+from cases import for_each
 from headrace.core.errors import DataError, ModelInputError
 from headrace.core.tensor import InferResponse, ModelMetadata, Tensor, TensorSpec, text_array
 from headrace.protocols import oip_json
@@ -18,9 +20,9 @@ from headrace.protocols.oip_json import (
     decode_request,
     decode_response,
     encode_response,
-    header_length,
+    parse_header_length,
 )
-from headrace.protocols.oip_quick import quick_request, quick_response
+from headrace.protocols.oip_json_fast import fast_decode_request, fast_encode_response
 
 NUMBERS = (
     st.integers(-(2**70), 2**70)
@@ -90,10 +92,10 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-def carefully(body):
-    """The request by the careful way alone; None where it refuses."""
+def decode_general(body):
+    """Return the request of the general path, None if it refuses the body."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oip_json, "quick_request", lambda *_: None)
+        patch.setattr(oip_json, "fast_decode_request", lambda *_: None)
         try:
             return decode_request(body)
         except DataError:
@@ -108,7 +110,7 @@ def same(one, other):
         np.testing.assert_array_equal(a.data, b.data)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=levels.examples(4))
 @given(DOCUMENTS)
 @example({"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [True, 1.5]}]})
 @example({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": ["1"]}]})
@@ -121,28 +123,28 @@ def same(one, other):
 @example({"inputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [2**63]}]})
 @example({"inputs": [{"name": "x", "shape": [4], "datatype": "FP32", "data": [[1, 2], [3, 4]]}]})
 @example({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1], "parameters": []}]})
-def test_both_ways_agree(document):
+def test_fast_and_general_decoding_agree(document):
     try:
         body = orjson.dumps(document)
-    except TypeError:  # integers that no JSON of orjson's has
+    except TypeError:  # Integers beyond those that orjson parses.
         body = json.dumps(document).encode()
-    quick = quick_request(orjson.loads(body), body)
-    careful = carefully(body)
-    if quick is not None:
-        assert careful is not None, "the short way took what is wrong"
-        same(quick, careful.request)
+    fast = fast_decode_request(orjson.loads(body), body)
+    general = decode_general(body)
+    if fast is not None:
+        assert general is not None, "the fast path accepted a malformed body"
+        same(fast, general.request)
     try:
         found = decode_request(body)
     except DataError:
-        assert careful is None
+        assert general is None
     else:
-        same(found.request, careful.request)
+        same(found.request, general.request)
 
 
-@pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT8", "INT64", "UINT32"])
-@pytest.mark.parametrize("data", [[1, 2, 3, 4], [[1, 2], [3, 4]]])
-def test_plain_bodies_take_the_short_way(datatype, data):
-    """Otherwise the agreement above would say nothing, and nothing would be won."""
+@for_each("datatype", ["FP32", "FP64", "INT8", "INT64", "UINT32"])
+@for_each("data", [[1, 2, 3, 4], [[1, 2], [3, 4]]])
+def test_plain_bodies_take_the_fast_path(datatype, data):
+    """Without this the agreement test could pass with an unused fast path."""
     document = {
         "id": "i",
         "inputs": [
@@ -155,7 +157,7 @@ def test_plain_bodies_take_the_short_way(datatype, data):
             }
         ],
     }
-    found = quick_request(document, orjson.dumps(document))
+    found = fast_decode_request(document, orjson.dumps(document))
     assert found["x"].tolist() == [[1, 2], [3, 4]]
 
 
@@ -165,7 +167,6 @@ ARRAYS = st.sampled_from(
 TEXTS = st.lists(st.text(max_size=4) | st.sampled_from(["null", b"a"]), max_size=4).map(text_array)
 
 
-@settings(deadline=None)
 @given(
     ARRAYS | TEXTS,
     st.booleans(),
@@ -173,14 +174,14 @@ TEXTS = st.lists(st.text(max_size=4) | st.sampled_from(["null", b"a"]), max_size
     st.sampled_from(["", "null", "i"]),
     st.sampled_from([{}, {"p": [1]}]),
 )
-def test_both_ways_write_the_same(array, strided, version, id_, parameters):
+def test_fast_and_general_encoding_agree(array, strided, version, id_, parameters):
     data = array[::-1] if strided else array
     response = InferResponse(
         (Tensor("y", data), Tensor("z", array.T if array.ndim > 1 else array)), "m", version, id_, parameters
     )
-    quick = quick_response(response)
+    quick = fast_encode_response(response)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oip_json, "quick_response", lambda _: None)
+        patch.setattr(oip_json, "fast_encode_response", lambda _: None)
         try:
             careful = encode_response(response).body
         except DataError:
@@ -194,17 +195,17 @@ def test_both_ways_write_the_same(array, strided, version, id_, parameters):
         assert encode_response(response).body == careful
 
 
-def test_plain_responses_take_the_short_way():
+def test_plain_responses_take_the_fast_path():
     response = InferResponse((Tensor("y", np.ones((1, 2), np.float32)),), "m")
     assert (
-        quick_response(response)
+        fast_encode_response(response)
         == b'{"model_name":"m","outputs":[{"name":"y","shape":[1,2],"datatype":"FP32","data":[1.0,1.0]}]}'
     )
     text = InferResponse((Tensor("y", text_array(["null", "é"]).reshape(2, 1)),), "m")
-    assert quick_response(text) is None, "it may be a number that is none"
+    assert fast_encode_response(text) is None, "it may be a number that is none"
     text = InferResponse((Tensor("y", text_array(["a", "é"]).reshape(2, 1)),), "m")
-    assert quick_response(text) == encode_response(text).body
-    assert orjson.loads(quick_response(text))["outputs"][0]["data"] == ["a", "é"]
+    assert fast_encode_response(text) == encode_response(text).body
+    assert orjson.loads(fast_encode_response(text))["outputs"][0]["data"] == ["a", "é"]
     for array in (
         np.array([np.inf]),
         np.array([np.nan]),
@@ -212,10 +213,10 @@ def test_plain_responses_take_the_short_way():
         np.array([1.0], ">f4"),
         *map(text_array, ([b"a"], [np.str_("a")], ["\ud800"], [None])),
     ):
-        assert quick_response(InferResponse((Tensor("y", array),), "m")) is None
+        assert fast_encode_response(InferResponse((Tensor("y", array),), "m")) is None
 
 
-# Any bytes at every parser of bodies
+# Any bytes in every parser of bodies
 
 VALID = orjson.dumps(
     {"id": "i", "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}]}
@@ -223,8 +224,8 @@ VALID = orjson.dumps(
 
 
 @st.composite
-def mutated(draw):
-    """A valid body with some bytes changed, cut out, or put in."""
+def mutated_bodies(draw):
+    """Valid bodies with bytes changed, removed or inserted."""
     body = bytearray(VALID)
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, len(body)))
@@ -234,18 +235,18 @@ def mutated(draw):
     return bytes(body)
 
 
-@settings(deadline=None, max_examples=300)
-@given(mutated() | st.binary(max_size=80), st.none() | st.integers(0, 120))
-def test_any_body_is_a_request_or_an_error(body, json_bytes):
+@settings(max_examples=levels.examples(3))
+@given(mutated_bodies() | st.binary(max_size=80), st.none() | st.integers(0, 120))
+def test_any_body_decodes_or_raises_data_error(body, json_bytes):
     for decode in (decode_request, decode_response):
         with suppress(DataError):
             decode(body, json_bytes)
 
 
 @given(st.text(max_size=30) | st.integers().map(str))
-def test_any_header_is_a_length_or_an_error(value):
+def test_any_header_parses_or_raises_data_error(value):
     try:
-        found = header_length(value)
+        found = parse_header_length(value)
     except DataError:
         return
     assert found is not None
@@ -257,7 +258,7 @@ def test_any_header_is_a_length_or_an_error(value):
     st.sampled_from(["FP32", "FP16", "BF16", "BYTES", "BOOL", "INT64"]),
     st.none() | st.lists(st.integers(-1, 4), min_size=0, max_size=3).map(lambda s: (-1, *s)),
 )
-def test_any_raw_body_is_a_request_or_an_error(body, datatype, shape):
+def test_any_raw_body_decodes_or_raises_an_error(body, datatype, shape):
     metadata = ModelMetadata("m", inputs=(TensorSpec("x", datatype, shape),))
     try:
         found = decode_raw_request(body, metadata)
@@ -272,7 +273,7 @@ def test_any_raw_body_is_a_request_or_an_error(body, datatype, shape):
     assert found.binary("any output")
 
 
-def test_a_raw_body_is_shaped_by_what_may_vary():
+def test_raw_body_size_gives_the_variable_dimension():
     def shape(size, *declared, datatype="FP32"):
         metadata = ModelMetadata("m", inputs=(TensorSpec("x", datatype, declared),))
         return decode_raw_request(bytes(size), metadata).request["x"].shape
