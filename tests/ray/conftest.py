@@ -1,6 +1,6 @@
-"""A real Ray, one for each module that asks for it, and the models of these tests.
+"""A real Ray for each module that needs it, and the models of these tests.
 
-This folder must hold no ``__init__.py``: ``import ray`` would find it.
+This folder must not have an ``__init__.py``: ``import ray`` would find it.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def ray_data() -> Iterator[Any]:
-    """The module ``ray.data`` with a cluster of our own: never one that runs on this machine already."""
+    """The module ``ray.data`` with a private cluster, never one that already runs on the machine."""
     import ray.data
 
     wanted: dict[str, Any] = {
@@ -25,7 +25,7 @@ def ray_data() -> Iterator[Any]:
     try:
         ray.init(**wanted)
     except Exception:
-        # It gives itself half a minute to start, however busy the machine is.
+        # Ray waits half a minute for its start, which is too short on a busy machine.
         ray.shutdown()
         ray.init(**wanted)
     ray.data.DataContext.get_current().enable_progress_bars = False

@@ -1,4 +1,4 @@
-"""Models that Ray's actors make: by ``file.py:Class``, so that nothing is pickled."""
+"""Models for Ray's actors, named by ``file.py:Class`` so that nothing is pickled."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from headrace import Model, RowError, TensorSpec
 
 
 class Sums(Model):
-    """Refuses rows with a negative value."""
+    """A model that refuses rows with a negative value."""
 
     inputs = (TensorSpec("x", "FP32", (-1, 2)),)
     outputs = (
@@ -24,8 +24,8 @@ class Sums(Model):
         return {"sum": x.sum(axis=1), "share": x / 6, "whole": x.sum(axis=1).astype(np.int64)}
 
 
-class Lossless(Model):
-    """Numbers without a type of their own, and text; refuses text that is empty."""
+class Undeclared(Model):
+    """A model of undeclared numbers and text that refuses empty text."""
 
     def predict(self, x, text):
         bad = {row: "no text" for row, one in enumerate(text) if not one}
@@ -34,8 +34,8 @@ class Lossless(Model):
         return {"twice": x * 2, "upper": np.array([one.upper() for one in text], object)}
 
 
-class Lossy(Model):
-    """Returns a row too few."""
+class OneRowShort(Model):
+    """A model that returns one row too few."""
 
     inputs = (TensorSpec("x", "FP32", (-1, 2)),)
 
@@ -44,7 +44,7 @@ class Lossy(Model):
 
 
 class Means(Model):
-    """Tensors of any size, one mean a row; declares the number of axes alone."""
+    """The mean of a tensor of any size. It declares only the number of axes."""
 
     inputs = (TensorSpec("image", "FP32", (-1, -1, -1)),)
     outputs = (TensorSpec("mean", "FP32", (-1,)),)
@@ -53,7 +53,7 @@ class Means(Model):
         return image.mean(axis=(1, 2))
 
 
-class Doubled(Model):
+class Doubling(Model):
     inputs = (TensorSpec("id", "INT64", (-1,)),)
     outputs = (TensorSpec("doubled", "INT64", (-1,)),)
 
@@ -61,23 +61,23 @@ class Doubled(Model):
         return id * 2
 
 
-class Closing(Model):
-    """Writes a line to the file `log` when it is loaded, and when it is closed."""
+class LoggingLifecycle(Model):
+    """A model that writes a line to the file `log` when it is loaded and when it is closed."""
 
     inputs = (TensorSpec("id", "INT64", (-1,)),)
 
     def __init__(self, log):
         self.log = log
 
-    def _say(self, word):
+    def _log(self, event):
         with Path(self.log).open("a") as file:
-            file.write(f"{word}\n")
+            file.write(f"{event}\n")
 
     def load(self):
-        self._say("loaded")
+        self._log("loaded")
 
     def predict(self, id):
         return id * 2
 
     def close(self):
-        self._say("closed")
+        self._log("closed")

@@ -1,13 +1,14 @@
-"""Columns to requests: every row in one of them, or with a reason; never both, never neither."""
+"""Columns to requests: every row is in exactly one request or has a reason."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.ray.batch import batch_of
+from headrace.ray.column_batch import as_column_batch
 from headrace.ray.inputs import InputColumns, check_columns
 
 
@@ -17,28 +18,31 @@ def inputs(*specs, columns=None):
     )
 
 
-def asked(made, **columns):
-    return made.asked(batch_of({name: np.asarray(column) for name, column in columns.items()}))
+def requests_of(input_columns, **columns):
+    return input_columns.requests(
+        as_column_batch({name: np.asarray(column) for name, column in columns.items()})
+    )
 
 
 def objects(values):
-    made = np.empty(len(values), object)
-    made[:] = values
-    return made
+    input_columns = np.empty(len(values), object)
+    input_columns[:] = values
+    return input_columns
 
 
 NUMBER = st.one_of(st.none(), st.integers(-200, 200), st.floats(width=32), st.sampled_from(["x", b"y"]))
 TENSOR = st.one_of(NUMBER, st.lists(st.integers(-9, 9), min_size=1, max_size=3).map(np.array))
 
 
-@settings(deadline=None)  # pyarrow's first import, or a busy machine, may fall into an example
 @given(st.lists(st.tuples(NUMBER, NUMBER)), st.sampled_from(["FP32", "INT8"]))
 def test_several_columns_become_one_tensor(rows, datatype):
-    """Row by row it is what the cells of that row alone would be."""
-    made = inputs(("x", datatype, (-1, 2)), columns=["a", "b"])
-    requests, whys = asked(made, a=objects([a for a, _ in rows]), b=objects([b for _, b in rows]))
+    """Each row of the tensor equals the row's values in the columns."""
+    input_columns = inputs(("x", datatype, (-1, 2)), columns=["a", "b"])
+    requests, reasons = requests_of(
+        input_columns, a=objects([a for a, _ in rows]), b=objects([b for _, b in rows])
+    )
     places = [row for one in requests for row in one.rows.tolist()]
-    assert sorted([*places, *whys]) == list(range(len(rows)))
+    assert sorted([*places, *reasons]) == list(range(len(rows)))
     for one in requests:
         (tensor,) = one.tensors
         assert tensor.data.shape == (len(one.rows), 2)
@@ -50,16 +54,15 @@ def test_several_columns_become_one_tensor(rows, datatype):
         )
 
 
-@settings(deadline=None)  # pyarrow's first import, or a busy machine, may fall into an example
 @given(st.lists(st.tuples(TENSOR, TENSOR)))
-def test_rows_of_one_shape_go_together(rows):
-    """Inputs of any shape: each request has one, and each row its own values."""
-    made = inputs(("a", "FP32", None), ("b", "FP64", (-1, -1)), columns={"a": "p"})
-    # What is guessed would be text with these.
+def test_rows_of_equal_shapes_share_a_request(rows):
+    """All rows of a request have one shape, and each row has its own values."""
+    input_columns = inputs(("a", "FP32", None), ("b", "FP64", (-1, -1)), columns={"a": "p"})
+    # Text in the undeclared input would make it a text input.
     rows = [row for row in rows if not isinstance(row[0], str | bytes)]
     columns = {"p": objects([p for p, _ in rows]), "b": objects([b for _, b in rows])}
-    requests, whys = asked(made, **columns)
-    assert sorted([row for one in requests for row in one.rows.tolist()] + list(whys)) == list(
+    requests, reasons = requests_of(input_columns, **columns)
+    assert sorted([row for one in requests for row in one.rows.tolist()] + list(reasons)) == list(
         range(len(rows))
     )
     assert len({tuple(t.data.shape[1:] for t in one.tensors) for one in requests}) == len(requests)
@@ -71,56 +74,56 @@ def test_rows_of_one_shape_go_together(rows):
                 )
 
 
-def test_names_are_the_inputs():
-    requests, whys = asked(
+def test_columns_are_matched_by_input_name():
+    requests, reasons = requests_of(
         inputs(("a", "FP32", (-1,)), ("b", "INT64", (-1, 1))), a=[1, 2], b=[3, 4], c=[5, 6]
     )
-    assert not whys
+    assert not reasons
     assert {t.name: t.data.tolist() for t in requests[0].tensors} == {"a": [1.0, 2.0], "b": [[3], [4]]}
 
 
-def test_vectors_of_one_are_single_values_where_the_model_has_it_so():
-    requests, _ = asked(inputs(("a", "FP32", (-1,))), a=[[1], [2]])
+def test_vectors_of_one_become_single_values():
+    requests, _ = requests_of(inputs(("a", "FP32", (-1,))), a=[[1], [2]])
     assert requests[0].tensors[0].data.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_a_tensor_of_another_shape_costs_its_row_also_where_all_are(dense):
-    """Which rows share a batch is Ray's choice: it must not change what happens to one."""
+@for_each("dense", [True, False])
+def test_wrong_shape_fails_its_row_in_any_batch(dense):
+    """Ray chooses which rows share a batch. The choice must not change the result of a row."""
     images = [np.ones((3, 2)), np.ones((3, 2) if dense else (2, 2))]
     column = np.stack(images) if dense else objects(images)
-    requests, whys = asked(inputs(("x", "FP32", (-1, 2, 2))), x=column)
-    assert whys[0] == "column 'x' is [3, 2], where the model takes [2, 2]"
-    assert len(whys) == 2 if dense else requests[0].rows.tolist() == [1]
+    requests, reasons = requests_of(inputs(("x", "FP32", (-1, 2, 2))), x=column)
+    assert reasons[0] == "column 'x' has shape [3, 2], but the model takes [2, 2]"
+    assert len(reasons) == 2 if dense else requests[0].rows.tolist() == [1]
 
 
-def test_tensors_are_not_taken_for_one_of_several_columns():
-    requests, whys = asked(
+def test_tensor_in_one_of_several_columns_fails_its_row():
+    requests, reasons = requests_of(
         inputs(("x", "FP32", (-1, 2)), columns=["a", "b"]), a=[1, 2], b=objects([1, np.ones(2)])
     )
-    assert whys == {1: "column 'b' is [2], where one value is taken of each column"}
+    assert reasons == {1: "column 'b' has shape [2], but the input takes one value per column"}
     assert requests[0].tensors[0].data.tolist() == [[1, 1]]
 
 
-def test_no_rows_no_request():
-    assert asked(inputs(("x", "FP32", (-1,))), y=np.empty(0)) == ([], {})
+def test_empty_batch_makes_no_request():
+    assert requests_of(inputs(("x", "FP32", (-1,))), y=np.empty(0)) == ([], {})
 
 
-@pytest.mark.parametrize(
-    ("specs", "columns", "error", "says"),
+@for_each(
+    ("specs", "columns", "error", "message"),
     [
         ([("x", "FP32", (-1,))], "age", ConfigError, r'columns=\["age"\]'),
         ([("x", "FP32", (-1,))], [], ConfigError, "names no column"),
         ([("x", "FP32", (-1,))], {"x": []}, ConfigError, "names no column for input 'x'"),
         ([("x", "FP32", (-1,))], {"y": "a"}, ConfigError, "no input 'y' .it takes 'x'"),
-        ([("x", "FP32", (-1,)), ("y", "FP32", (-1,))], ["a", "b"], ConfigError, "name the columns for each"),
-        ([], None, ConfigError, "does not tell its inputs"),
+        ([("x", "FP32", (-1,)), ("y", "FP32", (-1,))], ["a", "b"], ConfigError, "name the columns of each"),
+        ([], None, ConfigError, "does not declare its inputs"),
         ([("x", "FP32", (-1,))], None, ModelInputError, "no column 'x' .it has 'a', 'b', 's'"),
         ([("x", "FP32", (-1, 3))], ["a", "b"], ModelInputError, "names 2 columns"),
-        ([("x", "FP32", (-1, 3))], ["a"], ModelInputError, "holds one value a row"),
+        ([("x", "FP32", (-1, 3))], ["a"], ModelInputError, "has one value per row"),
         ([("x", "FP32", None)], ["a", "s"], ModelInputError, "text and numbers"),
     ],
 )
-def test_what_could_fit_in_no_row_is_an_error(specs, columns, error, says):
-    with pytest.raises(error, match=says):
-        asked(inputs(*specs, columns=columns), a=[1], b=[2], s=["t"])
+def test_columns_that_fit_no_row_are_an_error(specs, columns, error, message):
+    with pytest.raises(error, match=message):
+        requests_of(inputs(*specs, columns=columns), a=[1], b=[2], s=["t"])

@@ -1,4 +1,7 @@
-"""`Predict` in real pipelines of Ray Data. Each costs some seconds, in which its actors start: they are few, and do much."""
+"""`Predict` in real pipelines of Ray Data.
+
+Each test takes some seconds to start its actors, so there are few tests.
+"""
 
 from pathlib import Path
 
@@ -13,12 +16,12 @@ from servers.served import serving
 
 MODELS = Path(__file__).parent / "models_for_ray.py"
 ROWS = 60
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
 def scored(ray_data):
-    """A dataset with predictions, by one actor."""
+    """A function that returns a dataset with predictions of one actor."""
 
     def score(ds, model, *, batch_format="numpy", **options):
         kwargs = options if model is None else {"model": f"{MODELS}:{model}", **options}
@@ -27,7 +30,7 @@ def scored(ray_data):
             fn_constructor_kwargs=kwargs,
             batch_size=10,
             batch_format=batch_format,
-            num_cpus=0.5,  # two models and the task that reads have two cores between them
+            num_cpus=0.5,  # Two models and the reading task share two cores.
             compute=ray_data.ActorPoolStrategy(size=1),
         )
 
@@ -36,7 +39,11 @@ def scored(ray_data):
 
 @pytest.fixture(scope="module")
 def numbers(ray_data):
-    """In four blocks: `b` is negative in the first ten rows and in every seventh, and null in row 12; images have two shapes."""
+    """A dataset in four blocks.
+
+    `b` is negative in the first ten rows and in every seventh, and null in row 12. Images have two
+    shapes.
+    """
     items = [
         {
             "id": i,
@@ -51,8 +58,8 @@ def numbers(ray_data):
     return ray_data.from_items(items, override_num_blocks=4).materialize()
 
 
-def test_every_row_has_its_own_prediction_or_reason(numbers, scored, tmp_path):
-    """Also in files: the type of a column is the same in all of them, whether rows failed or not, some or all."""
+def test_every_row_has_prediction_or_reason(numbers, scored, tmp_path):
+    """A column has the same type in all files, with failed rows or without."""
     ds = scored(numbers, "Sums", columns=["a", "b"], failures="column", keep=["id", "name"])
     ds.write_parquet(str(tmp_path))
     table = pq.read_table(tmp_path)
@@ -69,13 +76,13 @@ def test_every_row_has_its_own_prediction_or_reason(numbers, scored, tmp_path):
         if i < 10 or i % 7 == 0:
             assert (row["sum"], row["whole"], row["headrace_failure"]) == (None, None, "a value is negative")
         elif i == 12:
-            assert np.isnan(row["sum"])  # Ray tells numpy of no nulls among numbers
+            assert np.isnan(row["sum"])  # Ray passes nulls among numbers to numpy as NaN.
         else:
             assert (row["sum"], row["whole"], row["headrace_failure"]) == (i + 1, i + 1, None)
 
 
-def test_in_arrow_tables_nulls_are_told_and_what_is_kept_stays_as_it_is(numbers, scored):
-    """Two models, one behind the other; of the second every row is an image of one of two shapes."""
+def test_arrow_tables_keep_nulls_and_columns(numbers, scored):
+    """The second of two models gets images of two shapes."""
     ds = scored(numbers, "Sums", columns=["a", "b"], failures="column", batch_format="pyarrow")
     ds = scored(ds, "Means", batch_format="pyarrow")
     rows = {row["id"]: row for row in ds.take_all()}
@@ -91,30 +98,30 @@ def test_in_arrow_tables_nulls_are_told_and_what_is_kept_stays_as_it_is(numbers,
 
 
 @pytest.mark.parametrize(
-    ("model", "failures", "says"),
+    ("model", "failures", "message"),
     [
         ("Sums", "raise", r"rows of a batch failed: row \d+ \(id=\d+, a="),
-        ("Lossy", "column", "9 rows for 10 rows"),
+        ("OneRowShort", "column", "9 rows for 10 rows"),
     ],
 )
-def test_the_pipeline_fails_with_our_message(numbers, scored, model, failures, says):
+def test_pipeline_fails_with_headrace_message(numbers, scored, model, failures, message):
     import ray.exceptions
 
     ds = scored(numbers, model, columns=["a", "b"], failures=failures)
-    with pytest.raises(ray.exceptions.RayTaskError, match=says):
+    with pytest.raises(ray.exceptions.RayTaskError, match=message):
         ds.materialize()
 
 
-def test_an_endpoint_and_models_that_are_closed_with_their_actors(ray_data, scored, tmp_path):
-    """Of what Ray's actors did only files tell."""
+def test_endpoint_and_models_close_with_their_actors(ray_data, scored, tmp_path):
+    """Ray's actors are observable only through files."""
     log = tmp_path / "log"
-    with serving(f"doubled={MODELS}:Doubled") as served:
+    with serving(f"doubled={MODELS}:Doubling") as served:
         ds = scored(
             ray_data.range(20), None, endpoint=served.rest, options=PredictorOptions(endpoint_model="doubled")
         )
         ds = scored(
             ds,
-            "Closing",
+            "LoggingLifecycle",
             outputs={"output": "twice"},
             options=PredictorOptions(model_options={"log": str(log)}),
         )

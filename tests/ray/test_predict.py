@@ -1,7 +1,6 @@
-"""`Predict` as Ray's actors call it, without Ray: options, what is asked at once, whose rows fail, who closes."""
+"""`Predict` as Ray's actors call it, without Ray."""
 
 import gc
-import threading
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cases import for_each
 from headrace import PredictorOptions, TensorSpec
 from headrace.core.errors import (
     ConfigError,
@@ -33,15 +33,20 @@ def values(column):
     return column.to_pylist() if isinstance(column, pa.Array) else column.tolist()
 
 
-class Asked:
-    """A predictor that answers `y`, as many rows as `answer` says, once `of` requests were asked."""
+class ScriptedPredictor:
+    """A predictor with output `y` that responds once `expected_requests` requests are submitted.
 
-    name = "asked"
+    `rows_returned` maps a request's rows to the rows of its response. With `error` the first request
+    fails and the others get no response.
+    """
+
+    name = "scripted"
     in_flight_max = 8
-    metadata = ModelMetadata("asked", inputs=(TensorSpec("x", "FP32", (-1,)),), max_batch_rows=4)
+    metadata = ModelMetadata("scripted", inputs=(TensorSpec("x", "FP32", (-1,)),), max_batch_rows=4)
 
-    def __init__(self, of=1, answer=lambda rows: rows, failures=()):
-        self.of, self.answer, self.failures = of, answer, failures
+    def __init__(self, expected_requests=1, rows_returned=lambda rows: rows, failures=(), error=None):
+        self.expected_requests, self.rows_returned, self.failures = expected_requests, rows_returned, failures
+        self.error = error
         self.futures: list[tuple[int, Future]] = []
         self.stopped = 0
 
@@ -53,129 +58,125 @@ class Asked:
 
     def submit(self, request):
         self.futures.append((request.rows, Future()))
-        if len(self.futures) == self.of:
+        if len(self.futures) == self.expected_requests and self.error is not None:
+            self.futures[0][1].set_exception(self.error)
+        elif len(self.futures) == self.expected_requests:
             for rows, future in self.futures:
-                given = np.ones(self.answer(rows), np.float32)
-                future.set_result(InferResponse((Tensor("y", given),), failures=self.failures))
+                output = np.ones(self.rows_returned(rows), np.float32)
+                future.set_result(InferResponse((Tensor("y", output),), failures=self.failures))
         return self.futures[-1][1]
 
 
-def test_predictions_stand_beside_the_columns():
-    with predict() as made:
-        out = made({"a": A[:2], "b": B[:2], "c": np.array(["x", "y"], object)})
+def test_predictions_join_the_columns():
+    with predict() as predictor:
+        out = predictor({"a": A[:2], "b": B[:2], "c": np.array(["x", "y"], object)})
     assert list(out) == ["a", "b", "c", "sum", "share", "whole"]
     assert all(isinstance(column, np.ndarray) for column in out.values())
     assert out["sum"].tolist() == [2.0, 3.0]
     assert out["a"].tolist() == [1.0, 2.0]
 
 
-def test_a_failed_row_raises_with_its_place_and_reason():
-    with predict() as made, pytest.raises(RefusedRowsError) as error:
-        made({"a": np.array([1.0, -2.0, 3.0]), "b": np.array([1, 1, None], object)})
+def test_failed_rows_raise_with_place_and_reason():
+    with predict() as predictor, pytest.raises(RefusedRowsError) as error:
+        predictor({"a": np.array([1.0, -2.0, 3.0]), "b": np.array([1, 1, None], object)})
     assert error.value.why.startswith(
-        "2 of 3 rows of a batch failed: row 1 (a=-2.0, b=1): a value is negative; row 2 (a=3.0, b=None): column 'b' is null."
+        "2 of 3 rows of a batch failed: row 1 (a=-2.0, b=1): a value is negative; "
+        "row 2 (a=3.0, b=None): column 'b' is null."
     )
 
 
-@pytest.mark.parametrize("arrow", [False, True])
-def test_a_failed_row_costs_itself(arrow):
+@for_each("arrow", [False, True])
+def test_failed_row_has_nulls_and_reason(arrow):
     batch = {"a": np.array([1.0, -2.0, 3.0]), "b": np.array([1, 1, None], object)}
-    with predict(failures="column", keep=["a"]) as made:
-        out = made(pa.table(batch) if arrow else batch)
-        assert values(made({name: column[1:] for name, column in batch.items()})["whole"]) == [None, None]
+    with predict(failures="column", keep=["a"]) as predictor:
+        out = predictor(pa.table(batch) if arrow else batch)
+        assert values(predictor({name: column[1:] for name, column in batch.items()})["whole"]) == [
+            None,
+            None,
+        ]
     assert list(out) == ["a", "sum", "share", "whole", "headrace_failure"]
     assert values(out["sum"]) == [2.0, None, None]
     assert values(out["headrace_failure"]) == [None, "a value is negative", "column 'b' is null"]
     assert np.isnan(out["share"]).any(axis=1).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("failures", ["raise", "column"])
-def test_no_rows(failures):
-    with predict(failures=failures) as made:
-        out = made({"a": A[:0], "b": B[:0]})
-        assert made({}).keys() == out.keys() - {"a", "b"}
+@for_each("failures", ["raise", "column"])
+def test_empty_batch_keeps_columns(failures):
+    with predict(failures=failures) as predictor:
+        out = predictor({"a": A[:0], "b": B[:0]})
+        assert predictor({}).keys() == out.keys() - {"a", "b"}
     assert {name: len(column) for name, column in out.items()} == dict.fromkeys(out, 0)
 
 
-def test_a_model_that_declares_nothing():
+def test_undeclared_model_predicts():
     batch = {"x": np.array([1, 2]), "text": np.array(["a", ""], object)}
-    with predict("Lossless", columns=None, failures="column") as made:
-        out = made(batch)
+    with predict("Undeclared", columns=None, failures="column") as predictor:
+        out = predictor(batch)
     assert values(out["twice"]) == [2, None]
     assert values(out["upper"]) == ["A", None]
 
 
-@pytest.mark.parametrize("failures", ["raise", "column"])
-def test_a_model_that_loses_a_row_is_an_error_whatever_failures_cost(failures):
+@for_each("failures", ["raise", "column"])
+def test_model_that_loses_a_row_raises(failures):
     with (
-        predict("Lossy", failures=failures) as made,
+        predict("OneRowShort", failures=failures) as predictor,
         pytest.raises(ModelContractError, match="1 rows for 2 rows"),
     ):
-        made({"a": A[:2], "b": B[:2]})
+        predictor({"a": A[:2], "b": B[:2]})
 
 
-@pytest.mark.parametrize(
-    "options", [{"answer": lambda rows: rows - 1}, {"failures": (RowFailure(0, "why"),)}]
-)
-def test_a_predictor_that_loses_or_doubles_a_row_is_one_too(options):
+@for_each("options", [{"rows_returned": lambda rows: rows - 1}, {"failures": (RowFailure(0, "why"),)}])
+def test_predictor_that_loses_or_doubles_a_row_raises(options):
     with (
-        Predict(Asked(**options), failures="column") as made,
-        pytest.raises(ModelContractError, match="asked for 2 rows"),
+        Predict(ScriptedPredictor(**options), failures="column") as predictor,
+        pytest.raises(ModelContractError, match="for 2 rows it returned"),
     ):
-        made({"x": np.arange(2.0)})
+        predictor({"x": np.arange(2.0)})
 
 
-@pytest.mark.parametrize(("request_rows", "sizes"), [(None, [4, 4, 2]), (3, [3, 3, 3, 1]), (10, [10])])
-def test_a_large_batch_is_several_requests_that_are_under_way_together(request_rows, sizes):
-    """Nothing is answered before all are asked: whoever waited for the first would wait for ever."""
-    asked = Asked(of=len(sizes))
-    with Predict(asked, request_rows=request_rows) as made:
-        assert made({"x": np.arange(10.0)})["y"].tolist() == [1.0] * 10
-    assert [rows for rows, _ in asked.futures] == sizes
+@for_each(("request_rows", "sizes"), [(None, [4, 4, 2]), (3, [3, 3, 3, 1]), (10, [10])])
+def test_large_batch_sends_concurrent_requests(request_rows, sizes):
+    """No response comes before all requests are submitted: waiting for the first would never end."""
+    scripted = ScriptedPredictor(expected_requests=len(sizes))
+    with Predict(scripted, request_rows=request_rows) as predictor:
+        assert predictor({"x": np.arange(10.0)})["y"].tolist() == [1.0] * 10
+    assert [rows for rows, _ in scripted.futures] == sizes
 
 
-def test_what_was_asked_beside_a_request_that_fails_is_taken_back():
-    asked = Asked(of=99)
-    with Predict(asked, request_rows=1) as made:
-        threading.Thread(target=lambda: _fail_first(asked, 3)).start()
-        with pytest.raises(ModelContractError):
-            made({"x": np.arange(3.0)})
-    assert [future.cancelled() for _, future in asked.futures] == [False, True, True]
+def test_failed_request_cancels_the_others():
+    scripted = ScriptedPredictor(expected_requests=3, error=ModelContractError("scripted", "no"))
+    with Predict(scripted, request_rows=1) as predictor, pytest.raises(ModelContractError):
+        predictor({"x": np.arange(3.0)})
+    assert [future.cancelled() for _, future in scripted.futures] == [False, True, True]
 
 
-def _fail_first(asked, count):
-    while len(asked.futures) < count:
-        pass
-    asked.futures[0][1].set_exception(ModelContractError("asked", "no"))
+def test_outputs_are_selected_and_renamed():
+    with predict(outputs={"sum": "score"}, keep=[]) as predictor:
+        assert list(predictor({"a": A[:2], "b": B[:2]})) == ["score"]
+    with predict(outputs=["none"]) as predictor, pytest.raises(ModelInputError, match="no output 'none'"):
+        predictor({"a": A[:2], "b": B[:2]})
 
 
-def test_outputs_are_chosen_and_renamed():
-    with predict(outputs={"sum": "score"}, keep=[]) as made:
-        assert list(made({"a": A[:2], "b": B[:2]})) == ["score"]
-    with predict(outputs=["none"]) as made, pytest.raises(ModelInputError, match="no output 'none'"):
-        made({"a": A[:2], "b": B[:2]})
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
+@for_each(
+    ("options", "message"),
     [
         ({"failures": "drop"}, '"raise" or "column", not \'drop\''),
         ({"request_rows": 0}, "1 or more, not 0"),
         ({"keep": "a"}, r'keep=\["a"\]'),
         ({"columns": {"y": "a"}}, "no input 'y'"),
         ({"outputs": []}, "names no output"),
-        ({"endpoint": "http://localhost:1/v2/models/m"}, "not both"),
+        ({"endpoint": "http://localhost:1/v2/models/m"}, "either a model"),
     ],
 )
-def test_options_that_cannot_be(options, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
         predict(**options)
 
 
-@pytest.mark.parametrize(
-    ("options", "more", "says"),
+@for_each(
+    ("options", "more", "message"),
     [
-        ({}, {"sum": A}, "'sum' would be a column twice"),
+        ({}, {"sum": A}, "'sum' would be both a column"),
         ({"failures": "column"}, {"headrace_failure": A}, "'headrace_failure' would be"),
         ({"outputs": {"sum": "a"}}, {}, "'a' would be"),
         (
@@ -186,46 +187,50 @@ def test_options_that_cannot_be(options, says):
         ({"keep": ["z"]}, {}, "keep names 'z'.*it has 'a', 'b'"),
     ],
 )
-def test_columns_that_cannot_be(options, more, says):
-    with predict(**options) as made, pytest.raises(ConfigError, match=says):
-        made({"a": A, "b": B, **more})
+def test_column_name_clashes_are_refused(options, more, message):
+    with predict(**options) as predictor, pytest.raises(ConfigError, match=message):
+        predictor({"a": A, "b": B, **more})
 
 
-def test_an_output_that_nobody_declared_may_clash_too():
-    with Predict(Asked()) as made, pytest.raises(ConfigError, match="'y' would be a column twice"):
-        made({"x": np.arange(1.0), "y": np.arange(1.0)})
+def test_undeclared_output_may_clash():
+    with (
+        Predict(ScriptedPredictor()) as predictor,
+        pytest.raises(ConfigError, match="'y' would be both a column"),
+    ):
+        predictor({"x": np.arange(1.0), "y": np.arange(1.0)})
 
 
-def test_threads_end_with_close_and_with_the_object(tmp_path):
-    """Ray tells its instances nothing when an actor goes: it drops them."""
+def test_close_and_deletion_stop_the_model(tmp_path):
+    """Ray drops its instances without a call when an actor ends."""
     log = tmp_path / "log"
     options = PredictorOptions(model_options={"log": str(log)})
-    made = predict("Closing", columns=["a"], options=options)
-    del made
+    predictor = predict("LoggingLifecycle", columns=["a"], options=options)
+    del predictor
     gc.collect()
     assert log.read_text() == "loaded\nclosed\n"
-    made = predict("Closing", columns=["a"], options=options)
-    made.close()
-    made.close()
+    predictor = predict("LoggingLifecycle", columns=["a"], options=options)
+    predictor.close()
+    predictor.close()
     assert log.read_text() == "loaded\nclosed\n" * 2
 
 
-def test_a_model_that_does_not_suit_is_closed_again():
-    asked = Asked()
+def test_unsuitable_model_is_closed():
+    scripted = ScriptedPredictor()
     with pytest.raises(ConfigError, match="no input"):
-        Predict(asked, columns={"z": "a"})
-    assert asked.stopped
+        Predict(scripted, columns={"z": "a"})
+    assert scripted.stopped
 
 
-def test_an_endpoint_and_one_that_is_gone():
-    """Rows that it refuses fail; that nobody answers is no row's fault."""
+@pytest.mark.slow  # starts a server
+def test_endpoint_refuses_rows_and_unreachable_endpoint_raises():
+    """A refusal fails its rows. An unreachable endpoint is no fault of a row."""
     options = PredictorOptions(endpoint_model="models", retry_s=0.0)
     with serving(f"models={MODELS}:Sums") as served:
-        made = Predict(
+        predictor = Predict(
             endpoint=served.rest, columns=["a", "b"], failures="column", request_rows=1, options=options
         )
-        out = made({"a": A, "b": B})
+        out = predictor({"a": A, "b": B})
         assert values(out["sum"]) == [2.0, 3.0, None]
         assert "a value is negative" in values(out["headrace_failure"])[2]
-    with made, pytest.raises(EndpointUnavailableError):
-        made({"a": A, "b": B})
+    with predictor, pytest.raises(EndpointUnavailableError):
+        predictor({"a": A, "b": B})
