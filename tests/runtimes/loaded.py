@@ -1,8 +1,8 @@
-"""A model as an engine loads and calls it, asked one request after another."""
+"""A model loaded as in an engine, called with one request after another."""
 
 from collections.abc import Callable
 
-from engine.support import ticket
+from engine.support import pending_request
 from headrace.core import InferRequest, InferResponse, Model
 from headrace.engine.backend import LocalBackend
 from headrace.engine.instance import Instance
@@ -10,7 +10,7 @@ from headrace.testing import ManualClock
 
 
 class LoadedModel:
-    """Made, loaded and warmed up; `close` it."""
+    """A made, loaded and warmed-up model. The test closes it."""
 
     def __init__(self, make: Callable[[], Model], name: str) -> None:
         self._backend = LocalBackend(make, name)
@@ -18,9 +18,9 @@ class LoadedModel:
         self.inputs = self._backend.inputs
         self.metadata = self._backend.metadata
 
-    def answer(self, request: InferRequest) -> InferResponse:
+    def predict(self, request: InferRequest) -> InferResponse:
         self.inputs.check(request)
-        return self._instance.answer(ticket(request), lambda _: None)
+        return self._instance.predict(pending_request(request), lambda _: None)
 
     def close(self) -> None:
         self._backend.close()

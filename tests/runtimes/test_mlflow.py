@@ -1,4 +1,4 @@
-"""Pyfunc folders that mlflow itself writes: signatures of columns and of tensors, params, streams, and what is refused."""
+"""Pyfunc folders written by mlflow: signatures of columns and tensors, params, streams, refusals."""
 
 import importlib
 import json
@@ -11,11 +11,13 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
-from headrace.core.model import RowError, streams
+from headrace.core.model import RowError, has_predict_stream
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
-from headrace.runtimes import mlflow as door
+from headrace.runtimes import mlflow as adapter
 from headrace.runtimes.load import model_factory
 from runtimes.loaded import LoadedModel
+
+pytestmark = pytest.mark.slow
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -27,11 +29,11 @@ PEOPLE = pd.DataFrame({"age": [20.0, 30.0], "name": ["Ann", "Bo"], "visits": [1,
 
 
 with warnings.catch_warnings():
-    # mlflow would have type hints.
+    # mlflow would require type hints.
     warnings.simplefilter("ignore")
 
     class Scaled(mlflow.pyfunc.PythonModel):
-        """Columns in, a DataFrame out; says its words one by one when it is streamed."""
+        """A model of columns that returns a DataFrame, and streams words."""
 
         def predict(self, context, model_input, params=None):
             factor = (params or {}).get("factor", 1.0)
@@ -42,7 +44,7 @@ with warnings.catch_warnings():
                 yield from (f"{model_input['name']} ", {"age": model_input["age"], "seen": [1, 2]})
 
     class Lambda(mlflow.pyfunc.PythonModel):
-        """What it is given goes through a function."""
+        """A model that applies a function."""
 
         def __init__(self, function):
             self.function = function
@@ -53,7 +55,7 @@ with warnings.catch_warnings():
 
 @pytest.fixture
 def saved(tmp_path):
-    """A pyfunc folder."""
+    """A function that saves a pyfunc folder."""
 
     def save(model, signature=None, name="churn"):
         path = tmp_path / name
@@ -103,7 +105,7 @@ def test_columns_and_outputs_come_from_the_signature(saved):
             "visits": np.arange(3),
         }
         request = InferRequest(tuple(Tensor(n, d) for n, d in columns.items()))
-        response = instance.answer(request)
+        response = instance.predict(request)
     finally:
         instance.close()
     assert response["scaled"].tolist() == [30, 90]
@@ -111,14 +113,14 @@ def test_columns_and_outputs_come_from_the_signature(saved):
     assert [(f.row, "not UTF-8" in f.why) for f in response.failures] == [(1, True)]
 
 
-def test_params_that_the_signature_lacks(load):
+def test_unknown_params_are_refused(load):
     with pytest.raises(ConfigError, match="churn has no param speed; its signature has factor"):
         load(Scaled(), SCALED, params={"speed": 2})
 
 
-def test_streams_take_their_requests_parameters(load):
+def test_streams_use_request_parameters(load):
     model = load(Scaled(), SCALED, params={"factor": 1.0})
-    assert streams(model)
+    assert has_predict_stream(model)
     row = (
         Tensor("age", np.array([5.0])),
         Tensor("name", text_array([b"Ann"])),
@@ -131,17 +133,17 @@ def test_streams_take_their_requests_parameters(load):
     assert items[0]["output"].tolist() == ["Ann "]
     assert items[1]["age"].tolist() == [5.0]
     assert items[1]["seen"].tolist() == ["[1,2]"]
-    with pytest.raises(ModelInputError, match="a stream is of one row, but 2 were given"):
+    with pytest.raises(ModelInputError, match="a stream takes one row, but the request has 2"):
         list(model.predict_stream(iter([InferRequest((Tensor("age", np.ones(2)),))])))
     with pytest.raises(ModelInputError, match="input 'name', 'visits' is missing"):
         list(model.predict_stream(iter([InferRequest(row[:1])])))
 
 
-def test_what_does_not_stream_does_not_say_so(load):
-    assert not streams(load(Lambda(lambda x: x)))
+def test_unstreamable_model_has_no_stream(load):
+    assert not has_predict_stream(load(Lambda(lambda x: x)))
 
 
-def test_a_sklearn_model_with_a_tensor_signature(tmp_path):
+def test_sklearn_model_with_tensor_signature(tmp_path):
     x = np.random.default_rng(0).normal(size=(30, 3))
     fitted = LogisticRegression().fit(x, x[:, 0] > 0)
     with warnings.catch_warnings():
@@ -159,14 +161,14 @@ def test_a_sklearn_model_with_a_tensor_signature(tmp_path):
     assert model.predict(x=x)["output"].tolist() == fitted.predict(x).tolist()
 
 
-def test_named_tensors_come_and_go_by_name(load):
+def test_named_tensors_are_passed_by_name(load):
     given = {"p": np.ones((2, 3), np.float32), "q": np.array([1, 2])}
     model = load(Lambda(lambda t: {"sum": t["p"].sum(1) + t["q"]}), signature(given, {"sum": np.ones(2)}))
     assert model.inputs == (TensorSpec("p", "FP32", (-1, 3)), TensorSpec("q", "INT64", (-1,)))
     assert model.predict(**given)["sum"].tolist() == [4, 5]
 
 
-def test_columns_without_names_are_one_matrix(load):
+def test_unnamed_columns_are_one_matrix(load):
     frame = pd.DataFrame(np.ones((2, 3)))
     frame.columns = range(3)
     schema = mlflow.types.Schema([mlflow.types.ColSpec("double")] * 3)
@@ -175,7 +177,7 @@ def test_columns_without_names_are_one_matrix(load):
     assert model.predict(x=frame.to_numpy())["output"].tolist() == [3, 3]
 
 
-def test_one_column_of_text_without_a_name(load):
+def test_single_unnamed_text_column(load):
     schema = mlflow.types.Schema([mlflow.types.ColSpec("string")])
     model = load(
         Lambda(lambda f: [text.upper() for text in f[0]]), mlflow.models.ModelSignature(inputs=schema)
@@ -218,7 +220,7 @@ def test_nested_columns_dates_and_bytes(load):
     assert [json.loads(v) for v in outputs["list"]] == [[1, 2], [3]]
     for name, value, why in (
         ("list", "[", "row 1: input 'list' is not JSON"),
-        ("when", "soon", "input 'when' is no date"),
+        ("when", "soon", "input 'when' is not a date"),
     ):
         wrong = text_array([columns[name][0], value])
         with pytest.raises(RowError, match=why):
@@ -236,21 +238,21 @@ def test_nested_columns_dates_and_bytes(load):
         (lambda x: {"output": np.array([1, 2])}, [1, 2]),
     ],
 )
-def test_without_a_signature_arrays_go_in_and_anything_comes_out(load, function, output):
+def test_model_without_signature(load, function, output):
     model = load(Lambda(function))
     assert model.inputs == model.outputs == ()
     assert model.predict(any=np.ones((2, 3)))["output"].tolist() == output
 
 
-def test_several_inputs_without_a_signature_are_a_frame(load):
+def test_several_inputs_without_signature_are_a_frame(load):
     model = load(Lambda(lambda f: f["a"] + f["b"]))
     assert model.predict(a=np.ones(2), b=np.ones(2))["output"].tolist() == [2, 2]
 
 
-# What is refused
+# Refusals
 
 
-def test_a_folder_is_not_loaded_unless_the_operator_says_so(saved):
+def test_folder_needs_allow_pickle(saved):
     path = saved(Scaled(), SCALED)
     for options in ({}, {"allow_pickle": False}, {"allow_pickle": 1}):
         with pytest.raises(
@@ -259,7 +261,7 @@ def test_a_folder_is_not_loaded_unless_the_operator_says_so(saved):
             model_factory(str(path), options).make()
 
 
-def test_a_broken_folder_is_a_clear_error(saved):
+def test_broken_folder_fails_to_load(saved):
     path = saved(Scaled(), SCALED)
     (path / "python_model.pkl").write_bytes(b"junk")
     model = model_factory(str(path), {"allow_pickle": True}).make()
@@ -270,12 +272,12 @@ def test_a_broken_folder_is_a_clear_error(saved):
         model.load()
 
 
-def test_it_tells_nobody():
-    assert door.os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+def test_telemetry_is_disabled():
+    assert adapter.os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
-def test_without_its_package_the_extra_is_named(monkeypatch):
+def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow.pyfunc", None)
-    monkeypatch.delitem(sys.modules, door.__name__)
+    monkeypatch.delitem(sys.modules, adapter.__name__)
     with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[mlflow\]'"):
-        importlib.import_module(door.__name__)
+        importlib.import_module(adapter.__name__)

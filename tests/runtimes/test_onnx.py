@@ -1,4 +1,4 @@
-"""Real ONNX files: what they tell of themselves, batches of any size, text, maps of classes, and clear errors."""
+"""Real ONNX files: metadata, batches of any size, text, maps of classes, and errors."""
 
 import importlib
 import sys
@@ -6,9 +6,8 @@ import sys
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from skl2onnx import to_onnx
-from sklearn.linear_model import LogisticRegression
 
+from cases import for_each
 from headrace.core.errors import (
     ConfigError,
     MissingExtraError,
@@ -18,7 +17,7 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
-from headrace.runtimes import onnx as door
+from headrace.runtimes import onnx as adapter
 from headrace.runtimes.onnx import BATCH_BYTES, BATCH_ROWS_MAX, BATCH_ROWS_MIN, OnnxModel
 from runtimes.loaded import LoadedModel
 
@@ -33,9 +32,9 @@ def info(name, kind, shape):
 
 
 def model(nodes, inputs, outputs, initializers=()):
-    """An ONNX file's bytes; nodes are (operator, inputs, outputs, attributes)."""
-    made = [helper.make_node(op, i, o, **attributes) for op, i, o, attributes in nodes]
-    graph = helper.make_graph(made, "graph", inputs, outputs, initializers)
+    """Return the bytes of an ONNX file; nodes are (operator, inputs, outputs, attributes)."""
+    graph_nodes = [helper.make_node(op, i, o, **attributes) for op, i, o, attributes in nodes]
+    graph = helper.make_graph(graph_nodes, "graph", inputs, outputs, initializers)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     return proto.SerializeToString()
 
@@ -48,7 +47,7 @@ def doubles(rows, width=3):
 
 @pytest.fixture
 def load(tmp_path):
-    """An ONNX file as a loaded model."""
+    """A function that loads an ONNX file as a model."""
     loaded = []
 
     def load(data, **options):
@@ -63,10 +62,10 @@ def load(tmp_path):
         each.close()
 
 
-# What the file tells
+# Metadata of the file
 
 
-@pytest.mark.parametrize("rows", ["n", None])
+@for_each("rows", ["n", None])
 def test_names_types_and_shapes_come_from_the_file(load, rows):
     nodes = [("Cast", ["ids"], ["score"], {"to": TensorProto.DOUBLE}), ("Identity", ["name"], ["same"], {})]
     data = model(
@@ -78,13 +77,13 @@ def test_names_types_and_shapes_come_from_the_file(load, rows):
     assert loaded.inputs == (TensorSpec("ids", "INT64", (-1, 2)), TensorSpec("name", "BYTES", (-1,)))
     assert loaded.outputs == (TensorSpec("score", "FP64", (-1, 2)), TensorSpec("same", "BYTES", (-1,)))
     ids = np.array([[1, 2], [3, 4]])
-    answer = loaded.predict(ids=ids, name=np.array(["a", "é"], object))
-    assert answer["score"].dtype == np.float64
-    assert answer["score"].tolist() == ids.tolist()
-    assert answer["same"].tolist() == ["a", "é"]
+    outputs = loaded.predict(ids=ids, name=np.array(["a", "é"], object))
+    assert outputs["score"].dtype == np.float64
+    assert outputs["score"].tolist() == ids.tolist()
+    assert outputs["same"].tolist() == ["a", "é"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "datatype"),
     [
         (TensorProto.BOOL, "BOOL"),
@@ -109,17 +108,17 @@ def test_every_datatype(load, kind, datatype):
     assert loaded.inputs[0].datatype == loaded.outputs[0].datatype == datatype
 
 
-def test_a_type_that_no_record_can_feed(load):
+def test_unsupported_input_type_is_refused(load):
     data = model(
         [("Identity", ["x"], ["y"], {})],
         [info("x", TensorProto.BFLOAT16, ["n"])],
         [info("y", TensorProto.BFLOAT16, ["n"])],
     )
-    with pytest.raises(ModelLoadError, match=r"input 'x' is a tensor\(bfloat16\), which no record can feed"):
+    with pytest.raises(ModelLoadError, match=r"input 'x' has type tensor\(bfloat16\), which .* not support"):
         load(data)
 
 
-def test_sizes_that_the_file_leaves_open(load):
+def test_variable_sizes_are_minus_one(load):
     data = model(
         [("Identity", ["x"], ["y"], {})],
         [info("x", FLOAT, ["n", "length", 4])],
@@ -131,7 +130,7 @@ def test_sizes_that_the_file_leaves_open(load):
         assert loaded.predict(x=np.ones((2, length, 4), np.float32))["y"].shape == (2, length, 4)
 
 
-def test_a_shape_that_the_file_does_not_tell(load):
+def test_unknown_shape_is_none(load):
     data = model([("Identity", ["x"], ["y"], {})], [info("x", FLOAT, None)], [info("y", FLOAT, None)])
     loaded = load(data)
     assert loaded.inputs == (TensorSpec("x", "FP32", None),)
@@ -146,31 +145,31 @@ def test_several_inputs_and_outputs(load):
         [info("both", FLOAT, ["n", 2]), info("difference", FLOAT, ["n", 1])],
     )
     a, b = X[:, :1], X[:, 1:2]
-    answer = load(data).predict(a=a, b=b)
-    assert (answer["both"] == X[:, :2]).all()
-    assert (answer["difference"] == a - b).all()
+    outputs = load(data).predict(a=a, b=b)
+    assert (outputs["both"] == X[:, :2]).all()
+    assert (outputs["difference"] == a - b).all()
 
 
 # Batches
 
 
-@pytest.mark.parametrize("rows", [1, 2, 50])
+@for_each("rows", [1, 2, 50])
 def test_any_number_of_rows(load, rows):
     assert (load(doubles("n")).predict(x=X[:rows])["y"] == 2 * X[:rows]).all()
 
 
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 50])
-def test_a_fixed_number_of_rows_is_called_so_often_as_it_takes(load, size, rows):
-    """The file's number shows nowhere: not in the specs, nor in what comes back."""
+@for_each("size", [1, 4])
+@for_each("rows", [1, 3, 4, 5, 50])
+def test_fixed_batch_is_called_repeatedly(load, size, rows):
+    """The file's number of rows appears neither in the specs nor in the outputs."""
     loaded = load(doubles(size))
     assert loaded.inputs == (TensorSpec("x", "FP32", (-1, 3)),)
     assert loaded.outputs == (TensorSpec("y", "FP32", (-1, 3)),)
     assert (loaded.predict(x=X[:rows])["y"] == 2 * X[:rows]).all()
 
 
-def test_what_fills_up_a_fixed_batch_does_not_change_its_rows(load):
-    """A model that looks over the batch gets the last row again, and no zeros."""
+def test_fixed_batch_is_padded_with_its_last_row(load):
+    """A model that works across the batch gets the last row again, not zeros."""
     data = model(
         [("ReduceMax", ["x"], ["m"], {"axes": [0]}), ("Sub", ["x", "m"], ["y"], {})],
         [info("x", FLOAT, [4, 1])],
@@ -186,7 +185,7 @@ def test_fixed_batches_of_text(load):
     assert load(data).predict(x=x)["y"].tolist() == [["a"], ["b"], ["c"]]
 
 
-def test_a_fixed_batch_whose_output_has_no_rows(load):
+def test_fixed_batch_output_without_rows_is_refused(load):
     data = model(
         [("ReduceSum", ["x"], ["y"], {"keepdims": 0})], [info("x", FLOAT, [4, 3])], [info("y", FLOAT, [])]
     )
@@ -194,8 +193,8 @@ def test_a_fixed_batch_whose_output_has_no_rows(load):
         load(data).predict(x=X)
 
 
-def test_inputs_that_disagree_on_rows(load):
-    """Such as a state whose first axis is layers: a row of it cannot be told."""
+def test_inputs_with_different_fixed_rows_are_refused(load):
+    """For example, a state whose first axis is layers has no rows."""
     data = model(
         [("Identity", ["x"], ["y"], {}), ("Identity", ["state"], ["next"], {})],
         [info("x", FLOAT, [1, 3]), info("state", FLOAT, [2, 1, 8])],
@@ -207,26 +206,26 @@ def test_inputs_that_disagree_on_rows(load):
         load(data)
 
 
-def test_a_file_without_inputs(load):
+def test_file_without_inputs_is_refused(load):
     constant = helper.make_tensor("c", FLOAT, [1], [3.0])
     with pytest.raises(ModelLoadError, match="it has no inputs"):
         load(model([("Identity", ["c"], ["y"], {})], [], [info("y", FLOAT, [1])], [constant]))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("width", "rows"), [(300, BATCH_BYTES // 1200), (1, BATCH_ROWS_MAX), (3 * 224 * 224, BATCH_ROWS_MIN)]
 )
-def test_batches_hold_more_rows_of_a_narrow_model_than_of_a_wide_one(load, width, rows):
+def test_batch_rows_depend_on_row_size(load, width, rows):
     assert load(doubles("n", width)).max_batch_rows == rows
 
 
-def test_batches_of_a_model_of_unknown_width_are_every_models(load):
+def test_unknown_row_size_has_default_batch_rows(load):
     assert load(doubles("n", "width")).max_batch_rows == Model.max_batch_rows
 
 
-@pytest.mark.parametrize("rows", ["n", 4])
-def test_arrays_that_may_only_be_read_are_enough(load, rows):
-    """It says that it does not write into them, so it is given the caller's own."""
+@for_each("rows", ["n", 4])
+def test_read_only_inputs_are_accepted(load, rows):
+    """The model declares that it does not write into its inputs, so it gets the client's arrays."""
     loaded = load(doubles(rows))
     x = X.copy()
     x.flags.writeable = False
@@ -244,26 +243,25 @@ def echo(load):
     )
 
 
-@pytest.mark.parametrize(
-    "given",
+@for_each(
+    "text",
     [
         np.array(["a", "é", ""], object),
         np.array([b"a", "é".encode(), b""], object),
         np.array(["a", "é".encode(), ""], object),
         np.array(["a", "é", ""]),
     ],
-    ids=["str", "bytes", "both", "numpy's own"],
 )
-def test_text_comes_as_text_however_it_is_given(echo, given):
+def test_text_is_passed_as_str(echo, text):
     """onnxruntime itself takes b"a" for the four characters b'a'."""
-    assert echo.predict(x=given)["y"].tolist() == ["a", "é", ""]
+    assert echo.predict(x=text)["y"].tolist() == ["a", "é", ""]
 
 
-def test_bytes_that_numpy_pads(echo):
+def test_padded_numpy_bytes_are_text(echo):
     assert echo.predict(x=np.array([b"a", b"bcd"]))["y"].tolist() == ["a", "bcd"]
 
 
-def test_rows_that_are_no_text_are_refused_alone(load):
+def test_rows_that_are_not_utf8_are_refused_alone(load):
     loaded = load(
         model([("Identity", ["x"], ["y"], {})], [info("x", STRING, ["n", 2])], [info("y", STRING, ["n", 2])])
     )
@@ -279,9 +277,13 @@ def test_rows_that_are_no_text_are_refused_alone(load):
 # Classifiers of scikit-learn
 
 
-@pytest.mark.parametrize("names", [None, np.array(["low", "mid", "high"])], ids=["numbers", "words"])
+@pytest.mark.slow
+@for_each("names", [None, np.array(["low", "mid", "high"])])
 def test_labels_and_a_map_of_probabilities(load, names):
-    """The converter's default: one map a row, which becomes one column a class."""
+    """The converter's default: one map per row becomes one column per class."""
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LogisticRegression
+
     labels = LABELS if names is None else names[LABELS]
     classifier = LogisticRegression().fit(X, labels)
     loaded = load(to_onnx(classifier, X[:1]).SerializeToString())
@@ -290,20 +292,30 @@ def test_labels_and_a_map_of_probabilities(load, names):
         TensorSpec("output_label", label, (-1,)),
         TensorSpec("output_probability", "FP32", (-1, -1)),
     )
-    answer = loaded.predict(X=X)
-    assert answer["output_label"].tolist() == classifier.predict(X).tolist()
-    assert answer["output_probability"].dtype == np.float32
-    np.testing.assert_allclose(answer["output_probability"], classifier.predict_proba(X), atol=1e-6)
+    outputs = loaded.predict(X=X)
+    assert outputs["output_label"].tolist() == classifier.predict(X).tolist()
+    assert outputs["output_probability"].dtype == np.float32
+    np.testing.assert_allclose(outputs["output_probability"], classifier.predict_proba(X), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_labels_and_a_matrix_of_probabilities(load):
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LogisticRegression
+
     classifier = LogisticRegression().fit(X, LABELS)
     data = to_onnx(classifier, X[:1], options={"zipmap": False}).SerializeToString()
-    answer = load(data).predict(X=X)
-    np.testing.assert_allclose(answer["probabilities"], classifier.predict_proba(X), atol=1e-6)
+    outputs = load(data).predict(X=X)
+    np.testing.assert_allclose(outputs["probabilities"], classifier.predict_proba(X), atol=1e-6)
 
 
-def test_maps_whose_rows_differ_are_told(load):
+def test_maps_of_probabilities_become_columns(load):
+    maps = [{"b": 0.5, "a": 0.25}, {"a": 0.75, "b": 0.125}]
+    array = load(doubles("n"))._from_maps("p", maps)
+    assert (array.dtype, array.tolist()) == (np.float32, [[0.5, 0.25], [0.125, 0.75]])
+
+
+def test_maps_with_different_keys_are_refused(load):
     loaded = load(doubles("n"))
     with pytest.raises(ModelContractError, match="output 'p' has no value for 'b' in some rows"):
         loaded._from_maps("p", [{"a": 0.5, "b": 0.5}, {"a": 1.0}])
@@ -323,17 +335,17 @@ def test_a_sequence_of_tensors_becomes_an_array(load):
 # Through an engine's instance
 
 
-def test_it_answers_requests(tmp_path):
+def test_engine_instance_predicts(tmp_path):
     (tmp_path / "small.onnx").write_bytes(doubles("n"))
     instance = LoadedModel(lambda: OnnxModel(tmp_path / "small.onnx"), "small")
     try:
         metadata = instance.metadata
         assert (metadata.platform, metadata.inputs) == ("OnnxModel", (TensorSpec("x", "FP32", (-1, 3)),))
         request = InferRequest((Tensor("x", X),))
-        response = instance.answer(request)
+        response = instance.predict(request)
         assert (response.outputs[0].data == 2 * X).all()
         with pytest.raises(
-            ModelInputError, match=r"input 'x' takes FP32 \[-1, 3\], but was given FP64 \[50, 3\]"
+            ModelInputError, match=r"input 'x' takes FP32 \[-1, 3\], but the request has FP64 \[50, 3\]"
         ):
             instance.inputs.check(InferRequest((Tensor("x", X.astype(np.float64)),)))
         with pytest.raises(ModelInputError, match="it has no input 'z'"):
@@ -342,8 +354,8 @@ def test_it_answers_requests(tmp_path):
         instance.close()
 
 
-def test_a_wrong_type_is_told_by_the_runtime(load):
-    """Whoever calls the model without an engine sees what onnxruntime says."""
+def test_wrong_type_raises_the_runtime_error(load):
+    """Without an engine, a user of the model sees onnxruntime's own error."""
     with pytest.raises(Exception, match=r"Actual: \(tensor\(double\)\) , expected: \(tensor\(float\)\)"):
         load(doubles("n")).predict(x=X.astype(np.float64))
 
@@ -351,16 +363,16 @@ def test_a_wrong_type_is_told_by_the_runtime(load):
 # Errors and settings
 
 
-@pytest.mark.parametrize("data", [b"", b"junk" * 50, doubles("n")[:-20], b"\x89PNG"])
-def test_a_file_that_is_no_model(load, tmp_path, data):
+@for_each("data", [b"", b"junk" * 50, doubles("n")[:-20], b"\x89PNG"])
+def test_invalid_file_fails_to_load(load, tmp_path, data):
     with pytest.raises(ModelLoadError) as caught:
         load(data)
     message = str(caught.value)
-    assert message.startswith(f"model small: {tmp_path / 'small.onnx'} is no ONNX model that runs here: ")
+    assert message.startswith(f"model small: {tmp_path / 'small.onnx'} is not an ONNX model that runs here: ")
     assert "\n" not in message
 
 
-def test_an_operator_that_nobody_knows(load):
+def test_unknown_operator_fails_to_load(load):
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="nowhere")
     graph = helper.make_graph([node], "g", [info("x", FLOAT, ["n"])], [info("y", FLOAT, ["n"])])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nowhere", 1)]
@@ -369,8 +381,8 @@ def test_an_operator_that_nobody_knows(load):
         load(data)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"none\.onnx is no ONNX model .*File doesn't exist"):
+def test_missing_file_fails_to_load(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"none\.onnx is not an ONNX model .*File doesn't exist"):
         OnnxModel(tmp_path / "none.onnx").load()
 
 
@@ -394,17 +406,17 @@ def test_providers_by_name(load):
         load(doubles("n"), providers=["NoSuchProvider"])
 
 
-def test_closing_lets_the_session_go(load):
+def test_close_releases_the_session(load):
     loaded = load(doubles("n"))
     loaded.close()
     loaded.close()
     assert loaded._session is None
 
 
-def test_without_its_package_the_extra_is_named(monkeypatch):
+def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.delitem(sys.modules, door.__name__)
+    monkeypatch.delitem(sys.modules, adapter.__name__)
     with pytest.raises(
         MissingExtraError, match=r"an ONNX model needs an extra: pip install 'headrace\[onnx\]'"
     ):
-        importlib.import_module(door.__name__)
+        importlib.import_module(adapter.__name__)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import TensorSpec
-from headrace.runtimes.options import arguments, option_names, plain_options, tensor_specs
+from headrace.runtimes.options import keyword_arguments, option_names, plain_options, tensor_specs
 
 
 def test_options_become_plain_copies():
@@ -19,35 +20,38 @@ def test_options_become_plain_copies():
     assert plain_options(None, "m") == plain_options({}, "m") == {}
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, [Path("x")], {"a": {"b": {3}}}, 1 << 70, "\ud800"])
-def test_what_is_no_plain_value_is_named(value):
+@for_each("value", [object(), {1: 2}, [Path("x")], {"a": {"b": {3}}}, 1 << 70, "\ud800"])
+def test_non_json_value_is_named(value):
     with pytest.raises(ConfigError, match="m: option 'bad' must be a plain value"):
         plain_options({"fine": 1, "bad": value}, "m")
 
 
-def test_a_number_that_json_lacks_is_none():
+def test_nan_becomes_none():
     assert plain_options({"a": math.nan}, "m") == {"a": None}
 
 
-class Made:
+class Configured:
     def __init__(self, path, *, class_=None, threads=1):
         self.got = (path, class_, threads)
 
 
-def test_options_are_the_keywords_of_a_constructor():
-    assert option_names(Made) == ("path", "class", "threads")
+def test_options_are_constructor_keywords():
+    assert option_names(Configured) == ("path", "class", "threads")
     assert option_names(lambda **anything: anything) is None
-    assert arguments({"class": "x", "threads": 2}, option_names(Made), "m") == {"class_": "x", "threads": 2}
-    assert arguments({"whatever": 1}, None, "m") == {"whatever": 1}
+    assert keyword_arguments({"class": "x", "threads": 2}, option_names(Configured), "m") == {
+        "class_": "x",
+        "threads": 2,
+    }
+    assert keyword_arguments({"whatever": 1}, None, "m") == {"whatever": 1}
 
 
-@pytest.mark.parametrize(("known", "has"), [(("a", "b"), "it has a, b"), ((), "it has none")])
-def test_an_unknown_option_lists_the_known(known, has):
+@for_each(("known", "has"), [(("a", "b"), "it has a, b"), ((), "it has none")])
+def test_unknown_option_lists_known_ones(known, has):
     with pytest.raises(ConfigError, match=f"m has no option 'x', 'y'; {has}"):
-        arguments({"x": 1, "y": 2}, known, "m")
+        keyword_arguments({"x": 1, "y": 2}, known, "m")
 
 
-def test_specs_from_plain_values():
+def test_specs_are_read_from_plain_values():
     option = [
         {"name": "x", "shape": [-1, 4]},
         {"name": "t", "datatype": "BYTES"},
@@ -62,7 +66,7 @@ def test_specs_from_plain_values():
     assert tensor_specs(None, "inputs", "m") == ()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "option",
     [
         "x",
@@ -79,6 +83,6 @@ def test_specs_from_plain_values():
         [{"name": "x", "shape": [True]}],
     ],
 )
-def test_specs_that_are_none_show_how(option):
+def test_invalid_specs_show_an_example(option):
     with pytest.raises(ConfigError, match=r"m: option 'inputs' must be a list such as \[\{name"):
         tensor_specs(option, "inputs", "m")

@@ -1,4 +1,4 @@
-"""Real estimators: what they say of themselves, what they answer, and what is refused before it is loaded."""
+"""Real estimators: metadata, outputs, and refusals before loading."""
 
 import importlib
 import os
@@ -21,13 +21,16 @@ from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, OrdinalEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 
+from cases import for_each
 from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.core.model import RowError
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
-from headrace.runtimes import sklearn as door
+from headrace.runtimes import sklearn as adapter
 from headrace.runtimes.load import model_factory
 from headrace.runtimes.sklearn import SklearnModel
 from runtimes.loaded import LoadedModel
+
+pytestmark = pytest.mark.slow
 
 CANCER = load_breast_cancer()
 X, Y = CANCER.data, CANCER.target
@@ -45,7 +48,7 @@ TREE = "sklearn.tree._tree.Tree"
 
 @pytest.fixture
 def saved(tmp_path):
-    """An estimator, saved."""
+    """A function that saves an estimator."""
 
     def save(estimator, name="model.skops"):
         path = tmp_path / name
@@ -70,10 +73,10 @@ def load(saved):
     return load
 
 
-# What it answers
+# Outputs
 
 
-def test_a_classifier_gives_labels_and_probabilities(load):
+def test_classifier_returns_labels_and_probabilities(load):
     fitted = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
     model = load(fitted)
     assert model.inputs == (TensorSpec("x", "FP64", (-1, 30)),)
@@ -83,42 +86,42 @@ def test_a_classifier_gives_labels_and_probabilities(load):
     assert (outputs["predict_proba"] == fitted.predict_proba(X[:20])).all()
 
 
-def test_a_regressor_gives_its_prediction(load):
+def test_regressor_returns_its_prediction(load):
     fitted = LinearRegression().fit(X[:, :3], X[:, 3])
     outputs = load(fitted).predict(x=X[:5, :3])
     assert list(outputs) == ["predict"]
     assert np.array_equal(outputs["predict"], fitted.predict(X[:5, :3]))
 
 
-def test_what_only_transforms_is_served_too(load):
+def test_transformer_returns_its_transform(load):
     outputs = load(MinMaxScaler().fit(X)).predict(x=X[:3])
     assert list(outputs) == ["transform"]
     assert outputs["transform"].shape == (3, 30)
 
 
-def test_a_sparse_result_is_filled_out(load):
+def test_sparse_result_becomes_dense(load):
     fitted = OneHotEncoder().fit([[1.0], [2.0], [5.0]])
     assert load(fitted).predict(x=np.array([[5.0]]))["transform"].tolist() == [[0, 0, 1]]
 
 
-def test_methods_are_chosen(load):
+def test_methods_are_selected(load):
     fitted = LogisticRegression().fit(X[:, :2], Y)
     assert list(load(fitted, method="predict_proba").predict(x=X[:2, :2])) == ["predict_proba"]
     outputs = load(fitted, method=["predict", "decision_function"]).predict(x=X[:2, :2])
     assert np.array_equal(outputs["decision_function"], fitted.decision_function(X[:2, :2]))
-    with pytest.raises(ConfigError, match=r"'method' must be of predict, .*, not 'fit'"):
+    with pytest.raises(ConfigError, match=r"'method' must be one of predict, .*, not 'fit'"):
         load(fitted, method="fit")
     with pytest.raises(
-        ModelLoadError, match=r"LinearSVC has no predict_proba; of .* it has predict, decision_f"
+        ModelLoadError, match=r"LinearSVC has no method predict_proba; of .* it has predict, decision_f"
     ):
         load(LinearSVC().fit(X[:, :2], Y), method=["predict_proba"])
 
 
-def test_a_classifier_without_probabilities_gives_labels_alone(load):
+def test_classifier_without_probabilities_returns_labels(load):
     assert list(load(LinearSVC().fit(X[:, :2], Y)).predict(x=X[:2, :2])) == ["predict"]
 
 
-def test_several_targets_have_a_probability_output_each(load):
+def test_each_target_has_a_probability_output(load):
     fitted = MultiOutputClassifier(LogisticRegression()).fit(X[:, :2], np.stack([Y, 1 - Y], axis=1))
     outputs = load(fitted).predict(x=X[:4, :2])
     assert {n: d.shape for n, d in outputs.items()} == {
@@ -129,28 +132,28 @@ def test_several_targets_have_a_probability_output_each(load):
 
 
 def test_labels_of_text_are_text(saved):
-    """The engine hands text on as objects, whatever numpy's kind was."""
+    """The engine passes text as objects, whatever numpy's kind was."""
     path = saved(LogisticRegression().fit(X[:4, :2], LABELS))
     instance = LoadedModel(model_factory(str(path)).make, "churn")
     try:
-        response = instance.answer(InferRequest((Tensor("x", X[:4, :2]),)))
+        response = instance.predict(InferRequest((Tensor("x", X[:4, :2]),)))
         assert response["predict"].dtype == object
         assert set(response["predict"]) <= {"no", "yes"}
     finally:
         instance.close()
 
 
-# What it takes
+# Inputs
 
 
-def test_single_precision_where_it_is_asked_for(load):
+def test_datatype_option_sets_single_precision(load):
     model = load(LogisticRegression().fit(X[:, :2], Y), datatype="FP32")
     assert model.inputs == (TensorSpec("x", "FP32", (-1, 2)),)
     with pytest.raises(ConfigError, match="must be FP32 or FP64, not 'INT8'"):
         load(LogisticRegression().fit(X[:, :2], Y), datatype="INT8")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrap",
     [
         lambda p: p,
@@ -160,7 +163,7 @@ def test_single_precision_where_it_is_asked_for(load):
         ),
     ],
 )
-def test_text_goes_to_a_vectorizer(load, wrap):
+def test_text_feeds_a_vectorizer(load, wrap):
     fitted = wrap(make_pipeline(TfidfVectorizer(), LogisticRegression())).fit(PEOPLE["note"], LABELS)
     model = load(fitted, trusted=skops.io.get_untrusted_types(data=skops.io.dumps(fitted)))
     assert model.inputs == (TensorSpec("x", "BYTES", (-1,)),)
@@ -171,7 +174,7 @@ def test_text_goes_to_a_vectorizer(load, wrap):
         model.predict(x=text_array([b"tea", b"\xff"]))
 
 
-def test_named_columns_go_to_a_column_transformer(load):
+def test_named_columns_feed_a_column_transformer(load):
     steps = [
         ("number", StandardScaler(), ["age", "visits"]),
         ("city", make_pipeline(OrdinalEncoder(), OneHotEncoder()), ["city"]),
@@ -197,15 +200,15 @@ def test_columns_by_slice_and_mask_keep_their_names(load):
     assert {s.name for s in load(fitted).inputs if s.datatype == "BYTES"} == {"city"}
 
 
-def test_a_matrix_does_for_numbers_that_were_a_frame(load):
-    """Columns' names matter only where something picks by them; no warning, no pandas."""
+def test_matrix_replaces_a_numeric_frame(load):
+    """Column names matter only if a step selects by them. There is no warning, and no pandas."""
     frame = PEOPLE[["age", "visits"]]
     model = load(LogisticRegression().fit(frame, LABELS))
     assert model.inputs == (TensorSpec("x", "FP64", (-1, 2)),)
     assert model.predict(x=frame.to_numpy())["predict"].shape == (4,)
 
 
-def test_inputs_are_overruled_by_the_operator(load):
+def test_inputs_option_overrides_detection(load):
     steps = [("number", StandardScaler(), ["age", "visits"])]
     fitted = make_pipeline(ColumnTransformer(steps), LogisticRegression()).fit(
         PEOPLE[["age", "visits"]], LABELS
@@ -217,26 +220,26 @@ def test_inputs_are_overruled_by_the_operator(load):
     assert model.predict(age=age, visits=visits)["predict"].shape == (2,)
 
 
-def test_in_an_engine_rows_are_checked_and_cut(saved):
+def test_engine_checks_rows(saved):
     source = model_factory(str(saved(LogisticRegression().fit(X[:, :2], Y))))
     instance = LoadedModel(source.make, "churn")
     try:
         assert [s.name for s in instance.metadata.inputs] == ["x"]
         request = InferRequest((Tensor("x", X[:9, :2]),), outputs=("predict_proba",))
-        response = instance.answer(request)
+        response = instance.predict(request)
         assert [(t.name, t.rows) for t in response.outputs] == [("predict_proba", 9)]
     finally:
         instance.close()
 
 
-# What is refused
+# Refusals
 
 
-def test_types_nobody_trusts_are_listed_and_not_loaded(saved):
+def test_untrusted_types_are_listed_and_not_loaded(saved):
     path = saved(RandomForestClassifier(3, random_state=0).fit(X, Y))
     with pytest.raises(ModelLoadError) as caught:
         model_factory(str(path)).make().load()
-    assert f"types that need your trust: {TREE}" in str(caught.value)
+    assert f"types that skops does not trust: {TREE}" in str(caught.value)
     assert f"trusted = ['{TREE}']" in str(caught.value)
     model = model_factory(str(path), {"trusted": [TREE]}).make()
     model.load()
@@ -245,17 +248,17 @@ def test_types_nobody_trusts_are_listed_and_not_loaded(saved):
         model_factory(str(path), {"trusted": TREE}).make()
 
 
-class _Bomb:
-    """A pickle whose loading leaves a mark."""
+class _MarkingPickle:
+    """A pickle that leaves a mark when it is loaded."""
 
     def __reduce__(self):
         return os.mkdir, (os.environ["HEADRACE_TEST_MARK"],)
 
 
 @pytest.mark.parametrize("name", ["model.pkl", "model.pickle", "model.joblib"])
-def test_a_pickle_is_not_touched_unless_allowed(saved, name, tmp_path, monkeypatch):
+def test_pickle_needs_allow_pickle(saved, name, tmp_path, monkeypatch):
     monkeypatch.setenv("HEADRACE_TEST_MARK", str(tmp_path / "ran"))
-    bomb = saved(_Bomb(), name)
+    bomb = saved(_MarkingPickle(), name)
     for options in ({}, {"allow_pickle": False}, {"allow_pickle": "yes"}):
         with pytest.raises(ConfigError, match=r"is a pickle.*skops\.io\.dump.*allow_pickle = true"):
             model_factory(str(bomb), options).make()
@@ -266,16 +269,16 @@ def test_a_pickle_is_not_touched_unless_allowed(saved, name, tmp_path, monkeypat
     assert model.predict(x=X[:2, :2])["predict"].shape == (2,)
 
 
-def test_a_pickle_under_the_name_of_skops_is_not_loaded(saved, tmp_path, monkeypatch):
+def test_pickle_named_skops_is_not_loaded(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("HEADRACE_TEST_MARK", str(tmp_path / "ran"))
-    path = saved(_Bomb(), "model.pkl").rename(tmp_path / "model.skops")
+    path = saved(_MarkingPickle(), "model.pkl").rename(tmp_path / "model.skops")
     with pytest.raises(ModelLoadError, match=r"model\.skops cannot be loaded: BadZipFile"):
         SklearnModel(path, allow_pickle=True).load()
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk" * 40, b"PK\x03\x04" + b"\0" * 60])
-def test_junk_is_a_clear_error(tmp_path, junk):
+@for_each("junk", [b"", b"junk" * 40, b"PK\x03\x04" + b"\0" * 60])
+def test_invalid_file_fails_to_load(tmp_path, junk):
     path = tmp_path / "model.skops"
     path.write_bytes(junk)
     with pytest.raises(ModelLoadError, match=r"^model model: .*model\.skops cannot be loaded: "):
@@ -284,15 +287,15 @@ def test_junk_is_a_clear_error(tmp_path, junk):
         SklearnModel(tmp_path / "none.skops").load()
 
 
-def test_closing_lets_the_estimator_go(load):
+def test_close_releases_the_estimator(load):
     model = load(MinMaxScaler().fit(X))
     model.close()
     assert model._estimator is None
 
 
-def test_without_its_package_the_extra_is_named(monkeypatch):
+def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "skops", None)
     monkeypatch.setitem(sys.modules, "skops.io", None)
-    monkeypatch.delitem(sys.modules, door.__name__)
+    monkeypatch.delitem(sys.modules, adapter.__name__)
     with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[sklearn\]'"):
-        importlib.import_module(door.__name__)
+        importlib.import_module(adapter.__name__)

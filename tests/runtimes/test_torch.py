@@ -1,4 +1,4 @@
-"""Real torch modules in every form that is taken, and what is refused without unpickling it."""
+"""Real torch modules in every supported form, and files that are refused without unpickling."""
 
 import importlib
 import math
@@ -11,6 +11,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.errors import (
     ConfigError,
     MissingExtraError,
@@ -26,8 +27,10 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_model  # noqa: E402
 
-from headrace.runtimes import torch as door  # noqa: E402
+from headrace.runtimes import torch as adapter  # noqa: E402
 from headrace.runtimes.torch import TorchModel  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 NET = """
     from dataclasses import dataclass
@@ -70,7 +73,7 @@ X = np.random.default_rng(3).normal(size=(7, 3)).astype(np.float32)
 
 
 class Net(torch.nn.Module):
-    """What NET defines, for saving."""
+    """The class that NET defines, for saving."""
 
     def __init__(self, width=4):
         super().__init__()
@@ -86,19 +89,19 @@ class Several(Net):
 
 
 class Scripted(torch.nn.Module):
-    def forward(this, x, scale: float = 2.0):  # noqa: N805 - TorchScript takes any name
+    def forward(this, x, scale: float = 2.0):  # noqa: N805 - TorchScript accepts any name
         return x * scale, x.sum(1)
 
 
 @pytest.fixture
 def net(tmp_path):
-    """Weights, and beside them the file of their class; what the net answers for X."""
+    """Weights, the file of their class, and the net's output for X."""
     torch.manual_seed(1)
     made = Net().eval()
     save_model(made, str(tmp_path / "net.safetensors"))
     torch.save(made.state_dict(), tmp_path / "weights.pt")
     (tmp_path / "net.py").write_text(textwrap.dedent(NET))
-    made.answer = made(torch.from_numpy(X)).detach().numpy()
+    made.output = made(torch.from_numpy(X)).detach().numpy()
     return made
 
 
@@ -123,21 +126,21 @@ def export(module, path, args, **settings):
 # Weights and a class
 
 
-@pytest.mark.parametrize("name", ["net.safetensors", "weights.pt"])
-def test_weights_with_a_class_beside_them(net, tmp_path, name):
+@for_each("name", ["net.safetensors", "weights.pt"])
+def test_weights_with_class_in_a_file(net, tmp_path, name):
     model = load(tmp_path / name, **{"class": "net.py:Net"})
-    assert np.allclose(model.predict(x=X)["output"], net.answer)
+    assert np.allclose(model.predict(x=X)["output"], net.output)
     assert not model._loaded.call.training
 
 
-def test_weights_with_a_class_of_a_module(net, tmp_path, monkeypatch):
+def test_weights_with_class_of_a_module(net, tmp_path, monkeypatch):
     (tmp_path / "net.py").rename(tmp_path / "my_torch_net.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     model = load(tmp_path / "net.safetensors", **{"class": "my_torch_net:Net"})
-    assert np.allclose(model.predict(x=X)["output"], net.answer)
+    assert np.allclose(model.predict(x=X)["output"], net.output)
 
 
-def test_the_class_gets_its_arguments(net, tmp_path):
+def test_class_gets_its_arguments(net, tmp_path):
     save_model(Net(width=9), str(tmp_path / "wide.safetensors"))
     with pytest.raises(
         ModelLoadError, match=r"wide\.safetensors does not load: RuntimeError: .*size mismatch"
@@ -147,7 +150,7 @@ def test_the_class_gets_its_arguments(net, tmp_path):
     assert model.predict(x=X)["output"].shape == (7, 9)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("result", "names"),
     [
         ("tensor", {"output": (7, 4)}),
@@ -157,7 +160,7 @@ def test_the_class_gets_its_arguments(net, tmp_path):
         ("dataclass", {"y": (7, 4), "sum": (7,)}),
     ],
 )
-def test_results_of_any_form_have_names(net, tmp_path, result, names):
+def test_results_of_any_form_are_named(net, tmp_path, result, names):
     options = {"class": "net.py:Net", "arguments": {"result": result}}
     outputs = load(tmp_path / "net.safetensors", **options).predict(x=X)
     assert {n: d.shape for n, d in outputs.items()} == names
@@ -169,46 +172,46 @@ def test_results_of_any_form_have_names(net, tmp_path, result, names):
         wrong.predict(x=X)
 
 
-def test_what_is_no_tensor_is_no_result(net, tmp_path):
+def test_non_tensor_result_is_refused(net, tmp_path):
     model = load(tmp_path / "net.safetensors", **{"class": "net.py:Net", "arguments": {"result": "text"}})
     with pytest.raises(TypeError, match="the module returned a str"):
         model.predict(x=X)
 
 
-def test_bfloat16_leaves_as_float32(net, tmp_path):
+def test_bfloat16_outputs_are_float32(net, tmp_path):
     options = {"class": "net.py:Net", "arguments": {"result": "bfloat16"}}
     declared = [{"name": "y", "datatype": "BF16", "shape": [-1, 4]}]
     model = load(tmp_path / "net.safetensors", outputs=declared, **options)
     assert model.outputs == (TensorSpec("y", "BF16", (-1, 4)),)
     assert model.predict(x=X)["y"].dtype == np.float32
-    assert np.allclose(model.predict(x=X)["y"], net.answer, rtol=0.01, atol=0.01)
+    assert np.allclose(model.predict(x=X)["y"], net.output, rtol=0.01, atol=0.01)
 
 
-def test_bf16_comes_in_as_bits_or_widened(net, tmp_path):
+def test_bf16_inputs_as_bits_or_widened(net, tmp_path):
     inputs = [{"name": "x", "datatype": "BF16", "shape": [-1, 3]}]
     model = load(tmp_path / "net.safetensors", inputs=inputs, dtype="bfloat16", **{"class": "net.py:Net"})
     bits = torch.from_numpy(X).to(torch.bfloat16).view(torch.uint16).numpy()
     as_bits, as_floats = model.predict(x=bits)["output"], model.predict(x=X)["output"]
     assert (as_bits == as_floats).all()
-    assert np.allclose(as_bits, net.answer, rtol=0.05, atol=0.05)
+    assert np.allclose(as_bits, net.output, rtol=0.05, atol=0.05)
 
 
 def test_autocast_computes_in_half(net, tmp_path):
     model = load(tmp_path / "net.safetensors", autocast="bfloat16", **{"class": "net.py:Net"})
-    answer = model.predict(x=X)["output"]
-    assert np.allclose(answer, net.answer, rtol=0.05, atol=0.05)
-    assert not np.allclose(answer, net.answer, rtol=1e-5, atol=1e-6)
+    outputs = model.predict(x=X)["output"]
+    assert np.allclose(outputs, net.output, rtol=0.05, atol=0.05)
+    assert not np.allclose(outputs, net.output, rtol=1e-5, atol=1e-6)
 
 
-def test_the_parameters_of_forward_name_the_inputs(net, tmp_path):
+def test_forward_parameters_name_the_inputs(net, tmp_path):
     source = model_factory(str(tmp_path / "net.safetensors"), {"class": "net.py:Net"})
     instance = LoadedModel(source.make, "net")
     try:
         assert [s.name for s in instance.inputs.specs] == ["x"]
         for extra in ((), (Tensor("shift", np.ones((7, 4), np.float32)),)):
             request = InferRequest((Tensor("x", X), *extra))
-            response = instance.answer(request)
-            assert np.allclose(response["output"], net.answer + bool(extra))
+            response = instance.predict(request)
+            assert np.allclose(response["output"], net.output + bool(extra))
         with pytest.raises(ModelInputError, match="it has no input 'z'"):
             instance.inputs.check(InferRequest((Tensor("x", X), Tensor("z", X))))
     finally:
@@ -219,31 +222,31 @@ def test_declared_inputs_may_have_other_names(net, tmp_path):
     inputs = [{"name": "features", "shape": [-1, 3]}]
     model = load(tmp_path / "net.safetensors", inputs=inputs, **{"class": "net.py:Net"})
     assert model.inputs == (TensorSpec("features", "FP32", (-1, 3)),)
-    assert np.allclose(model.predict(features=X)["output"], net.answer)
+    assert np.allclose(model.predict(features=X)["output"], net.output)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "why"),
     [
-        ({}, ConfigError, r"holds weights alone: say whose with the option class = 'net\.py:Net'"),
-        ({"class": "net.py:NoModule"}, ConfigError, r"net\.py:NoModule is no torch\.nn\.Module"),
+        ({}, ConfigError, r"holds only weights: name their class, option class = 'net\.py:Net'"),
+        ({"class": "net.py:NoModule"}, ConfigError, r"net\.py:NoModule is not a torch\.nn\.Module"),
         (
             {"class": "net.py:None"},
             ConfigError,
             r"net\.py has no class 'None'; it has Data, Net, NoModule, Pair",
         ),
-        ({"class": "net"}, ConfigError, "'net' names no class: write"),
+        ({"class": "net"}, ConfigError, "'net' is not the name of a class: write"),
         ({"class": "gone.py:Net"}, ModelLoadError, r"gone\.py: its file cannot be read"),
-        ({"class": "net.py:Net", "device": "abacus"}, ConfigError, "'device' must be auto, cpu or cuda:0"),
+        ({"class": "net.py:Net", "device": "abacus"}, ConfigError, "'device' must be auto, cpu or a GPU"),
         (
             {"class": "net.py:Net", "device": "cuda:99"},
             ModelLoadError,
-            r"no device cuda:99 here: torch .* sees \d+",
+            r"device cuda:99 does not exist here: torch .* sees \d+",
         ),
         (
             {"class": "net.py:Net", "dtype": "int8"},
             ConfigError,
-            "'dtype' must be of float32, bfloat16, float16",
+            "'dtype' must be one of float32, bfloat16, float16",
         ),
         ({"class": "net.py:Net", "intra_op_threads": 0}, ConfigError, "'intra_op_threads' must be 1 or more"),
         ({"class": "net.py:Net", "arguments": {"depth": 3}}, ModelLoadError, "TypeError: .*'depth'"),
@@ -254,12 +257,12 @@ def test_declared_inputs_may_have_other_names(net, tmp_path):
         ),
     ],
 )
-def test_options_that_cannot_be(net, tmp_path, options, error, why):
+def test_invalid_options_are_refused(net, tmp_path, options, error, why):
     with pytest.raises(error, match=why):
         load(tmp_path / "net.safetensors", **options)
 
 
-def test_threads_are_as_asked_for(net, tmp_path):
+def test_thread_option_is_applied(net, tmp_path):
     before = torch.get_num_threads()
     try:
         load(tmp_path / "net.safetensors", intra_op_threads=1, **{"class": "net.py:Net"})
@@ -270,7 +273,7 @@ def test_threads_are_as_asked_for(net, tmp_path):
         torch.set_num_threads(before)
 
 
-def test_the_class_is_part_of_the_fingerprint(net, tmp_path):
+def test_class_changes_the_fingerprint(net, tmp_path):
     options = {"class": "net.py:Net"}
     first = model_factory(str(tmp_path / "net.safetensors"), options).fingerprint
     assert model_factory(str(tmp_path / "net.safetensors"), options).fingerprint == first
@@ -278,39 +281,39 @@ def test_the_class_is_part_of_the_fingerprint(net, tmp_path):
     assert model_factory(str(tmp_path / "net.safetensors"), options).fingerprint != first
 
 
-def test_inputs_reach_the_module_without_a_copy(net, tmp_path):
+def test_inputs_are_not_copied(net, tmp_path):
     model = load(tmp_path / "net.safetensors", device="cpu", **{"class": "net.py:Net"})
-    assert model._moved("x", X).data_ptr() == X.ctypes.data
+    assert model._to_device("x", X).data_ptr() == X.ctypes.data
     assert model.writes_inputs
-    assert model._moved("x", X[::2]).shape == (4, 3)
+    assert model._to_device("x", X[::2]).shape == (4, 3)
     model.close()
 
 
-def test_text_is_refused_and_read_only_memory_is_not(net, tmp_path):
+def test_text_is_refused_and_read_only_input_accepted(net, tmp_path):
     model = load(tmp_path / "net.safetensors", **{"class": "net.py:Net"})
     frozen = np.frombuffer(X.tobytes(), np.float32).reshape(X.shape)
-    assert np.allclose(model.predict(x=frozen)["output"], net.answer)
-    with pytest.raises(ModelInputError, match="input 'x' is text, which no torch module takes"):
+    assert np.allclose(model.predict(x=frozen)["output"], net.output)
+    with pytest.raises(ModelInputError, match="input 'x' is text, which torch modules do not accept"):
         model.predict(x=text_array(["a"]))
 
 
 # TorchScript
 
 
-@pytest.mark.parametrize("name", ["net.pt", "net.ts"])
+@for_each("name", ["net.pt", "net.ts"])
 def test_torchscript_runs(net, tmp_path, name):
     model = load(script(Net(), tmp_path / name))
     assert model.predict(x=X)["output"].shape == (7, 4)
 
 
-def test_torchscript_tells_its_parameters(tmp_path):
+def test_torchscript_names_its_inputs(tmp_path):
     source = model_factory(str(script(Scripted(), tmp_path / "twice.pt")))
     instance = LoadedModel(source.make, "twice")
     try:
         assert [s.name for s in instance.inputs.specs] == ["x"]
         assert instance.inputs.optional == {"scale"}
         request = InferRequest((Tensor("x", X),))
-        response = instance.answer(request)
+        response = instance.predict(request)
         assert np.allclose(response["output_0"], 2 * X)
         assert np.allclose(response["output_1"], X.sum(1), atol=1e-6)
     finally:
@@ -320,7 +323,7 @@ def test_torchscript_tells_its_parameters(tmp_path):
 # torch.export
 
 
-def test_an_exported_program_tells_its_inputs(tmp_path):
+def test_exported_program_declares_inputs(tmp_path):
     batch = torch.export.Dim("batch", max=64)
     args, shapes = (
         (torch.zeros(2, 3), torch.ones(2, 1, dtype=torch.int64)),
@@ -338,7 +341,7 @@ def test_an_exported_program_tells_its_inputs(tmp_path):
         }
 
 
-def test_an_exported_program_by_keyword(tmp_path):
+def test_exported_program_with_keyword_inputs(tmp_path):
     batch = torch.export.Dim("batch")
     path = tmp_path / "m.pt2"
     args, kwargs = (torch.zeros(2, 3),), {"mask": torch.ones(2, 1)}
@@ -349,7 +352,7 @@ def test_an_exported_program_by_keyword(tmp_path):
     assert np.allclose(model.predict(**given)["sum"], 3)
 
 
-def test_a_program_of_fixed_rows_is_called_in_pieces(tmp_path):
+def test_fixed_rows_program_is_called_repeatedly(tmp_path):
     made = Net().eval()
     model = load(export(made, tmp_path / "m.pt2", (torch.zeros(3, 3),)))
     assert model.inputs == (TensorSpec("x", "FP32", (-1, 3)),)
@@ -367,17 +370,17 @@ def test_nested_inputs_are_refused(tmp_path):
         load(export(Nested(), tmp_path / "m.pt2", args))
 
 
-# What is no model
+# Invalid files
 
 
-class _Bomb:
+class _MarkingPickle:
     def __reduce__(self):
         return os.mkdir, (os.environ["HEADRACE_TEST_MARK"],)
 
 
 @pytest.mark.parametrize("options", [{}, {"class": "net.py:Net"}])
-@pytest.mark.parametrize("content", [_Bomb(), OrderedDict(a=_Bomb()), Net()])
-def test_pickles_are_never_run(net, tmp_path, monkeypatch, content, options):
+@pytest.mark.parametrize("content", [_MarkingPickle(), OrderedDict(a=_MarkingPickle()), Net()])
+def test_pickles_are_never_loaded(net, tmp_path, monkeypatch, content, options):
     mark = tmp_path / "ran"
     monkeypatch.setenv("HEADRACE_TEST_MARK", str(mark))
     path = tmp_path / "whole.pt"
@@ -389,15 +392,15 @@ def test_pickles_are_never_run(net, tmp_path, monkeypatch, content, options):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["m.pt", "m.ts", "m.pt2"])
-@pytest.mark.parametrize("junk", [b"", b"junk" * 100, b"PK\x03\x04" + b"\0" * 100])
-def test_junk_is_a_clear_error(tmp_path, name, junk):
+@for_each("name", ["m.pt", "m.ts", "m.pt2"])
+@for_each("junk", [b"", b"junk" * 100, b"PK\x03\x04" + b"\0" * 100])
+def test_invalid_file_fails_to_load(tmp_path, name, junk):
     (tmp_path / name).write_bytes(junk)
-    with pytest.raises(ModelLoadError, match=r"m\.\w+ is no archive that torch has written"):
+    with pytest.raises(ModelLoadError, match=r"m\.\w+ is not an archive written by torch"):
         load(tmp_path / name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "junk",
     [
         b"",
@@ -409,13 +412,13 @@ def test_junk_is_a_clear_error(tmp_path, name, junk):
         (15).to_bytes(8, "little") + b'{"linear":{"a"}' + b"\0" * 16,
     ],
 )
-def test_safetensors_that_lie(net, tmp_path, junk):
+def test_corrupt_safetensors_fail_to_load(net, tmp_path, junk):
     (tmp_path / "bad.safetensors").write_bytes(junk)
     with pytest.raises(ModelLoadError, match=r"bad\.safetensors does not load: SafetensorError"):
         load(tmp_path / "bad.safetensors", **{"class": "net.py:Net"})
 
 
-def test_a_zip_that_is_no_model(tmp_path):
+def test_zip_without_model_fails_to_load(tmp_path):
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
@@ -424,11 +427,11 @@ def test_a_zip_that_is_no_model(tmp_path):
         load(tmp_path / "m.pt2")
 
 
-def test_without_its_package_the_extra_is_named(monkeypatch):
+def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    monkeypatch.delitem(sys.modules, door.__name__)
+    monkeypatch.delitem(sys.modules, adapter.__name__)
     with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[torch\]'"):
-        importlib.import_module(door.__name__)
+        importlib.import_module(adapter.__name__)
 
 
 # On a GPU
@@ -437,19 +440,19 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 @needs_gpu
-@pytest.mark.parametrize("rows", [1, 7, 40_000])
-def test_on_a_gpu_answers_are_the_same(net, tmp_path, rows):
-    """Below and above the size that goes through pinned memory."""
+@for_each("rows", [1, 7, 40_000])
+def test_gpu_outputs_equal_cpu_outputs(net, tmp_path, rows):
+    """The sizes are below and above the bound of pinned memory."""
     x = np.resize(X, (rows, 3))
-    assert (x.nbytes >= door.PINNED_BYTES_MIN) == (rows == 40_000)
+    assert (x.nbytes >= adapter.PINNED_BYTES_MIN) == (rows == 40_000)
     model = load(tmp_path / "net.safetensors", device="cuda:0", **{"class": "net.py:Net"})
     assert not model.writes_inputs
-    want = np.resize(net.answer, (math.ceil(rows / 7) * 7, 4))[:rows]
+    want = np.resize(net.output, (math.ceil(rows / 7) * 7, 4))[:rows]
     assert np.allclose(model.predict(x=x)["output"], want, atol=1e-4)
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", ["m.pt", "m.pt2"])
+@for_each("name", ["m.pt", "m.pt2"])
 def test_archives_move_to_a_gpu(tmp_path, name):
     made = Net().eval()
     path = tmp_path / name
@@ -462,7 +465,7 @@ def test_archives_move_to_a_gpu(tmp_path, name):
         assert np.allclose(outputs["output"], made(torch.from_numpy(X)).detach().numpy(), atol=tolerance)
 
 
-def test_auto_takes_a_gpu_where_there_is_one(net, tmp_path):
+def test_auto_device_prefers_a_gpu(net, tmp_path):
     model = load(tmp_path / "net.safetensors", **{"class": "net.py:Net"})
     assert isinstance(model, TorchModel)
     assert model._device.type == ("cuda" if torch.cuda.is_available() else "cpu")

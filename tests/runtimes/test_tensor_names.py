@@ -1,4 +1,4 @@
-"""Signatures made to measure, and results of any form by name."""
+"""Generated signatures, and results of any form by name."""
 
 import inspect
 from dataclasses import dataclass
@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
+from cases import for_each
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
 from headrace.engine.inputs import ModelInputs
-from headrace.runtimes.named import by_name, with_names
+from headrace.runtimes.tensor_names import outputs_by_name, predict_with_signature
 
 
 class Pair(NamedTuple):
@@ -27,7 +28,7 @@ def is_int(value):
     return isinstance(value, int)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("result", "named"),
     [
         (1, {"output": 1}),
@@ -38,25 +39,25 @@ def is_int(value):
         (Data(1, None), {"a": 1}),
     ],
 )
-def test_results_by_name(result, named):
-    assert by_name(result, is_int) == named
+def test_outputs_are_named(result, named):
+    assert outputs_by_name(result, is_int) == named
 
 
-def test_what_is_no_result():
-    with pytest.raises(TypeError, match="the module returned a str: return tensors"):
-        by_name("text", is_int)
+def test_unsupported_result_is_refused():
+    with pytest.raises(TypeError, match="the module returned a str: it must return tensors"):
+        outputs_by_name("text", is_int)
 
 
-def test_an_engine_reads_the_names():
+def test_engine_reads_the_signature():
     model = Model()
-    model.predict = with_names(dict, ["x", "y"], ["scale"])
+    model.predict = predict_with_signature(dict, ["x", "y"], ["scale"])
     inputs = ModelInputs.of(model, "m")
     assert inputs.specs == (TensorSpec("x", "FP32"), TensorSpec("y", "FP32"))
     assert inputs.optional == {"scale"}
     assert inputs.call(model.predict, {"y": 2, "x": 1}) == {"x": 1, "y": 2}
 
 
-def test_without_names_any_will_do():
-    predict = with_names(dict, [], [])
+def test_unnamed_inputs_accept_any_name():
+    predict = predict_with_signature(dict, [], [])
     assert predict(a=1) == {"a": 1}
     assert next(iter(inspect.signature(predict).parameters.values())).kind is inspect.Parameter.VAR_KEYWORD
