@@ -1,4 +1,4 @@
-"""A dataplane around plain functions, and gRPC clients that speak headrace's private messages."""
+"""A dataplane over plain functions, and gRPC clients that use headrace's private messages."""
 
 import asyncio
 import functools
@@ -18,7 +18,7 @@ from headrace.protocols.oip_grpc.messages import message_class
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_asgi import GrpcAsgi
 from headrace.server.grpc_service import GrpcService
-from headrace.server.grpc_streams import StreamSettings
+from headrace.server.grpc_streams import GrpcStreamSettings
 from headrace.server.security import Role
 
 WAIT_S = 30.0
@@ -30,8 +30,8 @@ StreamResponse = message_class("ModelStreamInferResponse")
 
 
 @dataclass
-class Served:
-    """A model: `predict` answers one request, `stream` a stream of them; either may be missing."""
+class FunctionModel:
+    """A model: `predict` handles one request, `stream` a stream of them; either may be missing."""
 
     predict: Callable[[InferRequest], Any] | None = None
     stream: Callable[[AsyncIterator[InferRequest]], Any] | None = None
@@ -39,11 +39,11 @@ class Served:
 
 
 class FunctionDataplane:
-    """The dataplane's whole interface over a dict of functions, on the caller's event loop."""
+    """The whole interface of the dataplane over a dict of functions."""
 
     name, version, extensions = "headrace", "1.2", ("model_repository", "statistics")
 
-    def __init__(self, **models: Served) -> None:
+    def __init__(self, **models: FunctionModel) -> None:
         self.models = models
         for name, served in models.items():
             served.metadata = ModelMetadata(
@@ -53,8 +53,8 @@ class FunctionDataplane:
                 served.metadata.inputs or (TensorSpec("x", "FP32", (-1, 2)),),
                 served.metadata.outputs or (TensorSpec("y", "FP32", (-1, 2)),),
                 max_batch_rows=8,
-                predicts=served.predict is not None,
-                streams=served.stream is not None,
+                can_predict=served.predict is not None,
+                can_stream=served.stream is not None,
             )
         self.is_ready = True
         self.seen: list[InferRequest] = []
@@ -62,13 +62,13 @@ class FunctionDataplane:
         self.asked = asyncio.Event()
         self.cancellations: asyncio.Queue[str] = asyncio.Queue()
 
-    def _find(self, model: str, version: str) -> Served:
+    def _find(self, model: str, version: str) -> FunctionModel:
         if model not in self.models or version not in ("", "1"):
             raise ModelNotFoundError(model, f"no such model or version {version!r}")
         return self.models[model]
 
     def infer_now(self, model: str, version: str, request: InferRequest, times: Any = None) -> None:
-        """Nothing is inline here: every request takes waiting."""
+        """Return None: no model is inline."""
         del model, version, request, times
 
     async def infer(
@@ -78,26 +78,26 @@ class FunctionDataplane:
         self.seen.append(request)
         self.asked.set()
         try:
-            answer = self._find(model, version).predict(request)
-            if asyncio.iscoroutine(answer):
-                answer = await answer
+            response = self._find(model, version).predict(request)
+            if asyncio.iscoroutine(response):
+                response = await response
         except asyncio.CancelledError:
             self.cancellations.put_nowait(model)
             raise
-        return InferResponse((Tensor("y", answer),), model, "1", request.id)
+        return InferResponse((Tensor("y", response),), model, "1", request.id)
 
-    async def stream_one(self, model: str, version: str, request: InferRequest) -> Any:
+    async def stream_request(self, model: str, version: str, request: InferRequest) -> Any:
         async def requests():
             yield request
 
-        async with aclosing(self.stream_some(model, version, requests())) as answers:
-            async for some in answers:
+        async with aclosing(self.stream_requests(model, version, requests())) as responses:
+            async for some in responses:
                 yield some
 
-    async def stream_some(self, model: str, version: str, requests: AsyncIterator[InferRequest]) -> Any:
+    async def stream_requests(self, model: str, version: str, requests: AsyncIterator[InferRequest]) -> Any:
         try:
-            async for answer in self._find(model, version).stream(requests):
-                yield [InferResponse((Tensor("y", answer),), model, "1")]
+            async for response in self._find(model, version).stream(requests):
+                yield [InferResponse((Tensor("y", response),), model, "1")]
         except (asyncio.CancelledError, GeneratorExit):
             self.cancellations.put_nowait(model)
             raise
@@ -146,7 +146,7 @@ class FunctionDataplane:
 
 
 class KeyAccess:
-    """Two keys: one may infer, the other everything."""
+    """Two keys: one may call models, the other may do everything."""
 
     def check(self, authorization: str | None, role: Role) -> None:
         if authorization not in ("Bearer user", "Bearer admin"):
@@ -160,8 +160,8 @@ def echo(request: InferRequest) -> np.ndarray:
     return request.inputs[0].data
 
 
-def ran(test: Any) -> Any:
-    """A coroutine function as a test, on a loop of its own, for WAIT_S seconds at most."""
+def in_event_loop(test: Any) -> Any:
+    """Run a coroutine function as a test, in its own event loop, for WAIT_S seconds at the longest."""
 
     @functools.wraps(test)
     def run(*args: Any, **settings: Any) -> None:
@@ -175,11 +175,11 @@ async def serving(
     dataplane: FunctionDataplane,
     carrier: str = "aio",
     *,
-    streams: StreamSettings | None = None,
+    streams: GrpcStreamSettings | None = None,
     access: Any = None,
     **settings: Any,
 ) -> Any:
-    """A real server on a free port, and a channel to it."""
+    """Start a real server on a free port, and open a channel to it."""
     service = GrpcService(dataplane, access=access, streams=streams, health_poll_s=0.01)
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     carried = _aio(service, settings) if carrier == "aio" else _asgi(service, settings)
@@ -221,14 +221,14 @@ async def _asgi(service: GrpcService, settings: Any) -> Any:
 
 
 def code_of(error: Any) -> str:
-    """The name of the status that a call ended with."""
+    """Return the name of the status of a failed call."""
     return error.value.code().name
 
 
 def infer_request(
     array: np.ndarray, *, model: str = "m", raw: bool = True, datatype: str = "FP32", **more: Any
 ) -> Any:
-    """A ModelInferRequest of one input `x`."""
+    """Return a ModelInferRequest with one input `x`."""
     request = Request(model_name=model, **more)
     entry = request.inputs.add(name="x", datatype=datatype, shape=array.shape)
     if raw:
@@ -239,7 +239,7 @@ def infer_request(
 
 
 def values(response: Any) -> np.ndarray:
-    """The first output of a ModelInferResponse, FP32."""
+    """Return the first output of a ModelInferResponse, FP32."""
     output = response.outputs[0]
     if response.raw_output_contents:
         return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(output.shape)
@@ -247,7 +247,7 @@ def values(response: Any) -> np.ndarray:
 
 
 def unary(channel: Any, name: str = "ModelInfer", *, response: Any = Response, path: str = INFERENCE) -> Any:
-    """A callable for one unary method; it takes messages."""
+    """Return a callable for one unary method; it takes messages."""
     return channel.unary_unary(
         f"{path}{name}",
         request_serializer=lambda m: m.SerializeToString(),
@@ -258,7 +258,7 @@ def unary(channel: Any, name: str = "ModelInfer", *, response: Any = Response, p
 def bidi(
     channel: Any, name: str = "ModelStreamInfer", *, response: Any = Response, path: str = INFERENCE
 ) -> Any:
-    """A callable for one method that streams both ways; it takes messages."""
+    """Return a callable for one method that streams both ways; it takes messages."""
     return channel.stream_stream(
         f"{path}{name}",
         request_serializer=lambda m: m.SerializeToString(),

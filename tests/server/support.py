@@ -1,4 +1,4 @@
-"""Real servers for tests: real engines behind the REST door, on a socket of this machine, in a thread of their own."""
+"""Real servers for tests: real engines behind a REST listener, in a thread of their own."""
 
 import asyncio
 import http.client
@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.core import Model, RowError, TensorSpec
-from headrace.engine.repository import Find, ModelDefinition, ModelRepository
+from headrace.engine.repository import FindDefinitions, ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.server.dataplane import Dataplane
 from headrace.server.listen import HttpListener, new_event_loop
@@ -32,20 +32,20 @@ class Linear(Model):
     outputs = (TensorSpec("y", "FP32", (-1, 1)),)
 
     def predict(self, x):
-        """A sum for each row."""
+        """Return the sum of each row."""
         return x.sum(axis=1, keepdims=True)
 
 
-class Any1(Model):
-    """Echoes whatever it is given, by input name."""
+class EchoAll(Model):
+    """A model that returns its inputs under their names."""
 
     def predict(self, **tensors):
-        """The inputs as outputs of the same names."""
+        """Return the inputs."""
         return tensors
 
 
 class Typed(Model):
-    """One declared input of each kind, echoed; BF16 as the protocol's own type."""
+    """A model with one declared input of each kind, which it returns."""
 
     bytes_as = "sent"
     inputs = (
@@ -58,26 +58,28 @@ class Typed(Model):
     outputs = inputs
 
     def predict(self, flag, text, half, brain, whole):
-        """The same."""
+        """Return the inputs."""
         return {"flag": flag, "text": text, "half": half, "brain": brain, "whole": whole}
 
 
 class Strided(Model):
-    """Two views of its input, neither contiguous nor in one order."""
+    """A model with non-contiguous outputs: two views of its input and one array in Fortran order."""
 
     def predict(self, x):
-        """Columns reversed, and every second one."""
+        """Return the columns in reverse, every second column, and a copy in Fortran order."""
         return {"reversed": x[:, ::-1], "second": x[:, ::2], "column": np.asfortranarray(x)}
 
 
 class Words(Model):
-    """Streams the words of a text; a word ``boom`` raises, a word ``inf`` is no number that JSON carries."""
+    """A model that streams the words of a text. ``boom`` raises; ``inf`` is a number that JSON
+    lacks.
+    """
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
     outputs = (TensorSpec("word", "BYTES", (-1,)),)
 
     async def predict_stream(self, requests):
-        """A response for each word."""
+        """Yield a response for each word."""
         async for request in requests:
             text = request["text"][0]
             for word in (text.decode() if isinstance(text, bytes) else text).split():
@@ -87,10 +89,10 @@ class Words(Model):
 
 
 class Raising(Model):
-    """Raises on negative values, refuses a row of 13."""
+    """A model that raises on negative values and refuses a row of 13."""
 
     def predict(self, x):
-        """The same rows."""
+        """Return the rows."""
         if (x < 0).any():
             raise ValueError("negative at /secret/weights.bin")
         if (x == 13).any():
@@ -99,19 +101,19 @@ class Raising(Model):
 
 
 class Texts(Model):
-    """``text_input -> text_output``, in capitals; a second input has a default."""
+    """A model ``text_input -> text_output`` that returns capitals."""
 
     inputs = (TensorSpec("text_input", "BYTES", (-1,)),)
     outputs = (TensorSpec("text_output", "BYTES", (-1,)),)
 
     def predict(self, text_input):
-        """Capitals."""
+        """Return capitals."""
         return np.array([str(t).upper() for t in text_input], object)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A response as it came."""
+class Response:
+    """A received response."""
 
     status: int
     headers: Mapping[str, str]
@@ -119,20 +121,20 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """Its JSON; for binary tensors that before them."""
+        """Its JSON document; with binary tensors, the document before them."""
         length = self.headers.get(HEADER_LENGTH.lower())
         return json.loads(self.body if length is None else self.body[: int(length)])
 
     @property
     def error(self) -> str:
-        """What an error says; it says nothing else."""
+        """The text of an error. The document has no other member."""
         document = self.json
         assert set(document) == {"error"}, document
         return document["error"]
 
 
-class Server:
-    """A REST door that is open; see `serving`."""
+class RestServer:
+    """A server with an open REST listener; see `serving`."""
 
     def __init__(
         self, repository: ModelRepository, dataplane: Dataplane, app: RestApp, *, direct: bool = True
@@ -160,71 +162,71 @@ class Server:
         await self._listener.stop(1.0)
 
     def start(self) -> None:
-        """Open the door."""
+        """Open the listener."""
         self._thread.start()
         assert self._started.wait(WAIT_S)
 
     def close(self) -> None:
-        """Close it, and stop the models."""
+        """Close the listener, and stop the models."""
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(WAIT_S)
         self.repository.stop(drain=False)
 
     def open_tasks(self) -> int:
-        """Tasks of its event loop besides its own two."""
+        """Return the number of tasks in its event loop, including two of its own."""
 
         async def count() -> int:
             return len(asyncio.all_tasks())
 
         return asyncio.run_coroutine_threadsafe(count(), self.loop).result(WAIT_S)
 
-    # Asking
+    # Requests
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Answer:
-        """One request on a connection of its own; `body` is bytes, or something for JSON."""
+    ) -> Response:
+        """Send one request on a new connection. `body` is bytes, or a value for JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
         try:
-            return ask_on(connection, method, path, body, headers)
+            return request_on(connection, method, path, body, headers)
         finally:
             connection.close()
 
-    def get(self, path: str, **headers: str) -> Answer:
-        """GET."""
-        return self.ask("GET", path, None, headers)
+    def get(self, path: str, **headers: str) -> Response:
+        """Send a GET."""
+        return self.request("GET", path, None, headers)
 
-    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        """POST."""
-        return self.ask("POST", path, body, headers)
+    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Send a POST."""
+        return self.request("POST", path, body, headers)
 
     def infer(
         self, model: str, *inputs: Any, headers: Mapping[str, str] | None = None, **more: Any
-    ) -> Answer:
-        """POST to ``infer`` of a model."""
+    ) -> Response:
+        """Send a POST to ``infer`` of a model."""
         return self.post(f"/v2/models/{model}/infer", {"inputs": inputs, **more}, headers)
 
     def socket(self) -> "Socket":
-        """A raw connection."""
+        """Open a raw connection."""
         return Socket(self.port)
 
 
-def ask_on(
+def request_on(
     connection: http.client.HTTPConnection,
     method: str,
     path: str,
     body: Any = None,
     headers: Mapping[str, str] | None = None,
-) -> Answer:
-    """One request on a connection that is kept."""
+) -> Response:
+    """Send one request on an open connection."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     connection.request(method, path, data, dict(headers or {}))
     response = connection.getresponse()
-    return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    return Response(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
 
 class Socket:
-    """Bytes as they are, for what no client would send."""
+    """A raw connection, for bytes that no client would send."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
@@ -237,7 +239,7 @@ class Socket:
         self._socket.close()
 
     def send(self, *parts: bytes) -> "Socket":
-        """Send all of it."""
+        """Send all parts."""
         self._socket.sendall(b"".join(parts))
         return self
 
@@ -246,8 +248,8 @@ class Socket:
         lines = [b"POST %s HTTP/1.1" % path.encode(), b"Host: x", b"Content-Length: %d" % len(body), *headers]
         return self.send(b"\r\n".join(lines), b"\r\n\r\n", body)
 
-    def until(self, end: bytes) -> bytes:
-        """Read up to and with `end`; what was read beyond stays."""
+    def read_until(self, end: bytes) -> bytes:
+        """Read up to and including `end`; later bytes are kept."""
         while end not in self.received:
             part = self._socket.recv(1 << 16)
             assert part, f"closed before {end!r}: {self.received[-300:]!r}"
@@ -255,9 +257,9 @@ class Socket:
         found, _, self.received = self.received.partition(end)
         return found + end
 
-    def answer(self) -> Answer:
-        """Read one response that has a length."""
-        head = self.until(b"\r\n\r\n").decode("latin-1").split("\r\n")
+    def read_response(self) -> Response:
+        """Read one response with a content length."""
+        head = self.read_until(b"\r\n\r\n").decode("latin-1").split("\r\n")
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
         length = int(headers["content-length"])
         while len(self.received) < length:
@@ -265,22 +267,22 @@ class Socket:
             assert part, "closed in the middle of a response"
             self.received += part
         body, self.received = self.received[:length], self.received[length:]
-        return Answer(int(head[0].split()[1]), headers, body)
+        return Response(int(head[0].split()[1]), headers, body)
 
-    def rest(self) -> bytes:
-        """All until the server closes."""
+    def read_to_end(self) -> bytes:
+        """Read until the server closes the connection."""
         while part := self._socket.recv(1 << 16):
             self.received += part
         return self.received
 
     def abort(self) -> None:
-        """Close so that the server gets a reset."""
+        """Reset the connection."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
 
 def definition(make: Any, name: str, version: str = "1", **settings: Any) -> ModelDefinition:
-    """A model to serve; an object is shared by all instances."""
+    """Return the definition of a model. All instances share an object."""
     factory = (lambda: make) if isinstance(make, Model) else make
     return ModelDefinition(
         name, version, factory, settings=ServeSettings(**{"max_batch_delay_ms": 0, **settings})
@@ -294,18 +296,21 @@ def serving(
     keys: Sequence[ApiKey] = (),
     limits: RestLimits | None = None,
     changeable: bool = False,
-    find: Find | None = None,
+    find: FindDefinitions | None = None,
     started: bool = True,
     direct: bool = True,
     **settings: Any,
-) -> Iterator[Server]:
-    """A server of models by name, which is closed in the end; without `direct` every request is an ASGI exchange."""
+) -> Iterator[RestServer]:
+    """Serve models by name until the end of the block.
+
+    Without `direct`, every request is an ASGI exchange.
+    """
     if isinstance(models, Mapping):
         models = [definition(make, name, **settings) for name, make in models.items()]
     repository = ModelRepository(models, find=find)
     dataplane = Dataplane(repository, version="1.2", changeable=changeable)
     app = RestApp(dataplane, access=Access(keys), limits=limits)
-    server = Server(repository, dataplane, app, direct=direct)
+    server = RestServer(repository, dataplane, app, direct=direct)
     server.start()
     try:
         if started:
@@ -316,7 +321,7 @@ def serving(
 
 
 def tensor(name: str = "x", data: Any = (1.0,), datatype: str = "FP32", shape: Any = None) -> dict[str, Any]:
-    """A tensor of a request, one value a row unless `shape` says otherwise."""
+    """Return a tensor of a request, with one value per row unless `shape` says otherwise."""
     return {
         "name": name,
         "shape": [len(data)] if shape is None else shape,

@@ -1,4 +1,4 @@
-"""A real server on loopback ports, in a loop and thread of its own, and a small client: for tests of what can be observed."""
+"""A real server in its own thread, with metrics and observers, and a small client."""
 
 import asyncio
 import http.client
@@ -30,7 +30,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @dataclass(frozen=True)
-class Answered:
+class Response:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -41,8 +41,8 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """An observer that tells when requests are over: their answers are read before."""
+class EndCounter:
+    """An observer that counts finished requests. Clients may read a response before its end."""
 
     ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -57,8 +57,8 @@ class Ended:
             assert self.ended.acquire(timeout=WAIT_S)
 
 
-class Served:
-    """A server that runs; `rest` and `metrics` are ports."""
+class ObservedServer:
+    """A running server. `rest` and `metrics` are its ports."""
 
     def __init__(self, repository: ModelRepository, dataplane: Dataplane, app: RestApp) -> None:
         self.repository = repository
@@ -67,7 +67,7 @@ class Served:
         self.loop: asyncio.AbstractEventLoop = new_event_loop()
         self._listeners = [
             HttpListener(app, "127.0.0.1", 0, direct=app.direct),
-            HttpListener(MetricsApp(Metrics(dataplane, [app.answers])), "127.0.0.1", 0),
+            HttpListener(MetricsApp(Metrics(dataplane, [app.response_counters])), "127.0.0.1", 0),
         ]
         self.rest, self.metrics = (listener.port for listener in self._listeners)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -87,10 +87,10 @@ class Served:
         self.loop.close()
 
     def run(self, coroutine: Any) -> Any:
-        """Run something in the server's loop."""
+        """Run a coroutine in the event loop of the server."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(WAIT_S)
 
-    def ask(
+    def request(
         self,
         path: str,
         body: Any = None,
@@ -98,31 +98,31 @@ class Served:
         *,
         method: str = "",
         port: int | None = None,
-    ) -> Answered:
-        """One exchange, by POST where there is a body."""
+    ) -> Response:
+        """Send one request; with a body it is a POST."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.rest, timeout=WAIT_S)
         try:
             data = body if isinstance(body, bytes | None) else orjson.dumps(body)
             connection.request(method or ("GET" if body is None else "POST"), path, data, dict(headers or {}))
             response = connection.getresponse()
             found = {name.lower(): value for name, value in response.getheaders()}
-            return Answered(response.status, found, response.read())
+            return Response(response.status, found, response.read())
         finally:
             connection.close()
 
-    def ask_all(self, asked: Sequence[tuple[str, Any]], threads: int = 16) -> list[Answered]:
-        """Many exchanges side by side."""
+    def request_all(self, asked: Sequence[tuple[str, Any]], threads: int = 16) -> list[Response]:
+        """Send many requests concurrently."""
         with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda one: self.ask(*one), asked))
+            return list(pool.map(lambda one: self.request(*one), asked))
 
     def scrape(self) -> Samples:
-        """All samples, by name and labels; none may be there twice."""
-        answered = self.ask("/metrics", port=self.metrics)
-        assert answered.status == 200, answered.body
-        return samples(answered.body.decode())
+        """Return all samples by name and labels. No sample may occur twice."""
+        response = self.request("/metrics", port=self.metrics)
+        assert response.status == 200, response.body
+        return samples(response.body.decode())
 
     def scrape_until(self, wanted: Callable[[Samples], bool]) -> Samples:
-        """The first scrape that is as wanted, of so many."""
+        """Return the first scrape that meets a condition, of at most SCRAPES_MAX."""
         for _ in range(SCRAPES_MAX):
             if wanted(found := self.scrape()):
                 return found
@@ -143,8 +143,8 @@ def value(found: Samples, name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
-def named(found: Samples, name: str) -> dict[tuple[str, ...], float]:
-    """Samples of a name, by the values of their labels in the order of the labels' names."""
+def samples_of(found: Samples, name: str) -> dict[tuple[str, ...], float]:
+    """Return the samples of a name by their label values, in the order of the label names."""
     return {
         tuple(text for _, text in sorted(labels)): number
         for (sample, labels), number in found.items()
@@ -160,7 +160,7 @@ def definition(
 
 
 def infer(*values: float, id: str = "", **parameters: Any) -> dict[str, Any]:
-    """An inference request for input `x`, FP32 ``[n, 1]``."""
+    """Return an inference request for input `x`, FP32 ``[n, 1]``."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [len(values), 1], "data": list(values)}
     found: dict[str, Any] = {"inputs": [tensor]}
     if id:
@@ -175,11 +175,11 @@ def serving(
     *definitions: ModelDefinition,
     observers: Sequence[Observer] | None = None,
     access: Access | None = None,
-) -> Iterator[Served]:
+) -> Iterator[ObservedServer]:
     repository = ModelRepository(definitions)
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=True)
     app = RestApp(dataplane, access=access, observers=observers)
-    served = Served(repository, dataplane, app)
+    served = ObservedServer(repository, dataplane, app)
     served.start()
     try:
         yield served

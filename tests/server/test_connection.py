@@ -1,4 +1,4 @@
-"""Connections: what is answered directly, what goes the long way, and that nobody can tell but by the clock."""
+"""HTTP connections: direct responses and ASGI exchanges, which clients cannot distinguish."""
 
 import asyncio
 import gc
@@ -11,21 +11,24 @@ import weakref
 from contextlib import contextmanager, suppress
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.server.connection import Connection, Shared
-from headrace.server.direct import Reply
+from cases import for_each
+from headrace.server.connection import ConnectionContext, HttpConnection
+from headrace.server.direct import DirectResponse
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
-from headrace.server.overdue import Overdue
+from headrace.server.overdue_watch import OverdueWatch
 from server.support import WAIT_S, Socket
-from server.test_rest import wait_for
+from servers.polling import wait_until
 
 OK = b"HTTP/1.1 200 OK"
 
 
 class Echo:
-    """Answers what is posted to ``/now`` and ``/later`` with itself, and not what is called ``refused``."""
+    """A direct handler that echoes posts to ``/now`` and ``/later``, and declines the body
+    ``refused``.
+    """
 
     def __init__(self) -> None:
         self.seen = []
@@ -36,11 +39,11 @@ class Echo:
     def route(self, target):
         return target.decode() if target in (b"/now", b"/later") else None
 
-    def answer(self, route, headers, body):
+    def respond(self, route, headers, body):
         if body == b"refused":
             return None
         self.seen.append((route, dict(headers), body))
-        reply = Reply(200, b"x-way: direct\r\n", body)
+        reply = DirectResponse(200, b"x-way: direct\r\n", body)
         if route == "/now":
             return reply
 
@@ -59,8 +62,8 @@ class Echo:
         return later
 
 
-async def long_way(scope, receive, send):
-    """The same over ASGI."""
+async def asgi_app(scope, receive, send):
+    """Echo over ASGI."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -73,21 +76,21 @@ async def long_way(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-class Door:
-    """A listener with a loop of its own."""
+class RunningListener:
+    """A listener with its own event loop."""
 
     def __init__(self, direct, tls=None, **shared) -> None:
         self.direct = direct
         self.loop = new_event_loop()
-        self.listener = HttpListener(long_way, "127.0.0.1", 0, tls, direct=direct)
+        self.listener = HttpListener(asgi_app, "127.0.0.1", 0, tls, direct=direct)
         self.made = []
-        shared_by_all = Shared(direct, **shared)
-        door = self
+        shared_by_all = ConnectionContext(direct, **shared)
+        running_listener = self
 
-        class Noted(Connection):
+        class Noted(HttpConnection):
             def __init__(self, **uvicorn):
                 super().__init__(shared=shared_by_all, **uvicorn)
-                door.made.append(weakref.ref(self))
+                running_listener.made.append(weakref.ref(self))
 
         self.listener._config.http_protocol_class = Noted
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -105,7 +108,7 @@ class Door:
         self.loop.close()
 
     def call(self, function, *args):
-        """In the loop, and its result."""
+        """Call a function in the event loop and return its result."""
 
         async def there():
             return function(*args)
@@ -120,8 +123,8 @@ class Door:
 
 
 @contextmanager
-def door(direct=None, **settings):
-    opened = Door(direct or Echo(), **settings)
+def running_listener(direct=None, **settings):
+    opened = RunningListener(direct or Echo(), **settings)
     opened.thread.start()
     assert opened.started.wait(WAIT_S)
     try:
@@ -133,7 +136,7 @@ def door(direct=None, **settings):
 
 @pytest.fixture(scope="module")
 def echo():
-    with door() as opened:
+    with running_listener() as opened:
         yield opened
 
 
@@ -142,23 +145,23 @@ def post(body: bytes, path: bytes = b"/now", *headers: bytes) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-def way(answer) -> tuple[str, bytes]:
-    assert answer.status == 200
-    return answer.headers["x-way"], answer.body
+def path_and_body(response) -> tuple[str, bytes]:
+    assert response.status == 200
+    return response.headers["x-way"], response.body
 
 
-@pytest.mark.parametrize("path", [b"/now", b"/later"])
-def test_a_whole_post_is_answered_directly(echo, path):
+@for_each("path", [b"/now", b"/later"])
+def test_whole_post_gets_a_direct_response(echo, path):
     with echo.socket() as raw:
         for body in (b"one", b"two", b""):
-            answer = raw.send(post(body, path, b"X-Ab: c")).answer()
-            assert way(answer) == ("direct", body)
-            assert answer.headers["date"]
+            response = raw.send(post(body, path, b"X-Ab: c")).read_response()
+            assert path_and_body(response) == ("direct", body)
+            assert response.headers["date"]
     route, headers, body = echo.direct.seen[-2]
     assert (route, headers[b"x-ab"], body) == (path.decode(), b"c", b"two")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "request_bytes",
     [
         post(b"refused"),
@@ -169,26 +172,25 @@ def test_a_whole_post_is_answered_directly(echo, path):
         post(b"x", b"/now", b"Connection: close"),
         post(b"x", b"/now", b"Connection: upgrade", b"Upgrade: x"),
     ],
-    ids=["refused", "elsewhere", "put", "1.0", "1.0 kept", "close", "upgrade"],
 )
-def test_everything_else_is_an_exchange(echo, request_bytes):
+def test_other_requests_are_asgi_exchanges(echo, request_bytes):
     with echo.socket() as raw:
-        answer = raw.send(request_bytes).answer()
-        assert way(answer)[0] == "long"
+        response = raw.send(request_bytes).read_response()
+        assert path_and_body(response)[0] == "long"
 
 
-def test_a_body_in_chunks_is_answered_directly_too(echo):
+def test_chunked_body_gets_a_direct_response(echo):
     with echo.socket() as raw:
         raw.send(b"POST /now HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
-        assert way(raw.answer()) == ("direct", b"abc")
+        assert path_and_body(raw.read_response()) == ("direct", b"abc")
 
 
-def test_who_waits_to_be_told_to_go_on_is_told(echo):
+def test_expect_continue_is_an_asgi_exchange(echo):
     with echo.socket() as raw:
         head, _, body = post(b"hi", b"/now", b"Expect: 100-continue").partition(b"\r\n\r\n")
         raw.send(head + b"\r\n\r\n")
-        assert raw.until(b"\r\n\r\n").startswith(b"HTTP/1.1 100")
-        assert way(raw.send(body).answer()) == ("long", b"hi")
+        assert raw.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 100")
+        assert path_and_body(raw.send(body).read_response()) == ("long", b"hi")
 
 
 REQUESTS = st.lists(
@@ -200,10 +202,9 @@ REQUESTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(REQUESTS, st.lists(st.integers(1, 600), max_size=4))
-def test_requests_in_any_pieces_are_answered_in_order(echo, requests, cuts):
-    """Also several at once, by whichever ways."""
+def test_split_requests_are_answered_in_order(echo, requests, cuts):
+    """Several requests may arrive together, and may use both paths."""
     whole = b"".join(post(body, path) for path, body in requests)
     with echo.socket() as raw:
         raw._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -211,109 +212,113 @@ def test_requests_in_any_pieces_are_answered_in_order(echo, requests, cuts):
             raw.send(whole[start:stop])
         for path, body in requests:
             expected = "direct" if path != b"/long" and body != b"refused" else "long"
-            name, told = way(raw.answer())
-            assert told == body
-            # One that came while another was being answered waits its turn as an exchange.
+            name, received = path_and_body(raw.read_response())
+            assert received == body
+            # A request that arrived during another response waits as an exchange.
             assert name in (expected, "long")
 
 
-def test_a_body_that_does_not_come_is_waited_for_the_long_way():
-    with door(held=Overdue(0.01)) as opened, opened.socket() as raw:
+def test_late_body_becomes_an_asgi_exchange():
+    with running_listener(incomplete=OverdueWatch(0.01)) as opened, opened.socket() as raw:
         raw.send(post(b"slow")[:-1])
-        wait_for(lambda: opened.call(lambda: len(opened.listener._server.server_state.tasks)) == 1)
-        assert way(raw.send(b"w").answer()) == ("long", b"slow")
-        assert way(raw.send(post(b"fast")).answer()) == ("direct", b"fast")
+        wait_until(lambda: opened.call(lambda: len(opened.listener._server.server_state.tasks)) == 1)
+        assert path_and_body(raw.send(b"w").read_response()) == ("long", b"slow")
+        assert path_and_body(raw.send(post(b"fast")).read_response()) == ("direct", b"fast")
 
 
-def test_a_body_that_is_large_is_read_the_long_way(echo, monkeypatch):
-    monkeypatch.setattr("headrace.server.connection.HELD_BYTES_MAX", 1000)
+def test_large_body_becomes_an_asgi_exchange(echo, monkeypatch):
+    monkeypatch.setattr("headrace.server.connection.DIRECT_BODY_BYTES_MAX", 1000)
     with echo.socket() as raw:
-        assert way(raw.send(post(b"x" * 1000)).answer())[0] == "direct"
-        assert way(raw.send(post(b"x" * 1001)).answer()) == ("long", b"x" * 1001)
+        assert path_and_body(raw.send(post(b"x" * 1000)).read_response())[0] == "direct"
+        assert path_and_body(raw.send(post(b"x" * 1001)).read_response()) == ("long", b"x" * 1001)
 
 
-def test_who_reads_nothing_is_not_answered_without_end(echo):
-    """Answers that nobody takes wait in the socket; then requests do."""
+def test_client_that_does_not_read_is_throttled(echo):
+    """Unread responses fill the socket; then further requests wait."""
     body = b"x" * 100_000
     with echo.socket() as raw:
         raw._socket.setblocking(False)
         sent, request = 0, post(body)
-        asked = len(echo.direct.seen)
+        requested = len(echo.direct.seen)
         with suppress(BlockingIOError):
             while sent < 400 * len(request):
                 sent += raw._socket.send(request[sent % len(request) :])
         assert sent < 400 * len(request), "nobody took it any more"
-        assert len(echo.direct.seen) - asked < 400
+        assert len(echo.direct.seen) - requested < 400
 
 
-def test_what_breaks_after_all_cuts_the_connection_and_nothing_else(echo):
+def test_failed_deferred_response_closes_only_its_connection(echo):
     with echo.socket() as raw:
-        assert raw.send(post(b"broken", b"/later")).rest() == b""
+        assert raw.send(post(b"broken", b"/later")).read_to_end() == b""
     with echo.socket() as raw:
-        assert way(raw.send(post(b"x")).answer())[0] == "direct"
+        assert path_and_body(raw.send(post(b"x")).read_response())[0] == "direct"
 
 
-def test_who_leaves_is_not_answered():
-    with door() as opened:
+def test_disconnect_cancels_the_deferred_response():
+    with running_listener() as opened:
         opened.direct.go = opened.call(asyncio.Event)
         with opened.socket() as raw:
             raw.send(post(b"x", b"/later"))
-            wait_for(lambda: opened.direct.begun)
-        wait_for(lambda: opened.direct.cancelled == 1)
+            wait_until(lambda: opened.direct.begun)
+        wait_until(lambda: opened.direct.cancelled == 1)
 
 
-def test_what_is_under_way_is_finished_before_it_stops():
-    """The answer says that the connection ends with it."""
-    with door() as opened:
+def test_stop_finishes_running_requests():
+    """The response announces the end of the connection."""
+    with running_listener() as opened:
         opened.direct.go = go = opened.call(asyncio.Event)
         with opened.socket() as raw, opened.socket() as held:
             raw.send(post(b"x", b"/later"))
-            wait_for(lambda: opened.direct.begun)
-            # Begun, but not whole: it is finished as well.
+            wait_until(lambda: opened.direct.begun)
+            # The request has begun but is incomplete; it is finished as well.
             held.send(post(b"held")[:-1])
-            wait_for(lambda: any(c() is not None and c()._held for c in opened.made))
+            wait_until(lambda: any(c() is not None and c()._body_parts for c in opened.made))
             opened.stop_soon()
-            wait_for(lambda: len(opened.listener._server.server_state.tasks) == 2)
-            assert way(held.send(b"d").answer()) == ("long", b"held")
+            wait_until(lambda: len(opened.listener._server.server_state.tasks) == 2)
+            assert path_and_body(held.send(b"d").read_response()) == ("long", b"held")
             opened.loop.call_soon_threadsafe(go.set)
-            answer = raw.answer()
-            assert (way(answer), answer.headers["connection"]) == (("direct", b"x"), "close")
-            assert raw.rest() == b""
+            response = raw.read_response()
+            assert (path_and_body(response), response.headers["connection"]) == (("direct", b"x"), "close")
+            assert raw.read_to_end() == b""
 
 
-def test_an_idle_connection_is_closed_after_a_while():
-    with door(idle=Overdue(0.05)) as opened, opened.socket() as raw:
-        assert way(raw.send(post(b"x")).answer())[0] == "direct"
-        assert raw.rest() == b""
+def test_idle_connection_is_closed():
+    with running_listener(idle=OverdueWatch(0.05)) as opened, opened.socket() as raw:
+        assert path_and_body(raw.send(post(b"x")).read_response())[0] == "direct"
+        assert raw.read_to_end() == b""
 
 
-@pytest.mark.parametrize("path", [b"/now", b"/elsewhere"])
-def test_a_connection_that_is_reset_leaves_nothing_behind(path):
-    """Also when its response was finished before the reset came: no timer keeps it for the time of an idle one."""
-    with door() as opened:
+@for_each("path", [b"/now", b"/elsewhere"])
+def test_reset_connection_is_released(path):
+    """If the response was finished before the reset, no keep-alive timer keeps the connection."""
+    with running_listener() as opened:
         with opened.socket() as raw:
-            raw.send(post(b"x", path)).answer()
+            raw.send(post(b"x", path)).read_response()
             raw._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         (made,) = opened.made
+        connections = opened.listener._server.server_state.connections
+        wait_until(lambda: not opened.call(connections.copy))
 
         def gone():
             gc.collect()
             return made() is None
 
-        wait_for(gone)
+        wait_until(gone)
 
 
-def test_garbage_behind_a_good_request_is_refused_after_its_answer(echo):
+def test_garbage_after_a_request_is_refused_after_its_response(echo):
     with echo.socket() as raw:
         raw.send(post(b"x"), b"\x00\x01 no http\r\n\r\n")
-        assert way(raw.answer())[0] == "direct"
-        assert raw.answer().status == 400
-        assert raw.rest() == b""
+        assert path_and_body(raw.read_response())[0] == "direct"
+        assert raw.read_response().status == 400
+        assert raw.read_to_end() == b""
 
 
 @pytest.mark.parametrize("mutual", [False, True])
 def test_tls_and_mutual_tls(pems, mutual):
-    """Both ways pass under TLS; who has no certificate where one is needed gets nothing, nor does plain HTTP."""
+    """Both paths work under TLS. A client without a required certificate, and plain HTTP, get
+    nothing.
+    """
     tls = TlsFiles(pems / "server.pem", pems / "server.key", pems / "ca.pem" if mutual else None)
 
     def asked(context):
@@ -324,13 +329,13 @@ def test_tls_and_mutual_tls(pems, mutual):
             ways = []
             for body in (b"x", b"refused"):
                 connection.request("POST", "/now", body)
-                answer = connection.getresponse()
-                ways.append((answer.headers["x-way"], answer.read()))
+                response = connection.getresponse()
+                ways.append((response.headers["x-way"], response.read()))
             return ways
         finally:
             connection.close()
 
-    with door(tls=tls) as opened:
+    with running_listener(tls=tls) as opened:
         assert opened.listener.address.startswith("https://")
         stranger = ssl.create_default_context(cafile=pems / "ca.pem")
         known = ssl.create_default_context(cafile=pems / "ca.pem")
@@ -344,4 +349,4 @@ def test_tls_and_mutual_tls(pems, mutual):
         with opened.socket() as raw:
             raw.send(post(b"x"))
             with suppress(ConnectionResetError):
-                assert b"HTTP/" not in raw.rest()
+                assert b"HTTP/" not in raw.read_to_end()

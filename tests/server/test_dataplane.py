@@ -1,4 +1,4 @@
-"""What every door asks: streams in order, changes while requests go on, and nothing lost."""
+"""The dataplane: ordered streams, and loading while requests run."""
 
 import asyncio
 import http.client
@@ -20,10 +20,11 @@ from headrace.core.errors import (
     UnsupportedError,
 )
 from headrace.engine.repository import ModelRepository
-from headrace.server.dataplane import AHEAD_MAX, Dataplane
+from headrace.server.dataplane import CONCURRENT_REQUESTS_MAX, Dataplane
 from headrace.testing import EchoModel, HeldModel
-from server.support import WAIT_S, Linear, Words, ask_on, definition, serving, tensor
-from server.test_rest import ROW, Both, wait_for
+from server.support import WAIT_S, Linear, Words, definition, request_on, serving, tensor
+from server.test_rest import ROW, Both
+from servers.polling import wait_until
 
 
 def text(value: str, **more) -> InferRequest:
@@ -40,8 +41,8 @@ async def arriving(*requests):
 
 
 async def responses(plane, model, version, requests):
-    """Of a stream, one by one."""
-    async with aclosing(plane.stream_some(model, version, requests)) as answers:
+    """Yield the responses of a stream one by one."""
+    async with aclosing(plane.stream_requests(model, version, requests)) as answers:
         async for some in answers:
             assert some
             for response in some:
@@ -55,7 +56,7 @@ def plane_of(**models):
 
 
 def run(scenario, **models):
-    """A scenario over a dataplane of models, which are stopped in the end."""
+    """Run a scenario over a dataplane with models, then stop them."""
     repository, plane = plane_of(**models)
     try:
         return asyncio.run(asyncio.wait_for(scenario(plane), WAIT_S))
@@ -63,19 +64,19 @@ def run(scenario, **models):
         repository.stop(drain=False)
 
 
-def test_streams_of_requests_are_answered_in_order():
-    """More than may be asked at once, of a model that does not stream itself."""
-    count = 3 * AHEAD_MAX
+def test_request_streams_are_answered_in_order():
+    """The model does not stream itself, and the requests exceed the limit in flight."""
+    count = 3 * CONCURRENT_REQUESTS_MAX
 
     async def scenario(plane):
-        asked = arriving(*(rows(i, id=str(i)) for i in range(count)))
-        async with aclosing(responses(plane, "echo", "", asked)) as answers:
+        requested = arriving(*(rows(i, id=str(i)) for i in range(count)))
+        async with aclosing(responses(plane, "echo", "", requested)) as answers:
             return [(r.id, r["output"].tolist()) async for r in answers]
 
     assert run(scenario, echo=EchoModel) == [(str(i), [i]) for i in range(count)]
 
 
-def test_a_stream_of_requests_to_a_model_that_streams_carries_version_and_id():
+def test_stream_responses_have_version_and_id():
     async def scenario(plane):
         async with aclosing(
             responses(plane, "words", "", arriving(text("a b", id="i"), text("c")))
@@ -85,14 +86,14 @@ def test_a_stream_of_requests_to_a_model_that_streams_carries_version_and_id():
     assert run(scenario, words=Words) == [([w], "words", "1", "i") for w in "abc"]
 
 
-def test_no_request_is_no_response():
+def test_empty_request_stream_has_no_response():
     async def scenario(plane):
         return [r async for r in responses(plane, "echo", "", arriving())]
 
     assert run(scenario, echo=EchoModel) == []
 
 
-def test_at_most_so_many_are_asked_ahead_and_a_closed_stream_asks_no_more():
+def test_requests_in_flight_are_limited_and_closing_stops_them():
     held = HeldModel()
     taken: list[int] = []
 
@@ -104,12 +105,12 @@ def test_at_most_so_many_are_asked_ahead_and_a_closed_stream_asks_no_more():
             i += 1
 
     async def scenario(plane):
-        answers = plane.stream_some("held", "", endless())
+        answers = plane.stream_requests("held", "", endless())
         first = asyncio.ensure_future(anext(answers))
         await asyncio.to_thread(held.wait_for_calls, 1)
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert AHEAD_MAX <= len(taken) <= AHEAD_MAX + 1
+        assert CONCURRENT_REQUESTS_MAX <= len(taken) <= CONCURRENT_REQUESTS_MAX + 1
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         await answers.aclose()
@@ -119,7 +120,7 @@ def test_at_most_so_many_are_asked_ahead_and_a_closed_stream_asks_no_more():
     run(scenario, held=held)
 
 
-def test_an_error_in_a_stream_comes_after_what_was_before_it():
+def test_stream_error_follows_earlier_responses():
     class Picky(Model):
         def predict(self, x):
             if (x == 2).any():
@@ -136,7 +137,7 @@ def test_an_error_in_a_stream_comes_after_what_was_before_it():
     assert run(scenario, picky=Picky) == [[0.0], [1.0]]
 
 
-def test_streams_that_cannot_be_one_response_say_so():
+def test_unjoinable_stream_raises():
     class Uneven(Model):
         def predict_stream(self, requests):
             yield {"a": np.zeros((1, 2))}
@@ -163,7 +164,7 @@ def test_streams_that_cannot_be_one_response_say_so():
     run(scenario, uneven=Uneven, other=Other, nothing=Nothing, words=Words)
 
 
-def test_outputs_of_a_gathered_stream_are_those_that_were_asked_for():
+def test_joined_stream_has_only_requested_outputs():
     class Streaming(Both):
         predict = Model.predict
 
@@ -174,7 +175,7 @@ def test_outputs_of_a_gathered_stream_are_those_that_were_asked_for():
     assert run(scenario, both=Streaming) == {"z": [1, 2, 1, 2]}
 
 
-def test_a_server_without_a_models_folder_changes_nothing():
+def test_load_and_unload_need_a_models_folder():
     async def scenario(plane):
         for change in (plane.load("echo"), plane.unload("echo")):
             with pytest.raises(ForbiddenError):
@@ -184,7 +185,7 @@ def test_a_server_without_a_models_folder_changes_nothing():
     run(scenario, echo=EchoModel)
 
 
-def test_configurations_cannot_be_sent_along():
+def test_load_parameters_with_configuration_are_refused():
     async def scenario(plane):
         plane._changeable = True
         for key in ("config", "file:1/model.onnx"):
@@ -195,12 +196,12 @@ def test_configurations_cannot_be_sent_along():
     run(scenario, echo=EchoModel)
 
 
-# Changes over REST, while requests go on
+# Changes over REST during requests
 
 
 @pytest.fixture
 def folder(tmp_path: Path):
-    """A models folder of two models in Python; a third is broken."""
+    """Create a models folder with two models in Python and a broken one."""
     for name, factor in (("one", 1), ("two", 2)):
         write_model(tmp_path, name, factor)
     (tmp_path / "empty").mkdir()
@@ -243,24 +244,24 @@ def test_load_unload_and_reload(folder):
         assert value_of(server, "three") == 3
 
 
-def test_what_fails_to_load_changes_nothing_and_tells_no_place(folder):
+def test_failed_load_keeps_the_model_and_hides_paths(folder):
     with served(folder) as server:
         write_model(folder, "one", 5, load="raise ValueError('no weights')")
-        answer = server.post("/v2/repository/models/one/load")
-        assert answer.status == 503
-        assert "no weights" in answer.error
+        response = server.post("/v2/repository/models/one/load")
+        assert response.status == 503
+        assert "no weights" in response.error
         assert value_of(server, "one") == 1, "the one before goes on"
         write_model(folder, "new", 5, load="raise ValueError('no weights')")
         assert server.post("/v2/repository/models/new/load").status == 503
         assert server.get("/v2/health/ready").status == 200
-        answer = server.infer("new", tensor("x"))
-        assert answer.status == 503
-        assert "no weights" not in answer.error, "why is for those who load it"
+        response = server.infer("new", tensor("x"))
+        assert response.status == 503
+        assert "no weights" not in response.error, "why is for those who load it"
         (folder / "two" / "model.toml").write_text("nonsense = 1\n")
-        answer = server.post("/v2/repository/models/two/load")
-        assert answer.status == 400
-        assert "nonsense" in answer.error
-        assert str(folder) not in answer.error
+        response = server.post("/v2/repository/models/two/load")
+        assert response.status == 400
+        assert "nonsense" in response.error
+        assert str(folder) not in response.error
         assert server.post("/v2/repository/models/one/load").status == 503, (
             "and not for what is wrong with two"
         )
@@ -269,27 +270,27 @@ def test_what_fails_to_load_changes_nothing_and_tells_no_place(folder):
 @pytest.mark.parametrize(
     "name", ["nope", "..", "%2e%2e", "one%2f..%2ftwo", "%00", "é", "model.toml", "x" * 10_000]
 )
-def test_nothing_outside_the_folder_is_loaded(folder, name):
+def test_only_models_of_the_folder_are_loaded(folder, name):
     with served(folder) as server:
         name = "%C3%A9" if name == "é" else name
         for verb in ("load", "unload"):
-            answer = server.post(f"/v2/repository/models/{name}/{verb}")
-            assert answer.status == 404
-            assert str(folder) not in answer.error
+            response = server.post(f"/v2/repository/models/{name}/{verb}")
+            assert response.status == 404
+            assert str(folder) not in response.error
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"parameters": 1}'])
-def test_wrong_bodies_of_changes(folder, body):
+def test_malformed_load_bodies_are_refused(folder, body):
     with served(folder) as server:
         for verb in ("load", "unload"):
             assert server.post(f"/v2/repository/models/one/{verb}", body).status == 400
         assert value_of(server, "one") == 1
-        answer = server.post("/v2/repository/models/one/load", {"parameters": {"config": "{}"}})
-        assert answer.status == 501
+        response = server.post("/v2/repository/models/one/load", {"parameters": {"config": "{}"}})
+        assert response.status == 501
 
 
-def test_not_one_request_is_lost_while_a_model_is_replaced(folder):
-    """Eight clients ask without a pause while the model is loaded anew, again and again: each answer is one of theirs."""
+def test_replacing_a_model_loses_no_request(folder):
+    """Eight clients send requests while the model is reloaded; each receives its own responses."""
     factors = [1, 2, 3, 4, 5, 6]
     wrong: list[object] = []
     counts = [0] * 8
@@ -298,9 +299,11 @@ def test_not_one_request_is_lost_while_a_model_is_replaced(folder):
     def client(number: int):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
         while not over.is_set():
-            answer = ask_on(connection, "POST", "/v2/models/one/infer", {"inputs": [tensor("x", [1.0])]})
-            if answer.status != 200 or answer.json["outputs"][0]["data"][0] not in factors:
-                wrong.append(answer)
+            response = request_on(
+                connection, "POST", "/v2/models/one/infer", {"inputs": [tensor("x", [1.0])]}
+            )
+            if response.status != 200 or response.json["outputs"][0]["data"][0] not in factors:
+                wrong.append(response)
             counts[number] += 1
         connection.close()
 
@@ -310,7 +313,7 @@ def test_not_one_request_is_lost_while_a_model_is_replaced(folder):
             thread.start()
         for factor in factors[1:]:
             target = sum(counts) + 50
-            wait_for(lambda n=target: sum(counts) >= n or wrong)
+            wait_until(lambda n=target: sum(counts) >= n or wrong)
             write_model(folder, "one", factor)
             assert server.post("/v2/repository/models/one/load").status == 200
             assert value_of(server, "one") == factor
@@ -322,7 +325,7 @@ def test_not_one_request_is_lost_while_a_model_is_replaced(folder):
         assert server.dataplane.statistics("one")[0].waiting_requests == 0
 
 
-def test_a_request_that_an_unloaded_model_has_is_answered():
+def test_unload_finishes_pending_requests():
     held = HeldModel()
     answers = []
     with serving({"held": held, "linear": Linear}, changeable=True) as server:
@@ -331,7 +334,7 @@ def test_a_request_that_an_unloaded_model_has_is_answered():
         held.wait_for_calls(1)
         unloading = threading.Thread(target=server.post, args=("/v2/repository/models/held/unload",))
         unloading.start()
-        wait_for(lambda: server.get("/v2/models/held/ready").status == 503)
+        wait_until(lambda: server.get("/v2/models/held/ready").status == 503)
         assert server.infer("held", tensor("x")).status == 503
         assert server.infer("linear", ROW).status == 200, "others go on meanwhile"
         held.release(10)
@@ -340,13 +343,13 @@ def test_a_request_that_an_unloaded_model_has_is_answered():
     assert answers[0].status == 200
 
 
-def test_unknown_models_are_not_found_by_any_door():
+def test_unknown_models_are_not_found():
     async def scenario(plane):
-        for asked in (plane.infer("no", "", rows(1)), anext(plane.stream_one("no", "", rows(1)))):
+        for requested in (plane.infer("no", "", rows(1)), anext(plane.stream_request("no", "", rows(1)))):
             with pytest.raises(ModelNotFoundError):
-                await asked
+                await requested
         with pytest.raises(ModelNotFoundError):
             plane.metadata("echo", "9")
-        assert [m.name for m in plane.described()] == ["echo"]
+        assert [m.name for m in plane.ready_metadata()] == ["echo"]
 
     run(scenario, echo=EchoModel)

@@ -1,12 +1,13 @@
-"""Every error has a status, and only ours say what happened."""
+"""The status of every error. Only errors of headrace disclose their message."""
 
 import logging
 
 import pytest
 
+from cases import for_each
 from headrace.core import errors
 from headrace.server.errors import (
-    LEDGER_AWAY,
+    LEDGER_UNAVAILABLE,
     MESSAGE_CHARS_MAX,
     GrpcCode,
     grpc_status,
@@ -15,7 +16,7 @@ from headrace.server.errors import (
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "code"),
     [
         (errors.TruncatedError("ends", byte=1), GrpcCode.INVALID_ARGUMENT),
@@ -31,34 +32,34 @@ from headrace.server.errors import (
         (errors.ModelContractError("m", "rows"), GrpcCode.INTERNAL),
     ],
 )
-def test_an_error_of_ours_keeps_its_words(error, code):
+def test_headrace_errors_keep_their_message(error, code):
     assert grpc_status(error) == (code, str(error))
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), KeyError(1)])
-def test_a_defect_is_logged_and_says_nothing(error, caplog):
+def test_unexpected_errors_are_logged_but_not_disclosed(error, caplog):
     with caplog.at_level(logging.ERROR):
         assert grpc_status(error) == (GrpcCode.INTERNAL, "internal error")
     assert caplog.records[0].exc_info[1] is error
 
 
-def test_a_ledger_that_is_away_does_not_say_where_it_is_but_to_the_log(caplog):
+def test_ledger_address_is_only_in_the_log(caplog):
     away = errors.JobLedgerUnavailableError(
         "the job ledger at postgresql://jobs@db.internal/jobs does not answer"
     )
     with caplog.at_level(logging.WARNING):
         status = status_of(away)
     assert (status.http, status.retry_after_s) == (503, 2)
-    assert "the job ledger does not answer" in status.why
+    assert "the job ledger does not respond" in status.why
     assert "db.internal" not in status.why
     assert "db.internal" in caplog.text
 
 
-def test_a_long_message_is_cut():
+def test_long_message_is_truncated():
     assert len(grpc_status(errors.DataError("x" * 100_000))[1]) == MESSAGE_CHARS_MAX
 
 
-def test_only_an_overload_has_metadata():
+def test_only_overload_errors_have_metadata():
     assert trailing_metadata(errors.DataError("x")) == ()
     assert dict(trailing_metadata(errors.OverloadedError("x", retry_after_s=0.0001))) == {
         "retry-after-s": "0.000",
@@ -134,17 +135,19 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("kind", list(every()), ids=lambda k: k.__name__)
-def test_every_error_has_its_status_and_its_text(kind):
-    """That of the nearest kind above it; what no client can cause is 500. A ledger's text is for the log."""
+@for_each("kind", list(every()))
+def test_every_error_has_a_status_and_its_text(kind):
+    """An error has the status of its nearest base class, or 500. The text of a ledger is only
+    logged.
+    """
     error = made(kind)
     status = status_of(error)
     expected = next((EXPECTED[k] for k in kind.__mro__ if k in EXPECTED), (500, GrpcCode.INTERNAL))
     assert (status.http, status.grpc) == expected
-    assert status.why == (LEDGER_AWAY if kind is errors.JobLedgerUnavailableError else str(error))
+    assert status.why == (LEDGER_UNAVAILABLE if kind is errors.JobLedgerUnavailableError else str(error))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "word", "retry_after_s"),
     [
         (errors.SequenceGoneError, "sequence_gone", None),
@@ -153,7 +156,7 @@ def test_every_error_has_its_status_and_its_text(kind):
         (errors.TooManySequencesError, "too_many_sequences", 2),
     ],
 )
-def test_errors_of_sequences_say_their_kind_and_when_to_ask_again(kind, word, retry_after_s):
+def test_sequence_errors_have_kind_and_retry_time(kind, word, retry_after_s):
     error = made(kind)
     status = status_of(error)
     assert (status.kind, status.retry_after_s) == (word, retry_after_s)
@@ -164,7 +167,7 @@ def test_errors_of_sequences_say_their_kind_and_when_to_ask_again(kind, word, re
     assert status_of(made(errors.OverloadedError)).kind == ""
 
 
-def test_when_to_ask_again_is_whole_seconds_upwards():
+def test_retry_after_is_rounded_up():
     assert status_of(made(errors.OverloadedError)).retry_after_s == 2
     assert status_of(errors.OverloadedError("full", retry_after_s=0.1)).retry_after_s == 1
     assert status_of(errors.StoppedError("going down")).retry_after_s == 1

@@ -1,4 +1,4 @@
-"""The grpc.aio listener: its life, its port, TLS, and its bounds."""
+"""The grpc.aio listener: start and stop, port, TLS and limits."""
 
 import asyncio
 
@@ -6,16 +6,17 @@ import grpc
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
 from headrace.server.grpc_service import GrpcService
 from server.grpc_support import (
     FunctionDataplane,
-    Served,
+    FunctionModel,
     code_of,
     echo,
+    in_event_loop,
     infer_request,
-    ran,
     serving,
     unary,
     values,
@@ -25,12 +26,12 @@ ROWS = np.ones((1, 2), np.float32)
 
 
 def server(plane=None, **settings):
-    service = GrpcService(plane or FunctionDataplane(m=Served(echo)))
+    service = GrpcService(plane or FunctionDataplane(m=FunctionModel(echo)))
     return GrpcAioServer(service, GrpcAioSettings(**{"port": 0, **settings}))
 
 
-@ran
-async def test_it_may_be_stopped_before_it_starts_and_twice():
+@in_event_loop
+async def test_stop_before_start_and_twice_does_nothing():
     made = server()
     await made.stop()
     await made.start()
@@ -40,19 +41,19 @@ async def test_it_may_be_stopped_before_it_starts_and_twice():
     assert made.port == 0
 
 
-@ran
-async def test_a_port_that_is_taken_is_refused():
+@in_event_loop
+async def test_port_in_use_is_refused():
     first = server()
     await first.start()
     try:
-        with pytest.raises(ConfigError, match="Is the port taken"):
+        with pytest.raises(ConfigError, match="if the port is in use"):
             await server(port=first.port).start()
     finally:
         await first.stop()
 
 
-@ran
-async def test_calls_that_run_are_finished_within_the_grace():
+@in_event_loop
+async def test_running_calls_finish_within_the_grace_period():
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow(request):
@@ -60,7 +61,7 @@ async def test_calls_that_run_are_finished_within_the_grace():
         await release.wait()
         return request["x"]
 
-    made = server(FunctionDataplane(m=Served(slow)))
+    made = server(FunctionDataplane(m=FunctionModel(slow)))
     await made.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{made.port}") as channel:
         call = asyncio.ensure_future(unary(channel)(infer_request(ROWS)).code())
@@ -71,8 +72,8 @@ async def test_calls_that_run_are_finished_within_the_grace():
         assert (await call).name == "OK"
 
 
-@ran
-async def test_calls_beyond_the_bound_are_turned_away():
+@in_event_loop
+async def test_calls_beyond_the_limit_are_refused():
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow(request):
@@ -80,7 +81,7 @@ async def test_calls_beyond_the_bound_are_turned_away():
         await release.wait()
         return request["x"]
 
-    async with serving(FunctionDataplane(m=Served(slow)), calls_max=1) as channel:
+    async with serving(FunctionDataplane(m=FunctionModel(slow)), calls_max=1) as channel:
         first = asyncio.ensure_future(unary(channel)(infer_request(ROWS)).code())
         await begun.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -96,7 +97,7 @@ def credentials(pems, *, client: bool):
 
 
 @pytest.mark.parametrize("mutual", [False, True])
-@ran
+@in_event_loop
 async def test_tls_and_mutual_tls(pems, mutual):
     tls = Tls(pems / "server.pem", pems / "server.key", pems / "ca.pem" if mutual else None)
     made = server(tls=tls)
@@ -119,8 +120,8 @@ async def test_tls_and_mutual_tls(pems, mutual):
         await made.stop()
 
 
-@ran
-async def test_tls_files_that_are_missing_or_broken_are_refused(pems, tmp_path):
+@in_event_loop
+async def test_missing_or_invalid_tls_files_are_refused(pems, tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         await server(tls=Tls(pems / "server.pem", tmp_path / "none.key")).start()
     (tmp_path / "bad.pem").write_text("no certificate")
@@ -128,7 +129,7 @@ async def test_tls_files_that_are_missing_or_broken_are_refused(pems, tmp_path):
         await server(tls=Tls(tmp_path / "bad.pem", pems / "server.key")).start()
 
 
-@pytest.mark.parametrize("name", ["message_bytes_max", "calls_max", "streams_max", "keepalive_s"])
-def test_bounds_that_cannot_be_are_refused(name):
+@for_each("name", ["message_bytes_max", "calls_max", "streams_max", "keepalive_s"])
+def test_non_positive_limits_are_refused(name):
     with pytest.raises(ConfigError, match=name):
         GrpcAioSettings(**{name: 0})

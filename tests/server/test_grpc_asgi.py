@@ -1,4 +1,4 @@
-"""gRPC as an ASGI application: framing, headers and trailers. What a method answers is tested over both carriers."""
+"""gRPC as an ASGI application: framing, headers and trailers. Other modules test the methods."""
 
 import asyncio
 import gzip
@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import DataError
 from headrace.server.grpc_asgi import GrpcAsgi, timeout_s
 from headrace.server.grpc_service import GrpcService
 from server.grpc_support import (
     FunctionDataplane,
+    FunctionModel,
     Response,
-    Served,
     bidi,
     echo,
+    in_event_loop,
     infer_request,
-    ran,
     serving,
     unary,
     values,
@@ -37,8 +38,10 @@ def framed(message, *, compressed=False):
     return struct.pack(">?I", compressed, len(message)) + message
 
 
-async def asked(*chunks, path=INFER, headers=(), content_type=b"application/grpc", extensions=None, app=None):
-    """What the application sends to a request whose body comes in these chunks."""
+async def send_call(
+    *chunks, path=INFER, headers=(), content_type=b"application/grpc", extensions=None, app=None
+):
+    """Return the messages that the application sends for a request with these chunks."""
     sent = []
     arriving = [
         {"type": "http.request", "body": c, "more_body": i + 1 < len(chunks)} for i, c in enumerate(chunks)
@@ -52,7 +55,7 @@ async def asked(*chunks, path=INFER, headers=(), content_type=b"application/grpc
     async def send(message):
         sent.append(message)
 
-    app = app or GrpcAsgi(GrpcService(FunctionDataplane(m=Served(echo))), message_bytes_max=LIMIT)
+    app = app or GrpcAsgi(GrpcService(FunctionDataplane(m=FunctionModel(echo))), message_bytes_max=LIMIT)
     extensions = {"http.response.trailers": {}} if extensions is None else extensions
     scope = {
         "type": "http",
@@ -64,8 +67,8 @@ async def asked(*chunks, path=INFER, headers=(), content_type=b"application/grpc
     return sent
 
 
-def ended(sent):
-    """Status and message of the trailers, and all bytes of the body."""
+def call_result(sent):
+    """Return status and message of the trailers, and all bytes of the body."""
     assert sent[0]["status"] == 200
     assert sent[0]["trailers"] is True
     trailers = dict(sent[-1]["headers"])
@@ -77,22 +80,22 @@ REQUEST = infer_request(ROWS).SerializeToString()
 
 
 @given(st.lists(st.integers(0, len(REQUEST) + 5), max_size=4))
-def test_a_message_may_come_in_any_pieces(cuts):
+def test_message_may_be_split_anywhere(cuts):
     whole = framed(REQUEST)
     at = [0, *sorted(cuts), len(whole)]
     chunks = [whole[a:b] for a, b in pairwise(at)]
-    status, _, body = ended(asyncio.run(asked(*chunks)))
+    status, _, body = call_result(asyncio.run(send_call(*chunks)))
     assert status == 0
     assert struct.unpack_from(">?I", body) == (False, len(body) - 5)
     np.testing.assert_array_equal(values(Response.FromString(body[5:])), ROWS)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("chunks", "headers", "status", "why"),
     [
         ((b"",), (), 3, "no request message"),
         ((framed(REQUEST)[:-1],), (), 3, "ends inside"),
-        ((struct.pack(">?I", False, LIMIT + 1),), (), 8, f"at most {LIMIT}"),
+        ((struct.pack(">?I", False, LIMIT + 1),), (), 8, f"the limit is {LIMIT}"),
         ((framed(REQUEST, compressed=True),), (), 12, "gzip or deflate"),
         ((framed(REQUEST, compressed=True),), ((b"grpc-encoding", b"gzip"),), 3, "cannot be read"),
         (
@@ -105,50 +108,52 @@ def test_a_message_may_come_in_any_pieces(cuts):
             (framed(gzip.compress(bytes(LIMIT + 1)), compressed=True),),
             ((b"grpc-encoding", b"gzip"),),
             8,
-            "at most",
+            "the limit is",
         ),
         ((framed(REQUEST),), ((b"grpc-timeout", b"soon"),), 3, "grpc-timeout"),
     ],
 )
-@ran
-async def test_what_is_wrong_with_a_call_is_its_status(chunks, headers, status, why):
-    found, message, body = ended(await asked(*chunks, headers=headers))
+@in_event_loop
+async def test_malformed_call_has_a_status(chunks, headers, status, why):
+    found, message, body = call_result(await send_call(*chunks, headers=headers))
     assert (found, body) == (status, b"")
     assert why in message
 
 
-@pytest.mark.parametrize(("encoding", "compress"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
-@ran
+@for_each(("encoding", "compress"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
+@in_event_loop
 async def test_compressed_messages_are_read(encoding, compress):
-    sent = await asked(framed(compress(REQUEST), compressed=True), headers=[(b"grpc-encoding", encoding)])
-    assert ended(sent)[0] == 0
+    sent = await send_call(framed(compress(REQUEST), compressed=True), headers=[(b"grpc-encoding", encoding)])
+    assert call_result(sent)[0] == 0
 
 
-@ran
-async def test_what_is_no_grpc_goes_elsewhere():
-    assert (await asked(b"{}", content_type=b"application/json"))[0]["status"] == 415
-    assert (await asked(b"", extensions={}))[0]["status"] == 505
+@in_event_loop
+async def test_other_requests_go_to_the_fallback():
+    assert (await send_call(b"{}", content_type=b"application/json"))[0]["status"] == 415
+    assert (await send_call(b"", extensions={}))[0]["status"] == 505
 
     async def rest(scope, receive, send):
         await send("rest")
 
-    app = GrpcAsgi(GrpcService(FunctionDataplane(m=Served(echo))), fallback=rest)
-    assert await asked(b"{}", content_type=b"application/json", app=app) == ["rest"]
+    app = GrpcAsgi(GrpcService(FunctionDataplane(m=FunctionModel(echo))), fallback=rest)
+    assert await send_call(b"{}", content_type=b"application/json", app=app) == ["rest"]
 
 
-@ran
-async def test_a_status_message_travels_escaped():
-    _, message, _ = ended(await asked(framed(infer_request(ROWS, model="é\n50%").SerializeToString())))
+@in_event_loop
+async def test_status_message_is_escaped():
+    _, message, _ = call_result(
+        await send_call(framed(infer_request(ROWS, model="é\n50%").SerializeToString()))
+    )
     assert message.startswith("model %C3%A9%0A50%25: ")
 
 
-@ran
-async def test_a_task_that_is_cancelled_from_outside_stays_cancelled():
+@in_event_loop
+async def test_external_cancellation_is_kept():
     async def stuck(_):
         await asyncio.Event().wait()
 
-    plane = FunctionDataplane(m=Served(stuck))
-    task = asyncio.create_task(asked(framed(REQUEST), app=GrpcAsgi(GrpcService(plane))))
+    plane = FunctionDataplane(m=FunctionModel(stuck))
+    task = asyncio.create_task(send_call(framed(REQUEST), app=GrpcAsgi(GrpcService(plane))))
     await plane.asked.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -156,25 +161,21 @@ async def test_a_task_that_is_cancelled_from_outside_stays_cancelled():
     assert plane.cancellations.qsize() == 1
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"), [(b"5S", 5), (b"20m", 0.02), (b"3M", 180), (b"1H", 3600), (b"8u", 8e-6)]
-)
+@for_each(("value", "seconds"), [(b"5S", 5), (b"20m", 0.02), (b"3M", 180), (b"1H", 3600), (b"8u", 8e-6)])
 def test_timeouts_have_units(value, seconds):
     assert timeout_s(value) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    "value", [b"", b"5", b"S", b"-1S", b"123456789S", b"1s", b"1.5S", "\uff15S".encode()]
-)
-def test_other_timeouts_are_refused(value):
+@for_each("value", [b"", b"5", b"S", b"-1S", b"123456789S", b"1s", b"1.5S", "\uff15S".encode()])
+def test_malformed_timeouts_are_refused(value):
     with pytest.raises(DataError, match="grpc-timeout"):
         timeout_s(value)
 
 
-@ran
-async def test_many_streams_share_a_connection_and_many_calls_too():
-    """Server and client take turns on one connection."""
-    async with serving(FunctionDataplane(m=Served(echo)), "asgi") as channel:
+@in_event_loop
+async def test_streams_and_calls_share_a_connection():
+    """Streams and unary calls run concurrently on one connection."""
+    async with serving(FunctionDataplane(m=FunctionModel(echo)), "asgi") as channel:
         for _ in range(5):
             await asyncio.gather(*(unary(channel)(infer_request(ROWS)) for _ in range(100)))
         calls = [bidi(channel)([infer_request(ROWS)] * 20) for _ in range(10)]
@@ -185,11 +186,11 @@ async def test_many_streams_share_a_connection_and_many_calls_too():
         assert await asyncio.gather(*map(count, calls)) == [20] * 10
 
 
-def test_sync_clients_work_too():
-    """grpcio's blocking client, in a thread beside the server's loop."""
+def test_synchronous_clients_work():
+    """grpcio's blocking client runs in a thread."""
 
     async def main():
-        async with serving(FunctionDataplane(m=Served(echo)), "asgi") as channel:
+        async with serving(FunctionDataplane(m=FunctionModel(echo)), "asgi") as channel:
             await asyncio.to_thread(blocking, f"127.0.0.1:{channel.port}")
 
     def blocking(address):

@@ -1,12 +1,21 @@
-"""Health of the server, its services and its models, asked once and watched."""
+"""Health of the server, its services and its models: checks and watches."""
 
 import grpc
 import pytest
 
 from headrace.protocols.oip_grpc.messages import message_class
-from headrace.server.grpc_health import Health
-from headrace.server.grpc_inference import Inference
-from server.grpc_support import FunctionDataplane, Served, bidi, code_of, echo, ran, serving, unary
+from headrace.server.grpc_health import GrpcHealth
+from headrace.server.grpc_inference import GrpcInference
+from server.grpc_support import (
+    FunctionDataplane,
+    FunctionModel,
+    bidi,
+    code_of,
+    echo,
+    in_event_loop,
+    serving,
+    unary,
+)
 
 PATH = "/grpc.health.v1.Health/"
 Check = message_class("HealthCheckRequest", package="grpc.health.v1")
@@ -16,9 +25,9 @@ Listed = message_class("HealthListResponse", package="grpc.health.v1")
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
-@ran
-async def test_check_knows_the_server_services_and_models():
-    plane = FunctionDataplane(m=Served(echo))
+@in_event_loop
+async def test_check_covers_server_services_and_models():
+    plane = FunctionDataplane(m=FunctionModel(echo))
     async with serving(plane) as channel:
         check = unary(channel, "Check", response=Checked, path=PATH)
         for service in ("", "inference.GRPCInferenceService", "m"):
@@ -36,9 +45,9 @@ async def test_check_knows_the_server_services_and_models():
         }
 
 
-@ran
-async def test_watch_tells_every_change():
-    plane = FunctionDataplane(m=Served(echo))
+@in_event_loop
+async def test_watch_reports_every_change():
+    plane = FunctionDataplane(m=FunctionModel(echo))
     async with serving(plane) as channel:
         watch = bidi(channel, "Watch", response=Checked, path=PATH)([Check(service="m")])
         assert (await watch.read()).status == SERVING
@@ -48,9 +57,9 @@ async def test_watch_tells_every_change():
         assert (await watch.read()).status == SERVICE_UNKNOWN
 
 
-@ran
-async def test_a_watch_ends_when_the_server_drains():
-    health = Health(Inference(FunctionDataplane(m=Served(echo))), (), poll_s=1000)
+@in_event_loop
+async def test_watch_ends_when_the_server_drains():
+    health = GrpcHealth(GrpcInference(FunctionDataplane(m=FunctionModel(echo))), (), poll_s=1000)
 
     async def one():
         yield b""

@@ -1,4 +1,4 @@
-"""The other carrier as a listener: it listens where it says, answers, and ends with its health watches."""
+"""The HTTP/2 gRPC listener: address, calls, and stop during a health watch."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from server.grpc_support import FunctionDataplane
 WAIT_S = 30.0
 
 
-def test_it_answers_where_it_says_and_ends_while_somebody_watches_its_health():
+def test_server_stops_during_a_health_watch():
     async def main():
         server = GrpcHttp2Server(GrpcService(FunctionDataplane()), "127.0.0.1", 0, message_bytes_max=1 << 20)
         assert server.address == f"grpc://127.0.0.1:{server.port}"

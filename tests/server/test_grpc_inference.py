@@ -1,4 +1,4 @@
-"""ModelInfer through a real server of either carrier: values, deadlines, cancellation, statuses."""
+"""ModelInfer through a real server over both transports: values, deadlines, cancellation, statuses."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.errors import (
     DataError,
     ModelContractError,
@@ -16,18 +17,18 @@ from headrace.core.errors import (
 from headrace.core.tensor import ModelMetadata, TensorSpec, text_array
 from server.grpc_support import (
     FunctionDataplane,
+    FunctionModel,
     KeyAccess,
-    Served,
     code_of,
     echo,
+    in_event_loop,
     infer_request,
-    ran,
     serving,
     unary,
     values,
 )
 
-CARRIERS = pytest.mark.parametrize("carrier", ["aio", "asgi"])
+CARRIERS = for_each("carrier", ["aio", "asgi"])
 ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
@@ -35,13 +36,13 @@ def raises(error):
     def predict(_):
         raise error
 
-    return Served(predict)
+    return FunctionModel(predict)
 
 
 @CARRIERS
-@ran
-async def test_an_answer_is_raw_where_the_request_was(carrier):
-    async with serving(FunctionDataplane(m=Served(lambda r: r["x"] * 2)), carrier) as channel:
+@in_event_loop
+async def test_response_is_raw_if_the_request_was(carrier):
+    async with serving(FunctionDataplane(m=FunctionModel(lambda r: r["x"] * 2)), carrier) as channel:
         for raw in (True, False):
             response = await unary(channel)(infer_request(ROWS, raw=raw, id="7"))
             np.testing.assert_array_equal(values(response), ROWS * 2)
@@ -50,9 +51,9 @@ async def test_an_answer_is_raw_where_the_request_was(carrier):
 
 
 @CARRIERS
-@ran
-async def test_a_model_sees_parameters_priority_and_deadline(carrier):
-    plane = FunctionDataplane(m=Served(echo))
+@in_event_loop
+async def test_model_receives_parameters_priority_and_deadline(carrier):
+    plane = FunctionDataplane(m=FunctionModel(echo))
     async with serving(plane, carrier) as channel:
         request = infer_request(ROWS)
         request.parameters["priority"].uint64_param = 2
@@ -65,7 +66,7 @@ async def test_a_model_sees_parameters_priority_and_deadline(carrier):
 
 
 @CARRIERS
-@pytest.mark.parametrize(
+@for_each(
     ("error", "code", "why"),
     [
         (DataError("bad bytes"), "INVALID_ARGUMENT", "bad bytes"),
@@ -74,8 +75,8 @@ async def test_a_model_sees_parameters_priority_and_deadline(carrier):
         (ZeroDivisionError("secret"), "INTERNAL", "internal error"),
     ],
 )
-@ran
-async def test_errors_have_their_status_and_their_words(carrier, error, code, why):
+@in_event_loop
+async def test_errors_have_status_and_message(carrier, error, code, why):
     async with serving(FunctionDataplane(m=raises(error)), carrier) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unary(channel)(infer_request(ROWS))
@@ -83,8 +84,8 @@ async def test_errors_have_their_status_and_their_words(carrier, error, code, wh
 
 
 @CARRIERS
-@ran
-async def test_an_overload_says_when_to_come_back(carrier):
+@in_event_loop
+async def test_overload_has_a_retry_time(carrier):
     plane = FunctionDataplane(m=raises(OverloadedError("the queue is full", retry_after_s=0.25)))
     async with serving(plane, carrier) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -95,9 +96,9 @@ async def test_an_overload_says_when_to_come_back(carrier):
 
 
 @CARRIERS
-@ran
+@in_event_loop
 async def test_unknown_models_methods_and_bytes_are_refused(carrier):
-    async with serving(FunctionDataplane(m=Served(echo)), carrier) as channel:
+    async with serving(FunctionDataplane(m=FunctionModel(echo)), carrier) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unary(channel)(infer_request(ROWS, model="other"))
         assert code_of(caught) == "NOT_FOUND"
@@ -110,39 +111,41 @@ async def test_unknown_models_methods_and_bytes_are_refused(carrier):
 
 
 @CARRIERS
-@ran
-async def test_a_callers_deadline_and_leaving_cancel_the_model(carrier):
+@in_event_loop
+async def test_deadline_and_cancellation_cancel_the_model(carrier):
     begun = asyncio.Queue()
 
     async def predict(_):
         await begun.put(1)
         await asyncio.Event().wait()
 
-    plane = FunctionDataplane(m=Served(predict))
+    plane = FunctionDataplane(m=FunctionModel(predict))
     async with serving(plane, carrier) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unary(channel)(infer_request(ROWS), timeout=0.2)
         assert code_of(caught) == "DEADLINE_EXCEEDED"
         await begun.get()
         call = unary(channel)(infer_request(ROWS))
-        # Sent once the call is awaited or read.
+        # The call is sent when it is awaited or read.
         sent = asyncio.ensure_future(call.code())
         await begun.get()
         call.cancel()
         assert (await sent).name == "CANCELLED"
         for _ in range(2):
             await plane.cancellations.get()
-        # The connection goes on.
+        # The connection still works.
         plane.models["m"].predict = echo
         await unary(channel)(infer_request(ROWS))
 
 
 @CARRIERS
-@ran
-async def test_large_messages_pass_and_too_large_ones_are_refused(carrier):
-    large = np.random.default_rng(0).random((1024, 4100), np.float32)
-    async with serving(FunctionDataplane(m=Served(echo)), carrier, message_bytes_max=17 << 20) as channel:
-        assert large.nbytes > 16 << 20
+@in_event_loop
+async def test_message_size_limit_is_enforced(carrier):
+    large = np.random.default_rng(0).random((1024, 1300), np.float32)
+    async with serving(
+        FunctionDataplane(m=FunctionModel(echo)), carrier, message_bytes_max=6 << 20
+    ) as channel:
+        assert large.nbytes > 5 << 20, "more than the default limit of grpc"
         np.testing.assert_array_equal(values(await unary(channel)(infer_request(large))), large)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unary(channel)(infer_request(np.concatenate([large, large])))
@@ -150,10 +153,10 @@ async def test_large_messages_pass_and_too_large_ones_are_refused(carrier):
 
 
 @CARRIERS
-@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-@ran
-async def test_compressed_requests_are_read(carrier, compression):
-    async with serving(FunctionDataplane(m=Served(echo)), carrier) as channel:
+@for_each("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+@in_event_loop
+async def test_compressed_requests_are_decoded(carrier, compression):
+    async with serving(FunctionDataplane(m=FunctionModel(echo)), carrier) as channel:
         response = await unary(channel)(
             infer_request(np.zeros((500, 2), np.float32)), compression=compression
         )
@@ -161,34 +164,34 @@ async def test_compressed_requests_are_read(carrier, compression):
 
 
 @CARRIERS
-@ran
-async def test_keys_are_asked_for(carrier):
-    async with serving(FunctionDataplane(m=Served(echo)), carrier, access=KeyAccess()) as channel:
+@in_event_loop
+async def test_api_key_is_required(carrier):
+    async with serving(FunctionDataplane(m=FunctionModel(echo)), carrier, access=KeyAccess()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unary(channel)(infer_request(ROWS))
         assert code_of(caught) == "UNAUTHENTICATED"
         await unary(channel)(infer_request(ROWS), metadata=(("authorization", "Bearer user"),))
 
 
-@ran
-async def test_outputs_declared_as_bf16_leave_as_such():
+@in_event_loop
+async def test_declared_bf16_outputs_are_encoded_as_bf16():
     metadata = ModelMetadata("m", outputs=(TensorSpec("y", "BF16", (-1, 2)),))
-    plane = FunctionDataplane(m=Served(echo))
+    plane = FunctionDataplane(m=FunctionModel(echo))
     async with serving(plane) as channel:
         before = await unary(channel)(infer_request(ROWS, raw=False))
-        # Loaded again, as another.
+        # The model is reloaded with other metadata.
         plane.models["m"].metadata = metadata
         response = await unary(channel)(infer_request(ROWS, raw=False))
     assert before.outputs[0].datatype == "FP32"
     assert (response.outputs[0].datatype, len(response.raw_output_contents[0])) == ("BF16", ROWS.size * 2)
 
 
-@pytest.mark.parametrize("answer", [text_array(["a", 3]), np.ones(1, np.complex64)])
-@ran
-async def test_an_answer_that_cannot_be_sent_is_the_models_fault(answer):
-    async with serving(FunctionDataplane(m=Served(lambda _: answer))) as channel:
+@for_each("response", [text_array(["a", 3]), np.ones(1, np.complex64)])
+@in_event_loop
+async def test_unencodable_response_is_a_model_error(response):
+    async with serving(FunctionDataplane(m=FunctionModel(lambda _: response))) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unary(channel)(infer_request(ROWS))
     assert code_of(caught) == "INTERNAL"
-    assert "model m: its answer cannot be sent" in caught.value.details()
+    assert "model m: its response cannot be encoded" in caught.value.details()
     assert ModelContractError.__name__ not in caught.value.details()

@@ -1,22 +1,23 @@
-"""Every other method, through a real server and messages of headrace's own."""
+"""The other gRPC methods, through a real server and headrace's own messages."""
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
 
+from cases import for_each
 from headrace.core.errors import UnauthenticatedError, UnsupportedError
 from headrace.protocols.oip_grpc.messages import message_class
 from headrace.protocols.oip_grpc.schema import FILES
 from headrace.server.grpc_service import GrpcService
-from headrace.server.grpc_streams import StreamSettings
+from headrace.server.grpc_streams import GrpcStreamSettings
 from server.grpc_support import (
     FunctionDataplane,
+    FunctionModel,
     KeyAccess,
-    Served,
     bidi,
     code_of,
     echo,
-    ran,
+    in_event_loop,
     serving,
     unary,
 )
@@ -27,7 +28,7 @@ SERVICES = [(INFERENCE, "GRPCInferenceService"), (REPOSITORY, "ModelRepositorySe
 
 
 def plane():
-    return FunctionDataplane(m=Served(echo), other=Served(echo))
+    return FunctionDataplane(m=FunctionModel(echo), other=FunctionModel(echo))
 
 
 async def ask(channel, method, package=INFERENCE, service="GRPCInferenceService", metadata=None, **fields):
@@ -37,8 +38,8 @@ async def ask(channel, method, package=INFERENCE, service="GRPCInferenceService"
     return await call(request, metadata=metadata)
 
 
-@ran
-async def test_the_server_tells_how_and_what_it_is():
+@in_event_loop
+async def test_server_reports_health_and_metadata():
     served = plane()
     async with serving(served) as channel:
         assert (await ask(channel, "ServerLive")).live
@@ -47,16 +48,16 @@ async def test_the_server_tells_how_and_what_it_is():
         served.is_ready = False
         assert not (await ask(channel, "ServerReady")).ready
         assert not (await ask(channel, "ModelReady", name="m")).ready
-        told = await ask(channel, "ServerMetadata")
-        assert (told.name, told.version, list(told.extensions)) == (
+        received = await ask(channel, "ServerMetadata")
+        assert (received.name, received.version, list(received.extensions)) == (
             "headrace",
             "1.2",
             ["model_repository", "statistics"],
         )
 
 
-@ran
-async def test_models_tell_what_they_are():
+@in_event_loop
+async def test_models_report_metadata_config_and_statistics():
     async with serving(plane()) as channel:
         metadata = await ask(channel, "ModelMetadata", name="m")
         assert (metadata.name, list(metadata.versions), metadata.platform) == ("m", ["1"], "python")
@@ -67,18 +68,18 @@ async def test_models_tell_what_they_are():
         assert (one.name, one.inference_count, one.inference_stats.success.ns) == ("other", 7, 99)
 
 
-@pytest.mark.parametrize("method", ["ModelReady", "ModelMetadata", "ModelConfig"])
-@ran
+@for_each("method", ["ModelReady", "ModelMetadata", "ModelConfig"])
+@in_event_loop
 async def test_unknown_models_and_versions_are_not_found(method):
     async with serving(plane()) as channel:
-        for asked in ({"name": "nope"}, {"name": "m", "version": "9"}):
+        for requested in ({"name": "nope"}, {"name": "m", "version": "9"}):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await ask(channel, method, **asked)
+                await ask(channel, method, **requested)
             assert code_of(caught) == "NOT_FOUND"
 
 
-@pytest.mark.parametrize(("package", "service"), SERVICES)
-@ran
+@for_each(("package", "service"), SERVICES)
+@in_event_loop
 async def test_both_repository_services_list_load_and_unload(package, service):
     served = plane()
     async with serving(served) as channel:
@@ -99,8 +100,8 @@ async def test_both_repository_services_list_load_and_unload(package, service):
     assert served.loaded == [("a", {"p": 3}), ("as-kserve-has-it", {}), ("a", None)]
 
 
-@ran
-async def test_roles_are_asked_for():
+@in_event_loop
+async def test_roles_are_required():
     async with serving(plane(), access=KeyAccess()) as channel:
         user, admin = ((("authorization", f"Bearer {name}"),) for name in ("user", "admin"))
         for name, metadata, code in (
@@ -116,9 +117,9 @@ async def test_roles_are_asked_for():
         assert len((await ask(channel, "RepositoryIndex", metadata=admin)).models) == 3
 
 
-@ran
-async def test_no_method_but_probes_and_refusals_answers_without_a_key():
-    """Also those that come later: whoever adds one must ask who is there."""
+@in_event_loop
+async def test_every_method_except_probes_requires_a_key():
+    """New methods must check the key, too."""
     probes = ("ServerLive", "ServerReady", "ModelReady", "Health/Check", "Health/Watch")
 
     class NobodysCall:
@@ -144,11 +145,9 @@ async def test_no_method_but_probes_and_refusals_answers_without_a_key():
             await first(method)
 
 
-@pytest.mark.parametrize(
-    "name", ["SystemSharedMemoryStatus", "CudaSharedMemoryRegister", "TraceSetting", "LogSettings"]
-)
-@ran
-async def test_what_triton_has_and_this_has_not_says_so(name):
+@for_each("name", ["SystemSharedMemoryStatus", "CudaSharedMemoryRegister", "TraceSetting", "LogSettings"])
+@in_event_loop
+async def test_unsupported_triton_methods_name_the_reason(name):
     async with serving(plane()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"\x0a\x01x")
@@ -156,8 +155,8 @@ async def test_what_triton_has_and_this_has_not_says_so(name):
     assert "not" in caught.value.details()
 
 
-@ran
-async def test_the_methods_are_those_of_the_descriptors_and_the_refusals():
+@in_event_loop
+async def test_methods_match_the_descriptors():
     described = {
         f"/{file.package}.{service}/{rpc.name}"
         for file in FILES
@@ -170,17 +169,15 @@ async def test_the_methods_are_those_of_the_descriptors_and_the_refusals():
     assert all((method.unary is None) != (method.stream is None) for method in methods.values())
 
 
-@pytest.mark.parametrize("version", ["v1", "v1alpha"])
-@pytest.mark.parametrize(
-    ("dialect", "answer"), [("mlserver", "ModelInferResponse"), ("triton", "ModelStreamInferResponse")]
-)
-@ran
-async def test_reflection_describes_what_is_served(version, dialect, answer):
+@for_each("version", ["v1", "v1alpha"])
+@for_each(("dialect", "answer"), [("mlserver", "ModelInferResponse"), ("triton", "ModelStreamInferResponse")])
+@in_event_loop
+async def test_reflection_describes_the_services(version, dialect, answer):
     package = f"grpc.reflection.{version}"
     request = message_class("ServerReflectionRequest", package=package)
     response = message_class("ServerReflectionResponse", package=package)
     path = f"/{package}.ServerReflection/"
-    asked = [
+    requested = [
         request(list_services=""),
         request(file_containing_symbol="inference.GRPCInferenceService"),
         request(file_containing_symbol="inference.ModelMetadataResponse.TensorMetadata"),
@@ -189,23 +186,23 @@ async def test_reflection_describes_what_is_served(version, dialect, answer):
         request(file_by_filename="nope.proto"),
         request(all_extension_numbers_of_type="inference.InferParameter"),
     ]
-    async with serving(plane(), streams=StreamSettings(dialect)) as channel:
-        call = bidi(channel, "ServerReflectionInfo", response=response, path=path)(asked)
-        answers = [a async for a in call]
+    async with serving(plane(), streams=GrpcStreamSettings(dialect)) as channel:
+        call = bidi(channel, "ServerReflectionInfo", response=response, path=path)(requested)
+        responses = [a async for a in call]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await bidi(channel, "ServerReflectionInfo", response=response, path=path)([request()]).read()
         assert code_of(caught) == "INVALID_ARGUMENT"
-    names = [s.name for s in answers[0].list_services_response.service]
+    names = [s.name for s in responses[0].list_services_response.service]
     assert names == sorted(names)
     assert {"inference.GRPCInferenceService", "grpc.health.v1.Health", f"{package}.ServerReflection"} <= set(
         names
     )
     files = [
         descriptor_pb2.FileDescriptorProto.FromString(a.file_descriptor_response.file_descriptor_proto[0])
-        for a in answers[1:5]
+        for a in responses[1:5]
     ]
     assert [f.package for f in files] == ["inference", "inference", "grpc.health.v1", "grpc.health.v1"]
     (stream,) = (m for m in files[0].service[0].method if m.name == "ModelStreamInfer")
     assert stream.output_type == f".inference.{answer}"
-    assert [a.error_response.error_code for a in answers[5:]] == [5, 12]
-    assert answers[1].original_request == asked[1]
+    assert [a.error_response.error_code for a in responses[5:]] == [5, 12]
+    assert responses[1].original_request == requested[1]

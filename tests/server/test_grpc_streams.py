@@ -1,4 +1,4 @@
-"""ModelStreamInfer in both dialects, over both carriers."""
+"""ModelStreamInfer in both formats over both transports."""
 
 import asyncio
 
@@ -6,24 +6,25 @@ import grpc
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, PredictError
-from headrace.server.grpc_streams import StreamSettings
+from headrace.server.grpc_streams import GrpcStreamSettings
 from server.grpc_support import (
     FunctionDataplane,
+    FunctionModel,
     KeyAccess,
-    Served,
     StreamResponse,
     bidi,
     code_of,
     echo,
+    in_event_loop,
     infer_request,
-    ran,
     serving,
     unary,
     values,
 )
 
-CARRIERS = pytest.mark.parametrize("carrier", ["aio", "asgi"])
+CARRIERS = for_each("carrier", ["aio", "asgi"])
 TRITON = (("headrace-stream-dialect", "triton"),)
 
 
@@ -42,7 +43,7 @@ def firsts(responses):
 
 
 def plane(**models):
-    return FunctionDataplane(**{"m": Served(stream=twice), "unary": Served(echo), **models})
+    return FunctionDataplane(**{"m": FunctionModel(stream=twice), "unary": FunctionModel(echo), **models})
 
 
 def wrapped(channel, metadata=TRITON):
@@ -53,23 +54,23 @@ async def until_read(call):
     return [message async for message in call]
 
 
-# MLServer's
+# MLServer's format
 
 
 @CARRIERS
-@pytest.mark.parametrize("model", ["m", "unary"])
-@ran
-async def test_every_message_is_answered_in_order(carrier, model):
+@for_each("model", ["m", "unary"])
+@in_event_loop
+async def test_messages_are_answered_in_order(carrier, model):
     async with serving(plane(), carrier) as channel:
         call = bidi(channel)([infer_request(number(i), model=model, id="first") for i in range(3)])
-        answers = await until_read(call)
-    assert firsts(answers) == ([0, 100, 1, 101, 2, 102] if model == "m" else [0, 1, 2])
-    assert {answer.id for answer in answers} == {"first"}
+        responses = await until_read(call)
+    assert firsts(responses) == ([0, 100, 1, 101, 2, 102] if model == "m" else [0, 1, 2])
+    assert {response.id for response in responses} == {"first"}
 
 
 @CARRIERS
-@ran
-async def test_answers_come_while_the_caller_still_asks(carrier):
+@in_event_loop
+async def test_responses_arrive_before_the_last_request(carrier):
     async with serving(plane(), carrier) as channel:
         call = bidi(channel)()
         for i in range(3):
@@ -80,8 +81,8 @@ async def test_answers_come_while_the_caller_still_asks(carrier):
 
 
 @CARRIERS
-@ran
-async def test_a_stream_without_messages_ends_well(carrier):
+@in_event_loop
+async def test_stream_without_messages_ends_ok(carrier):
     async with serving(plane(), carrier) as channel:
         call = bidi(channel)([])
         assert await until_read(call) == []
@@ -89,8 +90,8 @@ async def test_a_stream_without_messages_ends_well(carrier):
 
 
 @CARRIERS
-@ran
-async def test_the_first_message_says_whether_answers_are_raw(carrier):
+@in_event_loop
+async def test_first_message_selects_raw_responses(carrier):
     async with serving(plane(), carrier) as channel:
         for first in (True, False):
             call = bidi(channel)(
@@ -100,8 +101,8 @@ async def test_the_first_message_says_whether_answers_are_raw(carrier):
 
 
 @CARRIERS
-@pytest.mark.parametrize("model", ["m", "unary"])
-@ran
+@for_each("model", ["m", "unary"])
+@in_event_loop
 async def test_another_model_in_a_later_message_is_refused(carrier, model):
     async with serving(plane(), carrier) as channel:
         call = bidi(channel)([infer_request(number(1), model=model), infer_request(number(2), model="else")])
@@ -112,8 +113,8 @@ async def test_another_model_in_a_later_message_is_refused(carrier, model):
 
 
 @CARRIERS
-@ran
-async def test_a_broken_message_ends_the_stream_whatever_the_model_makes_of_it(carrier):
+@in_event_loop
+async def test_malformed_message_ends_the_stream(carrier):
     async def swallowing(requests):
         try:
             async for request in requests:
@@ -121,7 +122,7 @@ async def test_a_broken_message_ends_the_stream_whatever_the_model_makes_of_it(c
         except Exception as error:
             raise PredictError("m", "confused") from error
 
-    async with serving(plane(m=Served(stream=swallowing)), carrier) as channel:
+    async with serving(plane(m=FunctionModel(stream=swallowing)), carrier) as channel:
         call = bidi(channel)([infer_request(number(1)), infer_request(number(2), datatype="FP99")])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await until_read(call)
@@ -130,14 +131,14 @@ async def test_a_broken_message_ends_the_stream_whatever_the_model_makes_of_it(c
 
 
 @CARRIERS
-@ran
-async def test_a_model_that_fails_ends_the_stream_after_what_it_gave(carrier):
+@in_event_loop
+async def test_model_error_ends_the_stream_after_earlier_responses(carrier):
     async def failing(requests):
         async for request in requests:
             yield request["x"]
             raise PredictError("m", "boom")
 
-    async with serving(plane(m=Served(stream=failing)), carrier) as channel:
+    async with serving(plane(m=FunctionModel(stream=failing)), carrier) as channel:
         call = bidi(channel)()
         await call.write(infer_request(number(1)))
         assert firsts([await call.read()]) == [1]
@@ -147,8 +148,8 @@ async def test_a_model_that_fails_ends_the_stream_after_what_it_gave(carrier):
 
 
 @CARRIERS
-@ran
-async def test_unknown_models_and_strangers_are_refused_before_any_answer(carrier):
+@in_event_loop
+async def test_unknown_model_or_key_is_refused_before_any_response(carrier):
     async with serving(plane(), carrier, access=KeyAccess()) as channel:
         for metadata, code in (((), "UNAUTHENTICATED"), ((("authorization", "Bearer user"),), "NOT_FOUND")):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -157,16 +158,16 @@ async def test_unknown_models_and_strangers_are_refused_before_any_answer(carrie
 
 
 @CARRIERS
-@pytest.mark.parametrize("metadata", [(), TRITON])
-@ran
-async def test_a_caller_who_goes_closes_the_models_stream(carrier, metadata):
+@for_each("metadata", [(), TRITON])
+@in_event_loop
+async def test_cancelled_call_closes_the_models_stream(carrier, metadata):
     async def endless(requests):
         async for request in requests:
             while True:
                 yield request["x"]
                 await asyncio.sleep(0)
 
-    served = plane(m=Served(stream=endless))
+    served = plane(m=FunctionModel(stream=endless))
     async with serving(served, carrier) as channel:
         call = bidi(channel, response=StreamResponse)(metadata=metadata)
         await call.write(infer_request(number(1)))
@@ -175,9 +176,9 @@ async def test_a_caller_who_goes_closes_the_models_stream(carrier, metadata):
         await served.cancellations.get()
 
 
-@ran
-async def test_a_slow_reader_holds_the_model_back():
-    """At most a few answers are made ahead of what the caller's window takes."""
+@in_event_loop
+async def test_slow_reader_throttles_the_model():
+    """Only a few responses are made ahead of the flow-control window."""
     made = 0
 
     async def large(requests):
@@ -187,30 +188,30 @@ async def test_a_slow_reader_holds_the_model_back():
                 made += 1
                 yield np.zeros((1, 1 << 16), np.float32)
 
-    async with serving(plane(m=Served(stream=large))) as channel:
+    async with serving(plane(m=FunctionModel(stream=large))) as channel:
         call = bidi(channel)()
         await call.write(infer_request(number(1)))
         await call.read()
-        # Time for all 500, were they not held back.
+        # These calls take the time in which all 500 would be made without throttling.
         for _ in range(100):
             await unary(channel)(infer_request(number(1), model="unary"))
-        assert made < 100  # of 500 answers of 256 KiB
+        assert made < 100  # of 500 responses of 256 KiB
         call.cancel()
 
 
-# Triton's
+# Triton's format
 
 
 @CARRIERS
-@ran
-async def test_one_stream_asks_many_models_at_once(carrier):
+@in_event_loop
+async def test_triton_stream_calls_models_concurrently(carrier):
     release = asyncio.Event()
 
     async def slow(request):
         await release.wait()
         return request["x"]
 
-    async with serving(plane(slow=Served(slow)), carrier) as channel:
+    async with serving(plane(slow=FunctionModel(slow)), carrier) as channel:
         call = wrapped(channel)
         await call.write(infer_request(number(1), model="slow", id="s"))
         await call.write(infer_request(number(2), model="unary", id="u"))
@@ -219,22 +220,22 @@ async def test_one_stream_asks_many_models_at_once(carrier):
         release.set()
         assert (await call.read()).infer_response.id == "s"
         await call.write(infer_request(number(3), id="m"))
-        answers = [(await call.read()).infer_response for _ in range(2)]
-        assert firsts(answers) == [3, 103]
-        assert [a.parameters["triton_final_response"].bool_param for a in answers] == [False, False]
+        responses = [(await call.read()).infer_response for _ in range(2)]
+        assert firsts(responses) == [3, 103]
+        assert [a.parameters["triton_final_response"].bool_param for a in responses] == [False, False]
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
 
 
 @CARRIERS
-@ran
-async def test_an_error_is_an_answer_and_the_stream_goes_on(carrier):
+@in_event_loop
+async def test_triton_stream_continues_after_an_error(carrier):
     async with serving(plane(), carrier) as channel:
         call = wrapped(channel)
         await call.write(infer_request(number(1), model="nope", id="a"))
-        answer = await call.read()
-        assert "model nope" in answer.error_message
-        assert answer.infer_response.id == "a"
+        response = await call.read()
+        assert "model nope" in response.error_message
+        assert response.infer_response.id == "a"
         await call.write(infer_request(number(1), datatype="FP99"))
         assert "FP99" in (await call.read()).error_message
         await call.write(infer_request(number(2), model="unary"))
@@ -242,8 +243,8 @@ async def test_an_error_is_an_answer_and_the_stream_goes_on(carrier):
 
 
 @CARRIERS
-@ran
-async def test_a_client_can_have_errors_end_the_stream(carrier):
+@in_event_loop
+async def test_triton_client_can_let_errors_end_the_stream(carrier):
     async with serving(plane(), carrier) as channel:
         call = wrapped(channel, (("triton_grpc_error", "true"),))
         await call.write(infer_request(number(1), model="unary"))
@@ -255,22 +256,22 @@ async def test_a_client_can_have_errors_end_the_stream(carrier):
 
 
 @CARRIERS
-@pytest.mark.parametrize("metadata", [TRITON, ()])
-@ran
-async def test_an_empty_last_answer_is_sent_where_it_is_wished_for(carrier, metadata):
-    """The wish also tells a Triton client from others."""
+@for_each("metadata", [TRITON, ()])
+@in_event_loop
+async def test_empty_final_response_is_sent_on_request(carrier, metadata):
+    """The parameter also identifies Triton clients."""
     async with serving(plane(), carrier) as channel:
         request = infer_request(number(1), id="7")
         request.parameters["triton_enable_empty_final_response"].bool_param = True
         call = bidi(channel, response=StreamResponse)([request], metadata=metadata)
-        answers = [message.infer_response for message in await until_read(call)]
-    assert [len(a.outputs) for a in answers] == [1, 1, 0]
-    assert [a.parameters["triton_final_response"].bool_param for a in answers] == [False, False, True]
-    assert {a.id for a in answers} == {"7"}
+        responses = [message.infer_response for message in await until_read(call)]
+    assert [len(a.outputs) for a in responses] == [1, 1, 0]
+    assert [a.parameters["triton_final_response"].bool_param for a in responses] == [False, False, True]
+    assert {a.id for a in responses} == {"7"}
 
 
-@ran
-async def test_requests_of_one_stream_are_bounded():
+@in_event_loop
+async def test_concurrent_requests_of_a_stream_are_limited():
     running, most = 0, 0
     release = asyncio.Event()
 
@@ -282,26 +283,26 @@ async def test_requests_of_one_stream_are_bounded():
         running -= 1
         return request["x"]
 
-    settings = StreamSettings("triton", requests_max=2, answers_max=1)
-    async with serving(plane(slow=Served(slow)), streams=settings) as channel:
+    settings = GrpcStreamSettings("triton", requests_max=2, responses_max=1)
+    async with serving(plane(slow=FunctionModel(slow)), streams=settings) as channel:
         call = bidi(channel, response=StreamResponse)()
         for i in range(9):
             await call.write(infer_request(number(i), model="slow"))
-        # Time for all nine to begin, were they not held back.
+        # These calls take the time in which all nine would begin without the limit.
         for _ in range(50):
             await unary(channel)(infer_request(number(1), model="unary"))
         assert most == 2
         release.set()
         await call.done_writing()
-        answers = [await call.read() for _ in range(9)]
+        responses = [await call.read() for _ in range(9)]
         assert await call.read() is grpc.aio.EOF
-    assert sorted(firsts([a.infer_response for a in answers])) == list(range(9))
+    assert sorted(firsts([a.infer_response for a in responses])) == list(range(9))
     assert most == 2
 
 
-@ran
-async def test_the_listener_chooses_where_the_caller_does_not():
-    async with serving(plane(), streams=StreamSettings("triton")) as channel:
+@in_event_loop
+async def test_listener_setting_is_the_default_format():
+    async with serving(plane(), streams=GrpcStreamSettings("triton")) as channel:
         (first, _) = await until_read(bidi(channel, response=StreamResponse)([infer_request(number(1))]))
         assert firsts([first.infer_response]) == [1]
         plain = (("headrace-stream-dialect", "mlserver"),)
@@ -311,7 +312,7 @@ async def test_the_listener_chooses_where_the_caller_does_not():
         assert code_of(caught) == "INVALID_ARGUMENT"
 
 
-@pytest.mark.parametrize("wrong", [{"dialect": "x"}, {"requests_max": 0}, {"answers_max": 0}])
-def test_settings_that_cannot_be_are_refused(wrong):
+@for_each("wrong", [{"dialect": "x"}, {"requests_max": 0}, {"responses_max": 0}])
+def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ConfigError):
-        StreamSettings(**wrong)
+        GrpcStreamSettings(**wrong)

@@ -1,4 +1,4 @@
-"""Scrapes of real servers, compared with what was sent."""
+"""Scrapes of real servers, compared with the requests that were sent."""
 
 import asyncio
 import gzip
@@ -11,6 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 import headrace
+from cases import for_each
 from headrace.core import Model, SequenceLimits
 from headrace.core.statistics import BATCH_ROWS_BOUNDS, QUEUE_S_BOUNDS
 from headrace.engine.repository import ModelRepository
@@ -18,13 +19,13 @@ from headrace.server.dataplane import Dataplane
 from headrace.server.metrics import FAMILIES, Metrics, MetricsApp
 from headrace.server.security import Access, ApiKey
 from headrace.testing import EchoModel, HeldModel, PickyModel
-from server.support_observe import WAIT_S, definition, infer, named, samples, serving, value
+from server.support_observe import WAIT_S, definition, infer, samples, samples_of, serving, value
 
 M = {"model": "m", "version": "1"}
 
 
 class Counting(Model):
-    """Yields as many items as the request's first value says; fails after them when it is not whole."""
+    """A model that yields as many items as the first value says, and fails if it is not an integer."""
 
     async def predict_stream(self, requests):
         async for request in requests:
@@ -37,15 +38,15 @@ class Counting(Model):
 
 @pytest.mark.parametrize("isolation", ["inline", "thread"])
 def test_concurrent_load_is_counted_exactly(isolation):
-    """Rows, requests, outcomes, histograms and answers are those that were sent."""
+    """Rows, requests, outcomes, histograms and responses match the requests."""
     sent = [("/v2/models/m/infer", infer(*[1.0] * (1 + i % 5))) for i in range(200)]
     sent += [("/v2/models/m/infer", infer(7.0, 1.0))] * 20  # the model fails on 7
     sent += [("/v2/models/m/infer", b"{")] * 10
     sent += [("/v2/models/nobody/infer", infer(1.0))] * 5
     rows = sum(1 + i % 5 for i in range(200))
     with serving(definition(PickyModel([7.0]), isolation=isolation)) as served:
-        statuses = sorted(a.status for a in served.ask_all(sent))
-        # An instance puts its batch away a moment after it was answered.
+        statuses = sorted(a.status for a in served.request_all(sent))
+        # An instance counts its batch a moment after the response.
         found = served.scrape_until(lambda f: value(f, "headrace_in_flight_requests", **M) == 0)
     assert statuses == [200] * 200 + [400] * 10 + [404] * 5 + [500] * 20
     assert value(found, "headrace_requests_total", outcome="success", **M) == 200
@@ -57,7 +58,7 @@ def test_concurrent_load_is_counted_exactly(isolation):
     for name in ("headrace_queue_seconds", "headrace_request_seconds"):
         assert value(found, f"{name}_count", **M) == 220
         assert value(found, f"{name}_bucket", le="+Inf", **M) == 220
-    assert named(found, "headrace_answers_total") == {
+    assert samples_of(found, "headrace_answers_total") == {
         ("infer", "rest", "200"): 200,
         ("infer", "rest", "400"): 10,
         ("infer", "rest", "404"): 5,
@@ -69,14 +70,14 @@ def test_concurrent_load_is_counted_exactly(isolation):
         assert calls == 220
         assert value(found, "headrace_batch_rows_sum", **M) == rows
     else:
-        closed = named(found, "headrace_batches_closed_total")
+        closed = samples_of(found, "headrace_batches_closed_total")
         assert 0 < sum(closed.values()) <= 220
 
 
-def test_buckets_are_cumulative_and_bounded_as_they_are_counted():
+def test_histogram_buckets_are_cumulative():
     with serving(definition(EchoModel, queue_rows_max=8192)) as served:
         for rows in (1, 2, 3, 4096, 4097):
-            assert served.ask("/v2/models/m/infer", infer(*[1.0] * rows)).status == 200
+            assert served.request("/v2/models/m/infer", infer(*[1.0] * rows)).status == 200
         found = served.scrape()
     buckets = {
         float(dict(labels)["le"]): number
@@ -85,7 +86,8 @@ def test_buckets_are_cumulative_and_bounded_as_they_are_counted():
     }
     assert sorted(buckets) == [*map(float, BATCH_ROWS_BOUNDS), float("inf")]
     assert (buckets[1], buckets[2], buckets[4], buckets[8]) == (2, 3, 4, 4)
-    # The last two go in several calls, since the model takes 1024 rows: the very last leaves one for a call of its own.
+    # The last two take several calls, because the model takes 1024 rows; one row remains for a last
+    # call.
     assert (
         buckets[float("inf")]
         == value(found, "headrace_batch_rows_count", **M)
@@ -98,15 +100,15 @@ def test_buckets_are_cumulative_and_bounded_as_they_are_counted():
     assert bounds == {*QUEUE_S_BOUNDS, float("inf")}
 
 
-def test_what_waits_is_told_while_it_waits():
+def test_queue_gauges_show_waiting_requests():
     model = HeldModel()
     with serving(definition(model, isolation="thread", queue_rows_max=3, max_batch_rows=1)) as served:
         futures = [begun(served, 1)]
         model.wait_for_calls(1)
         futures += [begun(served, 1), begun(served, 2)]
-        served.run(nothing())  # what was asked before is in the queue by now
+        served.run(nothing())  # the earlier requests are in the queue by now
         found = served.scrape()
-        refused = served.ask("/v2/models/m/infer", infer(1.0))
+        refused = served.request("/v2/models/m/infer", infer(1.0))
         model.release(4)
         for future in futures:
             future.result(WAIT_S)
@@ -123,7 +125,7 @@ def test_what_waits_is_told_while_it_waits():
 
 
 def begun(served, rows: int):
-    """A request that is on its way, past the doors."""
+    """Return a request that has passed its listener."""
     return asyncio.run_coroutine_threadsafe(served.dataplane.infer("m", "1", request(rows)), served.loop)
 
 
@@ -144,7 +146,7 @@ def test_expired_and_cancelled_are_outcomes():
     with serving(definition(model, isolation="thread", max_batch_rows=1)) as served:
         running = begun(served, 1)
         model.wait_for_calls(1)
-        late = served.ask("/v2/models/m/infer", infer(1.0, timeout=1000))
+        late = served.request("/v2/models/m/infer", infer(1.0, timeout=1000))
         waiting = begun(served, 1)
         served.run(nothing())
         waiting.cancel()
@@ -159,36 +161,36 @@ def test_expired_and_cancelled_are_outcomes():
     assert value(found, "headrace_requests_total", outcome="success", **M) == 1
 
 
-def test_streams_are_counted_also_those_that_break():
+def test_broken_streams_are_counted():
     with serving(definition(Counting)) as served:
         path = "/v2/models/m/infer_stream"
         for many in (3.0, 4.0, 2.5):
-            assert served.ask(path, infer(many)).status == 200
-        assert served.ask(path, infer(0.5)).status == 500  # before its first item
+            assert served.request(path, infer(many)).status == 200
+        assert served.request(path, infer(0.5)).status == 500  # before its first item
         found = served.scrape()
     assert value(found, "headrace_streams_total", **M) == 4
     assert value(found, "headrace_stream_items_total", **M) == 9
     assert value(found, "headrace_open_streams", **M) == 0
-    assert named(found, "headrace_answers_total") == {
+    assert samples_of(found, "headrace_answers_total") == {
         ("infer_stream", "rest", "200"): 3,
         ("infer_stream", "rest", "500"): 1,
     }
-    assert named(found, "headrace_broken_streams_total") == {("infer_stream", "rest", "500"): 1}
+    assert samples_of(found, "headrace_broken_streams_total") == {("infer_stream", "rest", "500"): 1}
 
 
-def test_every_answer_counts_whatever_it_was():
-    access = Access([ApiKey.of("web", "infer", "0123456789abcdef")])
+def test_every_response_is_counted():
+    access = Access([ApiKey.from_text("web", "infer", "0123456789abcdef")])
     key = {"Authorization": "Bearer 0123456789abcdef"}
     with serving(definition(EchoModel), access=access) as served:
-        assert served.ask("/v2/health/live").status == 200
-        assert served.ask("/v2/models/m", headers=key).status == 200
-        assert served.ask("/v2/models/m", headers=key, method="HEAD").status == 200
-        assert served.ask("/v2/models/m").status == 401
-        assert served.ask("/v2/models/m/infer", headers=key).status == 405
-        assert served.ask("/wp-admin").status == served.ask("/other/made/up").status == 404
-        assert served.ask("/v2/repository/index", {}, headers=key).status == 403
+        assert served.request("/v2/health/live").status == 200
+        assert served.request("/v2/models/m", headers=key).status == 200
+        assert served.request("/v2/models/m", headers=key, method="HEAD").status == 200
+        assert served.request("/v2/models/m").status == 401
+        assert served.request("/v2/models/m/infer", headers=key).status == 405
+        assert served.request("/wp-admin").status == served.request("/other/made/up").status == 404
+        assert served.request("/v2/repository/index", {}, headers=key).status == 403
         found = served.scrape()
-    assert named(found, "headrace_answers_total") == {
+    assert samples_of(found, "headrace_answers_total") == {
         ("live", "rest", "200"): 1,
         ("model_metadata", "rest", "200"): 2,
         ("model_metadata", "rest", "401"): 1,
@@ -198,30 +200,30 @@ def test_every_answer_counts_whatever_it_was():
     }
 
 
-def test_a_model_that_is_loaded_again_counts_anew_and_is_there_once():
+def test_reloaded_model_counts_from_zero():
     with serving(definition(EchoModel), definition(EchoModel, version="2")) as served:
         for version in ("1", "2"):
-            assert served.ask(f"/v2/models/m/versions/{version}/infer", infer(1.0)).status == 200
+            assert served.request(f"/v2/models/m/versions/{version}/infer", infer(1.0)).status == 200
         before = served.scrape()
         served.repository.load("m")
         loaded = served.scrape()
-        assert served.ask("/v2/models/m/infer", infer(1.0)).status == 200
+        assert served.request("/v2/models/m/infer", infer(1.0)).status == 200
         after = served.scrape()
         served.repository.unload("m")
-        gone = served.scrape()
+        missing = served.scrape()
     name = "headrace_requests_total"
     for version in ("1", "2"):
         labels = {"model": "m", "version": version, "outcome": "success"}
         assert value(before, name, **labels) == 1
         assert value(loaded, name, **labels) == 0
     assert value(after, name, model="m", version="2", outcome="success") == 1
-    assert named(after, "headrace_model_ready") == {("m", "1"): 1, ("m", "2"): 1}
-    assert named(gone, "headrace_model_ready") == {("m", "1"): 0, ("m", "2"): 0}
-    assert named(gone, name) == {}
-    assert named(gone, "headrace_answers_total") == {("infer", "rest", "200"): 3}
+    assert samples_of(after, "headrace_model_ready") == {("m", "1"): 1, ("m", "2"): 1}
+    assert samples_of(missing, "headrace_model_ready") == {("m", "1"): 0, ("m", "2"): 0}
+    assert samples_of(missing, name) == {}
+    assert samples_of(missing, "headrace_answers_total") == {("infer", "rest", "200"): 3}
 
 
-def test_metrics_that_a_model_makes_itself_are_exposed():
+def test_model_defined_metrics_are_exposed():
     made = types.ModuleType("made_by_a_model")
     made.seen = Counter("my_words", "Words that were seen.", ["language"])
     sys.modules[made.__name__] = made
@@ -236,7 +238,7 @@ def test_metrics_that_a_model_makes_itself_are_exposed():
     try:
         with serving(definition(Words, "i"), definition(Words, "t", isolation="thread")) as served:
             for model in ("i", "t"):
-                assert served.ask(f"/v2/models/{model}/infer", infer(1.0, 2.0)).status == 200
+                assert served.request(f"/v2/models/{model}/infer", infer(1.0, 2.0)).status == 200
             found = served.scrape()
     finally:
         del sys.modules[made.__name__]
@@ -246,7 +248,7 @@ def test_metrics_that_a_model_makes_itself_are_exposed():
     assert value(found, "my_words_total", language="en") == 4
 
 
-def test_process_and_build_are_told():
+def test_process_and_build_metrics_are_exposed():
     with serving(definition(EchoModel)) as served:
         found = served.scrape()
     assert found[("process_resident_memory_bytes", frozenset())] > 1e6
@@ -258,7 +260,13 @@ def test_process_and_build_are_told():
     assert labels["version"] == headrace.__version__
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def echo():
+    with serving(definition(EchoModel)) as served:
+        yield served
+
+
+@for_each(
     ("accept", "content_type", "parse"),
     [
         ("", "text/plain", plain),
@@ -270,26 +278,25 @@ def test_process_and_build_are_told():
         ),
     ],
 )
-def test_the_format_is_what_is_accepted(accept, content_type, parse):
-    with serving(definition(EchoModel)) as served:
-        assert served.ask("/v2/models/m/infer", infer(1.0)).status == 200
-        answered = served.ask("/metrics", headers={"Accept": accept}, port=served.metrics)
-        packed = served.ask(
-            "/metrics", headers={"Accept": accept, "Accept-Encoding": "gzip"}, port=served.metrics
-        )
-    assert answered.headers["content-type"].startswith(content_type)
-    families = {family.name: family for family in parse(answered.body.decode())}
+def test_accept_header_selects_the_format(echo, accept, content_type, parse):
+    assert echo.request("/v2/models/m/infer", infer(1.0)).status == 200
+    response = echo.request("/metrics", headers={"Accept": accept}, port=echo.metrics)
+    packed = echo.request(
+        "/metrics", headers={"Accept": accept, "Accept-Encoding": "gzip"}, port=echo.metrics
+    )
+    assert response.headers["content-type"].startswith(content_type)
+    families = {family.name: family for family in parse(response.body.decode())}
     assert packed.headers["content-encoding"] == "gzip"
     again = {family.name for family in parse(gzip.decompress(packed.body).decode())}
     assert again == set(families)
     for family in FAMILIES:
         name = family.name.removesuffix("_total").removesuffix("_info" if family.kind == "info" else "\0")
-        told = families[name if name in families else family.name]
-        assert told.documentation == family.says
+        received = families[name if name in families else family.name]
+        assert received.documentation == family.description
 
 
 class Steps(Model):
-    """Goes on as often as a row says; the row's value is what it gives."""
+    """A model whose rows say how often they are rescheduled."""
 
     sequences = SequenceLimits(live_max=2)
 
@@ -297,13 +304,13 @@ class Steps(Model):
         for state, times in zip(states, x.ravel(), strict=True):
             state["left"] = left = state["left"] - 1 if state.again else int(times)
             if left:
-                state.go_on()
+                state.reschedule()
         return x
 
 
 def asking(served, value, **parameters):
     body = {**infer(value), "parameters": parameters}
-    return served.ask("/v2/models/s/infer_stream", body)
+    return served.request("/v2/models/s/infer_stream", body)
 
 
 def test_sequences_are_counted():
@@ -325,7 +332,7 @@ def test_sequences_are_counted():
     assert of("headrace_sequences_refused_total", reason="sequence_gone") == 2
     assert of("headrace_sequences_refused_total", reason="too_many_sequences") == 1
     assert of("headrace_sequences_refused_total", reason="sequence_full") == 0
-    # Four of the first request, one of each of the others.
+    # The first request has four steps, each other request has one.
     assert of("headrace_steps_total") == 6
     assert of("headrace_batch_rows_count") == 6
     assert of("headrace_step_interval_seconds_count") == 3
@@ -333,12 +340,12 @@ def test_sequences_are_counted():
     assert not [name for name, labels in found if "sequence" in name and ("model", "e") in labels]
 
 
-def test_labels_are_those_that_are_declared():
+def test_labels_match_the_declaration():
     declared = {f.name: set(f.labels) for f in FAMILIES}
     every = (definition(Counting), definition(EchoModel, "e", isolation="thread"))
     with serving(*every, definition(Steps, "s", isolation="thread")) as served:
-        served.ask("/v2/models/m/infer_stream", infer(1.5))
-        served.ask("/v2/models/e/infer", infer(1.5))
+        served.request("/v2/models/m/infer_stream", infer(1.5))
+        served.request("/v2/models/e/infer", infer(1.5))
         asking(served, 0.0)
         found = served.scrape()
     seen: dict[str, set[str]] = {}
@@ -349,12 +356,10 @@ def test_labels_are_those_that_are_declared():
     assert seen == declared
 
 
-@pytest.mark.parametrize(
-    ("path", "method"), [("/", "GET"), ("/metrics/", "GET"), ("/metrics", "POST"), ("/v2", "GET")]
-)
-def test_nothing_else_is_there(path, method):
+def test_other_paths_and_methods_respond_404():
     with serving(definition(EchoModel)) as served:
-        assert served.ask(path, method=method, port=served.metrics).status == 404
+        for path, method in (("/", "GET"), ("/metrics/", "GET"), ("/metrics", "POST"), ("/v2", "GET")):
+            assert served.request(path, method=method, port=served.metrics).status == 404, (path, method)
 
 
 class _Broken:
@@ -363,24 +368,24 @@ class _Broken:
         raise RuntimeError("secret of a model")
 
 
-def test_a_collector_of_a_model_that_fails_costs_itself_alone(caplog):
+def test_failing_model_collector_keeps_other_metrics(caplog):
     metrics = Metrics(Dataplane(ModelRepository([])), others=_Broken())
     assert "headrace_build" in {metric.name for metric in metrics.collect()}
     assert "default registry" in caplog.text
 
 
-def test_a_name_that_is_there_twice_is_told_once():
+def test_duplicate_metric_name_is_exposed_once():
     others = CollectorRegistry()
     Counter("headrace_requests", "Not ours.", registry=others).inc(5)
     Counter("mine", "Theirs.", registry=others).inc(2)
-    told = list(Metrics(Dataplane(ModelRepository([])), others=others).collect())
-    names = [metric.name for metric in told]
+    received = list(Metrics(Dataplane(ModelRepository([])), others=others).collect())
+    names = [metric.name for metric in received]
     assert len(names) == len(set(names))
     assert "mine" in names
-    assert not any(m.documentation == "Not ours." for m in told)
+    assert not any(m.documentation == "Not ours." for m in received)
 
 
-def test_what_cannot_be_made_is_an_error_without_a_traceback(caplog):
+def test_failed_scrape_responds_500_without_traceback(caplog):
     sent = []
 
     async def send(message):
@@ -397,6 +402,6 @@ def test_what_cannot_be_made_is_an_error_without_a_traceback(caplog):
     assert "secret" in caplog.text
 
 
-def test_samples_of_this_module_find_what_is_there_twice():
+def test_sample_helper_detects_duplicates():
     with pytest.raises(AssertionError, match="twice"):
         samples("# TYPE a counter\na_total 1\na_total 2\n")

@@ -1,4 +1,4 @@
-"""What stands in the documentation, the board and the rules is what a real server exposes."""
+"""The documentation, the dashboard and the rules match the metrics of a real server."""
 
 import json
 import re
@@ -40,17 +40,19 @@ class Tally(Model):
 
 @pytest.fixture(scope="module")
 def exposed():
-    """Names of samples with their labels, of a server that has done a bit of everything."""
+    """Return the sample names with their labels, of a server that has handled all kinds of
+    requests.
+    """
     models = (
         definition(EchoModel, isolation="thread"),
         definition(Words, "w"),
         definition(Tally, "t", isolation="thread"),
     )
     with serving(*models) as served:
-        assert served.ask("/v2/models/m/infer", infer(1.0)).status == 200
-        assert served.ask("/v2/models/w/infer_stream", infer(1.0)).status == 200
-        assert served.ask("/v2/models/t/infer", infer(1.0)).status == 200
-        assert served.ask("/v2/models/nobody").status == 404
+        assert served.request("/v2/models/m/infer", infer(1.0)).status == 200
+        assert served.request("/v2/models/w/infer_stream", infer(1.0)).status == 200
+        assert served.request("/v2/models/t/infer", infer(1.0)).status == 200
+        assert served.request("/v2/models/nobody").status == 404
         found = served.scrape()
     labels: dict[str, set[str]] = {}
     for name, pairs in found:
@@ -69,7 +71,7 @@ def expressions() -> list[str]:
     ]
 
 
-def test_board_and_rules_use_what_is_exposed(exposed):
+def test_dashboard_and_rules_use_exposed_metrics(exposed):
     used = {name for text in expressions() for name in _NAME.findall(text)}
     assert used - exposed.keys() == set()
     declared = {f.name for f in FAMILIES}
@@ -77,7 +79,7 @@ def test_board_and_rules_use_what_is_exposed(exposed):
     assert declared - shown == set(), "the board leaves metrics out"
 
 
-def test_board_and_rules_use_labels_that_are_there(exposed):
+def test_dashboard_and_rules_use_existing_labels(exposed):
     known = {"instance", "le", *(label for f in FAMILIES for label in f.labels)}
     for text in expressions():
         for name, inside in _LABELLED.findall(text):
@@ -88,8 +90,8 @@ def test_board_and_rules_use_labels_that_are_there(exposed):
         assert grouped <= known, text
 
 
-def test_the_board_can_be_imported():
-    """Panels have ids of their own, places that do not overlap, a data source that is asked for, and an explanation of codes."""
+def test_dashboard_is_importable():
+    """Panels have unique ids, disjoint positions, a data source variable, and legends for codes."""
     board = json.loads(BOARD.read_text())
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -122,12 +124,12 @@ def test_the_board_can_be_imported():
         "Instances",
         "Streams",
         "Sequences",
-        "Answers",
+        "Responses",
         "Process",
     ]
 
 
-def test_the_rules_are_whole():
+def test_rules_are_complete():
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules)
     for rule in rules:
@@ -138,7 +140,7 @@ def test_the_rules_are_whole():
         assert not kept or named <= kept, f"{rule['alert']} names labels that its expression drops"
 
 
-def test_the_scrape_names_the_rules():
+def test_scrape_config_names_the_rules():
     scrape = yaml.safe_load(SCRAPE.read_text())
     assert scrape["rule_files"] == [RULES.name]
     assert scrape["scrape_configs"][0]["static_configs"] == [{"targets": ["localhost:8082"]}]
@@ -150,9 +152,9 @@ def _table() -> list[str]:
     return text[begin : text.index("<!-- metrics: end -->")].splitlines()
 
 
-def test_the_table_is_what_is_exposed(exposed):
+def test_documented_table_matches_exposed_metrics(exposed):
     rows = [
-        f"| `{f.name}` | {f.kind} | {', '.join(f'`{label}`' for label in f.labels)} | {f.says} |"
+        f"| `{f.name}` | {f.kind} | {', '.join(f'`{label}`' for label in f.labels)} | {f.description} |"
         for f in FAMILIES
     ]
     assert _table() == ["| metric | kind | labels | what it is |", "| --- | --- | --- | --- |", *rows]

@@ -1,44 +1,44 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import DataError, PredictError
 from headrace.server.errors import status_of
-from headrace.server.observation import Observation, Observers, safe_id, tracing_wanted
+from headrace.server.observation import Observers, RequestObservation, safe_id, tracing_wanted
 
 
-def seen(**headers: str) -> Observation:
+def seen(**headers: str) -> RequestObservation:
     named = {name.replace("_", "-"): text for name, text in headers.items()}
-    return Observation("rest", "POST", "/v2/models/m/infer", began_s=10.0, header=named.get)
+    return RequestObservation("rest", "POST", "/v2/models/m/infer", began_s=10.0, header=named.get)
 
 
 @given(st.text())
-def test_an_id_that_is_sent_cannot_end_a_header(text):
-    """Whatever a caller sends, what is echoed is printable ASCII without spaces, short, and else nothing."""
+def test_safe_id_never_contains_header_separators(text):
+    """An echoed id is short printable ASCII without spaces, or empty."""
     echoed = safe_id(text)
     assert echoed in ("", text)
     assert all("!" <= c <= "~" for c in echoed)
     assert len(echoed) <= 128
 
 
-@pytest.mark.parametrize("text", [None, "", "a b", "a\r\nb", "é", "x" * 129])
-def test_an_id_that_is_none_is_replaced(text):
+@for_each("text", [None, "", "a b", "a\r\nb", "é", "x" * 129])
+def test_unsafe_request_id_is_replaced(text):
     made = seen(**({} if text is None else {"x_request_id": text})).request_id
     assert made != text
     assert len(made) == 32
 
 
-def test_an_id_of_the_caller_is_kept():
+def test_safe_request_id_is_kept():
     assert seen(x_request_id="abc-1").request_id == "abc-1"
 
 
-def test_times_of_the_clock_become_times_of_the_day():
+def test_clock_times_convert_to_epoch_times():
     one = seen()
     assert one.epoch_ns(10.0) == one.began_ns
     assert one.epoch_ns(10.25) - one.began_ns == 250_000_000
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "error", "fault"),
     [
         (200, None, False),
@@ -51,11 +51,11 @@ def test_times_of_the_clock_become_times_of_the_day():
         (200, DataError("no"), False),
     ],
 )
-def test_whose_fault_it_was(status, error, fault):
+def test_fault_tells_server_errors_from_client_errors(status, error, fault):
     one = seen()
     one.status = status
     if error is not None:
-        one.failed(error, status_of(error))
+        one.on_error(error, status_of(error))
     assert one.fault is fault
 
 
@@ -74,20 +74,20 @@ class _Noting:
             raise RuntimeError("broken observer")
 
 
-def test_an_observer_that_breaks_harms_no_other(caplog):
-    told: list[str] = []
-    observers = Observers([_Noting("a", told, breaks=True), _Noting("b", told)])
+def test_failing_observer_does_not_affect_others(caplog):
+    received: list[str] = []
+    observers = Observers([_Noting("a", received, breaks=True), _Noting("b", received)])
     one = seen()
     observers.begin(one)
     observers.end(one)
-    assert told == ["a begins", "b begins", "b ends", "a ends"]
+    assert received == ["a begins", "b begins", "b ends", "a ends"]
     assert [record.message for record in caplog.records] == [
-        "a request could not be observed",
-        "a request could not be observed to its end",
+        "an observer failed at the start of a request",
+        "an observer failed at the end of a request",
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("environment", "wanted"),
     [
         ({}, False),
@@ -100,5 +100,5 @@ def test_an_observer_that_breaks_harms_no_other(caplog):
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, False),
     ],
 )
-def test_traces_are_made_where_the_environment_asks_for_them(environment, wanted):
+def test_environment_enables_tracing(environment, wanted):
     assert tracing_wanted(environment) is wanted

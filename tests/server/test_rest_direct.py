@@ -1,4 +1,4 @@
-"""What is answered without an exchange is answered as it would be in one."""
+"""The fast path gives the same responses as ASGI exchanges."""
 
 import asyncio
 import json
@@ -7,26 +7,29 @@ import threading
 import numpy as np
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import levels
+from cases import for_each
 from headrace import Model
 from headrace.core.tensor import TensorSpec
 from headrace.protocols.oip_json import HEADER_LENGTH
-from headrace.server.direct import Reply
-from headrace.server.errors import CLIENT_GONE
+from headrace.server.direct import DirectResponse
+from headrace.server.errors import CLIENT_DISCONNECTED
 from headrace.server.rest import RestApp, RestLimits
 from headrace.server.security import ApiKey, Role
-from server.support import WAIT_S, Any1, Linear, Raising, Texts, Typed, Words, definition, serving, tensor
-from server.test_rest import ROW, wait_for
+from server.support import WAIT_S, EchoAll, Linear, Raising, Texts, Typed, Words, definition, serving, tensor
+from server.test_rest import ROW
+from servers.polling import wait_until
 
 LIMITS = RestLimits(body_bytes_max=100_000, gzip_bytes_min=1000)
 KEY = "a-key-that-is-long-enough-to-be-one"
-KEYS = (ApiKey.of("web", "infer", KEY),)
+KEYS = (ApiKey.from_text("web", "infer", KEY),)
 
 
 class Brain(Model):
-    """BF16 in its metadata."""
+    """A model with BF16 in its metadata."""
 
     inputs = (TensorSpec("x", "BF16", (-1,)),)
     outputs = (TensorSpec("y", "BF16", (-1,)),)
@@ -39,8 +42,8 @@ def models():
     return [
         definition(Linear, "linear"),
         definition(Linear, "linear", "2"),
-        definition(Any1, "any"),
-        definition(Any1, "inline", isolation="inline"),
+        definition(EchoAll, "any"),
+        definition(EchoAll, "inline", isolation="inline"),
         definition(Typed, "typed"),
         definition(Raising, "raising"),
         definition(Raising, "raising-inline", isolation="inline"),
@@ -52,7 +55,7 @@ def models():
 
 @pytest.fixture(scope="module")
 def both():
-    """The same models behind both ways."""
+    """Serve the same models with and without the fast path."""
     with (
         serving(models(), limits=LIMITS) as direct,
         serving(models(), limits=LIMITS, direct=False) as long,
@@ -61,7 +64,7 @@ def both():
 
 
 def exchanges(server) -> list[str]:
-    """From now on: the paths of the requests that were ASGI exchanges."""
+    """Return the list of paths that are ASGI exchanges from now on."""
     paths = []
     serve = server.app._serve
 
@@ -73,10 +76,10 @@ def exchanges(server) -> list[str]:
     return paths
 
 
-def told(server, path, body, headers):
-    """What a caller sees, but for the time of day."""
-    answer = server.post(path, body, {"x-request-id": "same", **headers})
-    return answer.status, {k: v for k, v in answer.headers.items() if k != "date"}, answer.body
+def without_date(server, path, body, headers):
+    """Return a response without its date."""
+    response = server.post(path, body, {"x-request-id": "same", **headers})
+    return response.status, {k: v for k, v in response.headers.items() if k != "date"}, response.body
 
 
 BINARY_HEAD = orjson.dumps(
@@ -120,20 +123,20 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_both_ways_give_the_same_answer(both, case):
+@for_each("case", CASES)
+def test_fast_path_and_asgi_give_the_same_response(both, case):
     direct, long = both
     model, body, headers = CASES[case]
     path = f"/v2/models/{model}/infer"
-    one, other = told(direct, path, body, headers), told(long, path, body, headers)
+    one, other = without_date(direct, path, body, headers), without_date(long, path, body, headers)
     if other[1].get("x-request-id") != "same":
-        # Made up by the server: of each another one.
+        # The server generates another id for each response.
         assert one[1].pop("x-request-id", None) is not None or "x-request-id" not in other[1]
         other[1].pop("x-request-id", None)
     assert one == other
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=levels.examples(1.5))
 @given(
     st.binary(max_size=80)
     | st.recursive(
@@ -149,13 +152,13 @@ def test_both_ways_give_the_same_answer(both, case):
         st.sampled_from(["gzip", "0", "7", "x", ""]),
     ),
 )
-def test_any_body_gets_the_same_answer_both_ways(both, body, headers):
+def test_fast_path_and_asgi_agree_on_any_body(both, body, headers):
     direct, long = both
     path = "/v2/models/any/infer"
-    assert told(direct, path, body, headers) == told(long, path, body, headers)
+    assert without_date(direct, path, body, headers) == without_date(long, path, body, headers)
 
 
-def test_hot_requests_are_no_exchanges(both):
+def test_fast_path_requests_are_no_exchanges(both):
     server, _ = both
     paths = exchanges(server)
     for model in ("linear", "inline", "linear/versions/2", "raising"):
@@ -166,21 +169,21 @@ def test_hot_requests_are_no_exchanges(both):
     assert len(paths) == 3
 
 
-def test_what_is_answered_is_counted_either_way(both):
+def test_responses_of_both_paths_are_counted(both):
     counts = []
     for server in both:
-        before = dict(server.app.answers.sent())
+        before = dict(server.app.response_counters.responses())
         for _ in range(3):
             server.infer("linear", ROW)
             server.infer("inline", tensor("no", ["x"], "BYTES"))
         server.infer("nobody", ROW)
-        after = server.app.answers.sent()
+        after = server.app.response_counters.responses()
         counts.append({key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key)})
     assert counts[0] == counts[1]
     assert counts[0]["infer", 200] >= 3
 
 
-def test_keys_are_asked_for(both):
+def test_api_key_is_required(both):
     del both
     with serving({"linear": Linear}, keys=KEYS) as server:
         paths = exchanges(server)
@@ -193,7 +196,7 @@ def test_keys_are_asked_for(both):
         assert not paths
 
 
-def test_a_model_that_is_gone_is_told_and_one_that_is_back_answers():
+def test_unloaded_model_responds_404_until_reloaded():
     with serving({"linear": Linear}) as server:
         assert server.infer("linear", ROW).status == 200
         server.repository.unload("linear")
@@ -202,7 +205,7 @@ def test_a_model_that_is_gone_is_told_and_one_that_is_back_answers():
         assert server.infer("linear", ROW).status == 200
 
 
-def test_a_caller_who_leaves_is_counted_and_its_request_withdrawn():
+def test_disconnect_is_counted_and_withdraws_the_request():
     entered, go = threading.Event(), threading.Event()
 
     class Slow(Model):
@@ -218,18 +221,20 @@ def test_a_caller_who_leaves_is_counted_and_its_request_withdrawn():
                 assert entered.wait(WAIT_S)
                 with server.socket() as waiting:
                     waiting.post("/v2/models/slow/infer", orjson.dumps({"inputs": [tensor()]}))
-                    wait_for(lambda: server.dataplane.statistics()[0].waiting_requests == 1)
-                wait_for(lambda: server.dataplane.statistics()[0].waiting_requests == 0)
-                wait_for(lambda: server.app.answers.sent().get(("infer", CLIENT_GONE)) == 1)
+                    wait_until(lambda: server.dataplane.statistics()[0].waiting_requests == 1)
+                wait_until(lambda: server.dataplane.statistics()[0].waiting_requests == 0)
+                wait_until(
+                    lambda: server.app.response_counters.responses().get(("infer", CLIENT_DISCONNECTED)) == 1
+                )
                 go.set()
-                assert first.answer().status == 200
+                assert first.read_response().status == 200
         finally:
             go.set()
         (statistics,) = server.dataplane.statistics()
         assert (statistics.cancelled, statistics.success.count) == (1, 1)
 
 
-def test_targets_are_remembered_up_to_a_bound(both, monkeypatch):
+def test_target_cache_is_limited(both, monkeypatch):
     server, _ = both
     monkeypatch.setattr("headrace.server.rest_direct.ROUTES_MAX", 2)
     direct = server.app.direct
@@ -238,21 +243,21 @@ def test_targets_are_remembered_up_to_a_bound(both, monkeypatch):
     assert len(direct._routes) <= 2
 
 
-def test_where_requests_are_observed_all_are_exchanges(both):
+def test_observed_requests_are_exchanges(both):
     server, _ = both
     assert RestApp(server.dataplane, observers=[]).direct is None
 
 
-def test_inline_models_are_answered_in_the_call_itself(both):
-    """No task, no loop: the answer is what the call returns."""
+def test_inline_model_responds_within_the_call(both):
+    """There is no task and no loop: the call returns the response."""
     server, _ = both
     direct = server.app.direct
     route = direct.route(b"/v2/models/inline/infer")
     body = orjson.dumps({"inputs": [tensor()]})
 
-    async def ask():
-        return direct.answer(route, [(b"content-length", b"%d" % len(body))], body)
+    async def infer():
+        return direct.respond(route, [(b"content-length", b"%d" % len(body))], body)
 
-    reply = asyncio.run_coroutine_threadsafe(ask(), server.loop).result(WAIT_S)
-    assert isinstance(reply, Reply)
+    reply = asyncio.run_coroutine_threadsafe(infer(), server.loop).result(WAIT_S)
+    assert isinstance(reply, DirectResponse)
     assert (reply.status, reply.head) == (200, b"content-type: application/json\r\n")

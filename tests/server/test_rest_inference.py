@@ -1,21 +1,21 @@
-"""From a body to a request, and from a response to a body."""
+"""Decoding of bodies to requests, and encoding of responses."""
 
 import numpy as np
-import pytest
 
+from cases import for_each
 from headrace.core.errors import OverloadedError, UnauthenticatedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
-from headrace.protocols.oip_json import WireBody, WireRequest, encode_request
+from headrace.protocols.oip_json import JsonWireRequest, WireBody, encode_request
 from headrace.server.errors import quiet_status_of
-from headrace.server.observation import CURRENT, Observation
+from headrace.server.observation import CURRENT, RequestObservation
 from headrace.server.rest_inference import (
     HEADER_LENGTH,
+    bf16_outputs,
     content_headers,
-    declared_bf16,
+    encode_response_body,
     error_headers,
+    observed_error_status,
     read_request,
-    told_status,
-    written_response,
 )
 
 ROWS = np.array([[1.5, 2.5]], np.float32)
@@ -26,8 +26,8 @@ def never() -> float:
     raise AssertionError("nobody asked for the time")
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_a_request_is_read_whatever_its_form(binary):
+@for_each("binary", [False, True])
+def test_json_and_binary_requests_are_decoded(binary):
     body = encode_request(InferRequest((Tensor("x", ROWS),), "one"), binary=binary)
     headers = {HEADER_LENGTH: str(body.json_bytes).encode()} if binary else {}
     wire = read_request(headers, body.body, METADATA, lambda: 0.0)
@@ -38,22 +38,22 @@ def test_a_request_is_read_whatever_its_form(binary):
     )
 
 
-def test_nothing_but_numbers_is_a_raw_request():
+def test_header_length_zero_means_a_raw_request():
     wire = read_request({HEADER_LENGTH: b"0"}, ROWS.tobytes(), METADATA, never)
     assert (wire.request["x"].tolist(), wire.binary_default) == (ROWS.tolist(), True)
 
 
-def test_a_timeout_counts_from_now():
+def test_timeout_counts_from_now():
     request = InferRequest((Tensor("x", ROWS),), parameters={"timeout": 2_000_000, "priority": 3})
     wire = read_request({}, encode_request(request, binary=False).body, METADATA, lambda: 10.0)
     assert (wire.request.deadline, wire.request.priority) == (12.0, 3)
 
 
-def test_a_response_has_the_form_that_was_asked_for():
+def test_response_has_the_requested_form():
     response = InferResponse((Tensor("x", ROWS),), "m")
-    plain = written_response(response, WireRequest(InferRequest(()), False, {}), METADATA)
+    plain = encode_response_body(response, JsonWireRequest(InferRequest(()), False, {}), METADATA)
     assert content_headers(plain) == (b"application/json", ())
-    packed = written_response(response, WireRequest(InferRequest(()), False, {"x": True}), METADATA)
+    packed = encode_response_body(response, JsonWireRequest(InferRequest(()), False, {"x": True}), METADATA)
     assert packed.body.endswith(ROWS.tobytes())
     assert content_headers(packed) == (
         b"application/octet-stream",
@@ -62,26 +62,25 @@ def test_a_response_has_the_form_that_was_asked_for():
     assert isinstance(packed, WireBody)
 
 
-def test_bf16_is_known_by_declaration_alone():
+def test_bf16_is_known_only_by_declaration():
     outputs = (TensorSpec("a", "FP32"), TensorSpec("b", "BF16"))
-    assert declared_bf16(ModelMetadata("m", outputs=outputs)) == {"b": "BF16"}
-    assert not declared_bf16(METADATA)
+    assert bf16_outputs(ModelMetadata("m", outputs=outputs)) == {"b": "BF16"}
+    assert not bf16_outputs(METADATA)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "headers"),
     [
         (OverloadedError("full", retry_after_s=1.2), [(b"retry-after", b"2")]),
         (UnauthenticatedError("who?"), [(b"www-authenticate", b"Bearer")]),
         (ValueError("ours"), []),
     ],
-    ids=["overload", "no key", "fault"],
 )
-def test_errors_say_what_to_do_in_their_heads(error, headers):
+def test_error_headers_match_the_status(error, headers):
     assert list(error_headers(quiet_status_of(error))) == headers
 
 
-def test_what_is_logged_of_an_error_is_about_its_request(monkeypatch):
+def test_error_log_has_the_request(monkeypatch):
     about = []
 
     def noted(error):
@@ -89,6 +88,6 @@ def test_what_is_logged_of_an_error_is_about_its_request(monkeypatch):
         return quiet_status_of(error)
 
     monkeypatch.setattr("headrace.server.rest_inference.status_of", noted)
-    seen = Observation("rest", "POST", "/", began_s=0.0, header=lambda _: "an-id")
-    status = told_status(KeyError("x"), seen)
+    seen = RequestObservation("rest", "POST", "/", began_s=0.0, header=lambda _: "an-id")
+    status = observed_error_status(KeyError("x"), seen)
     assert (about, CURRENT.get(), status.http, seen.failure) == ([seen], None, 500, ("KeyError", status))

@@ -1,25 +1,26 @@
-"""Who may what: keys, roles, and that no route escapes them."""
+"""API keys and roles. No route is without a role."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.api_key import KEY_CHARS_MIN
 from headrace.core.errors import ConfigError, ForbiddenError, UnauthenticatedError
 from headrace.server.security import Access, ApiKey, Role, check_bind, is_local, parse_keys
-from server.support import Linear, Server, serving
+from server.support import Linear, RestServer, serving
 from server.test_rest import ROW
 
 INFER = "infer-key-0123456789"
 ADMIN = "admin-key-0123456789"
 OLD = "admin-key-of-yesterday"
 KEYS = (
-    ApiKey.of("web", "infer", INFER),
-    ApiKey.of("ops", "admin", ADMIN),
-    ApiKey.of("ops-old", "admin", OLD),
+    ApiKey.from_text("web", "infer", INFER),
+    ApiKey.from_text("ops", "admin", ADMIN),
+    ApiKey.from_text("ops-old", "admin", OLD),
 )
 
-# Every route with the role that it needs. A new route fails a test below until it stands here.
+# The required role of every route. A new route must be added here.
 ROLES = {
     ("GET", "/"): None,
     ("GET", "/v2"): Role.INFER,
@@ -53,8 +54,8 @@ def server():
         yield opened
 
 
-def test_the_table_above_has_every_route(server: Server):
-    """What the application can route is what is tested."""
+def test_role_table_has_every_route(server: RestServer):
+    """The table has exactly the routes of the application."""
     app = server.app
     found = {(method, path) for path, methods in app._fixed.items() for method in methods}
     for prefix, routes in (
@@ -73,57 +74,57 @@ def test_the_table_above_has_every_route(server: Server):
 FORMS = [lambda path: path, lambda path: path if path == "/" else f"{path}/"]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=["plain", "slash"])
-@pytest.mark.parametrize(("method", "path"), ROLES, ids=lambda v: v)
-def test_every_route_asks_for_its_role(server: Server, method, path, form):
+@for_each("form", FORMS)
+@for_each(("method", "path"), ROLES)
+def test_every_route_requires_its_role(server: RestServer, method, path, form):
     role, path = ROLES[method, path], form(path)
     paths = [path]
     if path.startswith("/v2/models/linear"):
         paths.append(path.replace("linear", "linear/versions/1"))
     methods = [method, "HEAD"] if method == "GET" else [method]
-    for asked in [(m, p) for m in methods for p in paths]:
+    for requested in [(m, p) for m in methods for p in paths]:
         for headers in (
             {},
             {"Authorization": "Bearer wrong-key-0123456789"},
             {"Authorization": f"Basic {ADMIN}"},
         ):
-            answer = server.ask(*asked, b"{", headers)
-            assert (answer.status == 401) is (role is not None)
+            response = server.request(*requested, b"{", headers)
+            assert (response.status == 401) is (role is not None)
             if role is not None:
-                assert answer.headers["www-authenticate"] == "Bearer"
-                assert asked[0] == "HEAD" or answer.error
-        answer = server.ask(*asked, b"{", {"Authorization": f"Bearer {INFER}"})
-        assert (answer.status == 403) is (role is Role.ADMIN)
+                assert response.headers["www-authenticate"] == "Bearer"
+                assert requested[0] == "HEAD" or response.error
+        response = server.request(*requested, b"{", {"Authorization": f"Bearer {INFER}"})
+        assert (response.status == 403) is (role is Role.ADMIN)
         for key in (ADMIN, OLD):
-            answer = server.ask(*asked, b"{", {"Authorization": f"bearer  {key} "})
-            # Loading is refused to all: this server has no models folder.
+            response = server.request(*requested, b"{", {"Authorization": f"bearer  {key} "})
+            # Every load is refused, because this server has no models folder.
             forbidden = "repository/models" in path
-            assert answer.status not in (401, 403) or forbidden
+            assert response.status not in (401, 403) or forbidden
 
 
-def test_a_key_is_taken_from_the_header_alone(server: Server):
+def test_key_is_read_only_from_the_header(server: RestServer):
     assert server.get(f"/v2/models?key={ADMIN}&authorization=Bearer%20{ADMIN}").status == 401
     assert server.get("/v2/models", Cookie=f"key={ADMIN}").status == 401
 
 
-def test_whether_a_model_exists_is_told_to_those_alone_who_may_ask(server: Server):
+def test_model_existence_is_disclosed_only_with_a_key(server: RestServer):
     assert server.get("/v2/models/linear").body == server.get("/v2/models/nope").body
     assert server.infer("nope", ROW).status == 401
 
 
-def test_documents_name_models_to_those_alone_who_may_ask_them(server: Server):
+def test_documentation_names_models_only_with_a_key(server: RestServer):
     for path in ("/v2/docs", "/v2/docs/dataplane.json"):
         assert b"linear" not in server.get(path).body
         assert b"linear" in server.get(path, Authorization=f"Bearer {INFER}").body
 
 
-def test_who_has_the_key_is_answered(server: Server):
-    answer = server.infer("linear", ROW, headers={"Authorization": f"Bearer {INFER}"})
-    assert answer.json["outputs"][0]["data"] == [10.0]
-    assert INFER.encode() not in answer.body
+def test_valid_key_is_accepted(server: RestServer):
+    response = server.infer("linear", ROW, headers={"Authorization": f"Bearer {INFER}"})
+    assert response.json["outputs"][0]["data"] == [10.0]
+    assert INFER.encode() not in response.body
 
 
-def test_without_keys_everybody_may_everything():
+def test_without_keys_everything_is_allowed():
     access = Access()
     assert access.open
     assert access.check(None, Role.ADMIN) == ""
@@ -137,7 +138,7 @@ def test_no_other_text_is_a_key(text):
             access.check(text, Role.INFER)
 
 
-def test_a_key_is_told_by_its_name_and_not_by_itself():
+def test_key_is_shown_by_name_only():
     access = Access(KEYS)
     assert access.check(f"Bearer {INFER}", Role.INFER) == "web"
     with pytest.raises(ForbiddenError) as raised:
@@ -146,29 +147,29 @@ def test_a_key_is_told_by_its_name_and_not_by_itself():
     assert INFER not in repr(KEYS)
 
 
-def test_keys_are_read_from_lines():
+def test_keys_are_parsed_from_lines():
     text = f"# ours\n\ninfer web {INFER}\n  admin\tops {ADMIN}\n"
     assert parse_keys(text, "keys") == KEYS[:2]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "why"),
     [
-        ("", "no key in it"),
-        ("# only this", "no key in it"),
-        ("infer web", "line 1: a line is ROLE NAME KEY"),
+        ("", "keys has no keys"),
+        ("# only this", "keys has no keys"),
+        ("infer web", "line 1: must be ROLE NAME KEY"),
         (f"infer web {INFER} more", "line 1"),
         (f"\nroot web {INFER}", "infer or admin, not 'root'"),
         ("infer web " + "x" * (KEY_CHARS_MIN - 1), "too short"),
     ],
 )
-def test_wrong_lines_are_told(text, why):
+def test_malformed_key_lines_are_refused(text, why):
     with pytest.raises(ConfigError, match=why) as raised:
         parse_keys(text, "keys")
     assert INFER not in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("host", "local"),
     [
         ("127.0.0.1", True),
@@ -185,7 +186,7 @@ def test_wrong_lines_are_told(text, why):
         ("::ffff:10.0.0.1", False),
     ],
 )
-def test_an_open_address_needs_a_guard(host, local):
+def test_public_address_needs_access_control(host, local):
     assert is_local(host) is local
     check_bind(host, guarded=True, insecure=False)
     check_bind(host, guarded=False, insecure=True)

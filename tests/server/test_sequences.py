@@ -1,4 +1,4 @@
-"""Sequences over REST, by every way that a request goes: start, go on, end, cancel, and what is refused."""
+"""Sequences over REST, by both paths of a request: start, continue, end, cancel, and refusals."""
 
 import http.client
 import json
@@ -7,22 +7,24 @@ import threading
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.protocols.sse import EventDecoder
 from headrace.server.security import ApiKey
-from server.support import HEADER_LENGTH, WAIT_S, Any1, Linear, definition, serving, tensor
-from server.support_sequences import FAILS, GOES_ON, HELD, Dies, Letters, RunningSum
+from server.support import HEADER_LENGTH, WAIT_S, EchoAll, Linear, definition, serving, tensor
+from server.support_sequences import BLOCKED, FAILS, RESCHEDULED, DyingSum, RunningSum, TextSoFar
+from servers.polling import wait_until
 
 USER, ADMIN = "a-key-that-is-long-enough-to-be-one", "another-key-that-is-long-enough"
 
 
-@pytest.fixture(params=[True, False], ids=["direct", "exchange"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["direct", "exchange"])
 def served(request):
     model = RunningSum()
     models = [
         definition(model, "sum", isolation="thread"),
-        definition(Letters, "letters", isolation="thread"),
+        definition(TextSoFar, "letters", isolation="thread"),
         definition(Linear, "linear"),
-        definition(Any1, "inline", isolation="inline"),
+        definition(EchoAll, "inline", isolation="inline"),
     ]
     with serving(models, direct=request.param) as server:
         server.model = model
@@ -32,12 +34,12 @@ def served(request):
             model.gate.set()
 
 
-def ask(server, *values, model="sum", **parameters):
+def send_step(server, *values, model="sum", **parameters):
     return server.infer(model, tensor(data=values, shape=[len(values), 1]), parameters=parameters)
 
 
 def end(server, model="sum", **parameters):
-    """A request without a tensor."""
+    """Send a request without a tensor."""
     return server.post(f"/v2/models/{model}/infer", {"inputs": [], "parameters": parameters})
 
 
@@ -46,33 +48,33 @@ def sums(answer):
     return answer.json["outputs"][0]["data"]
 
 
-@pytest.mark.parametrize("id", ["a", "s3://bucket/a b.wav", 7, 2**63 - 1])
-def test_a_sequence_is_started_goes_on_and_is_ended(served, id):
-    first = ask(served, 2, sequence_id=id, sequence_start=True)
+@for_each("id", ["a", "s3://bucket/a b.wav", 7, 2**63 - 1])
+def test_sequence_is_started_continued_and_ended(served, id):
+    first = send_step(served, 2, sequence_id=id, sequence_start=True)
     assert sums(first) == [2]
     assert first.json["parameters"] == {"sequence_id": id}
-    assert sums(ask(served, 4, 6, sequence_id=id)) == [6, 12]
-    last = ask(served, 1, sequence_id=id, sequence_end=True)
+    assert sums(send_step(served, 4, 6, sequence_id=id)) == [6, 12]
+    last = send_step(served, 1, sequence_id=id, sequence_end=True)
     assert sums(last) == [13]
     assert last.json["parameters"] == {"sequence_id": id, "sequence_end": True}
-    assert ask(served, 1, sequence_id=id).status == 410
+    assert send_step(served, 1, sequence_id=id).status == 410
     served.model.wait_for_end(str(id), "ended")
 
 
-def test_an_id_is_made_up_for_whoever_starts_without_one(served):
-    told = ask(served, 2, sequence_start=True).json["parameters"]["sequence_id"]
-    assert sums(ask(served, 5, sequence_id=told)) == [7]
+def test_start_without_id_generates_one(served):
+    received = send_step(served, 2, sequence_start=True).json["parameters"]["sequence_id"]
+    assert sums(send_step(served, 5, sequence_id=received)) == [7]
 
 
-def test_a_request_that_says_nothing_of_sequences_is_answered_as_ever(served):
-    answer = served.infer("sum", tensor(data=[2], shape=[1, 1]))
-    assert sums(answer) == [2]
-    assert "parameters" not in answer.json
+def test_request_without_sequence_parameters_is_a_single_step(served):
+    response = served.infer("sum", tensor(data=[2], shape=[1, 1]))
+    assert sums(response) == [2]
+    assert "parameters" not in response.json
 
 
-def test_an_end_and_a_cancel_need_no_inputs(served):
-    ask(served, 2, sequence_id="a", sequence_start=True)
-    ask(served, 2, sequence_id="b", sequence_start=True)
+def test_end_and_cancel_need_no_inputs(served):
+    send_step(served, 2, sequence_id="a", sequence_start=True)
+    send_step(served, 2, sequence_id="b", sequence_start=True)
     ended = end(served, sequence_id="a", sequence_end=True)
     assert ended.status == 200, ended.body
     assert ended.json["outputs"] == []
@@ -86,13 +88,13 @@ def test_an_end_and_a_cancel_need_no_inputs(served):
     assert end(served, sequence_id="a", sequence_end=True).status == 410
 
 
-@pytest.mark.parametrize("model", ["linear", "inline"])
-def test_a_model_without_a_step_is_asked_with_inputs_whatever_is_said_of_sequences(served, model):
-    answer = end(served, model, sequence_id="a", sequence_end=True)
-    assert answer.status == 400, answer.body
+@for_each("model", ["linear", "inline"])
+def test_stateless_model_ignores_sequence_parameters(served, model):
+    response = end(served, model, sequence_id="a", sequence_end=True)
+    assert response.status == 400, response.body
 
 
-@pytest.mark.parametrize(
+@for_each(
     "parameters",
     [
         {},
@@ -104,18 +106,18 @@ def test_a_model_without_a_step_is_asked_with_inputs_whatever_is_said_of_sequenc
         {"sequence_id": 1.5, "sequence_end": True},
     ],
 )
-def test_what_ends_nothing_needs_inputs(served, parameters):
+def test_other_requests_need_inputs(served, parameters):
     assert end(served, **parameters).status == 400
 
 
-def test_rows_of_many_sequences_go_in_one_request(served):
+def test_one_request_may_have_many_sequences(served):
     ids = {"name": "sequence_id", "shape": [3], "datatype": "BYTES", "data": ["p", "q", "p"]}
     starts = {"name": "sequence_start", "shape": [3], "datatype": "BOOL", "data": [True, True, False]}
     x = tensor(data=[1, 2, 4], shape=[3, 1])
     assert sums(served.infer("sum", x, ids, starts)) == [1, 2, 5]
 
 
-def test_binary_tensors_go_with_sequences_too(served):
+def test_binary_tensors_work_with_sequences(served):
     head = json.dumps(
         {
             "parameters": {"sequence_id": 5, "sequence_start": True, "binary_data_output": True},
@@ -125,77 +127,78 @@ def test_binary_tensors_go_with_sequences_too(served):
         }
     ).encode()
     body = head + np.float32(2).tobytes()
-    answer = served.post("/v2/models/sum/infer", body, {HEADER_LENGTH: str(len(head))})
-    assert answer.json["parameters"]["sequence_id"] == 5
-    assert answer.body[-4:] == np.float32(2).tobytes()
+    response = served.post("/v2/models/sum/infer", body, {HEADER_LENGTH: str(len(head))})
+    assert response.json["parameters"]["sequence_id"] == 5
+    assert response.body[-4:] == np.float32(2).tobytes()
 
 
-# What is refused
+# Refusals
 
 
-def test_a_sequence_that_is_not_there_is_gone(served):
-    answer = ask(served, 1, sequence_id="nobody")
-    assert answer.status == 410
-    assert answer.json["kind"] == "sequence_gone"
-    assert answer.json["error"].startswith("sequence 'nobody': ")
-    assert "retry-after" not in answer.headers
+def test_unknown_sequence_is_gone(served):
+    response = send_step(served, 1, sequence_id="nobody")
+    assert response.status == 410
+    assert response.json["kind"] == "sequence_gone"
+    assert response.json["error"].startswith("sequence 'nobody': ")
+    assert "retry-after" not in response.headers
 
 
-def test_a_sequence_that_has_too_much_waiting_is_full(served):
-    ask(served, 1, sequence_id="a", sequence_start=True)
-    answers, asked = [], []
+def test_sequence_with_too_many_waiting_requests_is_full(served):
+    send_step(served, 1, sequence_id="a", sequence_start=True)
+    responses, requested = [], []
     for _ in range(4):
-        thread = threading.Thread(target=lambda: answers.append(ask(served, HELD, sequence_id="a")))
+        thread = threading.Thread(
+            target=lambda: responses.append(send_step(served, BLOCKED, sequence_id="a"))
+        )
         thread.start()
-        asked.append(thread)
+        requested.append(thread)
         assert served.model.entered.wait(WAIT_S)
-    wait_until(served, lambda info: info["requests"] == 4)
-    full = ask(served, 1, sequence_id="a")
+    wait_for_sequence(served, lambda info: info["requests"] == 4)
+    full = send_step(served, 1, sequence_id="a")
     assert full.status == 429
     assert full.json["kind"] == "sequence_full"
     assert int(full.headers["retry-after"]) >= 1
     served.model.gate.set()
-    for thread in asked:
+    for thread in requested:
         thread.join(WAIT_S)
-    assert sorted(sums(answer)[0] for answer in answers) == [1001, 2001, 3001, 4001]
+    assert sorted(sums(response)[0] for response in responses) == [1001, 2001, 3001, 4001]
 
 
-def wait_until(served, so):
-    """Polls, since what waits is known to the server alone."""
-    for _ in range(3000):
+def wait_for_sequence(served, condition):
+    def is_met():
         listed = served.get("/v2/models/sum/sequences").json["sequences"]
-        if listed and so(listed[0]):
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(listed)
+        return listed and condition(listed[0])
+
+    wait_until(is_met, "the state of the sequence")
 
 
-def test_no_more_sequences_live_than_may(served):
+def test_live_sequences_are_limited(served):
     for i in range(8):
-        assert ask(served, 1, sequence_id=f"s{i}", sequence_start=True).status == 200
+        assert send_step(served, 1, sequence_id=f"s{i}", sequence_start=True).status == 200
     for parameters in ({"sequence_id": "one more", "sequence_start": True}, {}):
-        refused = ask(served, 1, **parameters)
+        refused = send_step(served, 1, **parameters)
         assert refused.status == 503
         assert refused.json["kind"] == "too_many_sequences"
         assert int(refused.headers["retry-after"]) >= 1
     assert end(served, sequence_id="s3", sequence_end=True).status == 200
-    assert ask(served, 1, sequence_id="one more", sequence_start=True).status == 200
+    assert send_step(served, 1, sequence_id="one more", sequence_start=True).status == 200
 
 
-def test_a_step_that_fails_leaves_its_sequence_as_it_was(served):
-    ask(served, 2, sequence_id="a", sequence_start=True)
-    failed = ask(served, FAILS, sequence_id="a")
+def test_failed_step_keeps_the_state(served):
+    send_step(served, 2, sequence_id="a", sequence_start=True)
+    failed = send_step(served, FAILS, sequence_id="a")
     assert failed.status == 500
     assert set(failed.json) == {"error"}
-    assert sums(ask(served, 1, sequence_id="a")) == [3]
+    assert sums(send_step(served, 1, sequence_id="a")) == [3]
 
 
-def test_a_state_that_died_with_its_process_is_lost():
-    with serving([definition(Dies, "sum", isolation="process")]) as server:
-        ask(server, 1, sequence_id="a", sequence_start=True)
-        ask(server, 1, sequence_id="b", sequence_start=True)
-        assert ask(server, -1, sequence_id="b").status == 409
-        lost = ask(server, 1, sequence_id="a")
+@pytest.mark.slow
+def test_state_of_a_dead_process_is_lost():
+    with serving([definition(DyingSum, "sum", isolation="process")]) as server:
+        send_step(server, 1, sequence_id="a", sequence_start=True)
+        send_step(server, 1, sequence_id="b", sequence_start=True)
+        assert send_step(server, -1, sequence_id="b").status == 409
+        lost = send_step(server, 1, sequence_id="a")
         assert lost.status == 409
         assert lost.json["kind"] == "sequence_lost"
         assert "retry-after" not in lost.headers
@@ -204,7 +207,7 @@ def test_a_state_that_died_with_its_process_is_lost():
             "/v2/models/sum/infer_stream", {"inputs": [x], "parameters": {"sequence_id": "a"}}
         )
         assert (streamed.status, streamed.json["kind"]) == (409, "sequence_lost")
-        assert sums(ask(server, 5, sequence_id="a", sequence_start=True)) == [5]
+        assert sums(send_step(server, 5, sequence_id="a", sequence_start=True)) == [5]
 
 
 # Streams and generation
@@ -222,23 +225,25 @@ def events(server, path, document):
 
 
 def test_each_step_of_a_sequence_is_an_event(served):
-    x = tensor(data=[GOES_ON], shape=[1, 1])
+    x = tensor(data=[RESCHEDULED], shape=[1, 1])
     document = {"inputs": [x], "parameters": {"sequence_id": 9, "sequence_start": True}}
-    came = events(served, "/v2/models/sum/infer_stream", document)
-    assert [event["outputs"][0]["data"] for event in came] == [[3], [6]]
-    assert [event["parameters"] for event in came] == [{"sequence_id": 9}] * 2
-    assert sums(ask(served, 1, sequence_id=9)) == [7]
+    received = events(served, "/v2/models/sum/infer_stream", document)
+    assert [event["outputs"][0]["data"] for event in received] == [[3], [6]]
+    assert [event["parameters"] for event in received] == [{"sequence_id": 9}] * 2
+    assert sums(send_step(served, 1, sequence_id=9)) == [7]
 
 
-def test_an_event_stream_of_a_sequence_that_is_not_there_is_refused_with_a_status(served):
+def test_event_stream_of_an_unknown_sequence_has_an_error_status(served):
     x = tensor(data=[1], shape=[1, 1])
-    answer = served.post("/v2/models/sum/infer_stream", {"inputs": [x], "parameters": {"sequence_id": "no"}})
-    assert (answer.status, answer.json["kind"]) == (410, "sequence_gone")
+    response = served.post(
+        "/v2/models/sum/infer_stream", {"inputs": [x], "parameters": {"sequence_id": "no"}}
+    )
+    assert (response.status, response.json["kind"]) == (410, "sequence_gone")
 
 
-def test_an_error_on_the_way_says_its_kind_in_an_event(served):
-    ask(served, 1, sequence_id="a", sequence_start=True)
-    x = tensor(data=[1, HELD, 1], shape=[3, 1])
+def test_later_error_event_has_its_kind(served):
+    send_step(served, 1, sequence_id="a", sequence_start=True)
+    x = tensor(data=[1, BLOCKED, 1], shape=[3, 1])
     found = []
     document = {"inputs": [x], "parameters": {"sequence_id": "a"}}
     stream = threading.Thread(
@@ -246,7 +251,7 @@ def test_an_error_on_the_way_says_its_kind_in_an_event(served):
     )
     stream.start()
     assert served.model.entered.wait(WAIT_S)
-    assert served.ask("DELETE", "/v2/models/sum/sequences/a").status == 204
+    assert served.request("DELETE", "/v2/models/sum/sequences/a").status == 204
     served.model.gate.set()
     stream.join(WAIT_S)
     assert found[0]["outputs"][0]["data"] == [2]
@@ -254,20 +259,20 @@ def test_an_error_on_the_way_says_its_kind_in_an_event(served):
     assert "cancelled" in found[-1]["error"]
 
 
-def test_a_client_that_lost_its_connection_comes_back_with_the_same_id(served):
-    ask(served, 1, sequence_id="a", sequence_start=True)
-    body = {"inputs": [tensor(data=[HELD], shape=[1, 1])], "parameters": {"sequence_id": "a"}}
+def test_reconnected_client_continues_its_sequence(served):
+    send_step(served, 1, sequence_id="a", sequence_start=True)
+    body = {"inputs": [tensor(data=[BLOCKED], shape=[1, 1])], "parameters": {"sequence_id": "a"}}
     with served.socket() as lost:
         lost.post("/v2/models/sum/infer", json.dumps(body).encode())
         assert served.model.entered.wait(WAIT_S)
         lost.abort()
     served.model.gate.set()
-    # Its step had begun, so it was done.
-    assert sums(ask(served, 1, sequence_id="a")) == [1002]
+    # The step had begun, so it was completed.
+    assert sums(send_step(served, 1, sequence_id="a")) == [1002]
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_generation_goes_on_in_a_sequence(served, beside):
+@for_each("beside", [True, False])
+def test_generation_continues_in_a_sequence(served, beside):
     def generate(text, **parameters):
         document = {"text_input": text, **(parameters if beside else {"parameters": parameters})}
         return served.post("/v2/models/letters/generate", document).json
@@ -283,74 +288,77 @@ def test_generation_goes_on_in_a_sequence(served, beside):
     assert served.post(path, {"sequence_id": "g"}).status == 400
 
 
-def test_a_text_is_generated_event_by_event_without_a_sequence(served):
-    came = events(served, "/v2/models/letters/generate_stream", {"text_input": "abc"})
-    assert [event["text_output"] for event in came] == ["A", "AB", "ABC"]
-    assert all("sequence_id" not in event for event in came)
+def test_text_is_generated_event_by_event(served):
+    received = events(served, "/v2/models/letters/generate_stream", {"text_input": "abc"})
+    assert [event["text_output"] for event in received] == ["A", "AB", "ABC"]
+    assert all("sequence_id" not in event for event in received)
 
 
-# Looking after them
+# Administration
 
 
 def test_sequences_are_listed(served):
-    ask(served, 1, 2, sequence_id="a", sequence_start=True)
-    ask(served, 1, sequence_id=7, sequence_start=True)
-    ask(served, 1, sequence_id=7, sequence_end=True)
+    send_step(served, 1, 2, sequence_id="a", sequence_start=True)
+    send_step(served, 1, sequence_id=7, sequence_start=True)
+    send_step(served, 1, sequence_id=7, sequence_end=True)
     for path in ("/v2/models/sum/sequences", "/v2/models/sum/versions/1/sequences"):
-        told = served.get(path).json
-        assert (told["model_name"], told["model_version"]) == ("sum", "1")
-        assert (told["live"], told["live_max"]) == (1, 8)
-        assert told["ends"]["ended"] == 1
-        (one,) = told["sequences"]
+        received = served.get(path).json
+        assert (received["model_name"], received["model_version"]) == ("sum", "1")
+        assert (received["live"], received["live_max"]) == (1, 8)
+        assert received["ends"]["ended"] == 1
+        (one,) = received["sequences"]
         assert one["age_s"] >= one["idle_s"] > 0
         del one["age_s"], one["idle_s"]
         assert one == {"id": "a", "state": "idle", "instance": 0, "steps": 2, "requests": 0}
 
 
-def test_no_more_are_listed_than_are_asked_for(served):
+def test_listing_honours_its_limit(served):
     for i in range(3):
-        ask(served, 1, sequence_id=f"s{i}", sequence_start=True)
-    told = served.get("/v2/models/sum/sequences?limit=2").json
-    assert [one["id"] for one in told["sequences"]] == ["s0", "s1"]
-    assert told["live"] == 3
+        send_step(served, 1, sequence_id=f"s{i}", sequence_start=True)
+    received = served.get("/v2/models/sum/sequences?limit=2").json
+    assert [one["id"] for one in received["sequences"]] == ["s0", "s1"]
+    assert received["live"] == 3
     for limit in ("-1", "x", "1e3", "100001", ""):
         assert served.get(f"/v2/models/sum/sequences?limit={limit or '%20'}").status == 400
 
 
-def test_a_model_without_a_step_has_none(served):
-    told = served.get("/v2/models/linear/sequences").json
-    assert (told["live"], told["live_max"], told["sequences"]) == (0, 0, [])
+def test_stateless_model_lists_no_sequences(served):
+    received = served.get("/v2/models/linear/sequences").json
+    assert (received["live"], received["live_max"], received["sequences"]) == (0, 0, [])
     assert served.get("/v2/models/nobody/sequences").status == 404
 
 
-@pytest.mark.parametrize("id", ["a", "s3://bucket/a b.wav", "ü"])
-def test_a_sequence_is_cancelled_by_whoever_looks_after_the_server(served, id):
+@for_each("id", ["a", "s3://bucket/a b.wav", "ü"])
+def test_admin_cancels_a_sequence(served, id):
     from urllib.parse import quote
 
-    ask(served, 1, sequence_id=id, sequence_start=True)
+    send_step(served, 1, sequence_id=id, sequence_start=True)
     path = f"/v2/models/sum/sequences/{quote(id)}"
-    done = served.ask("DELETE", path)
+    done = served.request("DELETE", path)
     assert (done.status, done.body) == (204, b"")
     assert "content-length" not in done.headers
     served.model.wait_for_end(id, "cancelled")
-    again = served.ask("DELETE", path.replace("/sum/", "/sum/versions/1/"))
+    again = served.request("DELETE", path.replace("/sum/", "/sum/versions/1/"))
     assert again.status == 404
-    assert ask(served, 1, sequence_id=id).status == 410
+    assert send_step(served, 1, sequence_id=id).status == 410
 
 
-def test_the_listing_is_for_admins_alone():
-    keys = (ApiKey.of("user", "infer", USER), ApiKey.of("boss", "admin", ADMIN))
+def test_listing_needs_the_admin_role():
+    keys = (ApiKey.from_text("user", "infer", USER), ApiKey.from_text("boss", "admin", ADMIN))
     with serving({"sum": RunningSum}, keys=keys) as server:
         for method, path in (("GET", "/v2/models/sum/sequences"), ("DELETE", "/v2/models/sum/sequences/a")):
-            assert server.ask(method, path).status == 401
-            assert server.ask(method, path, headers={"authorization": f"Bearer {USER}"}).status == 403
-            assert server.ask(method, path, headers={"authorization": f"Bearer {ADMIN}"}).status in (200, 404)
+            assert server.request(method, path).status == 401
+            assert server.request(method, path, headers={"authorization": f"Bearer {USER}"}).status == 403
+            assert server.request(method, path, headers={"authorization": f"Bearer {ADMIN}"}).status in (
+                200,
+                404,
+            )
 
 
-def test_another_method_is_told_which_there_is(served):
-    answer = served.ask("GET", "/v2/models/sum/sequences/a")
-    assert (answer.status, answer.headers["allow"]) == (405, "DELETE")
+def test_unsupported_method_responds_405(served):
+    response = served.request("GET", "/v2/models/sum/sequences/a")
+    assert (response.status, response.headers["allow"]) == (405, "DELETE")
 
 
-def test_the_server_says_that_it_has_sequences(served):
+def test_server_metadata_lists_the_sequence_extension(served):
     assert "sequence" in served.get("/v2").json["extensions"]

@@ -1,4 +1,6 @@
-"""Sequences over gRPC: unary calls and streams in both dialects, over both carriers, of a real engine."""
+"""Sequences over gRPC with a real engine: unary calls and both stream formats, over both
+transports.
+"""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -7,21 +9,31 @@ import grpc
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.sequence import SequenceLimits
 from headrace.engine.repository import ModelRepository
 from headrace.server.dataplane import Dataplane
-from server.grpc_support import Request, StreamResponse, bidi, infer_request, ran, serving, unary, values
+from server.grpc_support import (
+    Request,
+    StreamResponse,
+    bidi,
+    in_event_loop,
+    infer_request,
+    serving,
+    unary,
+    values,
+)
 from server.support import definition
-from server.support_sequences import FAILS, GOES_ON, HELD, Dies, RunningSum
+from server.support_sequences import BLOCKED, FAILS, RESCHEDULED, DyingSum, RunningSum
 
-CARRIERS = pytest.mark.parametrize("carrier", ["aio", "asgi"])
+CARRIERS = for_each("carrier", ["aio", "asgi"])
 TRITON = (("headrace-stream-dialect", "triton"),)
 KIND = "headrace-error-kind"
 
 
 @asynccontextmanager
 async def sums(carrier="aio", streams=None, **limits):
-    """A channel to a server of one running sum, and the model."""
+    """Serve a running sum, and return a channel and the model."""
     model = RunningSum()
     model.sequences = SequenceLimits(**{"live_max": 8, "requests_max": 3, **limits})
     async with served(definition(model, "m", isolation="thread"), carrier, streams) as channel:
@@ -33,7 +45,7 @@ async def sums(carrier="aio", streams=None, **limits):
 
 @asynccontextmanager
 async def served(model, carrier, streams=None):
-    """A channel to a server of one model."""
+    """Serve one model, and return a channel."""
     repository = ModelRepository([model])
     await asyncio.to_thread(repository.start)
     try:
@@ -45,7 +57,7 @@ async def served(model, carrier, streams=None):
 
 
 def request(*numbers, id="", **parameters):
-    """A request of so many steps; of none without numbers."""
+    """Return a request with these numbers, or without a tensor."""
     if numbers:
         made = infer_request(np.array(numbers, np.float32).reshape(-1, 1), id=id)
     else:
@@ -67,7 +79,7 @@ def numbers(response):
 
 
 async def refused(awaitable):
-    """The code, the kind and the rest of what a call that fails is told."""
+    """Return code, kind, details and metadata of a failed call."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await awaitable
     metadata = dict(error.value.trailing_metadata() or ())
@@ -78,9 +90,9 @@ async def refused(awaitable):
 
 
 @CARRIERS
-@pytest.mark.parametrize("id", [7, "seven"])
-@ran
-async def test_a_sequence_goes_from_start_to_end(carrier, id):
+@for_each("id", [7, "seven"])
+@in_event_loop
+async def test_sequence_runs_from_start_to_end(carrier, id):
     async with sums(carrier) as (channel, model):
         infer = unary(channel)
         first = await infer(request(2, sequence_id=id, sequence_start=True))
@@ -95,13 +107,13 @@ async def test_a_sequence_goes_from_start_to_end(carrier, id):
 
 
 @CARRIERS
-@ran
-async def test_whoever_asks_too_much_is_told_when_to_come_back(carrier):
+@in_event_loop
+async def test_refused_step_has_a_retry_time(carrier):
     async with sums(carrier) as (channel, model):
         infer = unary(channel)
         await infer(request(0, sequence_id="a", sequence_start=True))
-        asked = [asyncio.ensure_future(infer(request(HELD, sequence_id="a"))) for _ in range(4)]
-        await until(lambda: channel.engine.sequences()[0].requests == 4)
+        requested = [asyncio.ensure_future(infer(request(BLOCKED, sequence_id="a"))) for _ in range(4)]
+        await wait_for(lambda: channel.engine.sequences()[0].requests == 4)
         code, kind, _, metadata = await refused(infer(request(1, sequence_id="a")))
         assert (code, kind) == ("RESOURCE_EXHAUSTED", "sequence_full")
         assert float(metadata["retry-after-s"]) > 0
@@ -112,7 +124,7 @@ async def test_whoever_asks_too_much_is_told_when_to_come_back(carrier):
         assert (code, kind) == ("UNAVAILABLE", "too_many_sequences")
         assert float(metadata["retry-after-s"]) > 0
         model.gate.set()
-        assert sorted([numbers(answer)[0] for answer in await asyncio.gather(*asked)]) == [
+        assert sorted([numbers(response)[0] for response in await asyncio.gather(*requested)]) == [
             1000,
             2000,
             3000,
@@ -121,23 +133,23 @@ async def test_whoever_asks_too_much_is_told_when_to_come_back(carrier):
 
 
 async def begin(channel, id):
-    """Begin one while the model is busy: asked, not awaited for."""
+    """Start a sequence while the model is busy, without waiting for the response."""
     unary(channel)(request(1, sequence_id=id, sequence_start=True))
-    await until(lambda: any(info.id == id for info in channel.engine.sequences()))
+    await wait_for(lambda: any(info.id == id for info in channel.engine.sequences()))
 
 
-async def until(so):
-    """Polls, since what waits is known to the engine alone."""
-    for _ in range(3000):
-        if so():
+async def wait_for(condition):
+    """Let the event loop run until the condition holds; `in_event_loop` limits the time."""
+    for _ in range(10_000_000):
+        if condition():
             return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it is not so")
+        await asyncio.sleep(0)
+    raise AssertionError("the condition was not reached")
 
 
 @CARRIERS
-@ran
-async def test_a_request_without_inputs_that_ends_nothing_is_malformed(carrier):
+@in_event_loop
+async def test_request_without_inputs_must_end_a_sequence(carrier):
     async with sums(carrier) as (channel, _):
         for parameters in (
             {},
@@ -149,10 +161,11 @@ async def test_a_request_without_inputs_that_ends_nothing_is_malformed(carrier):
             assert (code, kind) == ("INVALID_ARGUMENT", None)
 
 
+@pytest.mark.slow
 @CARRIERS
-@ran
-async def test_a_state_that_died_with_its_process_is_lost(carrier):
-    async with served(definition(Dies, "m", isolation="process"), carrier) as channel:
+@in_event_loop
+async def test_state_of_a_dead_process_is_lost(carrier):
+    async with served(definition(DyingSum, "m", isolation="process"), carrier) as channel:
         infer = unary(channel)
         await infer(request(1, sequence_id="a", sequence_start=True))
         await infer(request(1, sequence_id="b", sequence_start=True))
@@ -161,26 +174,26 @@ async def test_a_state_that_died_with_its_process_is_lost(carrier):
         plain = bidi(channel)([request(1, sequence_id="a")]).read()
         assert (await refused(plain))[:2] == ("ABORTED", "sequence_lost")
         call = bidi(channel, response=StreamResponse)([request(1, sequence_id="a")], metadata=TRITON)
-        answer = await call.read()
-        assert told(answer.infer_response) == {KIND: "sequence_lost", "sequence_id": "a"}
+        response = await call.read()
+        assert told(response.infer_response) == {KIND: "sequence_lost", "sequence_id": "a"}
         assert numbers(await infer(request(5, sequence_id="a", sequence_start=True))) == [5]
 
 
-# Streams as MLServer's clients have them
+# Streams in MLServer's format
 
 
 @CARRIERS
-@ran
-async def test_a_stream_that_names_none_is_one_sequence_which_ends_with_it(carrier):
+@in_event_loop
+async def test_stream_without_ids_is_one_sequence(carrier):
     async with sums(carrier) as (channel, model):
         call = bidi(channel)()
         ids = set()
-        for number, sum_ in ((2, [2]), (4, [6]), (GOES_ON, [9, 12]), (1, [13])):
+        for number, sum_ in ((2, [2]), (4, [6]), (RESCHEDULED, [9, 12]), (1, [13])):
             await call.write(request(number))
             for wanted in sum_:
-                answer = await call.read()
-                assert numbers(answer) == [wanted]
-                ids.add(told(answer)["sequence_id"])
+                response = await call.read()
+                assert numbers(response) == [wanted]
+                ids.add(told(response)["sequence_id"])
         (id,) = ids
         assert [info.id for info in channel.engine.sequences()] == [id]
         await call.done_writing()
@@ -190,8 +203,8 @@ async def test_a_stream_that_names_none_is_one_sequence_which_ends_with_it(carri
 
 
 @CARRIERS
-@ran
-async def test_a_stream_that_is_cancelled_cancels_its_own_sequence_and_no_other(carrier):
+@in_event_loop
+async def test_cancelled_stream_cancels_only_its_own_sequence(carrier):
     async with sums(carrier) as (channel, model):
         call = bidi(channel)()
         await call.write(request(2))
@@ -200,13 +213,13 @@ async def test_a_stream_that_is_cancelled_cancels_its_own_sequence_and_no_other(
         assert numbers(await call.read()) == [5]
         call.cancel()
         await asyncio.to_thread(model.wait_for_end, id, "cancelled")
-        # Its client comes back by another way.
+        # The client continues with a unary call.
         assert numbers(await unary(channel)(request(1, sequence_id="named"))) == [6]
 
 
 @CARRIERS
-@ran
-async def test_an_error_of_a_sequence_ends_the_stream_with_its_status(carrier):
+@in_event_loop
+async def test_sequence_error_ends_the_stream_with_its_status(carrier):
     async with sums(carrier) as (channel, _):
         code, kind, details, _ = await refused(bidi(channel)([request(1, sequence_id="no")]).read())
         assert (code, kind) == ("NOT_FOUND", "sequence_gone")
@@ -220,22 +233,22 @@ async def test_an_error_of_a_sequence_ends_the_stream_with_its_status(carrier):
         assert numbers(await unary(channel)(request(1, sequence_id="a"))) == [2]
 
 
-@ran
-async def test_a_stream_may_hold_many_sequences():
+@in_event_loop
+async def test_stream_may_have_many_sequences():
     async with sums() as (channel, _):
         messages = [request(10 * i, sequence_id=f"s{i % 2}", sequence_start=i < 2) for i in range(9)]
-        answers = [answer async for answer in bidi(channel)(messages)]
-        assert [numbers(a)[0] for a in answers if told(a)["sequence_id"] == "s1"] == [10, 40, 90, 160]
-        assert [numbers(a)[0] for a in answers if told(a)["sequence_id"] == "s0"] == [0, 20, 60, 120, 200]
+        responses = [response async for response in bidi(channel)(messages)]
+        assert [numbers(a)[0] for a in responses if told(a)["sequence_id"] == "s1"] == [10, 40, 90, 160]
+        assert [numbers(a)[0] for a in responses if told(a)["sequence_id"] == "s0"] == [0, 20, 60, 120, 200]
 
 
-# Streams as Triton's clients have them
+# Streams in Triton's format
 
 
 @CARRIERS
-@pytest.mark.parametrize("ids", [["a", "b", "c"], [1, 2, 3]])
-@ran
-async def test_messages_of_each_sequence_are_answered_in_their_order(carrier, ids):
+@for_each("ids", [["a", "b", "c"], [1, 2, 3]])
+@in_event_loop
+async def test_messages_of_a_sequence_are_answered_in_order(carrier, ids):
     async with sums(carrier, requests_max=64) as (channel, _):
         messages = [
             request(1, id=f"{id}-{i}", sequence_id=id, sequence_start=i == 0, sequence_end=i == 39)
@@ -245,23 +258,23 @@ async def test_messages_of_each_sequence_are_answered_in_their_order(carrier, id
         call = bidi(channel, response=StreamResponse)(messages, metadata=TRITON)
         answers = [message async for message in call]
     assert [message.error_message for message in answers] == [""] * 120
-    came = {id: [] for id in ids}
+    received = {id: [] for id in ids}
     for message in answers:
-        came[told(message.infer_response)["sequence_id"]].append(message.infer_response)
-    for id, responses in came.items():
+        received[told(message.infer_response)["sequence_id"]].append(message.infer_response)
+    for id, responses in received.items():
         assert [r.id for r in responses] == [f"{id}-{i}" for i in range(40)]
         assert [numbers(r)[0] for r in responses] == list(range(1, 41))
         assert told(responses[-1]) == {"sequence_id": id, "sequence_end": True}
 
 
 @CARRIERS
-@ran
-async def test_the_order_holds_for_whoever_reads_late(carrier):
-    from headrace.server.grpc_streams import StreamSettings
+@in_event_loop
+async def test_order_is_kept_for_slow_readers(carrier):
+    from headrace.server.grpc_streams import GrpcStreamSettings
 
-    settings = StreamSettings(requests_max=64, answers_max=1)
+    settings = GrpcStreamSettings(requests_max=64, responses_max=1)
     async with sums(carrier, settings, requests_max=64) as (channel, _):
-        payload = [request(1, id=f"{i}", sequence_id=5, sequence_start=i == 0) for i in range(300)]
+        payload = [request(1, id=f"{i}", sequence_id=5, sequence_start=i == 0) for i in range(150)]
         call = bidi(channel, response=StreamResponse)(metadata=TRITON)
 
         async def write():
@@ -270,18 +283,20 @@ async def test_the_order_holds_for_whoever_reads_late(carrier):
             await call.done_writing()
 
         writing = asyncio.ensure_future(write())
-        came = []
-        for i in range(300):
-            came.append((await call.read()).infer_response)
+        received = []
+        for i in range(150):
+            received.append((await call.read()).infer_response)
             if i % 50 == 0:
-                await asyncio.sleep(0.05)
+                # Requests of another sequence take the time in which the queue of responses fills.
+                for step in range(10):
+                    await unary(channel)(request(1, sequence_id="clock", sequence_start=i == step == 0))
         await writing
-        assert [response.id for response in came] == [f"{i}" for i in range(300)]
+        assert [response.id for response in received] == [f"{i}" for i in range(150)]
 
 
 @CARRIERS
-@ran
-async def test_an_error_is_one_more_answer_that_says_which_sequence(carrier):
+@in_event_loop
+async def test_error_response_names_the_sequence(carrier):
     async with sums(carrier) as (channel, _):
         messages = [
             request(1, id="1", sequence_id="a", sequence_start=True),
@@ -290,16 +305,16 @@ async def test_an_error_is_one_more_answer_that_says_which_sequence(carrier):
             request(1, id="4", sequence_id="a"),
         ]
         call = bidi(channel, response=StreamResponse)(messages, metadata=TRITON)
-        answers = {m.infer_response.id: m async for m in call}
-    assert answers["2"].error_message.startswith("sequence 'no'")
-    assert told(answers["2"].infer_response) == {KIND: "sequence_gone", "sequence_id": "no"}
-    assert "no such number" in answers["3"].error_message
-    assert numbers(answers["4"].infer_response) == [2]
+        responses = {m.infer_response.id: m async for m in call}
+    assert responses["2"].error_message.startswith("sequence 'no'")
+    assert told(responses["2"].infer_response) == {KIND: "sequence_gone", "sequence_id": "no"}
+    assert "no such number" in responses["3"].error_message
+    assert numbers(responses["4"].infer_response) == [2]
 
 
 @CARRIERS
-@ran
-async def test_an_error_ends_the_stream_with_its_status_where_that_is_asked_for(carrier):
+@in_event_loop
+async def test_error_ends_the_stream_on_request(carrier):
     async with sums(carrier) as (channel, _):
         call = bidi(channel, response=StreamResponse)(
             [request(1, sequence_id="no")], metadata=(("triton_grpc_error", "true"),)
@@ -309,8 +324,8 @@ async def test_an_error_ends_the_stream_with_its_status_where_that_is_asked_for(
 
 
 @CARRIERS
-@ran
-async def test_a_stream_that_breaks_leaves_the_sequences_that_it_named(carrier):
+@in_event_loop
+async def test_broken_stream_keeps_named_sequences(carrier):
     async with sums(carrier) as (channel, _):
         call = bidi(channel, response=StreamResponse)(metadata=TRITON)
         await call.write(request(1, sequence_id="a", sequence_start=True))

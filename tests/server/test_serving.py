@@ -1,4 +1,4 @@
-"""A server's life: doors before models, drain before leaving, and at once when asked twice."""
+"""The lifecycle of a server: listeners before models, drain, stop, and forced stop."""
 
 import asyncio
 import threading
@@ -17,8 +17,8 @@ from headrace.testing import EchoModel, HeldModel
 WAIT_S = 30.0
 
 
-class Door:
-    """A listener that notes what is done to it."""
+class RecordingListener:
+    """A listener that records its calls."""
 
     address = "here"
 
@@ -43,12 +43,18 @@ def serving(model, log, **drain):
         [ModelDefinition("m", "1", model, settings=ServeSettings(isolation="thread", warm_up=False))]
     )
     plane = Dataplane(repository)
-    door = Door(log)
-    made = Serving(repository, plane, [door], last=[Door(log, "metrics")], drain=DrainSettings(**drain))
+    door = RecordingListener(log)
+    made = Serving(
+        repository,
+        plane,
+        [door],
+        stopped_last=[RecordingListener(log, "metrics")],
+        drain=DrainSettings(**drain),
+    )
     return made, plane, door
 
 
-def test_doors_open_first_then_models_load_and_it_is_ready():
+def test_listeners_open_before_models_load():
     log = []
 
     class Loads(EchoModel):
@@ -77,7 +83,7 @@ def test_doors_open_first_then_models_load_and_it_is_ready():
     ]
 
 
-def test_a_model_that_does_not_load_closes_the_doors_and_says_why():
+def test_failed_load_closes_listeners_and_raises():
     log = []
 
     class Broken(EchoModel):
@@ -93,7 +99,7 @@ def test_a_model_that_does_not_load_closes_the_doors_and_says_why():
     assert log[-1] == "metrics closes in 1"
 
 
-def test_while_it_gives_notice_it_is_not_ready_but_open():
+def test_server_serves_but_is_not_ready_during_the_notice():
     log = []
 
     async def main():
@@ -113,7 +119,7 @@ def test_while_it_gives_notice_it_is_not_ready_but_open():
     assert any(line.startswith("door closes") for line in log)
 
 
-def test_asked_twice_it_cuts_off_what_is_under_way():
+def test_second_stop_cancels_running_requests():
     log = []
 
     async def main():
@@ -131,7 +137,7 @@ def test_asked_twice_it_cuts_off_what_is_under_way():
     assert "door closes in 0" in log
 
 
-def test_stopped_while_models_load_it_ends_without_an_error():
+def test_stop_during_load_raises_nothing():
     log = []
     loading, go_on = threading.Event(), threading.Event()
 
@@ -153,7 +159,7 @@ def test_stopped_while_models_load_it_ends_without_an_error():
     assert "ready" not in log
 
 
-def test_a_model_that_does_not_answer_in_time_is_cut_off_after_the_grace():
+def test_slow_model_is_stopped_after_the_grace_period():
     log = []
     model = HeldModel()
 
@@ -166,7 +172,8 @@ def test_a_model_that_does_not_answer_in_time_is_cut_off_after_the_grace():
         waiting = asyncio.ensure_future(plane.infer("m", "", request(np.zeros((1, 2), np.float32))))
         await asyncio.to_thread(model.wait_for_calls, 1)
         made.stop()
-        # What waits hears of it when the grace is over; the call that runs cannot be stopped, only waited for.
+        # Waiting requests are cancelled after the grace period; a running call can only be waited
+        # for.
         with pytest.raises((StoppedError, ModelNotReadyError)):
             await asyncio.wait_for(waiting, WAIT_S)
         model.release()

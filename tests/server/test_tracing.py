@@ -1,4 +1,4 @@
-"""Spans of a real server, in the SDK's in-memory exporter, and over OTLP to a real collector's door."""
+"""Spans of a real server, in the SDK's in-memory exporter and over OTLP."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,20 +11,21 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
+from cases import for_each
 from headrace.core import Model
 from headrace.core.errors import ConfigError, PredictError
 from headrace.server.errors import status_of
-from headrace.server.observation import Observation
+from headrace.server.observation import RequestObservation
 from headrace.server.tracing import Tracer, exporters, route, tracer_from
 from headrace.testing import EchoModel, HeldModel, PickyModel
-from server.support_observe import WAIT_S, Ended, definition, infer, serving, value
+from server.support_observe import WAIT_S, EndCounter, definition, infer, serving, value
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 
 
 def traced(**settings):
-    """A tracer, and the spans that it has ended."""
+    """Return a tracer, and a function that returns its finished spans."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False, **settings)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -41,14 +42,14 @@ class Words(Model):
 
 
 @pytest.mark.parametrize("isolation", ["inline", "thread"])
-def test_a_request_is_a_span_with_its_times_below_the_callers(isolation):
+def test_request_span_is_a_child_of_the_clients(isolation):
     tracer, spans = traced()
-    ended = Ended()
+    ended = EndCounter()
     with serving(definition(EchoModel, isolation=isolation), observers=[ended, tracer]) as served:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
-        answered = served.ask("/v2/models/m/versions/1/infer", infer(1.0, 2.0, id="r-1"), headers)
+        response = served.request("/v2/models/m/versions/1/infer", infer(1.0, 2.0, id="r-1"), headers)
         ended.wait()
-    assert answered.status == 200
+    assert response.status == 200
     queue, predict, server = spans()
     assert (queue.name, predict.name) == ("queue", "predict")
     assert server.name == "POST /v2/models/{model}/versions/{version}/infer"
@@ -72,16 +73,16 @@ def test_a_request_is_a_span_with_its_times_below_the_callers(isolation):
     }
 
 
-def test_the_wait_is_in_the_queue_span():
-    """A request that waits for another's call: what is measured as its wait is as long as that."""
+def test_queue_span_covers_the_wait():
+    """A request waits for the call of another one; its queue span is as long as that wait."""
     tracer, spans = traced()
-    ended, model = Ended(), HeldModel()
+    ended, model = EndCounter(), HeldModel()
     with serving(
         definition(model, isolation="thread", max_batch_rows=1), observers=[ended, tracer]
     ) as served:
         threads = []
         for calls in (1, 2):
-            thread = threading.Thread(target=served.ask, args=("/v2/models/m/infer", infer(1.0)))
+            thread = threading.Thread(target=served.request, args=("/v2/models/m/infer", infer(1.0)))
             thread.start()
             threads.append(thread)
             if calls == 1:
@@ -100,35 +101,50 @@ def test_the_wait_is_in_the_queue_span():
     assert second["queue"].start_time < first["predict"].end_time <= second["predict"].start_time
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def picky():
+    tracer, spans = traced()
+    ended = EndCounter()
+    with serving(definition(PickyModel([7.0])), observers=[ended, tracer]) as served:
+        yield served, ended, spans
+
+
+@for_each(
     ("path", "body", "name", "ends"),
     [
-        ("/v2/models/m/infer", infer(7.0), "POST /v2/models/{model}/infer", (500, StatusCode.ERROR, "PredictError")),
+        (
+            "/v2/models/m/infer",
+            infer(7.0),
+            "POST /v2/models/{model}/infer",
+            (500, StatusCode.ERROR, "PredictError"),
+        ),
         ("/v2/models/m/infer", b"{", "POST /v2/models/{model}/infer", (400, StatusCode.UNSET, "DataError")),
         ("/v2/models/x", None, "GET /v2/models/{model}", (404, StatusCode.UNSET, "ModelNotFoundError")),
         ("/made/up/by/anybody", None, "GET", (404, StatusCode.UNSET, None)),
         ("/v2/health/live", None, "GET /v2/health/live", (200, StatusCode.UNSET, None)),
     ],
-)  # fmt: skip
-def test_errors_are_told_and_names_are_few(path, body, name, ends):
-    tracer, spans = traced()
-    ended = Ended()
-    with serving(definition(PickyModel([7.0])), observers=[ended, tracer]) as served:
-        served.ask(path, body)
-        ended.wait()
+)
+def test_error_spans_have_bounded_names(picky, path, body, name, ends):
+    served, ended, spans = picky
+    served.request(path, body)
+    ended.wait()
     server = spans()[-1]
     attributes = server.attributes
-    told = (attributes["http.response.status_code"], server.status.status_code, attributes.get("error.type"))
+    received = (
+        attributes["http.response.status_code"],
+        server.status.status_code,
+        attributes.get("error.type"),
+    )
     assert server.name == name
-    assert told == ends
+    assert received == ends
 
 
-def test_a_stream_tells_its_items_and_its_first():
+def test_stream_span_has_items_and_first_item_event():
     tracer, spans = traced()
-    ended = Ended()
+    ended = EndCounter()
     with serving(definition(Words), observers=[ended, tracer]) as served:
         for first in (1.0, 7.0):
-            assert served.ask("/v2/models/m/infer_stream", infer(first)).status == 200
+            assert served.request("/v2/models/m/infer_stream", infer(first)).status == 200
         ended.wait(2)
     whole, broken = spans()
     for span in (whole, broken):
@@ -141,19 +157,21 @@ def test_a_stream_tells_its_items_and_its_first():
     assert broken.attributes["http.response.status_code"] == 200
 
 
-def test_what_is_not_sampled_is_not_made_but_keeps_its_trace():
+def test_unsampled_request_keeps_its_trace_id():
     tracer, spans = traced(sampler=ALWAYS_OFF)
-    seen = Observation("rest", "GET", "/", began_s=0.0, header={"traceparent": f"00-{TRACE}-{PARENT}-00"}.get)
+    seen = RequestObservation(
+        "rest", "GET", "/", began_s=0.0, header={"traceparent": f"00-{TRACE}-{PARENT}-00"}.get
+    )
     tracer.begin(seen)
     tracer.end(seen)
     assert spans() == ()
     assert seen.trace_id == TRACE
 
 
-@pytest.mark.parametrize("parent", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", "é"])
-def test_a_broken_parent_is_no_parent(parent):
+@for_each("parent", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", "é"])
+def test_malformed_traceparent_is_ignored(parent):
     tracer, spans = traced()
-    seen = Observation("rest", "GET", "/", began_s=0.0, header={"traceparent": parent}.get)
+    seen = RequestObservation("rest", "GET", "/", began_s=0.0, header={"traceparent": parent}.get)
     tracer.begin(seen)
     tracer.end(seen)
     (span,) = spans()
@@ -161,16 +179,16 @@ def test_a_broken_parent_is_no_parent(parent):
     assert seen.trace_id == format(span.context.trace_id, "032x")
 
 
-def test_the_same_object_serves_grpc():
-    """What a gRPC door fills in: metadata as headers, the method's full name as path, the code by its name."""
+def test_tracer_serves_grpc():
+    """A gRPC listener sets metadata as headers, the full method name as path, and the code by name."""
     tracer, spans = traced()
     metadata = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     path = "/inference.GRPCInferenceService/ModelInfer"
-    seen = Observation("grpc", "POST", path, began_s=0.0, header=metadata.get)
+    seen = RequestObservation("grpc", "POST", path, began_s=0.0, header=metadata.get)
     tracer.begin(seen)
     seen.action, seen.model, seen.version, seen.status = "ModelInfer", "m", "3", "INTERNAL"
     error = PredictError("m", "it broke")
-    seen.failed(error, status_of(error))
+    seen.on_error(error, status_of(error))
     tracer.end(seen)
     (span,) = spans()
     assert span.name == path[1:]
@@ -183,7 +201,7 @@ def test_the_same_object_serves_grpc():
     assert not any(name.startswith("http.") for name in span.attributes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "model", "version", "found"),
     [
         ("/", "", "", "/"),
@@ -196,12 +214,12 @@ def test_the_same_object_serves_grpc():
         ("/v2/repository/models/m/load", "m", "", "/v2/repository/models/{model}/load"),
     ],
 )
-def test_routes_have_places_for_names(path, model, version, found):
+def test_route_has_placeholders(path, model, version, found):
     assert route(path, model, version) == found
 
 
 class _Collector(HTTPServer):
-    """Takes OTLP over HTTP."""
+    """A collector that accepts OTLP over HTTP."""
 
     def __init__(self):
         self.taken = []
@@ -223,7 +241,7 @@ class _Collector(HTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
-def test_the_usual_environment_brings_spans_to_a_collector(monkeypatch):
+def test_otel_environment_exports_spans_to_a_collector(monkeypatch):
     collector = _Collector()
     environment = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
@@ -232,11 +250,11 @@ def test_the_usual_environment_brings_spans_to_a_collector(monkeypatch):
     }
     for name, text in environment.items():
         monkeypatch.setenv(name, text)
-    ended = Ended()
+    ended = EndCounter()
     try:
         tracer = tracer_from(environment, "1.2.3")
         with serving(definition(EchoModel), observers=[ended, tracer]) as served:
-            assert served.ask("/v2/models/m/infer", infer(1.0)).status == 200
+            assert served.request("/v2/models/m/infer", infer(1.0)).status == 200
             ended.wait()
         tracer.close()
     finally:
@@ -255,7 +273,7 @@ def test_the_usual_environment_brings_spans_to_a_collector(monkeypatch):
 
 
 @pytest.mark.parametrize("variable", ["OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"])
-def test_the_service_is_called_what_the_environment_says(monkeypatch, variable):
+def test_environment_sets_the_service_name(monkeypatch, variable):
     text = "mine" if variable == "OTEL_SERVICE_NAME" else "service.name=mine"
     monkeypatch.setenv(variable, text)
     tracer = tracer_from({variable: text, "OTEL_TRACES_EXPORTER": ""}, "1")
@@ -263,8 +281,8 @@ def test_the_service_is_called_what_the_environment_says(monkeypatch, variable):
     tracer.close()
 
 
-@pytest.mark.parametrize(
-    ("environment", "told"),
+@for_each(
+    ("environment", "received"),
     [
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "zipkin"),
         ({"OTEL_TRACES_EXPORTER": "otlp,jaeger"}, "jaeger"),
@@ -272,10 +290,10 @@ def test_the_service_is_called_what_the_environment_says(monkeypatch, variable):
         ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, "http/protobuf"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(environment, told):
-    with pytest.raises(ConfigError, match=told):
+def test_unsupported_exporters_are_refused(environment, received):
+    with pytest.raises(ConfigError, match=received):
         exporters(environment)
 
 
-def test_the_console_can_be_named():
+def test_console_exporter_is_supported():
     assert [type(one) for one in exporters({"OTEL_TRACES_EXPORTER": "console"})] == [ConsoleSpanExporter]

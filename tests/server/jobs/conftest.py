@@ -1,17 +1,20 @@
-"""The served API over both ledgers."""
+"""The job API over both ledgers."""
 
 import pytest
 
+import levels
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 from headrace.testing import ManualWallClock, MemoryJobLedger
-from jobs.desk_support import STORE, served_jobs
+from jobs.service_support import STORE, served_jobs
 
-LEDGERS = ["memory", "sqlite"]
+# schemathesis comes with `make setup-all` only.
+collect_ignore = ["test_app_fuzz.py"] if levels.level() == "test" else []
+LEDGERS = ["memory", pytest.param("sqlite", marks=pytest.mark.slow)]
 
 
 def make_in(folder, kind):
-    """A ledger of that kind; what it writes is below the folder."""
+    """Return a ledger of that kind, with its files in the folder."""
     if kind == "memory":
         return MemoryJobLedger(ManualWallClock())
     return SqliteJobLedger(folder / "jobs.db")
@@ -19,34 +22,34 @@ def make_in(folder, kind):
 
 @pytest.fixture(params=LEDGERS)
 def make_ledger(request, tmp_path):
-    """Makes the ledger of a test."""
+    """Return a function that creates the ledger of the test."""
     return lambda: make_in(tmp_path, request.param)
 
 
 @pytest.fixture
 def served(make_ledger):
-    """An API without keys."""
+    """Serve an API without keys."""
     with served_jobs(ledger=make_ledger()) as made:
         yield made
 
 
 @pytest.fixture
 def http(served):
-    """A plain client of it."""
+    """Return a plain client of the API."""
     with served.client() as client:
         yield client
 
 
 @pytest.fixture(scope="module", params=LEDGERS)
 def refusing(request, tmp_path_factory):
-    """An API without keys for all tests of a module that are refused; see `empty`."""
+    """Serve an API without keys for all refused requests of a module; see `empty`."""
     with served_jobs(ledger=make_in(tmp_path_factory.mktemp("refusing"), request.param)) as made:
         yield made
 
 
 @pytest.fixture
 def empty(refusing):
-    """An API that has nothing, and must have nothing when the test is over."""
+    """Return an API without jobs, queues and objects; it must have none after the test, either."""
     yield refusing
     assert refusing.ledger.find(JobFilter()).jobs == ()
     assert refusing.ledger.queues() == []
@@ -55,6 +58,6 @@ def empty(refusing):
 
 @pytest.fixture
 def refused(empty):
-    """A plain client of it."""
+    """Return a plain client of the API."""
     with empty.client() as client:
         yield client

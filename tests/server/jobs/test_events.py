@@ -1,19 +1,18 @@
-"""A job's event stream: what is told, in which order, and how a reader that was cut off goes on."""
+"""The event stream of a job: its events, their order, and reconnection."""
 
 import threading
 
-import pytest
-
+from cases import for_each
 from headrace.jobs.client.event_stream import EventReader
-from headrace.jobs.documents import mark_of
-from headrace.jobs.job import Progress
+from headrace.jobs.documents import change_tag
+from headrace.jobs.job import JobProgress
 from headrace.server.jobs.api import ApiSettings
-from jobs.desk_support import WAIT_S, served_jobs
+from jobs.service_support import WAIT_S, served_jobs
 from server.jobs.test_job_routes import submit
 
 
 class Reader:
-    """Reads a stream, event by event."""
+    """A client that reads a stream event by event."""
 
     def __init__(self, http, job_id, last=""):
         self._opened = http.stream(
@@ -26,7 +25,7 @@ class Reader:
         self.raw = b""
 
     def next(self):
-        """The next event; None at the end."""
+        """Return the next event, or None at the end."""
         while not self._events:
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -36,7 +35,7 @@ class Reader:
         return self._events.pop(0)
 
     def close(self):
-        """Go away."""
+        """Disconnect."""
         self._opened.__exit__(None, None, None)
 
 
@@ -46,14 +45,14 @@ def state(event):
     return event.name, orjson.loads(event.data)["state"]
 
 
-def test_a_job_is_told_from_its_queue_to_its_end(served, http):
+def test_stream_reports_a_job_until_its_end(served, http):
     job_id = submit(http)["id"]
     reader = Reader(http, job_id)
     assert reader.response.headers["content-type"].startswith("text/event-stream")
     assert state(reader.next()) == ("state", "pending")
     run = served.claim()
     assert state(reader.next()) == ("state", "running")
-    served.tell(run, Progress(1, 2))
+    served.report_progress(run, JobProgress(1, 2))
     assert state(reader.next()) == ("progress", "running")
     served.complete(run)
     assert state(reader.next()) == ("state", "completed")
@@ -61,18 +60,18 @@ def test_a_job_is_told_from_its_queue_to_its_end(served, http):
     reader.close()
 
 
-def test_whoever_comes_again_is_told_nothing_twice(served, http):
+def test_reconnected_client_receives_no_event_twice(served, http):
     job_id = submit(http)["id"]
     first = Reader(http, job_id)
     pending = first.next()
     first.close()
-    # Nothing has happened meanwhile: what it is told first is what happens next.
+    # Nothing has happened meanwhile, so the first event is the next change.
     again = Reader(http, job_id, pending.id)
     run = served.claim()
     running = again.next()
     assert state(running) == ("state", "running")
     again.close()
-    served.tell(run, Progress(2, 2))
+    served.report_progress(run, JobProgress(2, 2))
     third = Reader(http, job_id, running.id)
     assert state(third.next()) == ("progress", "running")
     served.complete(run)
@@ -83,15 +82,15 @@ def test_whoever_comes_again_is_told_nothing_twice(served, http):
     assert (over.status_code, over.content) == (204, b"")
 
 
-def test_a_job_that_is_deleted_is_gone(served, http):
+def test_deleted_job_ends_the_stream_with_gone(served, http):
     job_id = submit(http)["id"]
     served.claim()
     reader = Reader(http, job_id)
     reader.next()
-    follower = served.desk._follower
+    follower = served.service._follower
     while not follower.followers:
         assert http.get("/v1/health/live").status_code == 200
-    # By hand, in one step: else its end would be told first.
+    # One step replaces a delete, whose preceding state change would be reported first.
     served.ledger.get_many = lambda ids: {}
     follower._wakeup.wake()
     assert reader.next().name == "gone"
@@ -99,7 +98,7 @@ def test_a_job_that_is_deleted_is_gone(served, http):
     reader.close()
 
 
-def test_a_silent_stream_says_that_it_is_there_and_ends_some_time(make_ledger):
+def test_silent_stream_sends_heartbeats_and_ends(make_ledger):
     settings = ApiSettings(heartbeat_s=0.02, stream_s_max=0.1)
     with served_jobs(ledger=make_ledger(), settings=settings) as served, served.client() as http:
         reader = Reader(http, submit(http)["id"])
@@ -109,7 +108,7 @@ def test_a_silent_stream_says_that_it_is_there_and_ends_some_time(make_ledger):
         reader.close()
 
 
-def test_readers_hold_no_thread_and_leave_nothing(served, http):
+def test_open_streams_use_no_thread_and_leave_nothing(served, http):
     job_id = submit(http)["id"]
     readers = []
     clients = [served.client() for _ in range(30)]
@@ -122,30 +121,30 @@ def test_readers_hold_no_thread_and_leave_nothing(served, http):
     for reader, client in zip(readers, clients, strict=True):
         reader.close()
         client.close()
-    gone = threading.Event()
-    follower = served.desk._follower
+    missing = threading.Event()
+    follower = served.service._follower
     for _ in range(int(WAIT_S * 100)):
         if not follower.followers:
-            gone.set()
+            missing.set()
             break
         http.get("/v1/health/live")
-    assert gone.is_set()
+    assert missing.is_set()
 
 
-def test_a_server_that_goes_down_ends_its_streams(make_ledger):
+def test_stopping_server_ends_its_streams(make_ledger):
     with served_jobs(ledger=make_ledger()) as served, served.client() as http:
         reader = Reader(http, submit(http)["id"])
         reader.next()
-        served.desk.stop()
+        served.service.stop()
         assert reader.next() is None
         reader.close()
 
 
-@pytest.mark.parametrize("last", ["nonsense", "pending.x.y"])
-def test_an_id_of_nothing_begins_anew(served, http, last):
+@for_each("last", ["nonsense", "pending.x.y"])
+def test_unknown_last_event_id_starts_from_the_current_state(served, http, last):
     job_id = submit(http)["id"]
     reader = Reader(http, job_id, last)
     event = reader.next()
     assert state(event) == ("state", "pending")
-    assert event.id == mark_of(served.ledger.get(job_id))
+    assert event.id == change_tag(served.ledger.get(job_id))
     reader.close()

@@ -1,4 +1,4 @@
-"""Routes of jobs, asked over a socket: submit once, look, wait, list, cancel, retry, delete; and who may not."""
+"""The routes of jobs over HTTP: submit, get, list, wait, cancel, retry, delete, and access."""
 
 import gzip
 import threading
@@ -7,51 +7,53 @@ from contextlib import ExitStack
 
 import pytest
 
+import levels
+from cases import for_each
 from headrace.jobs.access import Scope
 from headrace.jobs.cause import Cause
-from headrace.jobs.intake_fields import IntakeLimits
-from headrace.jobs.job import JobFailure, Progress
+from headrace.jobs.job import JobFailure, JobProgress
 from headrace.jobs.ledger import JobFilter
-from headrace.jobs.places import Allowed
-from jobs.desk_support import STORE, WAIT_S, key_of, served_jobs
+from headrace.jobs.paths import UriAllowList
+from headrace.jobs.submission_fields import SubmissionLimits
+from jobs.service_support import STORE, WAIT_S, key_of, served_jobs
 
 UNKNOWN = "01a2007b-0000-7000-8000-000000000000"
 
 
 def submit(http, **given):
     document = {"model": "m", "input": [1, 2], **given}
-    answer = http.post("/v1/jobs", json=document)
-    assert answer.status_code == 202, answer.text
-    return answer.json()
+    response = http.post("/v1/jobs", json=document)
+    assert response.status_code == 202, response.text
+    return response.json()
 
 
-# Submitting
+# Submit
 
 
-def test_a_submission_is_accepted_and_told_where_to_look(served, http):
-    answer = http.post("/v1/jobs", json={"model": "m", "input": {"x": [1]}, "tags": {"a": "b"}})
-    job = answer.json()
-    assert answer.status_code == 202
-    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+def test_submission_is_accepted_with_its_location(served, http):
+    response = http.post("/v1/jobs", json={"model": "m", "input": {"x": [1]}, "tags": {"a": "b"}})
+    job = response.json()
+    assert response.status_code == 202
+    assert response.headers["location"] == f"/v1/jobs/{job['id']}"
     assert (job["state"], job["model"], job["tags"]) == ("pending", "m", {"a": "b"})
     assert job["input_uri"] == f"{STORE}/inputs/{job['id']}"
     assert served.stores.for_uri(job["input_uri"]).get(job["input_uri"]) == b'{"x":[1]}'
-    assert http.get(answer.headers["location"]).json() == job
+    assert http.get(response.headers["location"]).json() == job
 
 
-def test_a_payload_by_itself_is_kept_as_it_came(served, http):
-    answer = http.post(
+def test_raw_payload_is_stored_unchanged(served, http):
+    response = http.post(
         "/v1/jobs",
         params={"model": "m", "priority": 1, "tag": "a=b"},
         content=b"\xff\x00",
         headers={"content-type": "x/y"},
     )
-    job = answer.json()
-    assert (answer.status_code, job["content_type"], job["priority"]) == (202, "x/y", 1)
+    job = response.json()
+    assert (response.status_code, job["content_type"], job["priority"]) == (202, "x/y", 1)
     assert served.stores.for_uri(job["input_uri"]).get(job["input_uri"]) == b"\xff\x00"
 
 
-def test_the_same_key_and_submission_are_the_same_job(served, http):
+def test_repeated_submission_with_a_key_makes_one_job(served, http):
     document = {"model": "m", "input": [1, 2]}
     first = http.post("/v1/jobs", json=document, headers={"idempotency-key": "k"})
     again = http.post("/v1/jobs", json={**document, "priority": 5}, headers={"idempotency-key": "k"})
@@ -63,133 +65,151 @@ def test_the_same_key_and_submission_are_the_same_job(served, http):
     assert len(served.ledger.find(JobFilter()).jobs) == 1
 
 
-def test_what_a_repetition_stored_is_removed(served, http):
+def test_payload_of_a_repeated_submission_is_removed(served, http):
     for _ in range(3):
         http.post("/v1/jobs", json={"model": "m", "input": 1}, headers={"idempotency-key": "k"})
-    served.desk.stop()
+    served.service.stop()
     (kept,) = served.stores.for_uri(STORE).list(f"{STORE}/inputs/")
     (job,) = served.ledger.find(JobFilter()).jobs
     assert kept.uri == job.spec.input_uri
 
 
-def test_a_thousand_at_once_of_one_key_are_one_job(served):
-    begin = threading.Barrier(16)
+def test_concurrent_submissions_with_one_key_make_one_job(served):
+    begin, rounds = threading.Barrier(16), levels.by_level(4, 64, 64)
 
     def ask(_):
         with served.client() as http:
             begin.wait(WAIT_S)
             headers = {"idempotency-key": "k"}
             return [
-                http.post("/v1/jobs", json={"model": "m", "input": 1}, headers=headers) for _ in range(64)
+                http.post("/v1/jobs", json={"model": "m", "input": 1}, headers=headers) for _ in range(rounds)
             ]
 
     with ThreadPoolExecutor(16) as pool:
-        answers = [answer for own in pool.map(ask, range(16)) for answer in own]
-    assert len(answers) == 1024
-    assert sorted({answer.status_code for answer in answers}) == [200, 202]
-    assert sum(answer.status_code == 202 for answer in answers) == 1
-    assert len({answer.json()["id"] for answer in answers}) == 1
+        responses = [response for own in pool.map(ask, range(16)) for response in own]
+    assert len(responses) == 16 * rounds
+    assert sorted({response.status_code for response in responses}) == [200, 202]
+    assert sum(response.status_code == 202 for response in responses) == 1
+    assert len({response.json()["id"] for response in responses}) == 1
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "kind", "why"),
+@for_each(
+    ("requested", "status", "kind", "why"),
     [
         ({"json": {"model": "m", "input": 1, "priority": 2**31}}, 400, "DataError", "priority: must be"),
         ({"json": {"model": "m", "input": 1, "delay_s": 251e9}}, 400, "DataError", "delay_s: must be"),
         ({"content": b"{"}, 400, "DataError", "the body is not JSON"),
-        ({"content": b"x", "headers": {"content-type": "text/csv"}}, 400, "DataError", "content type 'text/csv'"),
-        ({"json": {"model": "m", "input": 1}, "params": {"priority": 1}}, 400, "DataError", "priority: a query is"),
+        (
+            {"content": b"x", "headers": {"content-type": "text/csv"}},
+            400,
+            "DataError",
+            "content type 'text/csv'",
+        ),
+        (
+            {"json": {"model": "m", "input": 1}, "params": {"priority": 1}},
+            400,
+            "DataError",
+            "priority: a submission as JSON takes no query",
+        ),
         ({"json": {"model": "m", "input_uri": "s3://elsewhere/k"}}, 403, "ForbiddenError", "the input"),
         ({"json": {"model": "m", "input_uri": "file:///etc/passwd"}}, 400, "ConfigError", ""),
         ({"json": {"model": "m", "input_uri": "http://169.254.169.254/"}}, 400, "ConfigError", ""),
         ({"json": {"model": "m", "input_uri": "s3://in/../out/k"}}, 400, "ConfigError", ""),
-        ({"json": {"model": "m", "input": 1, "output_uri": "s3://elsewhere"}}, 403, "ForbiddenError", "the output"),
-        ({"json": {"model": "m", "input": 1, "notify": [{"kind": "x"}]}}, 400, "DataError", "notify: this server"),
+        (
+            {"json": {"model": "m", "input": 1, "output_uri": "s3://elsewhere"}},
+            403,
+            "ForbiddenError",
+            "the output",
+        ),
+        (
+            {"json": {"model": "m", "input": 1, "notify": [{"kind": "x"}]}},
+            400,
+            "DataError",
+            "notify: this server",
+        ),
         ({"json": {"model": "m", "upload": UNKNOWN, "content_type": "a/b"}}, 400, "DataError", "upload:"),
         ({"params": {"model": "m"}, "content": b"x" * (9 << 20)}, 413, "LimitError", ""),
         ({"json": {"model": "m", "input": "x" * (2 << 20)}}, 413, "LimitError", "a payload of"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_and_leaves_nothing(refused, asked, status, kind, why):
-    answer = refused.post("/v1/jobs", **asked)
-    assert (answer.status_code, answer.json()["type"]) == (status, kind), answer.text
-    assert answer.json()["error"].startswith(why)
-    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+)
+def test_invalid_submission_is_refused_and_leaves_nothing(refused, requested, status, kind, why):
+    response = refused.post("/v1/jobs", **requested)
+    assert (response.status_code, response.json()["type"]) == (status, kind), response.text
+    assert response.json()["error"].startswith(why)
+    assert response.json()["request_id"] == response.headers["x-request-id"]
 
 
-def test_a_compressed_body_is_bounded_by_what_is_in_it(http):
-    bomb = gzip.compress(b" " * (64 << 20))
-    answer = http.post("/v1/jobs", content=bomb, headers={"content-encoding": "gzip"})
-    assert (answer.status_code, answer.json()["type"]) == (413, "LimitError")
+def test_size_limit_applies_to_the_decompressed_body(http):
+    bomb = gzip.compress(b" " * (16 << 20))
+    response = http.post("/v1/jobs", content=bomb, headers={"content-encoding": "gzip"})
+    assert (response.status_code, response.json()["type"]) == (413, "LimitError")
 
 
-def test_a_full_queue_is_429_with_retry_after(http):
+def test_full_queue_responds_429_with_retry_after(http):
     http.patch("/v1/queues/default", json={"pending_max": 1})
     submit(http)
-    answer = http.post("/v1/jobs", json={"model": "m", "input": 1})
-    assert (answer.status_code, answer.json()["type"]) == (429, "QueueFullError")
-    assert int(answer.headers["retry-after"]) >= 1
+    response = http.post("/v1/jobs", json={"model": "m", "input": 1})
+    assert (response.status_code, response.json()["type"]) == (429, "QueueFullError")
+    assert int(response.headers["retry-after"]) >= 1
 
 
-def test_a_queue_that_is_drained_is_503_with_retry_after(http):
+def test_draining_queue_responds_503_with_retry_after(http):
     http.post("/v1/queues/default/drain")
-    answer = http.post("/v1/jobs", json={"model": "m", "input": 1})
-    assert (answer.status_code, answer.json()["type"]) == (503, "QueueClosedError")
-    assert int(answer.headers["retry-after"]) >= 1
+    response = http.post("/v1/jobs", json={"model": "m", "input": 1})
+    assert (response.status_code, response.json()["type"]) == (503, "QueueClosedError")
+    assert int(response.headers["retry-after"]) >= 1
 
 
-def test_a_ledger_that_is_away_is_503_with_retry_after(served, http):
+def test_unavailable_ledger_responds_503_with_retry_after(served, http):
     job = submit(http)
     served.ledger.stop()
-    for answer in (
+    for response in (
         http.post("/v1/jobs", json={"model": "m", "input": 1}),
         http.get(f"/v1/jobs/{job['id']}"),
         http.get("/v1/jobs"),
         http.get("/v1/queues/default/scale"),
         http.get("/v1/health/ready"),
     ):
-        assert (answer.status_code, answer.json()["type"]) == (503, "JobLedgerUnavailableError")
-        assert int(answer.headers["retry-after"]) >= 1
+        assert (response.status_code, response.json()["type"]) == (503, "JobLedgerUnavailableError")
+        assert int(response.headers["retry-after"]) >= 1
     assert http.get("/v1/health/live").status_code == 200
 
 
-# Looking
+# Get
 
 
-@pytest.mark.parametrize(
-    "job_id", [UNKNOWN, "x", "..", "%2e%2e", "1" * 2000, "01a2007b-0000-7000-8000-00000000000g"]
-)
-@pytest.mark.parametrize("what", ["", "/history", "/result", "/events"])
-def test_what_is_not_there_is_404(refused, job_id, what):
+@for_each("job_id", [UNKNOWN, "x", "..", "%2e%2e", "1" * 2000, "01a2007b-0000-7000-8000-00000000000g"])
+@for_each("what", ["", "/history", "/result", "/events"])
+def test_unknown_job_responds_404(refused, job_id, what):
     assert refused.get(f"{refused.base_url}/v1/jobs/{job_id}{what}").status_code == 404
 
 
-def test_a_wait_ends_with_the_job(served, http):
+def test_wait_ends_with_the_job(served, http):
     job_id = submit(http)["id"]
     run = served.claim()
-    told = {}
+    received = {}
 
     def wait():
         with served.client() as waiting:
-            told["job"] = waiting.get(f"/v1/jobs/{job_id}", params={"wait": 15}).json()
+            received["job"] = waiting.get(f"/v1/jobs/{job_id}", params={"wait": 15}).json()
 
     thread = threading.Thread(target=wait)
     thread.start()
-    served.tell(run, Progress(1, 2))
+    served.report_progress(run, JobProgress(1, 2))
     served.complete(run)
     thread.join(WAIT_S)
-    assert told["job"]["state"] == "completed"
-    assert told["job"]["progress"]["done"] == 1
+    assert received["job"]["state"] == "completed"
+    assert received["job"]["progress"]["done"] == 1
 
 
-def test_a_wait_that_is_over_says_what_it_is(http):
+def test_expired_wait_returns_the_current_state(http):
     job = submit(http)
     assert http.get(f"/v1/jobs/{job['id']}", params={"wait": 0.05}).json()["state"] == "pending"
     assert http.get(f"/v1/jobs/{job['id']}", params={"wait": 61}).status_code == 400
 
 
-def test_many_wait_without_a_thread_each(served, http):
-    """More than there are threads to work in; what ends them is not kept waiting."""
+def test_waiting_requests_use_no_threads(served, http):
+    """More requests wait than the pool has threads, and the cancel request is not delayed."""
     job_id = submit(http)["id"]
 
     def wait(_):
@@ -198,14 +218,14 @@ def test_many_wait_without_a_thread_each(served, http):
 
     with ThreadPoolExecutor(60) as pool:
         waiting = [pool.submit(wait, n) for n in range(60)]
-        while served.desk._follower.followers < 60:
+        while served.service._follower.followers < 60:
             assert not any(done.done() for done in waiting)
             assert http.get("/v1/health/live").status_code == 200
         assert http.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
         assert {done.result(WAIT_S) for done in waiting} == {"cancelled"}
 
 
-def test_a_list_comes_in_pages_newest_first(http):
+def test_jobs_are_listed_in_pages_newest_first(http):
     made = [submit(http, queue=f"q{n % 2}", tags={"n": str(n)})["id"] for n in range(7)]
     found, after = [], ""
     while True:
@@ -222,7 +242,7 @@ def test_a_list_comes_in_pages_newest_first(http):
     assert http.get("/v1/jobs", params={"state": "failed"}).json() == {"jobs": [], "next_after": ""}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "query",
     [
         "limit=0",
@@ -235,15 +255,15 @@ def test_a_list_comes_in_pages_newest_first(http):
         "after=" + "x" * 600,
     ],
 )
-def test_a_list_that_cannot_be_is_refused(refused, query):
-    answer = refused.get(f"/v1/jobs?{query}")
-    assert (answer.status_code, answer.json()["type"]) == (400, "DataError")
+def test_invalid_list_query_is_refused(refused, query):
+    response = refused.get(f"/v1/jobs?{query}")
+    assert (response.status_code, response.json()["type"]) == (400, "DataError")
 
 
-# Deciding by hand
+# Changes by operators
 
 
-def test_cancelling_is_of_what_has_not_ended(served, http):
+def test_only_unfinished_jobs_are_cancelled(served, http):
     job_id = submit(http)["id"]
     assert http.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
     assert http.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
@@ -251,11 +271,11 @@ def test_cancelling_is_of_what_has_not_ended(served, http):
     run = served.claim()
     assert http.post(f"/v1/jobs/{run.id}/cancel").json()["cancel_requested"]
     served.complete(run)
-    answer = http.post(f"/v1/jobs/{run.id}/cancel")
-    assert (answer.status_code, answer.json()["state"]) == (409, "completed")
+    response = http.post(f"/v1/jobs/{run.id}/cancel")
+    assert (response.status_code, response.json()["state"]) == (409, "completed")
 
 
-def test_a_failed_job_is_tried_again_and_its_history_tells(served, http):
+def test_failed_job_is_retried_and_history_records_it(served, http):
     job_id = submit(http)["id"]
     assert http.post(f"/v1/jobs/{job_id}/retry").status_code == 409
     served.fail(served.claim(), JobFailure(Cause.MODEL, "it raised", "ValueError"))
@@ -271,7 +291,7 @@ def test_a_failed_job_is_tried_again_and_its_history_tells(served, http):
     assert http.post(f"/v1/jobs/{job_id}/retry").status_code == 409
 
 
-def test_deleting_takes_what_was_stored_along(served, http):
+def test_delete_removes_stored_objects(served, http):
     job = submit(http)
     assert http.delete(f"/v1/jobs/{job['id']}").status_code == 409
     served.complete(served.claim())
@@ -280,14 +300,14 @@ def test_deleting_takes_what_was_stored_along(served, http):
     assert list(served.stores.for_uri(STORE).list(STORE)) == []
 
 
-# Who may what
+# Access
 
 
 @pytest.fixture
 def guarded(make_ledger):
     keys = {
         "shop": key_of(
-            "shop", inputs=Allowed(prefixes=("s3://shop",)), pending_max=2, queues=frozenset({"default"})
+            "shop", inputs=UriAllowList(prefixes=("s3://shop",)), pending_max=2, queues=frozenset({"default"})
         ),
         "bank": key_of("bank", models=frozenset({"risk"}), inline_bytes_max=100),
         "looker": key_of("looker", Scope.READ, tenant="shop"),
@@ -301,16 +321,16 @@ def guarded(make_ledger):
             yield {name: stack.enter_context(made.client(text)) for name, text in texts.items()}
 
 
-def test_without_a_key_that_is_known_nothing_is_told(guarded):
+def test_missing_or_unknown_key_responds_401(guarded):
     for name in ("nobody", "stranger"):
         for path in ("/v1/jobs", f"/v1/jobs/{UNKNOWN}", "/v1/queues", "/v1/queues/q/scale"):
-            answer = guarded[name].get(path)
-            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            response = guarded[name].get(path)
+            assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
         assert guarded[name].post("/v1/jobs", json={}).status_code == 401
         assert guarded[name].get("/v1/health/ready").status_code == 200
 
 
-def test_the_job_of_another_tenant_is_not_there(guarded):
+def test_job_of_another_tenant_is_invisible(guarded):
     job_id = submit(guarded["shop"])["id"]
     for path in ("", "/history", "/result", "/events"):
         assert guarded["bank"].get(f"/v1/jobs/{job_id}{path}").status_code == 404
@@ -321,14 +341,14 @@ def test_the_job_of_another_tenant_is_not_there(guarded):
         assert [job["id"] for job in guarded[name].get("/v1/jobs").json()["jobs"]] == [job_id]
 
 
-def test_two_tenants_may_use_the_same_key(guarded):
+def test_idempotency_keys_are_separate_per_tenant(guarded):
     headers = {"idempotency-key": "k"}
     one = guarded["shop"].post("/v1/jobs", json={"model": "m", "input": 1}, headers=headers)
     two = guarded["bank"].post("/v1/jobs", json={"model": "risk", "input": 2}, headers=headers)
     assert [one.status_code, two.status_code] == [202, 202]
 
 
-def test_scopes_and_bounds_of_a_key_hold(guarded):
+def test_scopes_and_addresses_of_a_key_are_enforced(guarded):
     job_id = submit(guarded["shop"])["id"]
     looker, shop, bank = guarded["looker"], guarded["shop"], guarded["bank"]
     assert looker.post("/v1/jobs", json={"model": "m", "input": 1}).status_code == 403
@@ -344,7 +364,7 @@ def test_scopes_and_bounds_of_a_key_hold(guarded):
     assert (full.status_code, full.json()["type"]) == (429, "QueueFullError")
 
 
-def test_who_submits_deletes_its_own_and_who_operates_cancels_all(guarded):
+def test_submitters_delete_their_jobs_and_operators_cancel_all(guarded):
     shop, bank, ops, admin = (guarded[name] for name in ("shop", "bank", "ops", "admin"))
     one, two = submit(shop)["id"], submit(shop)["id"]
     assert ops.post(f"/v1/jobs/{one}/cancel").json()["state"] == "cancelled"
@@ -358,8 +378,8 @@ def test_who_submits_deletes_its_own_and_who_operates_cancels_all(guarded):
     assert shop.get(f"/v1/jobs/{one}").status_code == 404
 
 
-def test_who_is_full_is_still_told_of_what_was_submitted(guarded):
-    """An answer that was lost is asked for again, also when there is no more room."""
+def test_full_queue_still_returns_an_earlier_submission(guarded):
+    """A client whose response was lost repeats the submission while the queue is full."""
     shop, headers = guarded["shop"], {"idempotency-key": "k"}
     body = {"model": "m", "input": 1}
     first = shop.post("/v1/jobs", json=body, headers=headers)
@@ -371,7 +391,7 @@ def test_who_is_full_is_still_told_of_what_was_submitted(guarded):
     assert shop.post("/v1/jobs", json={"model": "m", "input": 2}, headers=headers).status_code == 422
 
 
-def test_an_upload_that_was_submitted_is_told_again_too(guarded):
+def test_full_queue_still_returns_an_earlier_upload_submission(guarded):
     shop = guarded["shop"]
     upload = shop.post("/v1/uploads").json()
     shop.put(upload["url"], content=b"x")
@@ -383,7 +403,7 @@ def test_an_upload_that_was_submitted_is_told_again_too(guarded):
     assert other.status_code == 400
 
 
-def test_an_upload_is_its_tenants_own(guarded):
+def test_uploads_belong_to_one_tenant(guarded):
     upload = guarded["shop"].post("/v1/uploads").json()
     assert guarded["shop"].put(upload["url"], content=b"x").status_code == 201
     named = {"model": "risk", "upload": upload["id"], "content_type": "a/b"}
@@ -392,9 +412,9 @@ def test_an_upload_is_its_tenants_own(guarded):
     assert guarded["shop"].post("/v1/jobs", json=named).status_code == 202
 
 
-def test_a_bound_of_the_server_is_one_too(make_ledger):
+def test_server_wide_limit_is_enforced(make_ledger):
     with (
-        served_jobs(ledger=make_ledger(), limits=IntakeLimits(inline_bytes_max=10)) as made,
+        served_jobs(ledger=make_ledger(), limits=SubmissionLimits(inline_bytes_max=10)) as made,
         made.client() as http,
     ):
         assert http.post("/v1/jobs?model=m", content=b"x" * 11).status_code == 413

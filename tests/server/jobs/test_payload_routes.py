@@ -1,4 +1,4 @@
-"""Large payloads in and results out: streams, bounds, what is left when they break, and addresses at the store."""
+"""Uploads and results: streams, limits, aborted transfers, and signed URLs of the store."""
 
 import http.client
 import threading
@@ -6,17 +6,18 @@ import threading
 import httpx
 import pytest
 
+from cases import for_each
 from headrace.core.errors import NotFoundError
 from headrace.jobs.job import Completed, ResultRef, Settlement
 from headrace.server.jobs.api import ApiSettings
 from headrace.storage import Stores
-from jobs.desk_support import STORE, WAIT_S, key_of, served_jobs
+from jobs.service_support import STORE, WAIT_S, key_of, served_jobs
 from server.jobs.test_job_routes import UNKNOWN, submit
 
 BIG = bytes(range(256)) * (20 << 10)  # 5 MiB
 
 
-def test_an_upload_becomes_the_payload_of_one_job(served, http):
+def test_upload_becomes_the_payload_of_one_job(served, http):
     upload = http.post("/v1/uploads")
     assert (upload.status_code, upload.json()["method"]) == (201, "PUT")
     done = http.put(upload.json()["url"], content=iter([BIG[:1], BIG[1:]]))
@@ -30,19 +31,19 @@ def test_an_upload_becomes_the_payload_of_one_job(served, http):
     assert http.put(upload.json()["url"], content=b"other").status_code == 409
 
 
-def test_what_has_not_come_cannot_be_named(http):
+def test_unfinished_upload_cannot_be_submitted(http):
     upload = http.post("/v1/uploads").json()
-    answer = http.post("/v1/jobs", json={"model": "m", "upload": upload["id"], "content_type": "x/y"})
-    assert answer.status_code == 400
-    assert "nothing has come" in answer.json()["error"]
+    response = http.post("/v1/jobs", json={"model": "m", "upload": upload["id"], "content_type": "x/y"})
+    assert response.status_code == 400
+    assert "has no payload yet" in response.json()["error"]
 
 
-@pytest.mark.parametrize("upload_id", [UNKNOWN, "x", "..%2f..%2fetc"])
-def test_an_id_that_was_never_given_takes_nothing(refused, upload_id):
+@for_each("upload_id", [UNKNOWN, "x", "..%2f..%2fetc"])
+def test_unknown_upload_id_is_refused(refused, upload_id):
     assert refused.put(f"/v1/uploads/{upload_id}", content=b"x").status_code in (400, 404)
 
 
-def test_an_upload_that_is_too_large_leaves_nothing(make_ledger):
+def test_too_large_upload_leaves_nothing(make_ledger):
     with served_jobs(ledger=make_ledger(), upload_bytes_max=3 << 20) as served, served.client() as http:
         url = http.post("/v1/uploads").json()["url"]
         assert http.put(url, content=BIG).status_code == 413
@@ -51,7 +52,7 @@ def test_an_upload_that_is_too_large_leaves_nothing(make_ledger):
         assert list(served.stores.for_uri(STORE).list(STORE)) == []
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(served, http):
+def test_aborted_upload_leaves_nothing(served, http):
     url = http.post("/v1/uploads").json()["url"]
     connection = http_connection(served)
     connection.putrequest("PUT", url)
@@ -64,7 +65,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(served, http):
     assert kept.size_bytes == 5
 
 
-def test_a_silent_upload_is_given_up(make_ledger):
+def test_silent_upload_times_out(make_ledger):
     settings = ApiSettings(upload_idle_s=0.05)
     with served_jobs(ledger=make_ledger(), settings=settings) as served, served.client() as http:
         url = http.post("/v1/uploads").json()["url"]
@@ -84,28 +85,28 @@ def http_connection(served):
 # Results
 
 
-def test_a_result_is_streamed_with_its_type_and_length(served, http):
+def test_result_is_streamed_with_type_and_length(served, http):
     submit(http)
     run = served.claim()
     served.complete(run, BIG, "text/html")
-    answer = http.get(f"/v1/jobs/{run.id}/result")
-    assert answer.content == BIG
-    assert answer.headers["content-type"] == "text/html"
-    assert answer.headers["content-length"] == str(len(BIG))
-    # What a model wrote is never a page of this server's.
-    assert answer.headers["content-disposition"] == "attachment"
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    response = http.get(f"/v1/jobs/{run.id}/result")
+    assert response.content == BIG
+    assert response.headers["content-type"] == "text/html"
+    assert response.headers["content-length"] == str(len(BIG))
+    # A browser must not render the output of a model as a page of this server.
+    assert response.headers["content-disposition"] == "attachment"
+    assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_an_empty_result_is_one(served, http):
+def test_empty_result_is_returned(served, http):
     submit(http)
     run = served.claim()
     served.complete(run, b"")
-    answer = http.get(f"/v1/jobs/{run.id}/result")
-    assert (answer.status_code, answer.content) == (200, b"")
+    response = http.get(f"/v1/jobs/{run.id}/result")
+    assert (response.status_code, response.content) == (200, b"")
 
 
-def test_the_rest_of_a_result_is_had_by_its_tag(served, http):
+def test_range_request_with_etag_returns_the_rest(served, http):
     submit(http)
     run = served.claim()
     served.complete(run, BIG)
@@ -123,12 +124,12 @@ def test_the_rest_of_a_result_is_had_by_its_tag(served, http):
         assert (whole.status_code, len(whole.content)) == (200, len(BIG))
 
 
-def test_a_result_is_had_where_it_was_published_or_else_where_it_was_written(served, http):
+def test_result_is_read_from_the_published_or_own_location(served, http):
     submit(http)
     run = served.claim()
     uri = served.complete(run, b"ours")
     published = "memory://out/k.out"
-    assert served.ledger.published(run.id, run.lease, published)
+    assert served.ledger.mark_published(run.id, run.lease, published)
     store = served.stores.for_uri(published)
     assert http.get(f"/v1/jobs/{run.id}/result").content == b"ours"
     store.put(published, b"theirs")
@@ -136,27 +137,27 @@ def test_a_result_is_had_where_it_was_published_or_else_where_it_was_written(ser
     store.delete(uri)
     assert http.get(f"/v1/jobs/{run.id}/result").content == b"theirs"
     store.delete(published)
-    gone = http.get(f"/v1/jobs/{run.id}/result")
-    assert (gone.status_code, gone.json()["type"]) == (410, "ResultGoneError")
-    assert "memory://" not in gone.text
+    missing = http.get(f"/v1/jobs/{run.id}/result")
+    assert (missing.status_code, missing.json()["type"]) == (410, "ResultGoneError")
+    assert "memory://" not in missing.text
 
 
-def test_a_result_is_waited_for(served, http):
+def test_result_request_waits_for_the_job(served, http):
     job_id = submit(http)["id"]
-    told = {}
+    received = {}
 
     def fetch():
         with served.client() as client:
-            told["result"] = client.get(f"/v1/jobs/{job_id}/result", params={"wait": 15}).content
+            received["result"] = client.get(f"/v1/jobs/{job_id}/result", params={"wait": 15}).content
 
     thread = threading.Thread(target=fetch)
     thread.start()
     served.complete(served.claim(), b"42")
     thread.join(WAIT_S)
-    assert told["result"] == b"42"
+    assert received["result"] == b"42"
 
 
-def test_a_result_that_breaks_off_is_never_taken_for_whole(served, http):
+def test_truncated_result_breaks_the_response(served, http):
     submit(http)
     run = served.claim()
     served.complete(run, BIG)
@@ -172,7 +173,7 @@ def test_a_result_that_breaks_off_is_never_taken_for_whole(served, http):
         http.get(f"/v1/jobs/{run.id}/result")
 
 
-# At a store that signs
+# A store with signed URLs
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +194,7 @@ def bucket():
     server.stop()
 
 
-def test_large_bodies_go_to_the_store_itself_where_it_signs(bucket):
+def test_signing_store_receives_uploads_directly(bucket):
     text, digest, known = key_of("shop")
     served = served_jobs(stores=Stores(bucket), store_uri="s3://jobs/headrace", keys=[(text, digest, known)])
     with served as made, made.client(text) as http:
@@ -208,15 +209,15 @@ def test_large_bodies_go_to_the_store_itself_where_it_signs(bucket):
         uri = f"s3://jobs/headrace/attempts/{run.id}/1/result.out"
         made.stores.for_uri(uri).put(uri, BIG)
         outcome = Completed(ResultRef(uri, len(BIG), "x/y"))
-        made.ledger.turn([Settlement(run.id, run.lease, outcome)])
+        made.ledger.settle_and_claim([Settlement(run.id, run.lease, outcome)])
         moved = http.get(f"/v1/jobs/{run.id}/result", params={"redirect": True})
         assert moved.status_code == 307
-        # No key goes there: the address is enough.
+        # The signed URL needs no key.
         assert httpx.get(moved.headers["location"], trust_env=False).content == BIG
         assert http.get(f"/v1/jobs/{run.id}/result").content == BIG
 
 
-def test_they_go_through_the_api_where_callers_cannot_reach_the_store(bucket):
+def test_private_store_receives_uploads_through_the_api(bucket):
     with (
         served_jobs(stores=Stores(bucket), store_uri="s3://jobs/x", sign=False) as made,
         made.client() as http,

@@ -1,11 +1,10 @@
 """Routes of queues."""
 
-import pytest
-
+from cases import for_each
 from server.jobs.test_job_routes import submit
 
 
-def test_a_queue_is_paused_drained_and_resumed(served, http):
+def test_queue_is_paused_drained_and_resumed(served, http):
     submit(http)
     look = http.post("/v1/queues/default/pause").json()
     assert (look["paused"], look["draining"], look["queued"]) == (True, False, 1)
@@ -17,7 +16,7 @@ def test_a_queue_is_paused_drained_and_resumed(served, http):
     assert served.claim()
 
 
-def test_bounding_leaves_the_rest_as_it_is(http):
+def test_limit_change_keeps_other_settings(http):
     http.post("/v1/queues/night/pause")
     look = http.patch("/v1/queues/night", json={"pending_max": 5}).json()
     assert (look["paused"], look["pending_max"]) == (True, 5)
@@ -25,7 +24,7 @@ def test_bounding_leaves_the_rest_as_it_is(http):
     assert [queue["queue"] for queue in http.get("/v1/queues").json()["queues"]] == ["night"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "document",
     [
         {},
@@ -36,13 +35,13 @@ def test_bounding_leaves_the_rest_as_it_is(http):
         [],
     ],
 )
-def test_a_change_that_cannot_be_is_refused(refused, document):
-    answer = refused.patch("/v1/queues/night", json=document)
-    assert (answer.status_code, answer.json()["type"]) == (400, "DataError")
+def test_invalid_change_is_refused(refused, document):
+    response = refused.patch("/v1/queues/night", json=document)
+    assert (response.status_code, response.json()["type"]) == (400, "DataError")
     assert refused.get("/v1/queues").json() == {"queues": []}
 
 
-def test_a_queue_nobody_has_heard_of_is_empty(http):
+def test_unknown_queue_is_empty(http):
     look = http.get("/v1/queues/nowhere").json()
     assert look == {
         "queue": "nowhere", "paused": False, "draining": False, "pending_max": None, "queued": 0, "later": 0,
@@ -51,7 +50,7 @@ def test_a_queue_nobody_has_heard_of_is_empty(http):
     assert http.get("/v1/queues/a%2fb").status_code in (400, 404)
 
 
-def test_workers_are_wanted_for_what_is_due_and_what_runs(served, http):
+def test_scale_counts_due_and_running_jobs(served, http):
     for _ in range(5):
         submit(http)
     submit(http, delay_s=100)

@@ -1,11 +1,10 @@
-"""Paths of Triton's extensions that are refused with a reason, and none beside them."""
+"""Paths of Triton's extensions are refused with a reason, and no other paths."""
 
-import pytest
+from cases import for_each
+from headrace.server.unsupported_routes import unsupported_reason
 
-from headrace.server.not_offered import not_offered
 
-
-@pytest.mark.parametrize(
+@for_each(
     ("path", "says"),
     [
         ("/v2/systemsharedmemory/status", "shared memory is not offered"),
@@ -17,13 +16,13 @@ from headrace.server.not_offered import not_offered
         ("/v2/logging", "log settings"),
     ],
 )
-def test_a_reason_for_each(path, says):
-    assert says in not_offered(path)
+def test_unsupported_paths_have_a_reason(path, says):
+    assert says in unsupported_reason(path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     ["/", "/v2", "/v2/models/trace/setting/x", "/v2/logging/x", "/v3/logging", "/v2/systemsharedmemory"],
 )
-def test_no_reason_for_other_paths(path):
-    assert not_offered(path) == ""
+def test_other_paths_have_no_reason(path):
+    assert unsupported_reason(path) == ""

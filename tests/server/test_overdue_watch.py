@@ -1,12 +1,12 @@
-"""One timer for many: who is late is told so, once, and nobody else is."""
+"""One timer for many items: each overdue item is called once, and no other."""
 
 import asyncio
 
-from headrace.server.overdue import LOOKS, Overdue
+from headrace.server.overdue_watch import CHECKS_PER_PERIOD, OverdueWatch
 
 
 class _Loop:
-    """A loop whose time the test moves."""
+    """An event loop with manual time."""
 
     def __init__(self):
         self.now = 0.0
@@ -33,23 +33,23 @@ class _Waiting:
     def __init__(self):
         self.told = 0
 
-    def late(self):
+    def on_overdue(self):
         self.told += 1
 
 
-def test_who_is_late_is_told_once_and_in_time():
-    loop, overdue, waiting = _Loop(), Overdue(1.0), _Waiting()
+def test_overdue_item_is_called_once_in_time():
+    loop, overdue, waiting = _Loop(), OverdueWatch(1.0), _Waiting()
     overdue.watch(waiting, loop)
     loop.advance(0.99)
     assert waiting.told == 0
-    loop.advance(1.0 / LOOKS + 0.02)
+    loop.advance(1.0 / CHECKS_PER_PERIOD + 0.02)
     assert waiting.told == 1
     loop.advance(10)
     assert waiting.told == 1
 
 
-def test_who_is_done_is_not_told():
-    loop, overdue, first, second = _Loop(), Overdue(1.0), _Waiting(), _Waiting()
+def test_finished_item_is_not_called():
+    loop, overdue, first, second = _Loop(), OverdueWatch(1.0), _Waiting(), _Waiting()
     overdue.watch(first, loop)
     overdue.watch(second, loop)
     overdue.done(first)
@@ -58,8 +58,8 @@ def test_who_is_done_is_not_told():
     assert (first.told, second.told) == (0, 1)
 
 
-def test_there_is_one_timer_however_many_wait_and_none_when_nobody_does():
-    loop, overdue = _Loop(), Overdue(1.0)
+def test_one_timer_serves_all_items():
+    loop, overdue = _Loop(), OverdueWatch(1.0)
     for _ in range(100):
         overdue.watch(_Waiting(), loop)
     assert len(loop.timers) == 1
@@ -69,15 +69,15 @@ def test_there_is_one_timer_however_many_wait_and_none_when_nobody_does():
     assert len(loop.timers) == 1
 
 
-def test_on_a_real_loop_too():
+def test_watch_works_on_an_event_loop():
     async def main():
-        told = asyncio.Event()
+        received = asyncio.Event()
 
         class Waiting:
-            def late(self):
-                told.set()
+            def on_overdue(self):
+                received.set()
 
-        Overdue(0.01).watch(Waiting(), asyncio.get_running_loop())
-        await asyncio.wait_for(told.wait(), 30)
+        OverdueWatch(0.01).watch(Waiting(), asyncio.get_running_loop())
+        await asyncio.wait_for(received.wait(), 30)
 
     asyncio.run(main())

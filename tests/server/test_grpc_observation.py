@@ -1,4 +1,4 @@
-"""Calls over real gRPC: counted exactly, and observed."""
+"""gRPC calls are counted exactly and observed."""
 
 import asyncio
 import logging
@@ -7,12 +7,12 @@ import grpc
 import pytest
 
 from headrace.core.errors import PredictError
-from headrace.server.answers import Answers
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
-from headrace.server.grpc_contract import Method
-from headrace.server.grpc_observed import observed
+from headrace.server.grpc_contract import GrpcMethod
+from headrace.server.grpc_observation import observe_methods
 from headrace.server.observation import CURRENT, Observers
 from headrace.server.request_log import fields
+from headrace.server.response_counters import ResponseCounters
 
 WAIT_S = 30.0
 
@@ -29,10 +29,10 @@ class Noting:
 
 
 class Service:
-    """What a carrier asks of a service, over plain functions."""
+    """The interface of a service that a transport uses, over plain functions."""
 
     def __init__(self, noting=None):
-        self.answers = Answers("grpc")
+        self.response_counters = ResponseCounters("grpc")
         self._observers = None if noting is None else Observers([noting])
         self.current = []
 
@@ -54,8 +54,8 @@ class Service:
                     raise PredictError("m", "it broke")
                 yield data, data
 
-        methods = {"/t.T/Echo": Method(unary=echo), "/t.T/Count": Method(stream=count)}
-        return observed(methods, self.answers, self._observers)
+        methods = {"/t.T/Echo": GrpcMethod(unary=echo), "/t.T/Count": GrpcMethod(stream=count)}
+        return observe_methods(methods, self.response_counters, self._observers)
 
 
 def ran(service, test):
@@ -93,12 +93,12 @@ def test_calls_are_counted_by_their_codes(watched, caplog):
 
     with caplog.at_level(logging.ERROR):
         ran(service, test)
-    assert service.answers.sent() == {("Echo", "OK"): 50, ("Echo", "INTERNAL"): 8}
-    assert caplog.text.count("KeyError: 'secret'") == 1  # logged once, whoever looks at it
+    assert service.response_counters.responses() == {("Echo", "OK"): 50, ("Echo", "INTERNAL"): 8}
+    assert caplog.text.count("KeyError: 'secret'") == 1  # logged once, with and without observers
     assert [seen is not None for seen in service.current] == [watched] * 58
 
 
-def test_streams_are_counted_and_their_items_seen():
+def test_streams_and_their_items_are_counted():
     noting = Noting()
     service = Service(noting)
 
@@ -109,13 +109,13 @@ def test_streams_are_counted_and_their_items_seen():
             assert [m async for m in count(iter([b"ab", b"bad"]))]
 
     ran(service, test)
-    assert service.answers.sent() == {("Count", "OK"): 1, ("Count", "INTERNAL"): 1}
+    assert service.response_counters.responses() == {("Count", "OK"): 1, ("Count", "INTERNAL"): 1}
     whole, broken = noting.ended
     assert (whole["status"], whole["items"], whole["bytes_out"]) == ("OK", 4, 8)
     assert (broken["status"], broken["items"], broken["error"]) == ("INTERNAL", 2, "PredictError")
 
 
-def test_metadata_is_what_headers_are_to_http():
+def test_observation_reads_call_metadata():
     noting = Noting()
     service = Service(noting)
 
@@ -129,9 +129,9 @@ def test_metadata_is_what_headers_are_to_http():
     assert (line["bytes_in"], line["bytes_out"]) == (3, 3)
 
 
-def test_a_call_that_is_cancelled_counts_as_such():
+def test_cancelled_call_is_counted():
     entered, over = asyncio.Event(), asyncio.Event()
-    answers = Answers("grpc")
+    counters = ResponseCounters("grpc")
 
     async def hang(call, data):
         entered.set()
@@ -143,7 +143,7 @@ def test_a_call_that_is_cancelled_counts_as_such():
             return None
 
     async def main():
-        method = observed({"/t.T/Hang": Method(unary=hang)}, answers, None)["/t.T/Hang"]
+        method = observe_methods({"/t.T/Hang": GrpcMethod(unary=hang)}, counters, None)["/t.T/Hang"]
         task = asyncio.ensure_future(method.unary(Call(), b""))
         await entered.wait()
         task.cancel()
@@ -151,4 +151,4 @@ def test_a_call_that_is_cancelled_counts_as_such():
             await task
 
     asyncio.run(main())
-    assert answers.sent() == {("Hang", "CANCELLED"): 1}
+    assert counters.responses() == {("Hang", "CANCELLED"): 1}

@@ -1,4 +1,4 @@
-"""A bounded number of threads for blocking work, and of calls that wait for one."""
+"""A thread pool with limits on threads and waiting calls."""
 
 import asyncio
 import threading
@@ -6,14 +6,14 @@ import threading
 import pytest
 
 from headrace.core.errors import OverloadedError, StoppedError
-from headrace.server.jobs.workroom import Workroom
+from headrace.server.jobs.thread_pool import BoundedThreadPool
 
 WAIT_S = 20.0
 
 
-def test_what_a_call_returns_or_raises_comes_back():
+def test_result_or_error_of_a_call_is_returned():
     async def ask():
-        room = Workroom(2)
+        room = BoundedThreadPool(2)
         assert await room.run(divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError):
             await room.run(divmod, 7, 0)
@@ -25,11 +25,11 @@ def test_what_a_call_returns_or_raises_comes_back():
     asyncio.run(ask())
 
 
-def test_calls_beyond_the_bound_are_refused():
+def test_calls_beyond_the_limit_are_refused():
     gate = threading.Event()
 
     async def ask():
-        room = Workroom(1, calls_max=3)
+        room = BoundedThreadPool(1, calls_max=3)
         waiting = [asyncio.create_task(room.run(gate.wait, WAIT_S)) for _ in range(3)]
         while room.calls < 3:  # noqa: ASYNC110 - the loop itself must turn
             await asyncio.sleep(0)
@@ -45,7 +45,7 @@ def test_calls_beyond_the_bound_are_refused():
     asyncio.run(ask())
 
 
-def test_a_call_whose_caller_goes_is_finished_and_counted_until_then():
+def test_cancelled_call_is_finished_and_counted_meanwhile():
     gate, done = threading.Event(), threading.Event()
 
     def work():
@@ -53,7 +53,7 @@ def test_a_call_whose_caller_goes_is_finished_and_counted_until_then():
         done.set()
 
     async def ask():
-        room = Workroom(1)
+        room = BoundedThreadPool(1)
         task = asyncio.create_task(room.run(work))
         while not room.calls:  # noqa: ASYNC110 - the loop itself must turn
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The vendor's asynchronous door, asked by the vendor's own SDK."""
+"""The route for SageMaker clients, called by boto3."""
 
 import json
 
@@ -8,14 +8,15 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from cases import for_each
 from headrace.core.errors import DataError
 from headrace.jobs.access import Scope
 from headrace.jobs.ledger import JobFilter
-from headrace.jobs.places import Allowed
-from headrace.server.jobs.vendor import BODY_BYTES_MAX, VendorSettings, read_invocation
-from jobs.desk_support import key_of, served_jobs
+from headrace.jobs.paths import UriAllowList
+from headrace.server.jobs.sagemaker import BODY_BYTES_MAX, SageMakerSettings, read_invocation
+from jobs.service_support import key_of, served_jobs
 
-SETTINGS = VendorSettings("s3://out/async")
+SETTINGS = SageMakerSettings("s3://out/async")
 
 
 def runtime(url, key="", **config):
@@ -40,12 +41,12 @@ def runtime(url, key="", **config):
 
 @pytest.fixture
 def served(make_ledger):
-    with served_jobs(ledger=make_ledger(), vendor=SETTINGS) as made:
+    with served_jobs(ledger=make_ledger(), sagemaker=SETTINGS) as made:
         yield made
 
 
-def test_an_invocation_is_a_job_and_its_places_are_told(served):
-    answer = runtime(served.url).invoke_endpoint_async(
+def test_invocation_makes_a_job_and_returns_its_locations(served):
+    response = runtime(served.url).invoke_endpoint_async(
         EndpointName="churn",
         InputLocation="s3://in/day.csv",
         ContentType="text/csv",
@@ -55,8 +56,8 @@ def test_an_invocation_is_a_job_and_its_places_are_told(served):
         RequestTTLSeconds=60,
         InvocationTimeoutSeconds=3600,
     )
-    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 202
-    assert answer["InferenceId"] == "id 1"
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 202
+    assert response["InferenceId"] == "id 1"
     (job,) = served.ledger.find(JobFilter()).jobs
     spec = job.spec
     assert (spec.model, spec.input_uri, spec.content_type, spec.accept) == (
@@ -65,33 +66,35 @@ def test_an_invocation_is_a_job_and_its_places_are_told(served):
     assert (spec.time_to_live_s, spec.time_limit_s) == (60, 3600)
     assert spec.tags == {"custom_attributes": "a=b, c"}
     assert not spec.options
-    assert answer["OutputLocation"].startswith("s3://out/async/id-1~")
-    assert answer["OutputLocation"].removesuffix(".out") == answer["FailureLocation"].removesuffix(".error")
+    assert response["OutputLocation"].startswith("s3://out/async/id-1~")
+    assert response["OutputLocation"].removesuffix(".out") == response["FailureLocation"].removesuffix(
+        ".error"
+    )
 
 
-def test_what_is_left_out_is_as_at_the_vendor(served):
-    answer = runtime(served.url).invoke_endpoint_async(EndpointName="churn", InputLocation="s3://in/k")
+def test_omitted_settings_have_sagemakers_defaults(served):
+    response = runtime(served.url).invoke_endpoint_async(EndpointName="churn", InputLocation="s3://in/k")
     (job,) = served.ledger.find(JobFilter()).jobs
     assert (job.spec.time_to_live_s, job.spec.time_limit_s) == (21_600, 900)
-    assert answer["OutputLocation"] == f"s3://out/async/{answer['InferenceId']}.out"
-    assert answer["FailureLocation"] == f"s3://out/async/{answer['InferenceId']}.error"
+    assert response["OutputLocation"] == f"s3://out/async/{response['InferenceId']}.out"
+    assert response["FailureLocation"] == f"s3://out/async/{response['InferenceId']}.error"
 
 
-def test_a_body_an_extension_and_a_name(served):
-    answer = runtime(served.url).invoke_endpoint_async(
+def test_body_extension_and_file_name_are_used(served):
+    response = runtime(served.url).invoke_endpoint_async(
         EndpointName="churn",
         Body=b"1,2\n",
         ContentType="text/csv",
         S3OutputPathExtension="day/1",
         Filename="scores.csv",
     )
-    assert answer["OutputLocation"] == "s3://out/async/day/1/scores.csv.out"
+    assert response["OutputLocation"] == "s3://out/async/day/1/scores.csv.out"
     (job,) = served.ledger.find(JobFilter()).jobs
     assert served.stores.for_uri(job.spec.input_uri).get(job.spec.input_uri) == b"1,2\n"
 
 
-def test_a_repetition_by_the_sdk_is_the_same_job(served):
-    """Its own retries carry the same invocation id; a second call does not."""
+def test_sdk_retry_makes_one_job(served):
+    """The SDK's own retries have the same invocation id; a second call has another one."""
     client = runtime(served.url)
     seen = []
 
@@ -100,18 +103,18 @@ def test_a_repetition_by_the_sdk_is_the_same_job(served):
         seen.append(request)
 
     client.meta.events.register("before-send.sagemaker-runtime", same)
-    answers = [
+    responses = [
         client.invoke_endpoint_async(EndpointName="churn", InputLocation="s3://in/k") for _ in range(2)
     ]
     assert len(seen) == 2
-    assert answers[0]["OutputLocation"] == answers[1]["OutputLocation"]
+    assert responses[0]["OutputLocation"] == responses[1]["OutputLocation"]
     assert len(served.ledger.find(JobFilter()).jobs) == 1
     runtime(served.url).invoke_endpoint_async(EndpointName="churn", InputLocation="s3://in/k")
     assert len(served.ledger.find(JobFilter()).jobs) == 2
 
 
-@pytest.mark.parametrize(
-    "asked",
+@for_each(
+    "requested",
     [
         {},
         {"InputLocation": "s3://in/k", "Body": b"x"},
@@ -124,16 +127,18 @@ def test_a_repetition_by_the_sdk_is_the_same_job(served):
         {"InputLocation": "https://169.254.169.254/k"},
     ],
 )
-def test_what_the_vendor_refuses_is_refused_in_its_words(served, asked):
+def test_invalid_invocation_has_sagemakers_error(served, requested):
     with pytest.raises(ClientError) as refused:
-        runtime(served.url, parameter_validation=False).invoke_endpoint_async(EndpointName="churn", **asked)
+        runtime(served.url, parameter_validation=False).invoke_endpoint_async(
+            EndpointName="churn", **requested
+        )
     assert refused.value.response["Error"]["Code"] == "ValidationError"
     assert refused.value.response["Error"]["Message"]
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
     assert served.ledger.find(JobFilter()).jobs == ()
 
 
-def test_a_ledger_that_is_away_is_the_vendors_503(served):
+def test_unavailable_ledger_has_sagemakers_503(served):
     served.ledger.stop()
     with pytest.raises(ClientError) as refused:
         runtime(served.url).invoke_endpoint_async(EndpointName="churn", InputLocation="s3://in/k")
@@ -141,9 +146,9 @@ def test_a_ledger_that_is_away_is_the_vendors_503(served):
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
 
 
-def test_where_keys_are_asked_for_the_sdk_sends_one():
-    text, digest, known = key_of("shop", Scope.SUBMIT, inputs=Allowed(prefixes=("s3://shop",)))
-    with served_jobs(keys=[(text, digest, known)], vendor=SETTINGS) as served:
+def test_sdk_can_send_an_api_key():
+    text, digest, known = key_of("shop", Scope.SUBMIT, inputs=UriAllowList(prefixes=("s3://shop",)))
+    with served_jobs(keys=[(text, digest, known)], sagemaker=SETTINGS) as served:
         with pytest.raises(ClientError) as refused:
             runtime(served.url).invoke_endpoint_async(EndpointName="churn", InputLocation="s3://shop/k")
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 401
@@ -155,14 +160,14 @@ def test_where_keys_are_asked_for_the_sdk_sends_one():
         assert (job.spec.tenant, job.spec.output_uri) == ("shop", "s3://out/async")
 
 
-@pytest.mark.parametrize("name", ["-a", "a-", "a_b", "a" * 64, "../x", ""])
-def test_an_endpoint_has_a_name_of_the_vendors_form(name):
+@for_each("name", ["-a", "a-", "a_b", "a" * 64, "../x", ""])
+def test_invalid_endpoint_names_are_refused(name):
     with pytest.raises(DataError, match="EndpointName"):
         read_invocation(name, {"x-amzn-sagemaker-inputlocation": "s3://b/k"}, b"", SETTINGS)
 
 
-def test_without_the_door_there_is_none(make_ledger):
+def test_route_exists_only_with_settings(make_ledger):
     with served_jobs(ledger=make_ledger()) as served, served.client() as http:
-        answer = http.post("/endpoints/churn/async-invocations", content=b"x")
-        assert answer.status_code == 404
+        response = http.post("/endpoints/churn/async-invocations", content=b"x")
+        assert response.status_code == 404
         assert "endpoints" not in json.dumps(http.get("/openapi.json").json())
