@@ -1,4 +1,4 @@
-"""Amazon's SNS and SQS as far as moto's server plays them, on loopback: not the real services, but the SDK's real requests."""
+"""SNS and SQS on loopback by moto's server: the real SDK's requests, not the real services."""
 
 from typing import Self
 
@@ -6,7 +6,7 @@ from moto.server import ThreadedMotoServer
 
 
 class AwsServer:
-    """Runs while it is entered; `environ` is what a client needs to find it."""
+    """A server that runs while it is entered; `environ` is all that a client needs."""
 
     def __init__(self) -> None:
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -1,4 +1,4 @@
-"""Between an S3 client and a server: passes requests on, and spoils some of them, at random but as a seed has it."""
+"""A proxy before an S3 server that spoils a share of the requests, reproducibly by a seed."""
 
 import http.client
 import random
@@ -9,29 +9,35 @@ from itertools import cycle
 from typing import Self
 from urllib.parse import urlsplit
 
-ANSWERS_IN_S = 30.0
+RESPONSE_S = 30.0
 FAULTS = ("500", "503", "reset", "lost", "cut")
-"""An answer of that status without asking the server; no answer; one that is lost after it was done; half of one (to a GET)."""
+"""The kinds of faults.
+
+A status: an error response, and the server gets no request. reset: no response, and no request.
+lost: the server handles the request, the response is dropped. cut: half of the response to a GET.
+"""
 
 
 class _Quiet(ThreadingHTTPServer):
     def handle_error(self, request, client_address) -> None:
-        """Clients that hang up are part of the tests."""
+        """Do nothing: clients that hang up are part of the tests."""
 
 
 class FaultyProxy:
-    """In front of the server at `endpoint`. While `share` is more than 0, so much of all requests is spoilt.
+    """A proxy before the server at `endpoint` that spoils `share` of all requests.
 
-    Which requests are spoilt depends on the seed and on those before; each method meets the faults in turn. `spoilt` counts what was done
-    to whom: (method, fault), and `lost` names the requests that were done and not answered. Once so many requests as `away_after` has have passed, nobody is answered at all.
+    The seed and the earlier requests determine which requests are spoilt; each method meets the
+    faults in turn. `injected` counts them by (method, fault). `lost` names the requests that the
+    server handled and the client got no response to. After `away_after` requests no request gets a
+    response.
     """
 
     def __init__(self, endpoint: str, *, share: float, seed: int) -> None:
         self.share = share
         self.away_after: int | None = None
-        self.spoilt: Counter[tuple[str, str]] = Counter()
+        self.injected: Counter[tuple[str, str]] = Counter()
         self.lost: list[tuple[str, str]] = []
-        """Their methods and paths."""
+        """Methods and paths of the requests whose responses were lost."""
         self.passed = 0
         self._upstream = urlsplit(endpoint).netloc
         self._random = random.Random(seed)
@@ -44,9 +50,9 @@ class FaultyProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def environ(self, of_server: dict[str, str]) -> dict[str, str]:
-        """What a client of the server needs to come this way."""
-        return {**of_server, "AWS_ENDPOINT_URL": self.url}
+    def environ(self, server_environ: dict[str, str]) -> dict[str, str]:
+        """Return the environment of a client that goes through the proxy, from that of the server."""
+        return {**server_environ, "AWS_ENDPOINT_URL": self.url}
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -65,7 +71,7 @@ class FaultyProxy:
             if self._random.random() < self.share:
                 fault = next(self._faults[method])
             if fault:
-                self.spoilt[method, fault] += 1
+                self.injected[method, fault] += 1
             else:
                 self.passed += 1
             return fault
@@ -91,9 +97,9 @@ class FaultyProxy:
             do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
             def pass_on(self, sent: bytes, fault: str) -> None:
-                upstream = http.client.HTTPConnection(proxy._upstream, timeout=ANSWERS_IN_S)
+                upstream = http.client.HTTPConnection(proxy._upstream, timeout=RESPONSE_S)
                 try:
-                    # The Host stays the client's: it is part of what it has signed.
+                    # The client has signed its Host header.
                     upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
                     for name, value in self.headers.items():
                         if name.lower() != "connection":
@@ -113,12 +119,12 @@ class FaultyProxy:
                 self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False
             ) -> None:
                 self.send_response_only(status)
-                told = {name.lower(): value for name, value in headers}
+                by_name = {name.lower(): value for name, value in headers}
                 for name, value in headers:
                     if name.lower() not in {"connection", "transfer-encoding", "content-length"}:
                         self.send_header(name, value)
                 if self.command == "HEAD":
-                    self.send_header("Content-Length", told.get("content-length", "0"))
+                    self.send_header("Content-Length", by_name.get("content-length", "0"))
                 elif status != http.HTTPStatus.NO_CONTENT:
                     self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -1,6 +1,6 @@
-"""A plain HTTP server on loopback that serves bytes, with or without ranges, and fails as it is told.
+"""An HTTP server on loopback that serves bytes, with or without ranges, and fails on demand.
 
-Also good as an S3 server that only reads: clients with AWS_SKIP_SIGNATURE ask it for ``/bucket/key``.
+It also serves S3 clients that only read: with AWS_SKIP_SIGNATURE they request ``/bucket/key``.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to one request instead of answering it well."""
+    """The treatment of one request instead of a good response."""
 
     status: int = 0
     """Answer with this status and nothing else."""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     cut_at: int | None = None
-    """Send so many bytes of the body, then close the connection."""
+    """Close the connection after this number of bytes of the body."""
     hang: bool = False
-    """Say nothing until the server is closed."""
+    """Send no response until the server is closed."""
 
 
 CUT_NOW = Fault(cut_at=0)
@@ -31,16 +31,16 @@ CUT_NOW = Fault(cut_at=0)
 
 class _Quiet(ThreadingHTTPServer):
     def handle_error(self, request, client_address) -> None:
-        """Clients that hang up are part of the tests."""
+        """Do nothing: clients that hang up are part of the tests."""
 
 
 class HttpFiles:
-    """Serves `objects` by path. `faults` are used up one a request, in order; `requests` is what came in."""
+    """Serves `objects` by path. Each request uses up one of `faults`; `requests` records them."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.pages: dict[str, tuple[str, bytes]] = {}
-        """Answers by path and query, whole: content type and body."""
+        """Complete responses by path and query: content type and body."""
         self.faults: list[Fault | None] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.ranges = True
@@ -95,7 +95,7 @@ class HttpFiles:
                 else:
                     self.serve(headers, fault.cut_at if fault else None)
 
-            do_HEAD = do_PUT = do_DELETE = do_GET  # noqa: N815 - writing is good for faults alone
+            do_HEAD = do_PUT = do_DELETE = do_GET  # noqa: N815 - only faults respond to writes
 
             def serve(self, headers: dict[str, str], cut_at: int | None) -> None:
                 if self.path in files.pages:

@@ -19,9 +19,9 @@ class Sums(Model):
 
 
 class Words(Model):
-    """Words one by one; after the word "fail" it raises, and the word "wait" is the last before a long silence.
+    """One output per word; after the word "fail" it raises, after "wait" it stays silent.
 
-    With `closed_port` it knocks there when a stream is over.
+    With `closed_port` it connects to that port at the end of a stream.
     """
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
@@ -47,7 +47,7 @@ class Words(Model):
 
 
 class Free(Model):
-    """Declares nothing, and gives back what it gets."""
+    """A model that declares nothing and returns its input."""
 
     def predict(self, x):
         return x
@@ -62,7 +62,7 @@ class Pairs(Model):
 
 
 class Wide(Model):
-    """An output with an infinity, one of many columns, and one of rank three."""
+    """A model with an output of many columns, one of rank three, and one with infinities."""
 
     def predict(self, x):
         rows = len(x)

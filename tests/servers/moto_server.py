@@ -1,6 +1,6 @@
-"""SQS, SNS and S3 as `moto` imitates them, as a server of its own process.
+"""SQS, SNS and S3 by `moto`, as a server process.
 
-An imitation: it stands for what the API looks like (long polls, visibility, receive counts), not for how AWS fails.
+moto imitates the API (long polls, visibility, receive counts), but not the failures of AWS.
 """
 
 import sys
@@ -11,7 +11,7 @@ from servers.process import ServerProcess, answers_http
 
 
 class MotoServer(ServerProcess):
-    """One `moto_server`; stopping it loses all that it has."""
+    """One `moto_server`; stopping it loses all its data."""
 
     named = "moto"
     ready_s = 60.0
@@ -26,7 +26,7 @@ class MotoServer(ServerProcess):
 
     @property
     def environ(self) -> dict[str, str]:
-        """All that a client needs."""
+        """The environment that a client needs."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "test",
@@ -35,7 +35,7 @@ class MotoServer(ServerProcess):
         }
 
     def client(self, service: str):
-        """A boto3 client, for what the tests do behind headrace's back."""
+        """Return a boto3 client for the test's own requests."""
         import boto3
 
         return boto3.Session().client(

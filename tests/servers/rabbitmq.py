@@ -1,6 +1,7 @@
-"""A real RabbitMQ on loopback, a node of its own beside any that runs here already.
+"""A real RabbitMQ node on loopback, beside any node that runs already.
 
-It comes from the system's package `rabbitmq-server`. As root it runs as the package's own user, which Erlang insists on.
+The system's package `rabbitmq-server` brings it. As root it runs as the package's user, which
+Erlang requires.
 """
 
 import os
@@ -18,7 +19,7 @@ _HOMES = ("/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/local/sbin", "/opt/rabbitm
 
 
 def missing() -> str:
-    """Why there can be no server here; "" when there can."""
+    """Return the reason why there can be no server here, or ""."""
     if not _script("rabbitmq-server"):
         return "no rabbitmq-server: install the system's package of that name"
     if os.geteuid() == 0 and not (_exists(_USER) and shutil.which("runuser")):
@@ -27,7 +28,7 @@ def missing() -> str:
 
 
 class RabbitServer(ServerProcess):
-    """One node. `folder` must be reachable for the user that it runs as."""
+    """One node. The user that it runs as must be able to enter `folder`."""
 
     named = "RabbitMQ"
     ready_s = READY_S
@@ -52,16 +53,16 @@ class RabbitServer(ServerProcess):
         return self._environ()
 
     def start(self) -> None:
-        """Start, with what it had; returns when it has accepted a client."""
+        """Start with the earlier data and wait until a client can connect."""
         self._make_folders()
         super().start()
 
     def end(self) -> None:
-        """Have it stop by itself, with all it has on disk: a queue that was just made is lost to a kill."""
+        """Stop the node cleanly with all data on disk: a kill loses a queue that was just made."""
         self._end(signal.SIGTERM)
 
     def forget(self) -> None:
-        """While it is stopped: lose all that it has, queues included."""
+        """Remove all data, queues included. The node must be stopped."""
         assert self._process is None, "stop the node first"
         shutil.rmtree(self._rest)
 
@@ -83,7 +84,7 @@ class RabbitServer(ServerProcess):
         return {
             "PATH": os.environ["PATH"],
             "LANG": "C.UTF-8",
-            # Erlang keeps its cookie there, so that this node knows no other.
+            # Erlang keeps its cookie there: the node cannot join others.
             "HOME": str(self._rest / "home"),
             "RABBITMQ_NODENAME": f"headrace-{self.port}@localhost",
             "RABBITMQ_MNESIA_BASE": str(self._rest / "mnesia"),
@@ -92,7 +93,7 @@ class RabbitServer(ServerProcess):
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._rest / "enabled_plugins"),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_NODE_PORT": str(self.port),
-            # No scheduler spins while there is nothing to do.
+            # Idle schedulers must not spin.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none +S 2:2",
         }
 
@@ -109,7 +110,11 @@ class RabbitServer(ServerProcess):
 
 
 def _script(name: str) -> str:
-    """The package's own scripts come first: those in the path drop to a user, and read settings of the system."""
+    """Return the path of a script, or "".
+
+    The package's own scripts come first: those in the path change the user and read the system's
+    settings.
+    """
     found = (Path(home) / name for home in _HOMES)
     return next((str(path) for path in found if path.exists()), shutil.which(name) or "")
 

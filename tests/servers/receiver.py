@@ -1,4 +1,4 @@
-"""A receiver of webhooks on loopback, over HTTP or HTTPS, that answers as it is told, also very badly."""
+"""A receiver of webhooks on loopback, over HTTP or HTTPS, with scripted good and bad responses."""
 
 import socket
 import ssl
@@ -13,7 +13,7 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class Request:
-    """What came in; header names are in lower case."""
+    """A received request; header names are in lower case."""
 
     method: str
     path: str
@@ -23,32 +23,32 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """How one request is answered."""
+    """The response to one request."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     never: bool = False
-    """Say nothing until the receiver is closed."""
+    """Send no response until the receiver is closed."""
     drip_s: float = 0.0
-    """Send the body one byte each so many seconds, without an end."""
+    """Send one byte of an endless body per `drip_s` seconds."""
     drip_head_s: float = 0.0
-    """The same with the answer's head."""
+    """The same with the head of the response."""
     endless: bool = False
-    """Send the body again and again, until nobody takes it any more."""
+    """Repeat the body until the client closes the connection."""
     cut: bool = False
-    """Close the connection instead of answering."""
+    """Close the connection without a response."""
 
 
 class _Quiet(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address) -> None:
-        """Senders that hang up are part of the tests."""
+        """Do nothing: senders that hang up are part of the tests."""
 
 
 class Receiver:
-    """`replies` are used up one a request, then `reply` is given; `answer` overrides both."""
+    """Each request uses up one of `replies`, then gets `reply`; `answer` overrides both."""
 
     def __init__(self, *, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         self.replies: list[Reply] = []
@@ -56,13 +56,13 @@ class Receiver:
         self.answer: Callable[[Request], Reply] | None = None
         self.requests: list[Request] = []
         self.sent_bytes = 0
-        """Of endless bodies."""
+        """Bytes sent of endless bodies."""
         self.closing = threading.Event()
         self._changed = threading.Condition()
         self._tls = tls
         self._server = _Quiet((host, port), self._handler())
         if tls is not None:
-            # The handshake is made in the request's own thread: one bad client must not stop the others.
+            # Each request's thread makes its own handshake: a bad client must not block the others.
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -77,14 +77,14 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}/hook"
 
     def wait_for(self, count: int, nudge: Callable[[], None] | None = None) -> list[Request]:
-        """The first `count` requests, when they have come. `nudge` is called now and then meanwhile."""
+        """Wait for `count` requests and return them. `nudge` is called now and then meanwhile."""
         with self._changed:
             for _ in range(int(WAIT_S / 0.02)):
                 if self._changed.wait_for(lambda: len(self.requests) >= count, 0.02):
                     return self.requests[:count]
                 if nudge is not None:
                     nudge()
-        raise AssertionError(f"{len(self.requests)} requests came, not {count}")
+        raise AssertionError(f"{len(self.requests)} requests arrived, not {count}")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -152,6 +152,6 @@ class Receiver:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on just now."""
+    """Return a port that no process listens on."""
     with socket.create_server((host, 0)) as held:
         return held.getsockname()[1]

@@ -1,14 +1,13 @@
-"""A real S3 server (SeaweedFS) on loopback, that can be killed and started again with its data."""
+"""A real S3 server (SeaweedFS) on loopback that can be killed and started again with its data."""
 
 import itertools
 import json
 import os
 import shutil
 import sys
-import threading
-import time
 from pathlib import Path
 
+from servers.polling import reached
 from servers.ports import free_ports
 from servers.process import ServerProcess, answers_http
 
@@ -27,7 +26,7 @@ _PORTS = (
 
 
 class S3Server(ServerProcess):
-    """One `weed server`. `environ` is all that a client needs; `denied_environ` names a user without any rights."""
+    """One `weed server`. `environ` is all that a client needs; `denied_environ` has no rights."""
 
     named = "SeaweedFS"
     ready_s = 60.0
@@ -37,8 +36,9 @@ class S3Server(ServerProcess):
         super().__init__(folder)
         self._numbers = itertools.count(1)
         self._ports: dict[str, int] = {}
+        self._ready_client = None
         (folder / "data").mkdir()
-        # One volume a bucket instead of seven, so that buckets are cheap.
+        # One volume per bucket instead of seven makes buckets cheap.
         (folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
         (folder / "s3.json").write_text(json.dumps({"identities": [_admin(), _denied()]}))
 
@@ -55,13 +55,13 @@ class S3Server(ServerProcess):
         return _environ(self.endpoint, DENIED_ACCESS_KEY, DENIED_SECRET_KEY)
 
     def bucket(self) -> str:
-        """Make a fresh bucket; its name."""
+        """Create a new bucket. Return its name."""
         name = f"test-{os.getpid()}-{next(self._numbers)}"
         self.client().create_bucket(Bucket=name)
         return name
 
     def client(self):
-        """A boto3 client, for what the tests do behind headrace's back."""
+        """Return a boto3 client for the test's own requests."""
         import boto3
         from botocore.config import Config
 
@@ -75,26 +75,25 @@ class S3Server(ServerProcess):
         )
 
     def start(self) -> None:
-        """Start on the same ports and data as before (the first time: on free ports); returns when it serves."""
+        """Start with the same ports and data as before, and wait until it serves.
+
+        The first start takes free ports.
+        """
         for _ in range(3):
             if not self._ports:
+                self._ready_client = None
                 self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
                 self._launch()
                 if self._wait_until_ready():
                     return
                 self.stop()
-                self._ports = {}  # somebody took one of them in between
+                self._ports = {}  # another process took one of them in between
             else:
                 self._launch()
                 if self._wait_until_ready():
                     return
                 self.stop()
-        raise RuntimeError(f"SeaweedFS does not start:\n{(self.folder / 'log').read_text()[-4000:]}")
-
-    def start_in_background(self) -> threading.Thread:
-        thread = threading.Thread(target=self.start)
-        thread.start()
-        return thread
+        raise RuntimeError(f"SeaweedFS did not start:\n{(self.folder / 'log').read_text()[-4000:]}")
 
     def _command(self):
         flags = [f"-{name}={port}" for name, port in self._ports.items()]
@@ -105,7 +104,7 @@ class S3Server(ServerProcess):
             "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1",
             "-master.telemetry=false",
-            # Alone it elects itself; by default it waits 10 s or more for others after a restart.
+            # A single server elects itself; by default it waits 10 s or more after a restart.
             "-master.electionTimeout=1s",
             "-master.volumeSizeLimitMB=64",
             "-volume.max=500",
@@ -120,26 +119,25 @@ class S3Server(ServerProcess):
         ]
 
     def _wait_until_ready(self) -> bool:
-        """Whether a write and a read come through; the port alone opens before the rest can serve."""
-        until = time.monotonic() + self.ready_s
-        return super()._wait_until_ready() and self._writes(until)
+        """Return True if a write and a read work; the port alone opens before the volumes are
+        ready.
+        """
+        return super()._wait_until_ready() and reached(self._writes, timeout_s=self.ready_s)
 
     def _answers(self) -> bool:
         return answers_http(self.endpoint)
 
-    def _writes(self, until: float) -> bool:
+    def _writes(self) -> bool:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        client = self.client()
-        while time.monotonic() < until:
-            try:
-                if "ready" not in [b["Name"] for b in client.list_buckets()["Buckets"]]:
-                    client.create_bucket(Bucket="ready")
-                client.put_object(Bucket="ready", Key="ready", Body=b"ready")
-                return client.get_object(Bucket="ready", Key="ready")["Body"].read() == b"ready"
-            except (ClientError, BotoCoreError):
-                time.sleep(0.05)
-        return False
+        client = self._ready_client = self._ready_client or self.client()
+        try:
+            if "ready" not in [b["Name"] for b in client.list_buckets()["Buckets"]]:
+                client.create_bucket(Bucket="ready")
+            client.put_object(Bucket="ready", Key="ready", Body=b"ready")
+            return client.get_object(Bucket="ready", Key="ready")["Body"].read() == b"ready"
+        except (ClientError, BotoCoreError):
+            return False
 
 
 def _binary() -> str:

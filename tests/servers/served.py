@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 WAIT_S = 60.0
-_DOOR = re.compile(r"(\w+)\s+(\w+://\S+)")
+_LISTENER = re.compile(r"(\w+)\s+(\w+://\S+)")
 
 
 @dataclass(frozen=True)
 class Served:
-    """Where a server that is ready can be asked."""
+    """The URLs of a server that is ready."""
 
     rest: str
     grpc: str
@@ -23,7 +23,7 @@ class Served:
 
 @contextmanager
 def serving(*arguments: object, environ: Mapping[str, str] | None = None) -> Iterator[Served]:
-    """``headrace serve ARGUMENTS``, ready; at the end it is told to leave, and must do so in peace."""
+    """Run ``headrace serve ARGUMENTS``; at the end send SIGTERM, and require exit status 0."""
     command = [sys.executable, "-m", "headrace", "serve", *map(str, arguments)]
     command += ["--rest-port", "0", "--grpc-port", "0", "--no-metrics"]
     process = subprocess.Popen(
@@ -33,25 +33,25 @@ def serving(*arguments: object, environ: Mapping[str, str] | None = None) -> Ite
         env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
     )
     try:
-        doors = _doors(process)
-        yield Served(doors["rest"], doors["grpc"])
+        urls = _listeners(process)
+        yield Served(urls["rest"], urls["grpc"])
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            _, said = process.communicate(timeout=WAIT_S)
+            _, log = process.communicate(timeout=WAIT_S)
         finally:
             process.kill()
-    assert process.returncode == 0, said
+    assert process.returncode == 0, log
 
 
-def _doors(process: subprocess.Popen[str]) -> dict[str, str]:
+def _listeners(process: subprocess.Popen[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    said: list[str] = []
+    log: list[str] = []
     assert process.stderr is not None
     for line in process.stderr:
-        said.append(line)
+        log.append(line)
         if line.strip() == "ready":
             return found
-        if match := _DOOR.fullmatch(line.strip()):
+        if match := _LISTENER.fullmatch(line.strip()):
             found[match[1]] = match[2]
-    raise AssertionError(f"it ended before it was ready: {''.join(said)}")
+    raise AssertionError(f"headrace serve exited before it was ready: {''.join(log)}")

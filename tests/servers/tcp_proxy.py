@@ -1,4 +1,4 @@
-"""Between a client and a server that speak anything over TCP: delays, holds, cuts and resets what passes, as the test says."""
+"""A TCP proxy that delays, holds, cuts and resets connections on demand."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,12 @@ from typing import Any, Self
 
 DONE_IN_S = 10.0
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: close with a reset, not with a goodbye."""
+"""SO_LINGER: close with a reset instead of a FIN."""
 _READ_BYTES = 1 << 16
 
 
 class Way(StrEnum):
-    """Which way bytes go."""
+    """The direction of bytes."""
 
     UP = "up"
     """From the client to the server."""
@@ -25,7 +25,7 @@ class Way(StrEnum):
 
 
 class _Connection:
-    """A client and, once it is called, the server."""
+    """A client's connection and, once it is open, the server's."""
 
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self.writers = [client]
@@ -38,18 +38,19 @@ class _Connection:
 
 
 class TcpProxy:
-    """In front of the server at `port` of loopback; itself on a free port of `host`.
+    """A proxy before the server at `port` of loopback, on a free port of `host`.
 
-    Whatever is asked of it has happened when the call returns. Bytes arrive in order, each once, or the connection ends.
+    Each call has taken effect when it returns. Bytes arrive in order, each once, or the connection
+    ends.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
         self.host = host
         self.port = 0
         self.delay_s = 0.0
-        """Each piece that passes, and each connection, is this late; from the next piece on."""
+        """The delay of each later piece and connection, in seconds."""
         self.opened = 0
-        """Connections that came in so far."""
+        """The number of all connections so far."""
         self.passed_bytes = dict.fromkeys(Way, 0)
         self._upstream_port = port
         self._loop = asyncio.new_event_loop()
@@ -75,44 +76,46 @@ class TcpProxy:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """The number of open connections."""
         return len(self._open)
 
     def hold(self, *ways: Way) -> None:
-        """A black hole: from now on nothing passes that way (both ways, by default), no end of a connection either.
+        """Forward nothing in these directions (default: both), not even the end of a connection.
 
-        New connections are accepted, as by a kernel, and hear nothing. What is held passes when it is healed.
+        New connections are accepted, as by a kernel, and receive nothing. `heal` forwards the held
+        bytes.
         """
         self._do(self._hold(ways or tuple(Way)))
 
     def cut_after(self, count: int, way: Way) -> None:
-        """Let so many bytes pass that way, over all connections; the connection that brings more is reset after them.
+        """Forward `count` more bytes in this direction, over all connections, then reset one
+        connection.
 
-        Once: what comes later passes.
+        Only the connection with the next byte is reset; later bytes pass.
         """
         self._do(self._set_left(way, count))
 
     def reset(self) -> None:
-        """Reset every connection that is open; new ones are served."""
+        """Reset all open connections; new ones are served."""
         self._do(self._reset())
 
     def refuse(self) -> None:
-        """Reset every connection, and let nobody in: to a client the port is closed."""
+        """Reset all connections and refuse new ones: the port is closed."""
         self._do(self._refuse())
 
     def heal(self) -> None:
-        """All that was asked is over, and no delay: what is held passes, whoever comes is served, on the same port."""
+        """End all faults and delays: held bytes pass, new connections are served, on the same port."""
         self.delay_s = 0.0
         self._do(self._heal())
 
     def wait_until_held(self, way: Way, count: int = 1) -> None:
-        """Return when the pieces of so many connections are stuck in the hole that way."""
+        """Wait until pieces of `count` connections are held in this direction."""
         with self._changed:
             found = self._changed.wait_for(lambda: self._waiting[way] >= count, DONE_IN_S)
         assert found, f"{self._waiting[way]} of {count} connections are held {way}"
 
     def wait_until_open(self, count: int) -> None:
-        """Return when so many connections, no more and no fewer, are open."""
+        """Wait until exactly `count` connections are open."""
         with self._changed:
             found = self._changed.wait_for(lambda: len(self._open) == count, DONE_IN_S)
         assert found, f"{len(self._open)} connections are open, not {count}"
@@ -169,7 +172,7 @@ class TcpProxy:
             async with asyncio.TaskGroup() as pumps:
                 pumps.create_task(self._pump(reader, server, Way.UP))
                 pumps.create_task(self._pump(answers, client, Way.DOWN))
-        except* OSError:  # either side has gone, or the server is not there: the other side learns it
+        except* OSError:  # one side is closed, or the server is unreachable: the other side is reset
             connection.reset()
         finally:
             for writer in connection.writers:
@@ -192,7 +195,7 @@ class TcpProxy:
             writer.write_eof()
 
     def _allowed(self, data: bytes, way: Way) -> bytes:
-        """What of it may pass. Counted before it does, so that whoever has it finds it counted."""
+        """Return the bytes that may pass, and count them before they do."""
         left = self._left[way]
         part = data if left is None else data[:left]
         self.passed_bytes[way] += len(part)
@@ -201,7 +204,7 @@ class TcpProxy:
         return part
 
     async def _flushed(self, writer: asyncio.StreamWriter) -> None:
-        """All is handed to the kernel: a reset drops what the transport still has."""
+        """Hand all bytes to the kernel: a reset drops those that the transport still has."""
         writer.transport.set_write_buffer_limits(0)
         await writer.drain()
 

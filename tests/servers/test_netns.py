@@ -1,4 +1,4 @@
-"""The wire that can be pulled out: what is inside cannot reach what is here, and can again."""
+"""The network link that can be cut."""
 
 import socket
 import subprocess
@@ -9,41 +9,41 @@ from servers.netns import Namespace
 WAIT_S = 10.0
 ECHO = """
 import socket, sys
-line = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=30)
-line.sendall(b"hello")
-while data := line.recv(100):
-    line.sendall(data)
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=30)
+connection.sendall(b"hello")
+while data := connection.recv(100):
+    connection.sendall(data)
 """
 
 
-def test_a_wire_that_is_pulled_out_carries_nothing_and_what_was_sent_comes_later():
+def test_cut_link_carries_nothing_and_healed_link_delivers_it():
     with Namespace() as inside, socket.create_server((inside.outside, 0)) as server:
         server.settimeout(WAIT_S)
         port = str(server.getsockname()[1])
         client = subprocess.Popen(inside.command(sys.executable, "-c", ECHO, inside.outside, port))
         try:
-            line, (address, _) = server.accept()
-            with line:
-                line.settimeout(WAIT_S)
+            connection, (address, _) = server.accept()
+            with connection:
+                connection.settimeout(WAIT_S)
                 assert address == inside.inside
-                assert line.recv(100) == b"hello"
+                assert connection.recv(100) == b"hello"
                 inside.cut()
-                line.sendall(b"lost?")
-                line.settimeout(0.3)
+                connection.sendall(b"delayed")
+                connection.settimeout(0.3)
                 try:
-                    got = line.recv(100)
+                    received = connection.recv(100)
                 except TimeoutError:
-                    got = None
-                assert got is None
+                    received = None
+                assert received is None
                 inside.heal()
-                line.settimeout(WAIT_S)
-                assert line.recv(100) == b"lost?"
+                connection.settimeout(WAIT_S)
+                assert connection.recv(100) == b"delayed"
         finally:
             client.kill()
             client.wait()
 
 
-def test_nothing_is_left_of_it():
+def test_namespace_is_removed():
     with Namespace() as inside:
         names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
         assert inside.name in names

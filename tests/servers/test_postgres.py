@@ -1,4 +1,4 @@
-"""The server that other tests stand on: what it keeps, and that its ends are real ends."""
+"""The PostgreSQL server of the tests: data that survives, and faults that are real."""
 
 import os
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def database(postgres: PostgresServer, postgres_url: str) -> str:
-    """A database with one row in it."""
+    """The name of a database with one row in it."""
     name = postgres_url.rpartition("/")[2]
     with postgres.connect(name) as connection:
         connection.execute("CREATE TABLE kept (word text)")
@@ -26,9 +26,9 @@ def _words(postgres: PostgresServer, database: str) -> list[tuple[str]]:
         return connection.execute("SELECT word FROM kept ORDER BY word").fetchall()
 
 
-@pytest.mark.parametrize(("given", "fsync"), [({}, "on"), ({"fsync": False}, "off")])
-def test_it_is_durable_by_default(given, fsync):
-    server = PostgresServer(**given)
+@pytest.mark.parametrize(("options", "fsync"), [({}, "on"), ({"fsync": False}, "off")])
+def test_server_is_durable_by_default(options, fsync):
+    server = PostgresServer(**options)
     try:
         server.start()
         with server.connect() as connection:
@@ -39,7 +39,7 @@ def test_it_is_durable_by_default(given, fsync):
 
 
 @pytest.mark.parametrize("immediate", [False, True])
-def test_a_restart_throws_sessions_out_and_keeps_data_and_port(postgres, database, immediate):
+def test_restart_ends_sessions_and_keeps_data_and_port(postgres, database, immediate):
     port = postgres.port
     session = postgres.connect(database)
     postgres.restart(immediate=immediate)
@@ -49,7 +49,7 @@ def test_a_restart_throws_sessions_out_and_keeps_data_and_port(postgres, databas
     assert _words(postgres, database) == [("here",)]
 
 
-def test_a_kill_loses_what_was_not_committed_and_nothing_else(postgres, database):
+def test_kill_loses_only_uncommitted_data(postgres, database):
     session = postgres.connect(database)
     session.autocommit = False
     session.execute("INSERT INTO kept VALUES ('never committed')")
@@ -63,7 +63,7 @@ def test_a_kill_loses_what_was_not_committed_and_nothing_else(postgres, database
     assert _words(postgres, database) == [("here",)]
 
 
-def test_thrown_out_are_those_of_one_database(postgres, database):
+def test_terminate_backends_of_one_database_keeps_others(postgres, database):
     with postgres.connect() as other:
         sessions = [postgres.connect(database) for _ in range(3)]
         assert postgres.terminate_backends(database) == 3
@@ -73,7 +73,7 @@ def test_thrown_out_are_those_of_one_database(postgres, database):
         assert other.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_every_test_has_an_empty_database_of_its_own(postgres, postgres_url):
+def test_databases_are_empty_and_different(postgres, postgres_url):
     engine = create_engine(postgres_url)
     with engine.connect() as connection:
         tables = text("SELECT count(*) FROM information_schema.tables WHERE table_schema = 'public'")
@@ -86,7 +86,7 @@ def test_every_test_has_an_empty_database_of_its_own(postgres, postgres_url):
     engine.dispose()
 
 
-def test_a_dropped_database_does_not_wait_for_its_users(postgres):
+def test_dropping_a_database_ends_its_sessions(postgres):
     name = postgres.create_database()
     session = postgres.connect(name)
     postgres.drop_database(name)
@@ -94,7 +94,7 @@ def test_a_dropped_database_does_not_wait_for_its_users(postgres):
         session.execute("SELECT 1")
 
 
-def test_nothing_of_it_is_left():
+def test_close_removes_process_and_files():
     server = PostgresServer(fsync=False)
     server.start()
     with server.connect() as connection:
@@ -105,8 +105,8 @@ def test_nothing_of_it_is_left():
     assert not server.folder.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's own files are closed to whoever it runs as")
-def test_binaries_that_only_root_may_reach_are_copied(tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts the server as another user")
+def test_binaries_that_only_root_can_read_are_copied(tmp_path):
     closed, opened = tmp_path / "closed", tmp_path / "opened"
     (closed / "pginstall" / "bin").mkdir(parents=True)
     closed.chmod(0o700)

@@ -1,4 +1,4 @@
-"""The proxy that faults of databases and queues are made with, before a real PostgreSQL."""
+"""The proxy before a real PostgreSQL."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ def _one(session: psycopg.Connection) -> tuple[int]:
     return session.execute("SELECT 1").fetchone()
 
 
-def test_what_is_asked_of_nothing_passes_as_it_is(proxy):
+def test_proxy_without_faults_forwards_all_bytes(proxy):
     with _connect(proxy) as session:
         assert session.execute(WIDE).fetchone() == ("x" * 1_000_000,)
         assert proxy.connections == 1
@@ -45,32 +45,32 @@ def test_what_is_asked_of_nothing_passes_as_it_is(proxy):
 
 
 @pytest.mark.parametrize("way", Way)
-def test_what_is_held_passes_when_it_is_healed(proxy, pool, way):
+def test_held_bytes_pass_after_heal(proxy, pool, way):
     with _connect(proxy) as session:
         proxy.hold(way)
-        answer = pool.submit(_one, session)
+        response = pool.submit(_one, session)
         proxy.wait_until_held(way)
         with pytest.raises(NotYetError):
-            answer.result(0.05)
+            response.result(0.05)
         proxy.heal()
-        assert answer.result(10) == (1,)
+        assert response.result(10) == (1,)
 
 
-def test_who_comes_while_it_holds_is_accepted_and_hears_nothing(proxy, pool):
+def test_new_connection_while_held_is_accepted_and_silent(proxy, pool):
     proxy.hold()
-    coming = pool.submit(_connect, proxy)
+    connecting = pool.submit(_connect, proxy)
     proxy.wait_until_held(Way.UP)
-    assert not coming.done()
+    assert not connecting.done()
     proxy.heal()
-    with coming.result(10) as session:
+    with connecting.result(10) as session:
         assert _one(session) == (1,)
 
 
-def test_a_held_server_does_not_see_that_its_client_has_gone(proxy, postgres):
+def test_server_does_not_see_a_held_close(proxy, postgres):
     def sessions() -> int:
         with postgres.connect() as behind:
-            asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'held'"
-            return behind.execute(asked).fetchone()[0]
+            query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'held'"
+            return behind.execute(query).fetchone()[0]
 
     session = _connect(proxy)
     session.execute("SET application_name = 'held'")
@@ -82,7 +82,7 @@ def test_a_held_server_does_not_see_that_its_client_has_gone(proxy, postgres):
     proxy.wait_until_open(0)
 
 
-def test_a_reset_ends_what_is_open_and_nothing_else(proxy):
+def test_reset_ends_open_connections_only(proxy):
     sessions = [_connect(proxy) for _ in range(3)]
     proxy.reset()
     for session in sessions:
@@ -92,19 +92,19 @@ def test_a_reset_ends_what_is_open_and_nothing_else(proxy):
         assert _one(session) == (1,)
 
 
-def test_a_reset_takes_what_is_held_with_it(proxy, pool):
+def test_reset_ends_held_connections(proxy, pool):
     session = _connect(proxy)
     proxy.hold(Way.DOWN)
-    answer = pool.submit(_one, session)
+    response = pool.submit(_one, session)
     proxy.wait_until_held(Way.DOWN)
     proxy.reset()
     with pytest.raises(psycopg.OperationalError):
-        answer.result(10)
+        response.result(10)
     proxy.heal()
     proxy.wait_until_open(0)
 
 
-def test_refused_is_a_closed_port_until_it_is_healed(proxy):
+def test_refused_port_is_closed_until_heal(proxy):
     session, port = _connect(proxy), proxy.port
     proxy.refuse()
     with pytest.raises(psycopg.OperationalError):
@@ -118,7 +118,7 @@ def test_refused_is_a_closed_port_until_it_is_healed(proxy):
 
 
 @pytest.mark.parametrize("count", [0, 1, 70_000])
-def test_an_answer_is_cut_after_so_many_bytes_once(proxy, count):
+def test_response_is_cut_once_after_count_bytes(proxy, count):
     session = _connect(proxy)
     before = proxy.passed_bytes[Way.DOWN]
     proxy.cut_after(count, Way.DOWN)
@@ -129,7 +129,7 @@ def test_an_answer_is_cut_after_so_many_bytes_once(proxy, count):
         assert later.execute(WIDE).fetchone() == ("x" * 1_000_000,)
 
 
-def test_an_order_is_cut_before_the_server_has_all_of_it(proxy, postgres, postgres_url):
+def test_statement_is_cut_before_the_server_has_all_of_it(proxy, postgres, postgres_url):
     name = postgres_url.rpartition("/")[2]
     with postgres.connect(name) as behind:
         behind.execute("CREATE TABLE word (word text)")
@@ -142,14 +142,14 @@ def test_an_order_is_cut_before_the_server_has_all_of_it(proxy, postgres, postgr
         assert behind.execute("SELECT count(*) FROM word").fetchone() == (0,)
 
 
-def test_each_piece_is_late_by_the_delay(proxy):
+def test_delay_applies_to_each_piece(proxy):
     with _connect(proxy) as session:
         proxy.delay_s = 0.05
-        began = time.monotonic()
+        begun_s = time.monotonic()
         assert _one(session) == (1,)
-        assert time.monotonic() - began >= 0.1
+        assert time.monotonic() - begun_s >= 0.1
 
 
-def test_a_server_that_is_not_there_resets_its_clients(postgres):
+def test_unreachable_server_resets_clients(postgres):
     with TcpProxy(1) as proxy, pytest.raises(psycopg.OperationalError):
         _connect(proxy)

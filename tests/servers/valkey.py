@@ -1,4 +1,4 @@
-"""A real Valkey server on loopback, without persistence: what it is killed with is gone."""
+"""A real Valkey server on loopback without persistence: a kill loses its data."""
 
 import signal
 import socket
@@ -9,7 +9,7 @@ from servers.process import ServerProcess
 
 
 class ValkeyServer(ServerProcess):
-    """One `valkey-server`, on the same port each time it is started."""
+    """One `valkey-server` that keeps its port when it is started again."""
 
     named = "Valkey"
     look_s = 0.01
@@ -24,7 +24,7 @@ class ValkeyServer(ServerProcess):
         return f"redis://127.0.0.1:{self.port}"
 
     def client(self):
-        """For what the tests do behind headrace's back; close it after use."""
+        """Return a client for the test's own commands; close it after use."""
         import redis
 
         return redis.Redis(port=self.port, decode_responses=True)
@@ -36,10 +36,10 @@ class ValkeyServer(ServerProcess):
         return [str(get_binary_path()), *flags, *self._flags]
 
     def pause(self) -> None:
-        """From now on it answers nobody, and no connection breaks."""
+        """Stop to respond; no connection breaks."""
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:
