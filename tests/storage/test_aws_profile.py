@@ -1,7 +1,8 @@
-"""Who we are to S3: the environment and the files, in the AWS tools' order."""
+"""AWS settings from the environment and the files, in the order of the AWS tools."""
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.storage.aws_profile import CredentialSource, aws_settings
 
@@ -28,7 +29,7 @@ s3 =
   other = 1
 dynamodb =
   endpoint_url = http://127.0.0.1:8000
-[profile borrower]
+[profile with-source]
 source_profile = work
 [profile role]
 role_arn = arn:aws:iam::1:role/x
@@ -49,58 +50,58 @@ def settings(tmp_path):
 
 
 @pytest.fixture
-def bare(tmp_path):
+def settings_without_files(tmp_path):
     return lambda **environ: aws_settings(
         {"HOME": str(tmp_path)} | environ, ec2_vendor_file=tmp_path / "vendor"
     )
 
 
-def test_keys_in_the_environment_come_first(settings):
+def test_environment_keys_take_precedence(settings):
     found = settings(**KEYS, AWS_SESSION_TOKEN="t", AWS_PROFILE="work")
     assert (found.source, found.access_key_id) == (CredentialSource.KEYS, "env-key")
     assert (found.secret_access_key, found.session_token) == ("env-secret", "t")
 
 
-def test_then_the_default_profile(settings):
+def test_default_profile_is_used_without_environment_keys(settings):
     found = settings()
     assert (found.source, found.access_key_id) == (CredentialSource.KEYS, "default-key")
     assert (found.region, found.endpoint) == ("eu-central-1", "")
 
 
-def test_a_named_profile_brings_all_its_settings(settings):
+def test_named_profile_provides_all_its_settings(settings):
     found = settings(AWS_PROFILE="work")
     assert (found.access_key_id, found.secret_access_key) == ("work-key", "work%secret")
     assert found.session_token == "work-token"
     assert (found.region, found.endpoint) == ("eu-west-3", "http://127.0.0.1:9000")
 
 
-def test_a_profile_borrows_static_keys_from_its_source(settings):
-    found = settings(AWS_PROFILE="borrower")
+def test_profile_uses_static_keys_of_its_source_profile(settings):
+    found = settings(AWS_PROFILE="with-source")
     assert (found.source, found.access_key_id) == (CredentialSource.KEYS, "work-key")
 
 
-@pytest.mark.parametrize("profile", ["role", "sso"])
+@for_each("profile", ["role", "sso"])
 def test_roles_and_single_sign_on_need_the_sdk(settings, profile):
     found = settings(AWS_PROFILE=profile)
     assert (found.source, found.profile) == (CredentialSource.SDK, profile)
 
 
-@pytest.mark.parametrize("setting", ["credential_process = /bin/x", "web_identity_token_file = /x"])
-def test_so_do_processes_and_tokens(bare, tmp_path, setting):
+@for_each("setting", ["credential_process = /bin/x", "web_identity_token_file = /x"])
+def test_credential_processes_and_tokens_need_the_sdk(settings_without_files, tmp_path, setting):
     path = tmp_path / "my-config"
     path.write_text(f"[default]\n{setting}\n")
-    assert bare(AWS_CONFIG_FILE=str(path)).source is CredentialSource.SDK
-    assert bare(AWS_CONFIG_FILE="~/my-config").source is CredentialSource.SDK
+    assert settings_without_files(AWS_CONFIG_FILE=str(path)).source is CredentialSource.SDK
+    assert settings_without_files(AWS_CONFIG_FILE="~/my-config").source is CredentialSource.SDK
 
 
-def test_no_credentials_say_what_was_looked_for(bare, tmp_path):
-    found = bare()
+def test_missing_credentials_name_the_sources_searched(settings_without_files, tmp_path):
+    found = settings_without_files()
     assert found.source is CredentialSource.NONE
-    assert "AWS_ACCESS_KEY_ID" in found.looked_for
-    assert str(tmp_path / ".aws" / "credentials") in found.looked_for
+    assert "AWS_ACCESS_KEY_ID" in found.searched_sources
+    assert str(tmp_path / ".aws" / "credentials") in found.searched_sources
 
 
-@pytest.mark.parametrize(
+@for_each(
     "variable",
     [
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -108,76 +109,76 @@ def test_no_credentials_say_what_was_looked_for(bare, tmp_path):
         "AWS_WEB_IDENTITY_TOKEN_FILE",
     ],
 )
-def test_containers_and_pods_lend_theirs(bare, variable):
-    assert bare(**{variable: "x"}).source is CredentialSource.MACHINE
+def test_container_variables_select_machine_credentials(settings_without_files, variable):
+    assert settings_without_files(**{variable: "x"}).source is CredentialSource.MACHINE
 
 
-def test_instance_metadata_is_asked_only_on_an_instance_or_when_told(bare, tmp_path):
-    assert bare(AWS_EC2_METADATA_DISABLED="false").source is CredentialSource.MACHINE
+def test_instance_metadata_is_used_only_on_ec2_or_on_request(settings_without_files, tmp_path):
+    assert settings_without_files(AWS_EC2_METADATA_DISABLED="false").source is CredentialSource.MACHINE
     (tmp_path / "vendor").write_text("Amazon EC2\n")
-    assert bare().source is CredentialSource.MACHINE
-    assert bare(AWS_EC2_METADATA_DISABLED="true").source is CredentialSource.NONE
+    assert settings_without_files().source is CredentialSource.MACHINE
+    assert settings_without_files(AWS_EC2_METADATA_DISABLED="true").source is CredentialSource.NONE
 
 
-def test_no_signature_when_told_so(settings):
+def test_skip_signature_selects_anonymous(settings):
     assert settings(AWS_SKIP_SIGNATURE="True", **KEYS).source is CredentialSource.ANONYMOUS
     assert settings(AWS_SKIP_SIGNATURE="false", **KEYS).source is CredentialSource.KEYS
 
 
-def test_endpoints_in_their_order(settings):
+def test_endpoint_settings_have_precedence_order(settings):
     both = {"AWS_ENDPOINT_URL": "http://all", "AWS_ENDPOINT_URL_S3": "http://s3/"}
     assert settings(**both, AWS_PROFILE="work").endpoint == "http://s3"
     assert settings(AWS_ENDPOINT_URL="http://all").endpoint == "http://all"
     assert settings(AWS_PROFILE="work", AWS_IGNORE_CONFIGURED_ENDPOINT_URLS="true").endpoint == ""
 
 
-def test_regions_in_their_order(settings, tmp_path):
+def test_region_settings_have_precedence_order(settings, tmp_path):
     assert settings(AWS_REGION="a", AWS_DEFAULT_REGION="b").region == "a"
     assert settings(AWS_DEFAULT_REGION="b").region == "b"
     assert aws_settings({"HOME": "/nonexistent"}, ec2_vendor_file=tmp_path / "vendor").region == "us-east-1"
 
 
-@pytest.mark.parametrize(
-    ("environ", "says"),
+@for_each(
+    ("environ", "message"),
     [
-        ({"AWS_PROFILE": "nobody"}, "no such profile"),
+        ({"AWS_PROFILE": "missing"}, "no such profile"),
         ({"AWS_ACCESS_KEY_ID": "x"}, "both"),
         ({"AWS_ENDPOINT_URL": "localhost:9000"}, "write http://HOST:PORT"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, environ, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_settings_are_rejected(settings, environ, message):
+    with pytest.raises(ConfigError, match=message):
         settings(**environ)
 
 
-def test_a_file_that_is_no_configuration_is_named(bare, tmp_path):
+def test_invalid_configuration_file_is_named(settings_without_files, tmp_path):
     path = tmp_path / "broken"
     path.write_text("no section here\n")
     with pytest.raises(ConfigError, match="broken is not an AWS configuration file"):
-        bare(AWS_CONFIG_FILE=str(path))
+        settings_without_files(AWS_CONFIG_FILE=str(path))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "line"),
     [("aws_secret_access_key = hush\n", 1), ("[default]\naws_secret_access_key hush\n", 2)],
 )
-def test_a_broken_file_names_the_line_and_keeps_its_secret(bare, tmp_path, text, line):
+def test_parse_error_names_the_line_without_its_text(settings_without_files, tmp_path, text, line):
     path = tmp_path / "broken"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"line {line} is") as raised:
-        bare(AWS_SHARED_CREDENTIALS_FILE=str(path))
+        settings_without_files(AWS_SHARED_CREDENTIALS_FILE=str(path))
     assert "hush" not in str(raised.value)
     assert raised.value.__cause__ is None
 
 
-def test_files_as_other_tools_write_them(bare, tmp_path):
+def test_byte_order_mark_and_quoted_profiles_are_accepted(settings_without_files, tmp_path):
     path = tmp_path / "config"
     path.write_text(
         "\ufeff[default]\nregion = a\n[profile 'my work']\nregion = b\n[profile \"mine\"]\nregion = c\n"
     )
     for profile, region in (("default", "a"), ("my work", "b"), ("mine", "c")):
-        assert bare(AWS_CONFIG_FILE=str(path), AWS_PROFILE=profile).region == region
+        assert settings_without_files(AWS_CONFIG_FILE=str(path), AWS_PROFILE=profile).region == region
 
 
-def test_secrets_are_not_shown(settings):
+def test_repr_omits_secrets(settings):
     assert "secret" not in repr(settings(**KEYS, AWS_SESSION_TOKEN="also-secret"))

@@ -1,4 +1,4 @@
-"""Files as objects, beyond what the conformance suite asks of every store."""
+"""The local store, beyond the conformance suite of all stores."""
 
 import os
 import stat
@@ -23,7 +23,7 @@ def _names(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_listing_keeps_what_was_written_in_front(tmp_path, monkeypatch):
+def test_listing_keeps_the_given_prefix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store.put("in/a", b"")
     store.put("in/deep/b", b"")
@@ -36,7 +36,7 @@ def test_a_listing_keeps_what_was_written_in_front(tmp_path, monkeypatch):
     assert list(store.list("index/x")) == []
 
 
-def test_an_unfinished_write_is_in_the_folder_but_not_in_the_listing(tmp_path):
+def test_unfinished_write_is_not_listed(tmp_path):
     with store.writer(f"{tmp_path}/a") as writer:
         writer.write(b"1")
         assert len(_names(tmp_path)) == 1
@@ -57,7 +57,7 @@ def test_failed_and_refused_writes_leave_no_temporary_file(tmp_path):
     assert _names(tmp_path) == ["a", "folder"]
 
 
-def test_clean_removes_what_killed_writers_left_once_it_is_old(tmp_path):
+def test_clean_removes_only_old_temporary_files(tmp_path):
     (tmp_path / "deep").mkdir()
     deep = tmp_path / "deep" / ".headrace-2-old.tmp"
     left = [tmp_path / ".headrace-1-old.tmp", deep]
@@ -73,7 +73,7 @@ def test_clean_removes_what_killed_writers_left_once_it_is_old(tmp_path):
     assert store.clean(f"{tmp_path}/none/") == 0
 
 
-def test_new_files_have_the_usual_rights(tmp_path):
+def test_new_files_have_default_permissions(tmp_path):
     (tmp_path / "usual").write_bytes(b"")
     store.put(f"{tmp_path}/a", b"")
     store.put_if_absent(f"{tmp_path}/b", b"")
@@ -81,7 +81,7 @@ def test_new_files_have_the_usual_rights(tmp_path):
     assert len(modes) == 1
 
 
-def test_links_to_files_are_read_written_through_and_listed(tmp_path):
+def test_symbolic_links_to_files_are_followed_and_listed(tmp_path):
     store.put(f"{tmp_path}/real/file", b"1")
     (tmp_path / "link").symlink_to("real/file")
     (tmp_path / "folder-link").symlink_to("real")
@@ -93,23 +93,23 @@ def test_links_to_files_are_read_written_through_and_listed(tmp_path):
     assert [i.uri for i in store.list(f"{tmp_path}/")] == [f"{tmp_path}/link", f"{tmp_path}/real/file"]
 
 
-def test_a_name_that_is_not_utf_8_is_told_by_the_listing(tmp_path):
+def test_listing_rejects_a_name_that_is_not_utf_8(tmp_path):
     (tmp_path / os.fsdecode(b"\xff.csv")).write_bytes(b"")
-    with pytest.raises(ConfigError, match="not UTF-8; rename it"):
+    with pytest.raises(ConfigError, match="not UTF-8: rename the file"):
         list(LocalStore().list(f"{tmp_path}/"))
 
 
-def test_a_folder_is_no_object(tmp_path):
-    for act in (store.head, store.get, lambda u: list(store.stream(u)), lambda u: store.get_range(u, 0, 1)):
+def test_folder_is_not_an_object(tmp_path):
+    for call in (store.head, store.get, lambda u: list(store.stream(u)), lambda u: store.get_range(u, 0, 1)):
         with pytest.raises(NotFoundError, match="is a folder"):
-            act(str(tmp_path))
+            call(str(tmp_path))
     with pytest.raises(ConfigError, match="names a folder"):
         store.put(f"{tmp_path}/", b"")
     with pytest.raises(NotFoundError):
         store.head(__file__ + "/")
 
 
-def test_writing_into_a_file_while_it_is_streamed_is_noticed(tmp_path):
+def test_file_truncated_while_streamed_raises_changed(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(bytes(3 << 20))
     stream = store.stream(str(path))
@@ -120,7 +120,7 @@ def test_writing_into_a_file_while_it_is_streamed_is_noticed(tmp_path):
         list(stream)
 
 
-def test_bytes_written_over_are_never_given_out(tmp_path):
+def test_overwritten_bytes_are_never_yielded(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(bytes(3 << 20))
     stream = store.stream(str(path))
@@ -132,7 +132,7 @@ def test_bytes_written_over_are_never_given_out(tmp_path):
     assert len(received) == 1
 
 
-def test_a_pipe_streams_and_has_no_size(tmp_path):
+def test_pipe_can_be_streamed_and_has_no_size(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = threading.Thread(target=lambda: path.write_bytes(b"x" * 200_000))
@@ -142,16 +142,16 @@ def test_a_pipe_streams_and_has_no_size(tmp_path):
     assert store.head(str(path)).size_bytes is None
 
 
-def test_a_file_that_we_may_not_read_is_denied(tmp_path, monkeypatch):
+def test_unreadable_file_raises_access_denied(tmp_path, monkeypatch):
     def refuse(*_: object):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "open", refuse)  # as root, which tests may run as, everything is allowed
+    monkeypatch.setattr(os, "open", refuse)  # root, which tests may run as, may read everything
     with pytest.raises(AccessDeniedError, match="Permission denied"):
         store.get(f"{tmp_path}/a")
 
 
-def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path, monkeypatch):
+def test_full_disk_raises_and_leaves_no_file(tmp_path, monkeypatch):
     def full(*_: object):
         raise OSError(28, "No space left on device")
 
@@ -161,14 +161,14 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path, monkeypatch
     assert _names(tmp_path) == []
 
 
-def test_a_closed_writer_takes_no_more(tmp_path):
+def test_closed_writer_rejects_writes(tmp_path):
     writer = store.writer(f"{tmp_path}/a")
     writer.close()
     with pytest.raises(ValueError, match="closed"):
         writer.write(b"")
 
 
-def test_an_unflushed_put_is_whole_and_makes_folders(tmp_path):
+def test_unflushed_put_is_atomic_and_creates_folders(tmp_path):
     uri = f"{tmp_path}/new/deep/a"
     store.put_unflushed(uri, b"first", drafts=f"{tmp_path}/_drafts/")
     store.put_unflushed(uri, b"second, longer", drafts=f"{tmp_path}/_drafts/")
@@ -186,14 +186,14 @@ def test_an_unflushed_put_is_whole_and_makes_folders(tmp_path):
     ],
     ids=["put", "link"],
 )
-def test_what_a_killed_publication_leaves_is_in_the_drafts_folder(tmp_path, monkeypatch, publish):
+def test_killed_publication_leaves_files_only_in_the_drafts_folder(tmp_path, monkeypatch, publish):
     source = tmp_path / "drafts" / "d"
     source.parent.mkdir()
     source.write_bytes(b"x")
     left = []
 
     def killed(*_):
-        """At the last moment: what is there now would stay."""
+        """Record the files at the last moment before the rename, then stop."""
         left.extend(p.parent for p in tmp_path.rglob("*") if p.is_file() and p != source)
         raise KeyboardInterrupt
 
@@ -203,8 +203,8 @@ def test_what_a_killed_publication_leaves_is_in_the_drafts_folder(tmp_path, monk
     assert left == [source.parent]
 
 
-def test_an_unflushed_put_flushes_nothing_and_a_flush_the_whole_file_system(tmp_path, monkeypatch):
-    """A power cut cannot be tried out; which calls are made can be."""
+def test_flush_syncs_the_file_system_and_unflushed_put_syncs_nothing(tmp_path, monkeypatch):
+    """A test cannot cut the power, so this one records the system calls."""
     calls = []
     monkeypatch.setattr(os, "fsync", lambda file: calls.append("file"))
     monkeypatch.setattr(
@@ -218,7 +218,7 @@ def test_an_unflushed_put_flushes_nothing_and_a_flush_the_whole_file_system(tmp_
     assert calls == ["file system", "file", "file"]
 
 
-def test_where_a_file_system_cannot_be_flushed_alone_everything_is(tmp_path, monkeypatch):
+def test_flush_without_syncfs_syncs_everything(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     monkeypatch.setattr(os, "sync", lambda: calls.append("all"))
@@ -226,7 +226,7 @@ def test_where_a_file_system_cannot_be_flushed_alone_everything_is(tmp_path, mon
     assert calls == ["all"]
 
 
-def test_a_flush_that_fails_is_told(tmp_path, monkeypatch):
+def test_failed_flush_raises_storage_error(tmp_path, monkeypatch):
     class Library:
         @staticmethod
         def syncfs(_):
@@ -238,12 +238,12 @@ def test_a_flush_that_fails_is_told(tmp_path, monkeypatch):
         store.flush(str(tmp_path))
 
 
-def test_a_folder_that_is_not_there_cannot_be_flushed(tmp_path):
+def test_flush_of_a_missing_folder_raises_not_found(tmp_path):
     with pytest.raises(NotFoundError):
         store.flush(f"{tmp_path}/missing/")
 
 
-def test_an_unflushed_put_cannot_take_a_folders_name(tmp_path):
+def test_unflushed_put_rejects_the_name_of_a_folder(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(StorageError, match="is a folder"):
         store.put_unflushed(f"{tmp_path}/a", b"x", drafts=f"{tmp_path}/_drafts/")

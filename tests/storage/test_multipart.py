@@ -1,4 +1,4 @@
-"""Parts on their way to an uploading thread."""
+"""The part writer and its uploading thread."""
 
 import threading
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage.multipart import PARTS_WAITING_MAX, PartWriter
+from headrace.storage.multipart import QUEUED_PARTS_MAX, PartWriter
 
 
-class _Server:
+class _RecordingServer:
     def __init__(self) -> None:
         self.whole: list[bytes] = []
         self.parts: list[bytes] = []
@@ -28,8 +28,8 @@ class _Server:
 
 
 @given(st.lists(st.binary(max_size=25), max_size=20), st.integers(1, 10))
-def test_bytes_come_through_in_order_in_whole_parts(pieces, part_bytes):
-    server = _Server()
+def test_parts_hold_all_bytes_in_order(pieces, part_bytes):
+    server = _RecordingServer()
     with PartWriter("u", part_bytes, server.put, server.upload) as writer:
         for piece in pieces:
             writer.write(piece)
@@ -44,8 +44,8 @@ def test_bytes_come_through_in_order_in_whole_parts(pieces, part_bytes):
 
 
 @pytest.mark.parametrize("size", [3, 30])
-def test_aborting_tells_the_upload_and_publishes_nothing(size):
-    server = _Server()
+def test_abort_aborts_the_upload_and_publishes_nothing(size):
+    server = _RecordingServer()
     writer = PartWriter("u", 10, server.put, server.upload)
     writer.write(bytes(size))
     writer.abort()
@@ -56,7 +56,7 @@ def test_aborting_tells_the_upload_and_publishes_nothing(size):
         writer.write(b"")
 
 
-def test_a_failed_upload_is_raised_to_the_writer_and_blocks_nobody():
+def test_failed_upload_raises_in_write_without_blocking():
     def refuse(parts: Iterator[bytes]) -> None:
         next(parts)
         raise PermissionError("no")
@@ -74,7 +74,7 @@ def test_a_failed_upload_is_raised_to_the_writer_and_blocks_nobody():
     writer.close()
 
 
-def test_a_failure_of_the_last_part_is_raised_by_close():
+def test_failure_of_the_last_part_raises_in_close():
     def refuse_late(parts: Iterator[bytes]) -> None:
         list(parts)
         raise PermissionError("no")
@@ -85,13 +85,13 @@ def test_a_failure_of_the_last_part_is_raised_by_close():
         writer.close()
 
 
-def test_a_slow_upload_holds_the_writer_back():
-    go_on, taken = threading.Event(), []
+def test_slow_upload_blocks_the_writer(monkeypatch):
+    released, taken, blocked = threading.Event(), [], threading.Event()
 
     def slow(parts: Iterator[bytes]) -> None:
         for part in parts:
             taken.append(part)
-            go_on.wait(10)
+            released.wait(10)
 
     writer = PartWriter("u", 1, lambda _: None, slow)
     ahead = []
@@ -103,11 +103,20 @@ def test_a_slow_upload_holds_the_writer_back():
         writer.close()
 
     thread = threading.Thread(target=write_all)
+    condition = writer._parts._changed
+    wait_for = condition.wait_for
+
+    def watched_wait_for(predicate):
+        if threading.current_thread() is thread and not predicate():
+            blocked.set()
+        return wait_for(predicate)
+
+    monkeypatch.setattr(condition, "wait_for", watched_wait_for)
     thread.start()
-    thread.join(0.05)
-    assert thread.is_alive()
-    go_on.set()
+    assert blocked.wait(10)
+    assert len(ahead) < 20
+    released.set()
     thread.join(10)
     assert len(taken) == 20
-    # One in the buffer, those waiting, and one that the uploader is just taking.
-    assert max(ahead) <= PARTS_WAITING_MAX + 2
+    # One part is in the buffer, some are queued, and the uploader is taking one.
+    assert max(ahead) <= QUEUED_PARTS_MAX + 2

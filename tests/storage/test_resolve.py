@@ -1,4 +1,4 @@
-"""From URIs to stores, and what a bucket without credentials says."""
+"""The mapping of URIs to stores, and missing credentials."""
 
 import sys
 import threading
@@ -12,10 +12,10 @@ from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.testing import ManualClock
 
-NOBODY = {"HOME": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true"}
+NO_CREDENTIALS = {"HOME": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
-def test_one_store_a_scheme():
+def test_uris_of_one_scheme_share_a_store():
     stores = Stores({})
     assert isinstance(stores.for_uri("a/b"), LocalStore)
     assert stores.for_uri("/x") is stores.for_uri("file:///y")
@@ -25,36 +25,36 @@ def test_one_store_a_scheme():
     assert stores.for_uri("s3://a/x") is stores.for_uri("s3://b/y")
 
 
-def test_memory_lives_in_its_owner():
-    ours, theirs = Stores({}), Stores({})
-    ours.for_uri("memory://a").put("memory://a/k", b"1")
-    assert list(theirs.for_uri("memory://a").list("memory://a/")) == []
-    assert ours.for_uri("memory://b").get("memory://a/k") == b"1"
+def test_memory_objects_belong_to_their_stores_instance():
+    first, second = Stores({}), Stores({})
+    first.for_uri("memory://a").put("memory://a/k", b"1")
+    assert list(second.for_uri("memory://a").list("memory://a/")) == []
+    assert first.for_uri("memory://b").get("memory://a/k") == b"1"
 
 
-def test_an_unknown_scheme_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="known are s3://, gs://"):
+def test_unknown_scheme_error_lists_known_schemes():
+    with pytest.raises(ConfigError, match="use s3://, gs://"):
         Stores({}).for_uri("hdfs://x/y")
 
 
-def test_no_credentials_is_said_at_once_with_what_was_looked_for():
+def test_missing_credentials_raise_at_once_with_the_sources_searched():
     clock = ManualClock(auto=True)
-    store = Stores(NOBODY, clock=clock).for_uri("s3://box")
+    store = Stores(NO_CREDENTIALS, clock=clock).for_uri("s3://box")
     with pytest.raises(AccessDeniedError, match=r"AWS_ACCESS_KEY_ID.*'default' in /nonexistent/\.aws/config"):
         store.get("s3://box/k")
     assert clock.slept_s == ()
 
 
-def test_a_profile_that_needs_the_sdk_names_the_extra(tmp_path, monkeypatch):
+def test_profile_that_needs_the_sdk_names_the_extra(tmp_path, monkeypatch):
     config = tmp_path / "config"
     config.write_text("[profile p]\ncredential_process = /nonexistent/process\n")
-    environ = NOBODY | {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "p"}
+    environ = NO_CREDENTIALS | {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "p"}
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[aws\]'"):
         Stores(environ).for_uri("s3://box").get("s3://box/k")
 
 
-def test_a_profile_with_a_process_gets_its_keys_through_the_sdk(tmp_path, monkeypatch, http_files):
+def test_credential_process_keys_come_through_the_sdk(tmp_path, monkeypatch, http_files):
     script = tmp_path / "keys"
     script.write_text(
         '#!/bin/sh\necho \'{"Version": 1, "AccessKeyId": "from-process", "SecretAccessKey": "s"}\'\n'
@@ -62,7 +62,7 @@ def test_a_profile_with_a_process_gets_its_keys_through_the_sdk(tmp_path, monkey
     script.chmod(0o755)
     config = tmp_path / "config"
     config.write_text(f"[profile p]\ncredential_process = {script}\n")
-    environ = NOBODY | {
+    environ = NO_CREDENTIALS | {
         "AWS_CONFIG_FILE": str(config),
         "AWS_PROFILE": "p",
         "AWS_ENDPOINT_URL": http_files.url,
@@ -75,7 +75,7 @@ def test_a_profile_with_a_process_gets_its_keys_through_the_sdk(tmp_path, monkey
     assert "Credential=from-process/" in http_files.requests[0][2]["authorization"]
 
 
-def test_closing_ends_all_waiting():
+def test_close_ends_all_retry_waits():
     clock, raised = ManualClock(), []
     stores = Stores({}, clock=clock)
     uri = "http://127.0.0.1:9/k"
@@ -92,12 +92,15 @@ def test_closing_ends_all_waiting():
     stores.close()
     stores.close()
     thread.join(10)
-    assert "given up" in str(raised[0])
+    assert "abandoned" in str(raised[0])
 
 
-def test_local_work_does_not_import_the_cloud_library():
+def test_local_store_does_not_import_obstore():
     import subprocess
 
-    code = "import sys; from headrace.storage import Stores; Stores({}).for_uri('x'); print('obstore' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout == "False\n"
+    code = (
+        "import sys; from headrace.storage import Stores; Stores({}).for_uri('x'); "
+        "print('obstore' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"

@@ -1,9 +1,10 @@
-"""The real S3 server killed in mid-work and started again, and the ways in which it says no."""
+"""A real S3 server that is killed and restarted, and its refusals."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import AccessDeniedError, NotFoundError, UnavailableError
 from headrace.storage import Stores
 from headrace.testing import ManualClock
@@ -12,7 +13,7 @@ from headrace.testing.storage import LARGE_BYTES, _bytes
 pytestmark = pytest.mark.s3
 
 
-def test_a_server_that_is_killed_in_mid_stream_and_comes_back_costs_no_byte(s3_server):
+def test_operations_survive_a_server_restart(s3_server):
     data, prefix = _bytes(LARGE_BYTES), f"s3://{s3_server.bucket()}"
     stores = Stores(s3_server.environ, retry_s=100, timeout_s=10)
     store = stores.for_uri(prefix)
@@ -26,7 +27,7 @@ def test_a_server_that_is_killed_in_mid_stream_and_comes_back_costs_no_byte(s3_s
     s3_server.stop()
     restart = s3_server.start_in_background()
     with ThreadPoolExecutor(6) as pool:
-        # All of these begin while nothing listens, and none is told.
+        # All of these start while the server is down, and none of them fails.
         rest = pool.submit(lambda: b"".join(stream))
         small = pool.submit(store.put, f"{prefix}/small", b"small")
         claim = pool.submit(store.put_if_absent, f"{prefix}/claim", b"claim")
@@ -45,7 +46,7 @@ def test_a_server_that_is_killed_in_mid_stream_and_comes_back_costs_no_byte(s3_s
     assert [i.uri for i in store.list(prefix)] == [f"{prefix}/{n}" for n in ("claim", "in", "out", "small")]
 
 
-def test_a_server_that_stays_away_is_given_up_after_retry_s(s3_server):
+def test_unreachable_s3_server_raises_after_retry_s(s3_server):
     clock = ManualClock(auto=True)
     environ = s3_server.environ | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     store = Stores(environ, clock=clock, retry_s=50, seed=1).for_uri("s3://ready")
@@ -56,25 +57,25 @@ def test_a_server_that_stays_away_is_given_up_after_retry_s(s3_server):
     assert clock.now() == pytest.approx(50)
 
 
-@pytest.mark.parametrize("verb", ["get", "head", "put", "list", "writer"])
-@pytest.mark.parametrize("who", ["no rights", "wrong secret", "unknown key"])
-def test_denied_credentials_are_told_at_once(s3_server, verb: str, who: str):
+@for_each("operation", ["get", "head", "put", "list", "writer"])
+@for_each("credentials", ["no rights", "wrong secret", "unknown key"])
+def test_denied_credentials_raise_without_retry(s3_server, operation: str, credentials: str):
     environ = {
         "no rights": s3_server.denied_environ,
         "wrong secret": s3_server.environ | {"AWS_SECRET_ACCESS_KEY": "wrong"},
         "unknown key": s3_server.environ | {"AWS_ACCESS_KEY_ID": "unknown"},
-    }[who]
+    }[credentials]
     clock = ManualClock(auto=True)
     store = Stores(environ, clock=clock).for_uri("s3://ready")
-    act = {
+    call = {
         "get": lambda: store.get("s3://ready/ready"),
         "head": lambda: store.head("s3://ready/ready"),
         "put": lambda: store.put("s3://ready/new", b""),
         "list": lambda: list(store.list("s3://ready/")),
         "writer": lambda: _write_large(store, "s3://ready/new"),
-    }[verb]
+    }[operation]
     with pytest.raises(AccessDeniedError, match="s3://ready"):
-        act()
+        call()
     assert clock.slept_s == ()
 
 
@@ -83,24 +84,24 @@ def _write_large(store, uri: str) -> None:
         writer.write(bytes(10 << 20))
 
 
-@pytest.mark.parametrize("verb", ["get", "head", "put", "list", "delete", "stream"])
-def test_a_missing_bucket_is_named(s3_server, verb: str):
+@for_each("operation", ["get", "head", "put", "list", "delete", "stream"])
+def test_missing_bucket_error_names_the_bucket(s3_server, operation: str):
     store = Stores(s3_server.environ).for_uri("s3://ready")
-    act = {
+    call = {
         "get": lambda: store.get("s3://no-such-bucket/k"),
         "head": lambda: store.head("s3://no-such-bucket/k"),
         "put": lambda: store.put("s3://no-such-bucket/k", b""),
         "list": lambda: list(store.list("s3://no-such-bucket/k/")),
         "delete": lambda: store.delete("s3://no-such-bucket/k"),
         "stream": lambda: list(store.stream("s3://no-such-bucket/k")),
-    }[verb]
+    }[operation]
     with pytest.raises(NotFoundError) as raised:
-        act()
+        call()
     assert raised.value.uri == "s3://no-such-bucket"
     assert "no such bucket" in str(raised.value)
 
 
-def test_folder_markers_are_not_listed_and_empty_objects_are(s3_server):
+def test_real_server_listing_omits_folder_markers(s3_server):
     bucket = s3_server.bucket()
     client = s3_server.client()
     for key in ("in/", "in/deep/", "in/deep/object", "in/empty"):
@@ -111,7 +112,7 @@ def test_folder_markers_are_not_listed_and_empty_objects_are(s3_server):
     assert [i.uri for i in store.list(f"s3://{bucket}/i")] == wanted
 
 
-def test_an_aborted_upload_leaves_no_parts_on_the_server(s3_server):
+def test_aborted_upload_leaves_no_parts_on_the_server(s3_server):
     bucket = s3_server.bucket()
     store = Stores(s3_server.environ).for_uri("s3://ready")
     writer = store.writer(f"s3://{bucket}/aborted")

@@ -1,14 +1,15 @@
-"""URIs: what each names, what is refused, and how they are put together."""
+"""Parsing, checking and joining URIs."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.storage.uri import absolute, join, name, object_location, parent, parse, prefix_location
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("uri", "scheme", "bucket", "key"),
     [
         ("s3://b/a/k.csv", "s3", "b", "a/k.csv"),
@@ -27,58 +28,58 @@ from headrace.storage.uri import absolute, join, name, object_location, parent, 
         ("http://[::1]/x", "http", "::1", "x"),
     ],
 )
-def test_parse_takes_apart(uri, scheme, bucket, key):
+def test_parse_returns_scheme_bucket_and_key(uri, scheme, bucket, key):
     location = parse(uri)
     assert (location.uri, location.scheme, location.bucket, location.key) == (uri, scheme, bucket, key)
 
 
-@pytest.mark.parametrize(
-    ("uri", "says"),
+@for_each(
+    ("uri", "message"),
     [
         (
             "ftp://h/x",
-            "unknown scheme ftp://; known are s3://, gs://, az://, http://, https://, file://, memory://",
+            "unknown scheme ftp://: use s3://, gs://, az://, http://, https://, file://, memory://",
         ),
-        ("s3:/b/k", "two slashes"),
-        ("s3://", "no bucket is named"),
-        ("s3:///k", "no bucket is named"),
-        ("s3://user:secret@b/k", "cannot be a bucket's name"),
+        ("s3:/b/k", "one slash after the scheme"),
+        ("s3://", "the bucket is missing"),
+        ("s3:///k", "the bucket is missing"),
+        ("s3://user:secret@b/k", "is not a valid bucket name"),
         ("s3://b/a\nb", "control character"),
         ("file://other-host/x", "file:///absolute/path"),
         ("file://relative", "file:///absolute/path"),
         ("a\0b", "NUL"),
-        ("in/\udcff.csv", "'in/.udcff.csv': a name that is not UTF-8"),
-        ("http://", "not an address"),
-        ("http://h:port/", "not an address"),
+        ("in/\udcff.csv", "'in/.udcff.csv': the name is not UTF-8"),
+        ("http://", "not a valid URL"),
+        ("http://h:port/", "not a valid URL"),
         ("http://h/a b", "percent-encoded"),
         ("http://h\\evil/x", "percent-encoded"),
         ("http://h/\xfc", "percent-encoded"),
         ("http://h\r\nX: y/", "control character"),
     ],
 )
-def test_parse_refuses_and_says_what_to_write(uri, says):
-    with pytest.raises(ConfigError, match=says.replace("?", r"\?")):
+def test_parse_rejects_invalid_uris_with_advice(uri, message):
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         parse(uri)
 
 
-def test_a_password_in_an_address_is_refused_and_not_repeated():
+def test_url_credentials_are_rejected_and_not_repeated():
     with pytest.raises(ConfigError) as raised:
         parse("https://me:secret@host/x")
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("key", ["", "a//b", "../a", "a/..", "./a", "a/.", "/a", "a/", "x" * 1025, "é" * 513])
-def test_object_keys_that_no_client_can_name_are_refused(key):
+@for_each("key", ["", "a//b", "../a", "a/..", "./a", "a/.", "/a", "a/", "x" * 1025, "é" * 513])
+def test_unsupported_object_keys_are_rejected(key):
     with pytest.raises(ConfigError):
         object_location(f"s3://b/{key}")
 
 
-@pytest.mark.parametrize("key", ["a", "a..b", "...", ".hidden", "a b", "a%2Fb", "x" * 1024])
-def test_other_object_keys_are_taken(key):
+@for_each("key", ["a", "a..b", "...", ".hidden", "a b", "a%2Fb", "x" * 1024])
+def test_other_object_keys_are_accepted(key):
     assert object_location(f"s3://b/{key}").key == key
 
 
-def test_prefixes_may_end_anywhere_but_hold_no_empty_segment():
+def test_prefix_may_end_anywhere_without_empty_segments():
     for good in ("s3://b", "s3://b/", "s3://b/a/", "s3://b/a/.", "s3://b/a/nu"):
         assert prefix_location(good).uri == good
     for bad in ("s3://b//", "s3://b/a//b", "s3://b/../a", "s3://b/./a"):
@@ -86,7 +87,7 @@ def test_prefixes_may_end_anywhere_but_hold_no_empty_segment():
             prefix_location(bad)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prefix", "below", "whole"),
     [
         ("s3://b", "x", "s3://b/x"),
@@ -102,13 +103,13 @@ def test_join(prefix, below, whole):
     assert join(prefix, below) == whole
 
 
-def test_nothing_stands_below_a_query():
+def test_join_rejects_a_url_with_a_query():
     with pytest.raises(ConfigError, match="query"):
         join("https://h/x?sig=1", "y")
 
 
-@pytest.mark.parametrize(
-    ("uri", "holds_it"),
+@for_each(
+    ("uri", "expected"),
     [
         ("s3://b/a/k", "s3://b/a/"),
         ("s3://b/a/", "s3://b/"),
@@ -123,8 +124,8 @@ def test_nothing_stands_below_a_query():
         ("https://h/a/k?x=/y/", "https://h/a/"),
     ],
 )
-def test_parent(uri, holds_it):
-    assert parent(uri) == holds_it
+def test_parent(uri, expected):
+    assert parent(uri) == expected
 
 
 def test_name():
@@ -142,7 +143,7 @@ _segment = st.text(
 
 
 @given(st.lists(_segment, min_size=1, max_size=4), _segment)
-def test_parent_and_name_take_apart_what_join_put_together(folders, last):
+def test_parent_and_name_invert_join(folders, last):
     prefix = "s3://b/" + "/".join(folders) + "/"
     joined = join(prefix, last)
     assert (parent(joined), name(joined)) == (prefix, last)

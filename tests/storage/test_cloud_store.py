@@ -1,4 +1,4 @@
-"""Cloud objects over a server that fails as it is told, and over a bucket that we play ourselves."""
+"""The cloud store over a faulty HTTP server and over scripted buckets."""
 
 import contextlib
 import hashlib
@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import (
     AlreadyExistsError,
     ChangedError,
@@ -14,11 +15,11 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.core.retry import RetryPolicy
+from headrace.core.retry import RetryPolicy, TransientFault
 from headrace.storage import Stores
-from headrace.storage.cloud import Entry, Piece
-from headrace.storage.objects import FIRST_RANGE_BYTES, RANGE_BYTES_MAX, CloudStore
-from headrace.storage.retry import Retrier, TransientFault
+from headrace.storage.cloud import Entry, RangeResponse
+from headrace.storage.cloud_store import FIRST_RANGE_BYTES, RANGE_BYTES_MAX, CloudStore
+from headrace.storage.retry import Retrier
 from headrace.testing import ManualClock
 from servers.http_files import Fault
 
@@ -37,11 +38,11 @@ def store(http_files, clock):
     return Stores(http_files.s3_environ, clock=clock, timeout_s=0.3, seed=1).for_uri(URI)
 
 
-def test_ranges_begin_small_and_grow(http_files, store):
+def test_stream_range_lengths_grow(http_files, store):
     http_files.objects["/box/in/k"] = DATA * 5
     assert b"".join(store.stream(URI)) == DATA * 5
-    asked = [r.removeprefix("bytes=").split("-") for r in http_files.ranges_asked()]
-    assert [int(end) - int(start) + 1 for start, end in asked][:4] == [
+    ranges = [r.removeprefix("bytes=").split("-") for r in http_files.ranges_asked()]
+    assert [int(end) - int(start) + 1 for start, end in ranges][:4] == [
         FIRST_RANGE_BYTES,
         FIRST_RANGE_BYTES * 4,
         FIRST_RANGE_BYTES * 16,
@@ -50,7 +51,7 @@ def test_ranges_begin_small_and_grow(http_files, store):
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_trouble_of_every_kind_in_mid_stream_costs_no_byte(http_files, store, clock, ranges):
+def test_stream_survives_every_transient_fault(http_files, store, clock, ranges):
     http_files.ranges = ranges
     stream = store.stream(URI)
     received = [next(stream)]
@@ -64,7 +65,7 @@ def test_trouble_of_every_kind_in_mid_stream_costs_no_byte(http_files, store, cl
         Fault(cut_at=1_000_000),
     ]
     if not ranges:
-        # One long answer: only a break of its own makes the client ask again.
+        # The response is one long body, so only an interruption makes the client request again.
         http_files.faults.insert(0, Fault(cut_at=2_000_000))
         stream = store.stream(URI)
         received = []
@@ -74,7 +75,7 @@ def test_trouble_of_every_kind_in_mid_stream_costs_no_byte(http_files, store, cl
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_an_object_that_changes_in_mid_read_is_noticed(http_files, store, ranges):
+def test_object_changed_during_read_raises_changed(http_files, store, ranges):
     http_files.ranges = ranges
     if not ranges:
         http_files.faults = [None, Fault(cut_at=2_000_000)]
@@ -85,7 +86,7 @@ def test_an_object_that_changes_in_mid_read_is_noticed(http_files, store, ranges
         list(stream)
 
 
-def test_an_object_that_is_shorter_now_has_changed_also_without_an_etag(http_files, store):
+def test_shrunken_object_raises_changed_without_etag(http_files, store):
     http_files.etags = False
     stream = store.stream(URI)
     next(stream)
@@ -94,8 +95,8 @@ def test_an_object_that_is_shorter_now_has_changed_also_without_an_etag(http_fil
         list(stream)
 
 
-def test_every_verb_retries_and_then_gives_up(http_files, store, clock):
-    verbs = (
+def test_every_operation_retries_until_the_budget_is_spent(http_files, store, clock):
+    operations = (
         lambda: store.get(URI),
         lambda: store.head(URI),
         lambda: store.get_range(URI, 0, 5),
@@ -105,39 +106,40 @@ def test_every_verb_retries_and_then_gives_up(http_files, store, clock):
         lambda: store.delete(URI),
         lambda: list(store.list("s3://box/in/")),
     )
-    for number, verb in enumerate(verbs, 1):
+    for number, operation in enumerate(operations, 1):
         http_files.faults = [Fault(status=503)] * 10_000
         with pytest.raises(UnavailableError, match="s3://box/in/"):
-            verb()
+            operation()
         assert clock.now() == pytest.approx(120 * number)
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_range_of_a_server_that_ignores_ranges_reads_no_further_than_needed(http_files, store, ranges):
+@for_each("ranges", [True, False])
+def test_get_range_works_on_a_server_that_ignores_ranges(http_files, store, ranges):
     http_files.ranges = ranges
     http_files.faults = [Fault(cut_at=10), Fault(cut_at=10)]
     assert store.get_range(URI, 2_000_000, 300) == DATA[2_000_000:2_000_300]
 
 
-def test_a_key_that_the_client_cannot_name_is_explained(http_files, store):
+def test_listed_key_with_empty_segment_raises_not_supported(http_files, store):
     page = b"""<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><Name>box</Name><KeyCount>1</KeyCount>
     <MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated><Contents><Key>in//k</Key>
-    <LastModified>2026-11-21T08:00:00.000Z</LastModified><ETag>"1"</ETag><Size>1</Size></Contents></ListBucketResult>"""
+    <LastModified>2026-11-21T08:00:00.000Z</LastModified><ETag>"1"</ETag><Size>1</Size></Contents>
+    </ListBucketResult>"""
     http_files.pages["/box?list-type=2&prefix=in%2F"] = ("application/xml", page)
     with pytest.raises(StorageError, match="not supported"):
         list(store.list("s3://box/in/"))
 
 
-def test_keys_are_checked_before_anything_is_sent(http_files, store):
-    for verb in (store.get, store.head, store.delete, store.writer, lambda u: store.put(u, b"")):
+def test_invalid_keys_raise_before_any_request(http_files, store):
+    for operation in (store.get, store.head, store.delete, store.writer, lambda u: store.put(u, b"")):
         for uri in ("s3://box/a//b", "s3://box/../b", "s3://box/", "s3://box"):
             with pytest.raises(ConfigError):
-                verb(uri)
+                operation(uri)
     assert http_files.requests == []
 
 
 class _Bucket:
-    """A bucket by the book, whose next calls can be made to fail. Lists as it is told."""
+    """An in-memory bucket with scripted failures and a scripted listing order."""
 
     uri = "s3://box"
 
@@ -147,9 +149,9 @@ class _Bucket:
         self.markers: set[str] = set()
         self.page_entries = page_entries
         self.break_listing_after = itertools.repeat(10**9)
-        self.lose_answer = False
+        self.lose_response = False
         self.listed: list[tuple[str, str]] = []
-        self.entries_given = 0
+        self.entries_listed = 0
 
     def list(self, folder: str, after: str = ""):
         self.listed.append((folder, after))
@@ -161,7 +163,7 @@ class _Bucket:
             if pages_left == 0:
                 raise TransientFault("cut")
             pages_left -= 1
-            self.entries_given += len(page)
+            self.entries_listed += len(page)
             yield [self._entry(k) for k in page]
 
     def head(self, key: str) -> Entry:
@@ -169,16 +171,16 @@ class _Bucket:
             raise NotFoundError(f"s3://box/{key}", "no such object")
         return self._entry(key)
 
-    def get_range(self, key: str, start: int, length: int, etag: str = "") -> Piece:
+    def get_range(self, key: str, start: int, length: int, etag: str = "") -> RangeResponse:
         data = self.objects[key]
-        return Piece(data[start : start + length], len(data), etag)
+        return RangeResponse(data[start : start + length], len(data), etag)
 
     def create(self, key: str, data: bytes) -> None:
         if key in self.objects:
             raise AlreadyExistsError(f"s3://box/{key}", "there already")
         self.objects[key] = data
-        if self.lose_answer:
-            self.lose_answer = False
+        if self.lose_response:
+            self.lose_response = False
             raise TransientFault("500")
 
     def _entry(self, key: str) -> Entry:
@@ -198,18 +200,28 @@ def _listed(store: CloudStore, prefix: str) -> list[str]:
     return [i.uri.removeprefix("s3://box/") for i in store.list(f"s3://box/{prefix}")]
 
 
-TREE_ORDER = ["in/a/x", "in/a/y", "in/a-b", "in/a.b", "in/num-1", "in/num-2", "in/num/3", "in/text", "other"]
+KEYS_IN_TREE_ORDER = [
+    "in/a/x",
+    "in/a/y",
+    "in/a-b",
+    "in/a.b",
+    "in/num-1",
+    "in/num-2",
+    "in/num/3",
+    "in/text",
+    "other",
+]
 
 
-@pytest.mark.parametrize("sorts_keys", [True, False])
-@pytest.mark.parametrize("prefix", ["", "in/", "in/a", "in/num", "in/num-", "in/num/", "in/z", "o", "i"])
-def test_string_prefixes_in_order_whatever_the_server_sorts_by(sorts_keys, prefix):
-    store = _store(_Bucket(TREE_ORDER, sorts_keys=sorts_keys))
-    assert _listed(store, prefix) == sorted(k for k in TREE_ORDER if k.startswith(prefix))
+@for_each("sorts_keys", [True, False])
+@for_each("prefix", ["", "in/", "in/a", "in/num", "in/num-", "in/num/", "in/z", "o", "i"])
+def test_string_prefix_listing_is_sorted_for_any_server_order(sorts_keys, prefix):
+    store = _store(_Bucket(KEYS_IN_TREE_ORDER, sorts_keys=sorts_keys))
+    assert _listed(store, prefix) == sorted(k for k in KEYS_IN_TREE_ORDER if k.startswith(prefix))
 
 
-@pytest.mark.parametrize("sorts_keys", [True, False])
-def test_a_listing_that_breaks_goes_on_without_loss_or_repetition(sorts_keys):
+@for_each("sorts_keys", [True, False])
+def test_interrupted_listing_resumes_without_loss_or_duplicates(sorts_keys):
     keys = [f"in/{n:03}" for n in range(30)]
     bucket = _Bucket(keys, sorts_keys=sorts_keys)
     bucket.break_listing_after = itertools.chain([2, 0, 3], itertools.repeat(10**9))
@@ -218,32 +230,32 @@ def test_a_listing_that_breaks_goes_on_without_loss_or_repetition(sorts_keys):
         assert bucket.listed == [("in", ""), ("in", "in/005"), ("in", "in/005"), ("in", "in/014")]
 
 
-def test_a_sorted_listing_begins_near_its_prefix_and_ends_with_it():
+def test_sorted_listing_requests_only_keys_near_the_prefix():
     bucket = _Bucket([f"in/{letter}{n}" for letter in "abcdefgh" for n in range(10)])
     assert len(_listed(_store(bucket), "in/d")) == 10
     assert bucket.listed == [("in", "in/c")]
-    assert bucket.entries_given <= 10 + 10 + bucket.page_entries
+    assert bucket.entries_listed <= 10 + 10 + bucket.page_entries
 
 
-def test_a_sorted_listing_that_is_not_is_no_quiet_loss():
-    bucket = _Bucket(TREE_ORDER, sorts_keys=False)
+def test_unsorted_listing_of_a_sorting_server_raises():
+    bucket = _Bucket(KEYS_IN_TREE_ORDER, sorts_keys=False)
     bucket.sorts_keys = True
-    bucket.objects = dict.fromkeys(TREE_ORDER, b"x")
-    pages = [[bucket._entry(k) for k in TREE_ORDER]]
+    bucket.objects = dict.fromkeys(KEYS_IN_TREE_ORDER, b"x")
+    pages = [[bucket._entry(k) for k in KEYS_IN_TREE_ORDER]]
     bucket.list = lambda folder, after="": iter(pages)
     with pytest.raises(StorageError, match="out of order at 'in/a-b'"):
         _listed(_store(bucket), "in/")
 
 
-@pytest.mark.parametrize("sorts_keys", [True, False])
-def test_folder_markers_are_left_out_and_empty_objects_kept(sorts_keys):
+@for_each("sorts_keys", [True, False])
+def test_listing_omits_folder_markers_and_keeps_empty_objects(sorts_keys):
     bucket = _Bucket(["in/empty", "in/folder", "in/folder/k"], sorts_keys=sorts_keys)
     bucket.objects |= {"in/empty": b"", "in/folder": b""}
     bucket.markers = {"in/folder"}
     assert _listed(_store(bucket), "in/") == ["in/empty", "in/folder/k"]
 
 
-def test_a_folder_marker_may_come_where_its_slash_puts_it():
+def test_folder_marker_may_be_sorted_by_its_key_with_the_slash():
     bucket = _Bucket()
     bucket.objects = {"in/a": b"x", "in/a-b": b"x", "in/empty": b""}
     bucket.markers = {"in/a", "in/b"}
@@ -254,58 +266,62 @@ def test_a_folder_marker_may_come_where_its_slash_puts_it():
 
 
 class _Uploads:
-    """A bucket that knows no upload when it is to be completed; `stands` is the object that is there then."""
+    """A bucket that has lost an upload when it is completed. `stored` is the object that exists
+    then.
+    """
 
     uri = "s3://box"
 
-    def __init__(self, stands: bytes | None, parts_taken: int | None = None) -> None:
-        self.stands = stands
+    def __init__(self, stored: bytes | None, parts_taken: int | None = None) -> None:
+        self.stored = stored
         self.parts_taken = parts_taken
 
     def put_parts(self, key: str, parts, *, part_bytes: int, parts_at_once: int) -> None:
         b"".join(itertools.islice(parts, self.parts_taken))
         raise NotFoundError(f"s3://box/{key}", "no such object")
 
-    def get_range(self, key: str, start: int, length: int, etag: str = "") -> Piece:
-        if self.stands is None:
+    def get_range(self, key: str, start: int, length: int, etag: str = "") -> RangeResponse:
+        if self.stored is None:
             raise NotFoundError(f"s3://box/{key}", "no such object")
-        return Piece(self.stands[start : start + length], len(self.stands), etag)
+        return RangeResponse(self.stored[start : start + length], len(self.stored), etag)
 
 
-@pytest.mark.parametrize("stands", ["ours", "another as long", "nothing", "our beginning"])
-def test_an_upload_is_complete_when_only_its_answer_was_lost(monkeypatch, stands):
-    monkeypatch.setattr("headrace.storage.objects.PART_BYTES", 100_000)
-    objects = {"ours": DATA, "another as long": DATA[::-1], "nothing": None, "our beginning": DATA[:100_000]}
-    bucket = _Uploads(objects[stands], parts_taken=1 if stands == "our beginning" else None)
+@for_each("stored", ["complete", "same length", "missing", "first part"])
+def test_upload_whose_response_was_lost_succeeds_only_if_stored(monkeypatch, stored):
+    monkeypatch.setattr("headrace.storage.cloud_store.PART_BYTES", 100_000)
+    objects = {"complete": DATA, "same length": DATA[::-1], "missing": None, "first part": DATA[:100_000]}
+    bucket = _Uploads(objects[stored], parts_taken=1 if stored == "first part" else None)
     writer = _store(bucket).writer(URI)
-    # The upload may end as soon as it has begun, and then it is `write` that hears of it.
+    # The upload may fail before `write` returns; then `write` raises.
     with (
-        contextlib.nullcontext() if stands == "ours" else pytest.raises(StorageError, match="no longer knows")
+        contextlib.nullcontext()
+        if stored == "complete"
+        else pytest.raises(StorageError, match="no longer has this upload")
     ):
         writer.write(DATA)
         writer.close()
 
 
-def test_a_claim_whose_answer_was_lost_is_ours():
+def test_put_if_absent_succeeds_when_its_own_response_was_lost():
     bucket = _Bucket()
-    bucket.lose_answer = True
+    bucket.lose_response = True
     _store(bucket).put_if_absent("s3://box/claim", b"mine")
     assert bucket.objects == {"claim": b"mine"}
 
 
-def test_a_claim_of_somebody_else_is_not():
+def test_put_if_absent_raises_when_other_bytes_exist():
     bucket = _Bucket()
     bucket.objects["claim"] = b"mine too"
     with pytest.raises(AlreadyExistsError, match="s3://box/claim"):
         _store(bucket).put_if_absent("s3://box/claim", b"mine")
 
 
-def test_a_claim_that_vanishes_while_we_look_is_tried_again():
+def test_put_if_absent_retries_when_the_conflicting_object_vanishes():
     bucket = _Bucket()
-    answers = iter([AlreadyExistsError("u", "conflict with a write that has not ended")])
+    errors = iter([AlreadyExistsError("u", "conflict with a write that has not ended")])
 
     def create(key: str, data: bytes) -> None:
-        if error := next(answers, None):
+        if error := next(errors, None):
             raise error
         bucket.objects[key] = data
 
@@ -315,7 +331,7 @@ def test_a_claim_that_vanishes_while_we_look_is_tried_again():
     assert bucket.objects == {"claim": b"mine"}
 
 
-def test_a_claim_must_fit_into_one_request(monkeypatch):
-    monkeypatch.setattr("headrace.storage.objects.ONE_REQUEST_BYTES_MAX", 10)
+def test_put_if_absent_rejects_more_than_one_request(monkeypatch):
+    monkeypatch.setattr("headrace.storage.cloud_store.ONE_REQUEST_BYTES_MAX", 10)
     with pytest.raises(StorageError, match="at most 10 bytes"):
         _store(_Bucket()).put_if_absent("s3://box/claim", bytes(11))

@@ -1,10 +1,10 @@
-"""A listing sorted in bounded memory."""
+"""Sorting a listing in bounded memory."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.order import sorted_by_uri
+from headrace.storage.external_sort import sort_by_uri
 
 _infos = st.lists(
     st.builds(
@@ -20,7 +20,7 @@ _infos = st.lists(
 
 
 @given(_infos, st.integers(1, 20))
-def test_any_order_comes_out_sorted_whole_and_once_however_often_it_spills(infos, run_entries_max):
+def test_any_order_is_sorted_without_loss_or_duplicates(infos, run_entries_max):
     twice = infos + infos[: len(infos) // 2]
     wanted = sorted(infos, key=lambda info: info.uri)
-    assert list(sorted_by_uri(twice, run_entries_max=run_entries_max)) == wanted
+    assert list(sort_by_uri(twice, run_entries_max=run_entries_max)) == wanted
