@@ -1,16 +1,17 @@
-"""The suite for checkpoint stores goes red for those that break a promise, each in its own way."""
+"""Each broken checkpoint store fails the checks of the guarantees that it breaks."""
 
 import itertools
-import threading
 
 import pytest
 
+from cases import for_each
 from checkpoints.stores_under_test import memory_bench, redis_bench, sqlite_bench
 from headrace.checkpoints import redis, sqlite
 from headrace.checkpoints.memory import MemoryCheckpointStore
 from headrace.core.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.testing import CHECKPOINT_CHECKS, SHARED_CHECKPOINT_CHECKS, CheckpointBench
-from headrace.testing.checkpoints import check_follows_its_before
+from headrace.testing.checkpoints import check_previous_steps
+from testing.race_window import RaceWindow
 
 CHECKS = {check.__name__: check for check in (*CHECKPOINT_CHECKS, *SHARED_CHECKPOINT_CHECKS)}
 _numbers = itertools.count()
@@ -18,11 +19,11 @@ _numbers = itertools.count()
 
 class NeverRefuses(MemoryCheckpointStore):
     def save(self, checkpoints):
-        super().save([c._replace(before=0) for c in checkpoints])
+        super().save([c._replace(previous_steps=0) for c in checkpoints])
         return [True] * len(checkpoints)
 
 
-class RefusesUntold(MemoryCheckpointStore):
+class RefusesSilently(MemoryCheckpointStore):
     def save(self, checkpoints):
         super().save(checkpoints)
         return [True] * len(checkpoints)
@@ -34,22 +35,25 @@ class AllOrNothing(MemoryCheckpointStore):
         return [all(kept)] * len(kept)
 
 
-class BeginsOnce(MemoryCheckpointStore):
+class StartsOnce(MemoryCheckpointStore):
     def save(self, checkpoints):
         there = self.load([c.id for c in checkpoints], idle_ms_max=float("inf"))
-        fresh = [c for c, found in zip(checkpoints, there, strict=True) if c.before or not found]
+        fresh = [c for c, found in zip(checkpoints, there, strict=True) if c.previous_steps or not found]
         kept = iter(super().save(fresh))
         return [c in fresh and next(kept) for c in checkpoints]
 
 
 class LooksThenSaves(MemoryCheckpointStore):
-    """Two steps, between which others save."""
+    """Looks and saves in two steps, between which others save."""
+
+    window = RaceWindow()
 
     def save(self, checkpoints):
         there = self.load([c.id for c in checkpoints], idle_ms_max=float("inf"))
-        threading.Event().wait(0.001)
-        fits = [not c.before or (f and f[0] == c.before) for c, f in zip(checkpoints, there, strict=True)]
-        super().save([c._replace(before=0) for c, fit in zip(checkpoints, fits, strict=True) if fit])
+        self.window.open()
+        pairs = zip(checkpoints, there, strict=True)
+        fits = [not c.previous_steps or (f and f[0] == c.previous_steps) for c, f in pairs]
+        super().save([c._replace(previous_steps=0) for c, fit in zip(checkpoints, fits, strict=True) if fit])
         return [bool(fit) for fit in fits]
 
 
@@ -71,12 +75,12 @@ class Ageless(MemoryCheckpointStore):
         return super().load(ids, idle_ms_max=float("inf"))
 
 
-class AgesFromItsBeginning(MemoryCheckpointStore):
+class AgesFromFirstSave(MemoryCheckpointStore):
     def save(self, checkpoints):
         before = dict(self._open())
         kept = super().save(checkpoints)
         for id, there in before.items():
-            self._kept[id] = self._kept[id]._replace(saved_s=there.saved_s)
+            self._states[id] = self._states[id]._replace(saved_s=there.saved_s)
         return kept
 
 
@@ -85,7 +89,7 @@ class DeletesNothing(MemoryCheckpointStore):
         self._open()
 
 
-class DeletesWhatWentOn(MemoryCheckpointStore):
+class DeletesContinuedSequences(MemoryCheckpointStore):
     def delete(self, ids, steps=None):
         super().delete(ids)
 
@@ -95,22 +99,22 @@ class PurgesTooMany(MemoryCheckpointStore):
         return super().purge(idle_ms_max=idle_ms_max, count_max=count_max + 1)
 
 
-class PurgesTheYoung(MemoryCheckpointStore):
+class PurgesYoungCheckpoints(MemoryCheckpointStore):
     def purge(self, *, idle_ms_max, count_max):
         return super().purge(idle_ms_max=0, count_max=count_max)
 
 
-class AnswersAfterClose(MemoryCheckpointStore):
+class RespondsAfterClose(MemoryCheckpointStore):
     def close(self):
-        """It goes on."""
+        """Stay open."""
 
 
-def red(make, names=frozenset(CHECKS)) -> set[str]:
-    """Which of these checks go red."""
-    return {name for name in names if _is_red(CHECKS[name], make())}
+def failing_checks(make, names=frozenset(CHECKS)) -> set[str]:
+    """Return the names of the checks that fail."""
+    return {name for name in names if _fails(CHECKS[name], make())}
 
 
-def _is_red(check, bench: CheckpointBench) -> bool:
+def _fails(check, bench: CheckpointBench) -> bool:
     try:
         with bench:
             check(bench)
@@ -119,93 +123,111 @@ def _is_red(check, bench: CheckpointBench) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "names"),
     [
-        (NeverRefuses, {"check_follows_its_before", "check_one_of_two_wins"}),
-        (RefusesUntold, {"check_follows_its_before", "check_batches", "check_batches_at_once"}),
+        (NeverRefuses, {"check_previous_steps", "check_concurrent_saves"}),
+        (RefusesSilently, {"check_previous_steps", "check_batches", "check_concurrent_batches"}),
         (AllOrNothing, {"check_batches"}),
-        (BeginsOnce, {"check_begins_anew"}),
-        (CutsStates, {"check_saves_and_loads"}),
+        (StartsOnce, {"check_restart"}),
+        (CutsStates, {"check_save_and_load"}),
         (CutsIds, {"check_awkward_ids"}),
-        (Ageless, {"check_idle"}),
-        (AgesFromItsBeginning, {"check_idle", "check_saving_again"}),
-        (DeletesNothing, {"check_deletes", "check_awkward_ids", "check_follows_its_before"}),
-        (DeletesWhatWentOn, {"check_deletes"}),
-        (PurgesTooMany, {"check_purges"}),
-        (PurgesTheYoung, {"check_purges"}),
-        (AnswersAfterClose, {"check_closes"}),
+        (Ageless, {"check_idle_limit"}),
+        (AgesFromFirstSave, {"check_idle_limit", "check_repeated_save"}),
+        (DeletesNothing, {"check_delete", "check_awkward_ids", "check_previous_steps"}),
+        (DeletesContinuedSequences, {"check_delete"}),
+        (PurgesTooMany, {"check_purge"}),
+        (PurgesYoungCheckpoints, {"check_purge"}),
+        (RespondsAfterClose, {"check_close"}),
     ],
 )
-def test_each_broken_promise_is_found(kind, names):
-    assert red(lambda: memory_bench(kind), names) == names
+def test_broken_store_fails_its_checks(kind, names):
+    assert failing_checks(lambda: memory_bench(kind), names) == names
 
 
-def test_a_sound_store_is_found_sound_but_what_is_gone_with_its_process_is_not_shared():
-    assert red(memory_bench) == {"check_outlives_its_store"}
+def test_memory_store_fails_only_the_check_of_persistence():
+    assert failing_checks(memory_bench) == {"check_persistence"}
 
 
-def test_a_race_between_looking_and_saving_is_found():
-    names = {"check_one_of_two_wins", "check_batches_at_once"}
-    assert red(lambda: memory_bench(LooksThenSaves), names) == names
+def test_race_between_look_and_save_fails():
+    names = {"check_concurrent_saves", "check_concurrent_batches"}
+    assert failing_checks(lambda: memory_bench(LooksThenSaves), names) == names
 
 
-def test_models_that_are_mixed_are_found():
+def test_mixed_models_fail():
     def mixed():
         bench = memory_bench()
         apart = bench.open
         bench.open = lambda _model="": apart("all")
         return bench
 
-    assert red(mixed, ["check_models_are_apart"])
+    assert failing_checks(mixed, ["check_models_are_isolated"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "broken", "names"),
     [
-        ("_FOLLOW", lambda sql: sql.replace("steps = ?6", "?6"), {"check_follows_its_before", "check_one_of_two_wins"}),
-        ("_FOLLOW", lambda sql: sql.replace("OR (steps = ?1 AND state = ?3)", ""), {"check_saving_again"}),
-        ("_REPLACE", lambda sql: sql.split("DO UPDATE")[0] + "DO NOTHING", {"check_begins_anew"}),
-        ("_LOAD", lambda sql: sql.replace("saved_ms >=", "-1e400 <="), {"check_idle"}),
-        ("_DELETE", lambda sql: sql.split("AND")[0] + "AND ? != ''", {"check_deletes"}),
-        ("_DELETE_OF", lambda sql: sql.replace("steps =", "steps >="), {"check_deletes"}),
-        ("_PURGE", lambda sql: sql.replace("ORDER BY saved_ms", "ORDER BY saved_ms DESC"), {"check_purges"}),
-        ("_PURGE", lambda sql: sql.replace("model = ?", "model != ?"), {"check_models_are_apart", "check_purges"}),
-        ("_BEGIN", lambda _: "BEGIN", {"check_batches_at_once"}),
+        (
+            "_UPDATE_IF_CURRENT",
+            lambda sql: sql.replace("steps = ?6", "?6"),
+            {"check_previous_steps", "check_concurrent_saves"},
+        ),
+        (
+            "_UPDATE_IF_CURRENT",
+            lambda sql: sql.replace("OR (steps = ?1 AND state = ?3)", ""),
+            {"check_repeated_save"},
+        ),
+        ("_REPLACE", lambda sql: sql.split("DO UPDATE")[0] + "DO NOTHING", {"check_restart"}),
+        ("_LOAD", lambda sql: sql.replace("saved_ms >=", "-1e400 <="), {"check_idle_limit"}),
+        ("_DELETE", lambda sql: sql.split("AND")[0] + "AND ? != ''", {"check_delete"}),
+        ("_DELETE_IF_CURRENT", lambda sql: sql.replace("steps =", "steps >="), {"check_delete"}),
+        ("_PURGE", lambda sql: sql.replace("ORDER BY saved_ms", "ORDER BY saved_ms DESC"), {"check_purge"}),
+        (
+            "_PURGE",
+            lambda sql: sql.replace("model = ?", "model != ?"),
+            {"check_models_are_isolated", "check_purge"},
+        ),
+        ("_BEGIN", lambda _: "BEGIN", {"check_concurrent_batches"}),
     ],
 )  # fmt: skip
-def test_sqlite_broken_in_one_statement_is_found(name, broken, names, monkeypatch, tmp_path):
+def test_broken_sqlite_statement_fails_its_checks(name, broken, names, monkeypatch, tmp_path):
     statement = getattr(sqlite, name)
-    monkeypatch.setattr(sqlite, name, broken(statement))
-    assert getattr(sqlite, name) != statement
+    assert broken(statement) != statement
 
-    def is_red(name_of_check) -> bool:
+    def fails(name_of_check) -> bool:
         try:
-            return _is_red(CHECKS[name_of_check], sqlite_bench(tmp_path / f"{next(_numbers)}.db"))
-        except (UnavailableError, ConfigError):  # it began by reading, and found that others had written
+            return _fails(CHECKS[name_of_check], sqlite_bench(tmp_path / f"{next(_numbers)}.db"))
+        except (UnavailableError, ConfigError):  # the transaction read first, and others wrote meanwhile
             return name == "_BEGIN"
 
-    assert {each for each in names if is_red(each)} == names
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, name, broken(statement))
+        assert {each for each in names if fails(each)} == names
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "broken", "names"),
     [
-        ("_SAVE", lambda lua: lua.replace("there == before or", "true or"), {"check_follows_its_before", "check_one_of_two_wins"}),
-        ("_SAVE", lambda lua: lua.replace("there == steps and", "false and"), {"check_saving_again"}),
-        ("_SAVE", lambda lua: lua.replace("'saved_ms', saved_ms", "'saved_ms', '0'"), {"check_idle"}),
-        ("_SAVE", lambda lua: lua.replace("redis.call('ZADD', KEYS[1], saved_ms, id)", ""), {"check_purges"}),
-        ("_DELETE", lambda lua: lua.replace("== steps then", "~= false then"), {"check_deletes"}),
+        (
+            "_SAVE",
+            lambda lua: lua.replace("there == before or", "true or"),
+            {"check_previous_steps", "check_concurrent_saves"},
+        ),
+        ("_SAVE", lambda lua: lua.replace("there == steps and", "false and"), {"check_repeated_save"}),
+        ("_SAVE", lambda lua: lua.replace("'saved_ms', saved_ms", "'saved_ms', '0'"), {"check_idle_limit"}),
+        ("_SAVE", lambda lua: lua.replace("redis.call('ZADD', KEYS[1], saved_ms, id)", ""), {"check_purge"}),
+        ("_DELETE", lambda lua: lua.replace("== steps then", "~= false then"), {"check_delete"}),
         ("_DELETE", lambda lua: lua.replace("redis.call('ZREM', KEYS[1], id)", ""), {"check_awkward_ids"}),
-        ("_FIND_OLD", lambda lua: lua.replace("ARGV[2]", "-1"), {"check_purges"}),
-        ("_DROP_OLD", lambda lua: lua.replace("redis.call('DEL', KEYS[n])", ""), {"check_purges"}),
+        ("_FIND_OLD", lambda lua: lua.replace("ARGV[2]", "-1"), {"check_purge"}),
+        ("_DROP_OLD", lambda lua: lua.replace("redis.call('DEL', KEYS[n])", ""), {"check_purge"}),
     ],
 )  # fmt: skip
-def test_redis_broken_in_one_script_is_found(name, broken, names, monkeypatch, valkey_server):
+def test_broken_redis_script_fails_its_checks(name, broken, names, monkeypatch, valkey_server):
     script = getattr(redis, name)
-    monkeypatch.setattr(redis, name, broken(script))
-    assert getattr(redis, name) != script
-    assert red(lambda: redis_bench(valkey_server, f"broken-{next(_numbers)}"), names) == names
+    assert broken(script) != script
+    with monkeypatch.context() as patch:
+        patch.setattr(redis, name, broken(script))
+        assert failing_checks(lambda: redis_bench(valkey_server, f"broken-{next(_numbers)}"), names) == names
 
 
 def test_what_is_no_broken_promise_comes_through():
@@ -216,4 +238,4 @@ def test_what_is_no_broken_promise_comes_through():
             raise UnavailableError("away", "it does not answer")
 
     with pytest.raises(HeadraceError, match="does not answer"), memory_bench(Away) as bench:
-        check_follows_its_before(bench)
+        check_previous_steps(bench)

@@ -1,4 +1,4 @@
-"""The clock that stands still."""
+"""The manual clocks."""
 
 import threading
 
@@ -7,13 +7,13 @@ import pytest
 from headrace.testing import ManualClock, ManualWallClock
 
 
-def test_an_automatic_clock_moves_by_sleeping():
+def test_automatic_clock_advances_by_sleeping():
     clock = ManualClock(5, auto=True)
     assert clock.sleep(2.5) is False
     assert (clock.now(), clock.slept_s) == (7.5, (2.5,))
 
 
-def test_a_sleeper_goes_on_when_the_clock_is_far_enough():
+def test_sleep_ends_when_the_clock_has_advanced_far_enough():
     clock, woken = ManualClock(), []
     thread = threading.Thread(target=lambda: woken.append(clock.sleep(10)))
     thread.start()
@@ -33,7 +33,7 @@ def test_wake_ends_a_sleep(auto):
     assert clock.now() == 0
 
 
-def test_wake_ends_a_sleep_that_has_begun():
+def test_wake_ends_a_sleep_in_progress():
     clock, wake, woken = ManualClock(), threading.Event(), []
     thread = threading.Thread(target=lambda: woken.append(clock.sleep(10, wake)))
     thread.start()
@@ -43,12 +43,12 @@ def test_wake_ends_a_sleep_that_has_begun():
     assert woken == [True]
 
 
-def test_waiting_for_sleepers_that_do_not_come_ends():
+def test_wait_for_sleepers_times_out():
     with pytest.raises(TimeoutError, match="0 threads"):
         ManualClock().wait_for_sleepers(timeout_s=0.01)
 
 
-def test_the_time_of_day_moves_only_when_it_is_moved_and_back_too():
+def test_wall_clock_moves_by_advance_only_also_backwards():
     clock = ManualWallClock(1_000)
     assert [clock.now_ms(), clock.advance(500), clock.advance(-700), clock.now_ms()] == [
         1_000,
@@ -58,8 +58,8 @@ def test_the_time_of_day_moves_only_when_it_is_moved_and_back_too():
     ]
 
 
-def test_a_follower_is_told_the_time_at_once_and_whenever_it_moves():
+def test_subscriber_gets_the_time_at_once_and_after_each_move():
     clock, told = ManualWallClock(5), []
-    clock.follow(told.append)
+    clock.subscribe(told.append)
     clock.advance(2)
     assert told == [5, 7]

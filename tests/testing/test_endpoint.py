@@ -1,4 +1,4 @@
-"""The scriptable endpoint does what it is told, and what the real servers do."""
+"""The scripted endpoint: its faults, and the behaviour of the real servers."""
 
 import http.client
 import json
@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from headrace.core import InferRequest, RowError, Tensor, TensorSpec
-from headrace.protocols.oip_json import decode_metadata, decode_response, encode_request, header_length
+from headrace.protocols.oip_json import decode_metadata, decode_response, encode_request, parse_header_length
 from headrace.testing import EndpointFault, ScriptedEndpoint
 
 X = TensorSpec("x", "FP32", (-1, 2))
@@ -40,59 +40,59 @@ class Client:
     def __exit__(self, *_):
         self.connection.close()
 
-    def ask(self, path, body=None, headers=None, method="POST"):
+    def send(self, path, body=None, headers=None, method="POST"):
         self.connection.request(method, path, body, headers or {})
         response = self.connection.getresponse()
         return response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
 
 
-def ask(endpoint, path, body=None, headers=None, method="POST"):
+def send(endpoint, path, body=None, headers=None, method="POST"):
     with Client(endpoint) as client:
-        return client.ask(path, body, headers, method)
+        return client.send(path, body, headers, method)
 
 
 def infer(endpoint, *, binary=True, request=REQUEST):
     wire = encode_request(request, binary=binary)
-    return ask(endpoint, "/v2/models/model/infer", wire.body, wire.headers)
+    return send(endpoint, "/v2/models/model/infer", wire.body, wire.headers)
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_it_speaks_the_open_inference_protocol_in_the_form_it_is_asked(endpoint, binary):
+def test_open_inference_protocol_responds_in_the_form_of_the_request(endpoint, binary):
     status, body, headers = infer(endpoint, binary=binary)
-    json_bytes = header_length(headers.get("inference-header-content-length"))
+    json_bytes = parse_header_length(headers.get("inference-header-content-length"))
     assert (status, json_bytes is not None) == (200, binary)
     response = decode_response(body, json_bytes)
     assert (response.outputs[0].data.tolist(), response.id, response.model_name) == ([2.0, 4.0], "r", "model")
     assert endpoint.requests[0].binary == binary
-    assert endpoint.rows_answered == 2
+    assert endpoint.rows_completed == 2
 
 
-def test_without_binary_tensors_it_refuses_them_as_mlserver_does(endpoint):
+def test_binary_tensors_are_refused_like_mlserver_does(endpoint):
     endpoint.binary = False
     assert infer(endpoint)[0] == 422
     assert infer(endpoint, binary=False)[0] == 200
 
 
-def test_it_tells_its_metadata_and_health(endpoint):
-    status, body, _ = ask(endpoint, "/v2/models/model", method="GET")
+def test_metadata_and_health(endpoint):
+    status, body, _ = send(endpoint, "/v2/models/model", method="GET")
     assert (status, decode_metadata(body).inputs) == (200, (X,))
     for path in ("/v2/health/ready", "/v2/models/model/ready", "/v2/models/model/versions/1/ready", "/ping"):
-        assert ask(endpoint, path, method="GET")[0] == 200
+        assert send(endpoint, path, method="GET")[0] == 200
     assert endpoint.requests == []
-    assert len(endpoint.others) == 5
+    assert len(endpoint.other_requests) == 5
 
 
 @pytest.mark.parametrize(
     ("body", "answer"),
     [(b"[1.5, 0]", 3.0), (b'{"x": [2, 1]}', 4.0)],
 )
-def test_it_speaks_torchserve_a_row_a_request(endpoint, body, answer):
+def test_torchserve_has_a_row_per_request(endpoint, body, answer):
     for path in ("/predictions/model", "/predictions/model/1.0"):
-        status, found, _ = ask(endpoint, path, body)
+        status, found, _ = send(endpoint, path, body)
         assert (status, json.loads(found)) == (200, answer)
 
 
-def test_torchserve_takes_text_and_gives_objects():
+def test_torchserve_takes_text_and_returns_objects():
     def predict(tensors):
         return {
             "length": np.array([len(tensors["x"][0])]),
@@ -100,11 +100,11 @@ def test_torchserve_takes_text_and_gives_objects():
         }
 
     with ScriptedEndpoint(predict) as endpoint:
-        assert json.loads(ask(endpoint, "/predictions/model", b"tabby")[1]) == {"length": 5, "kind": "str"}
-        assert json.loads(ask(endpoint, "/predictions/model", b"\xff")[1]) == {"length": 1, "kind": "bytes"}
+        assert json.loads(send(endpoint, "/predictions/model", b"tabby")[1]) == {"length": 5, "kind": "str"}
+        assert json.loads(send(endpoint, "/predictions/model", b"\xff")[1]) == {"length": 1, "kind": "bytes"}
 
 
-def test_what_the_model_raises_is_answered_as_real_servers_do():
+def test_model_errors_become_the_responses_of_real_servers():
     def predict(tensors):
         if tensors["x"][0, 0] == 1:
             raise RowError(0, "not taken")
@@ -116,25 +116,25 @@ def test_what_the_model_raises_is_answered_as_real_servers_do():
         assert (status, orjson.loads(body)) == (400, {"error": "row 0: not taken"})
         status, body, _ = infer(endpoint, request=wrong)
         assert (status, orjson.loads(body)) == (500, {"error": "ValueError: a defect"})
-        assert ask(endpoint, "/v2/models/model/infer", b"{")[0] == 400
-        assert ask(endpoint, "/predictions/model", b"[1, 0]")[0] == 400
-        status, body, _ = ask(endpoint, "/predictions/model", b"[0, 0]")
+        assert send(endpoint, "/v2/models/model/infer", b"{")[0] == 400
+        assert send(endpoint, "/predictions/model", b"[1, 0]")[0] == 400
+        status, body, _ = send(endpoint, "/predictions/model", b"[0, 0]")
         assert (status, orjson.loads(body)["type"]) == (503, "InternalServerException")
 
 
-def test_what_is_not_there_is_404(endpoint):
+def test_unknown_path_is_404(endpoint):
     for path in ("/v2/models/other/infer", "/predictions/other", "/"):
-        assert ask(endpoint, path, b"{}")[0] == 404
+        assert send(endpoint, path, b"{}")[0] == 404
 
 
-def test_a_token_is_needed_where_there_is_one(endpoint):
+def test_token_is_required(endpoint):
     endpoint.token = "t"
     assert infer(endpoint)[0] == 401
-    assert ask(endpoint, "/v2/models/model", method="GET")[0] == 401
-    assert ask(endpoint, "/v2/models/model", method="GET", headers={"Authorization": "Bearer t"})[0] == 200
+    assert send(endpoint, "/v2/models/model", method="GET")[0] == 401
+    assert send(endpoint, "/v2/models/model", method="GET", headers={"Authorization": "Bearer t"})[0] == 200
 
 
-def test_faults_are_used_up_one_a_prediction(endpoint):
+def test_each_prediction_uses_up_one_fault(endpoint):
     endpoint.faults += [
         EndpointFault(status=503, headers={"Retry-After": "7"}, body=b"busy"),
         None,
@@ -143,7 +143,7 @@ def test_faults_are_used_up_one_a_prediction(endpoint):
     ]
     status, body, headers = infer(endpoint)
     assert (status, body, headers["retry-after"]) == (503, b"busy", "7")
-    assert ask(endpoint, "/v2/models/model", method="GET")[0] == 200
+    assert send(endpoint, "/v2/models/model", method="GET")[0] == 200
     assert infer(endpoint)[0] == 200
     with pytest.raises(http.client.RemoteDisconnected):
         infer(endpoint)
@@ -152,40 +152,40 @@ def test_faults_are_used_up_one_a_prediction(endpoint):
     assert len(caught.value.partial) == 5
     assert infer(endpoint)[0] == 200
     assert len(endpoint.requests) == 5
-    assert endpoint.answered == [1, 4]
+    assert endpoint.completed == [1, 4]
 
 
-def test_always_is_for_every_request(endpoint):
-    endpoint.always = EndpointFault(status=502)
+def test_default_fault_applies_to_every_request(endpoint):
+    endpoint.default_fault = EndpointFault(status=502)
     assert infer(endpoint)[0] == 502
-    assert ask(endpoint, "/v2/models/model", method="GET")[0] == 502
+    assert send(endpoint, "/v2/models/model", method="GET")[0] == 502
 
 
-def test_it_hangs_until_the_client_gives_up(endpoint):
+def test_hang_lasts_until_the_client_disconnects(endpoint):
     endpoint.faults.append(EndpointFault(hang=True))
     with Client(endpoint) as client:
         client.connection.timeout = 0.05
         with pytest.raises(TimeoutError):
-            client.ask("/predictions/model", b"[1, 0]")
+            client.send("/predictions/model", b"[1, 0]")
     assert infer(endpoint)[0] == 200
 
 
-def test_a_connection_is_kept_for_the_next_request(endpoint):
+def test_connection_is_kept_alive(endpoint):
     with Client(endpoint) as client:
-        client.ask("/predictions/model", b"[1, 0]")
+        client.send("/predictions/model", b"[1, 0]")
         kept = client.connection.sock
-        client.ask("/predictions/model", b"[1, 0]")
+        client.send("/predictions/model", b"[1, 0]")
         assert client.connection.sock is kept
 
 
-def test_what_is_held_is_under_way_until_released(endpoint):
+def test_held_predictions_are_in_flight_until_release(endpoint):
     endpoint.hold()
     statuses = []
     threads = [threading.Thread(target=lambda: statuses.append(infer(endpoint)[0])) for _ in range(3)]
     for thread in threads:
         thread.start()
     endpoint.wait_for_requests(3)
-    assert endpoint.answered == []
+    assert endpoint.completed == []
     assert endpoint.in_flight_peak == 3
     endpoint.release()
     for thread in threads:
@@ -193,17 +193,17 @@ def test_what_is_held_is_under_way_until_released(endpoint):
     assert statuses == [200] * 3
 
 
-def test_delays_reorder_answers(endpoint):
+def test_delays_reorder_responses(endpoint):
     endpoint.delay_s = lambda n: 0.05 if n == 0 else 0.0
     first = threading.Thread(target=infer, args=(endpoint,))
     first.start()
     endpoint.wait_for_requests(1)
     infer(endpoint)
     first.join()
-    assert endpoint.answered == [1, 0]
+    assert endpoint.completed == [1, 0]
 
 
-def test_stopping_closes_all_and_starting_again_is_on_the_same_port(endpoint):
+def test_stop_closes_connections_and_restart_keeps_the_port(endpoint):
     url = endpoint.url
     endpoint.hold()
     with Client(endpoint) as client:
@@ -222,11 +222,12 @@ def test_stopping_closes_all_and_starting_again_is_on_the_same_port(endpoint):
     assert infer(endpoint)[0] == 200
 
 
-def test_clients_that_ask_before_they_send_are_told_to_go_on(endpoint):
+def test_expect_100_continue_gets_a_response(endpoint):
     host, port = endpoint.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 10) as raw:
         raw.sendall(
-            b"POST /predictions/model HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\nExpect: 100-continue\r\n\r\n"
+            b"POST /predictions/model HTTP/1.1\r\nHost: h\r\n"
+            b"Content-Length: 6\r\nExpect: 100-continue\r\n\r\n"
         )
         assert raw.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         raw.sendall(b"[1, 0]")
@@ -234,7 +235,7 @@ def test_clients_that_ask_before_they_send_are_told_to_go_on(endpoint):
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01 hello\r\n\r\n", b"x" * 70_000, b"GET /"])
-def test_what_is_no_http_ends_its_connection_alone(endpoint, garbage):
+def test_invalid_http_ends_only_its_connection(endpoint, garbage):
     host, port = endpoint.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 10) as raw:
         raw.sendall(garbage)

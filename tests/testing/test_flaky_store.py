@@ -2,6 +2,7 @@
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import UnavailableError
 from headrace.storage.memory import MemoryStore
 from headrace.testing import STORE_CHECKS, FlakyStore
@@ -9,8 +10,8 @@ from headrace.testing import STORE_CHECKS, FlakyStore
 URI = "memory://a/k"
 
 
-@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
-def test_told_to_fail_never_it_is_a_good_store(check):
+@for_each("check", STORE_CHECKS)
+def test_store_without_failures_passes_the_suite(check):
     check(FlakyStore(MemoryStore()), "memory://a/")
 
 
@@ -37,13 +38,13 @@ def _lost_writes(seed: int) -> list[bool]:
     return [f"{URI}{number:02}" in stored for number in range(20)]
 
 
-def test_some_failed_writes_were_done_and_the_seed_decides_which():
+def test_seed_determines_which_failed_writes_were_done():
     assert _lost_writes(1) == _lost_writes(1) != _lost_writes(2)
     assert {True, False} == set(_lost_writes(1))
 
 
 @pytest.mark.parametrize("cut_at", [0, 1, 1 << 20, (1 << 20) + 5])
-def test_reads_are_cut_at_their_byte(cut_at):
+def test_reads_are_cut_at_the_byte(cut_at):
     inner = MemoryStore()
     inner.put(URI, bytes(3 << 20))
     received = bytearray()

@@ -1,4 +1,4 @@
-"""The suite for formats goes red for formats that break a promise, each in its own way."""
+"""Each broken format fails the check of the guarantee that it breaks."""
 
 import itertools
 from dataclasses import replace
@@ -7,21 +7,23 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from cases import for_each
 from formats.framed_files import recordio
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import CorruptError
-from headrace.formats.contract import Decoded
+from headrace.formats.contract import DecodedBlock
 from headrace.formats.csv_decode import CsvMatrixDecoder
 from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.recordio import RecordIOFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample, check_format
 
+CHECKS = {check.__name__: check for check in FORMAT_CHECKS}
 DATA = b"".join(b"%d.5,%0100d\n" % (i, i * 7) for i in range(120))
 BLOCK = 2000
 
 
 class Lines(JsonLinesFormat):
-    """A format that is right; what is broken derives from it."""
+    """A correct format; broken ones derive from it."""
 
     def blocks(self, chunks, first):
         yield from JsonLinesFormat(block_bytes_max=BLOCK).blocks(chunks, first)
@@ -42,11 +44,11 @@ def sample(make=Lines, **options):
 
 
 def failing_checks(of):
-    """Names of the checks that go red."""
-    return {check.__name__ for check in FORMAT_CHECKS if _is_red(check, of)}
+    """Return the names of the checks that fail."""
+    return {check.__name__ for check in FORMAT_CHECKS if _fails(check, of)}
 
 
-def _is_red(check, of):
+def _fails(check, of):
     try:
         check(of)
     except AssertionError:
@@ -54,19 +56,19 @@ def _is_red(check, of):
     return False
 
 
-def test_a_right_format_is_green():
+def test_correct_format_passes():
     check_format(sample())
     assert failing_checks(sample()) == set()
 
 
-@pytest.mark.parametrize("count", [119, 121])
-def test_the_number_of_entries_is_held_against_what_is_known(count):
+@for_each("count", [119, 121])
+def test_wrong_number_of_entries_fails(count):
     assert failing_checks(sample(entries=count)) == {"check_entries"}
     assert failing_checks(sample(failures=1)) >= {"check_entries"}
 
 
 def changed(change):
-    """A format whose blocks are changed by a function of their number and themselves, to several or none."""
+    """Return a format whose blocks `change` replaces, given their number, with any number of blocks."""
 
     class Changed(Lines):
         def blocks(self, chunks, first):
@@ -87,7 +89,7 @@ def with_record_twice(number, block):
 
 
 def renumbered_twice(number, block):
-    """A record twice, with numbers that go on: only the bytes tell."""
+    """Repeat a record with continuous numbers, so that only the bytes differ."""
     ahead = replace(block.first, record=block.first.record + (number > 2))
     yield replace(block, first=ahead)
     if number == 2:
@@ -95,49 +97,56 @@ def renumbered_twice(number, block):
         yield Block(last, block.data, block.starts[-1:], block.ends[-1:])
 
 
-@pytest.mark.parametrize(
-    ("change", "red"),
+@for_each(
+    ("defect", "change", "check"),
     [
-        (without_record, "check_entries"),
-        (with_record_twice, "check_entries"),
-        (renumbered_twice, "check_slices"),
-        (lambda n, b: [b] if n else [], "check_entries"),
-        (lambda n, b: [b, Block(b.first)], "check_blocks"),
-        (lambda n, b: [replace(b, starts=b.starts + 1)], "check_slices"),
-        (lambda n, b: [replace(b, ends=b.ends - 1)], "check_slices"),
-        (lambda n, b: [replace(b, ends=b.ends + 1)], "check_slices"),
-        (lambda n, b: [replace(b, starts=b.starts.astype(np.int32))], "check_blocks"),
-        (lambda n, b: [replace(b, first=replace(b.first, byte=b.first.byte + n))], "check_slices"),
-        (lambda n, b: [replace(b, first=replace(b.first, line=b.first.line + n))], "check_slices"),
-        (lambda n, b: [replace(b, first=replace(b.first, member="other"))] if n else [b], "check_entries"),
-        (lambda n, b: [replace(b, first=replace(b.first, object="other"))], "check_entries"),
-        (lambda n, b: [replace(b, first=replace(b.first, record=b.first.record + 1))], "check_entries"),
-        (lambda n, b: [replace(b, columns={"c": np.zeros(len(b) + 1)})], "check_blocks"),
-    ],
-    ids=[
-        "a record dropped",
-        "a record doubled",
-        "a record doubled and renumbered",
-        "a block dropped",
-        "empty blocks",
-        "starts off by one",
-        "ends off by one",
-        "newlines in records",
-        "offsets of another type",
-        "bytes wrong",
-        "lines wrong",
-        "another member",
-        "another object",
-        "numbers from one",
-        "columns too long",
+        ("a record dropped", without_record, "check_entries"),
+        ("a record doubled", with_record_twice, "check_entries"),
+        ("a record doubled and renumbered", renumbered_twice, "check_slices"),
+        ("a block dropped", lambda n, b: [b] if n else [], "check_entries"),
+        ("empty blocks", lambda n, b: [b, Block(b.first)], "check_blocks"),
+        ("starts off by one", lambda n, b: [replace(b, starts=b.starts + 1)], "check_slices"),
+        ("ends off by one", lambda n, b: [replace(b, ends=b.ends - 1)], "check_slices"),
+        ("newlines in records", lambda n, b: [replace(b, ends=b.ends + 1)], "check_slices"),
+        (
+            "offsets of another type",
+            lambda n, b: [replace(b, starts=b.starts.astype(np.int32))],
+            "check_blocks",
+        ),
+        (
+            "bytes wrong",
+            lambda n, b: [replace(b, first=replace(b.first, byte=b.first.byte + n))],
+            "check_slices",
+        ),
+        (
+            "lines wrong",
+            lambda n, b: [replace(b, first=replace(b.first, line=b.first.line + n))],
+            "check_slices",
+        ),
+        (
+            "another member",
+            lambda n, b: [replace(b, first=replace(b.first, member="other"))] if n else [b],
+            "check_entries",
+        ),
+        (
+            "another object",
+            lambda n, b: [replace(b, first=replace(b.first, object="other"))],
+            "check_entries",
+        ),
+        (
+            "numbers from one",
+            lambda n, b: [replace(b, first=replace(b.first, record=b.first.record + 1))],
+            "check_entries",
+        ),
+        ("columns too long", lambda n, b: [replace(b, columns={"c": np.zeros(len(b) + 1)})], "check_blocks"),
     ],
 )
-def test_blocks_that_are_wrong(change, red):
-    assert red in failing_checks(sample(changed(change)))
+def test_broken_blocks_fail(defect, change, check):
+    assert _fails(CHECKS[check], sample(changed(change)))
 
 
 class ChunkRecords(Lines):
-    """Ends a record where a chunk ends."""
+    """Ends a record at the end of each chunk."""
 
     def blocks(self, chunks, first):
         record = byte = 0
@@ -150,7 +159,7 @@ class ChunkRecords(Lines):
 
 
 class KeepsViews(Lines):
-    """Holds chunks without copying them."""
+    """Keeps chunks without copying them."""
 
     def blocks(self, chunks, first):
         held = list(chunks)
@@ -158,14 +167,14 @@ class KeepsViews(Lines):
 
 
 class WholeAtOnce(Lines):
-    """One block of everything, at the end."""
+    """Returns one block with all records, at the end."""
 
     def blocks(self, chunks, first):
         yield from JsonLinesFormat().blocks([b"".join(map(bytes, chunks))], first)
 
 
 class HoldsBack(Lines):
-    """Blocks of the right size, but all of them at the end."""
+    """Returns blocks of the right size, but all of them at the end."""
 
     def blocks(self, chunks, first):
         yield from super().blocks([b"".join(map(bytes, chunks))], first)
@@ -191,7 +200,7 @@ class RewordsErrors(Lines):
 
 
 class StopsEarly(Lines):
-    """Does not ask whether there is more once it has seen the records it knows of."""
+    """Stops reading after the last record."""
 
     def blocks(self, chunks, first):
         seen = 0
@@ -217,7 +226,7 @@ class Unclosable(Lines):
 
 
 class Remembers(Lines):
-    """Counts its records over all members."""
+    """Numbers records over all members."""
 
     def __init__(self):
         object.__setattr__(self, "count", 0)
@@ -228,35 +237,35 @@ class Remembers(Lines):
             object.__setattr__(self, "count", self.count + len(block))
 
 
-@pytest.mark.parametrize(
-    ("make", "red"),
+@for_each(
+    ("make", "check"),
     [
         (ChunkRecords, "check_chunk_edges"),
         (KeepsViews, "check_chunk_edges"),
         (WholeAtOnce, "check_blocks"),
-        (HoldsBack, "check_nothing_is_held_back"),
-        (SwallowsErrors, "check_damage"),
-        (RewordsErrors, "check_damage"),
-        (StopsEarly, "check_source_is_read_to_its_end"),
+        (HoldsBack, "check_bounded_buffering"),
+        (SwallowsErrors, "check_corruption"),
+        (RewordsErrors, "check_corruption"),
+        (StopsEarly, "check_reads_source_to_end"),
         (NeverCloses, "check_closing"),
         (Unclosable, "check_closing"),
-        (Remembers, "check_repeating"),
+        (Remembers, "check_format_reuse"),
     ],
 )
-def test_formats_that_are_wrong(make, red):
-    assert red in failing_checks(sample(make))
+def test_broken_format_fails_its_check(make, check):
+    assert _fails(CHECKS[check], sample(make))
     NeverCloses.kept.clear()
 
 
-def test_resuming_that_is_off_by_one():
+def test_resuming_off_by_one_fails():
     def one_more(data, at):
         return Lines().blocks([data[at.byte :]], replace(at, record=at.record + 1))
 
     assert failing_checks(sample(resume=one_more)) == {"check_resuming"}
 
 
-class Decodes:
-    """A decoder whose result is changed."""
+class ChangedDecoder:
+    """A decoder whose result `change` replaces."""
 
     def __init__(self, change):
         self._change = change
@@ -275,17 +284,17 @@ def failed(block, index):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda self, block, d: Decoded({"x": d.tensors["x"][:-1]}),
+        lambda self, block, d: DecodedBlock({"x": d.tensors["x"][:-1]}),
         lambda self, block, d: replace(d, failures=failed(block, 0)),
-        lambda self, block, d: Decoded({"x": d.tensors["x"][1:]}, np.arange(1, len(block))),
-        lambda self, block, d: Decoded(d.tensors, np.arange(len(block))[::-1]),
-        lambda self, block, d: Decoded({"x": d.tensors["x"] * self.calls}),
-        lambda self, block, d: Decoded(
+        lambda self, block, d: DecodedBlock({"x": d.tensors["x"][1:]}, np.arange(1, len(block))),
+        lambda self, block, d: DecodedBlock(d.tensors, np.arange(len(block))[::-1]),
+        lambda self, block, d: DecodedBlock({"x": d.tensors["x"] * self.calls}),
+        lambda self, block, d: DecodedBlock(
             {"x": d.tensors["x"][1:]},
             np.arange(1, len(block)),
             (Failure(block.first, FailureKind.MODEL, "no"),),
         ),
-        lambda self, block, d: Decoded(
+        lambda self, block, d: DecodedBlock(
             {"x": d.tensors["x"][1:]},
             np.arange(1, len(block)),
             (Failure(replace(block.first, byte=9999999), FailureKind.DECODE, "no"),),
@@ -301,19 +310,19 @@ def failed(block, index):
         "a failure elsewhere",
     ],
 )
-def test_decoders_that_are_wrong(change):
-    assert failing_checks(sample(decoder=lambda: Decodes(change))) == {"check_decoding"}
+def test_broken_decoder_fails(change):
+    assert failing_checks(sample(decoder=lambda: ChangedDecoder(change))) == {"check_decoding"}
 
 
-def test_a_decoder_may_refuse_records():
+def test_decoder_may_refuse_records():
     def change(self, block, d):
-        return Decoded({"x": d.tensors["x"][1:]}, np.arange(1, len(block)), failed(block, 0))
+        return DecodedBlock({"x": d.tensors["x"][1:]}, np.arange(1, len(block)), failed(block, 0))
 
-    assert failing_checks(sample(decoder=lambda: Decodes(change))) == set()
+    assert failing_checks(sample(decoder=lambda: ChangedDecoder(change))) == set()
 
 
-def test_archives_may_have_many_members():
-    """Numbers begin anew in each, at a later offset; going back is wrong."""
+def test_members_need_ascending_offsets():
+    """Numbers start again in each member."""
 
     def members(*offsets):
         class Members(Lines):
@@ -350,7 +359,7 @@ def framed(make, **options):
 
 
 class Frames:
-    """A format of frames that is right; what is broken changes its blocks."""
+    """A correct format of frames; broken ones change its blocks."""
 
     change: ClassVar[dict] = {}
 
@@ -359,18 +368,18 @@ class Frames:
             yield replace(block, **self.change)
 
 
-def test_right_frames_are_green():
+def test_correct_frames_pass():
     assert failing_checks(framed(Frames)) == set()
 
 
-def test_frames_whose_positions_count_lines_are_found():
+def test_frames_with_line_numbers_fail():
     class Counting(Frames):
         change: ClassVar[dict] = {"header_bytes": None}
 
     assert failing_checks(framed(Counting)) >= {"check_slices", "check_blocks"}
 
 
-def test_frames_whose_positions_are_not_those_of_headers_are_found():
+def test_frames_with_shifted_positions_fail():
     class Shifted(Frames):
         def blocks(self, chunks, first):
             for block in super().blocks(chunks, first):
@@ -379,5 +388,5 @@ def test_frames_whose_positions_are_not_those_of_headers_are_found():
     assert failing_checks(framed(Shifted, resume=None)) == {"check_slices"}
 
 
-def test_headers_of_another_length_are_found():
+def test_headers_of_another_length_fail():
     assert failing_checks(framed(Frames, header_bytes=4)) >= {"check_slices", "check_blocks"}

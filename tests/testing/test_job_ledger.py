@@ -1,18 +1,19 @@
-"""The suite for job ledgers goes red for ledgers that break a promise, each in its own way."""
+"""Each broken job ledger fails the check of the guarantee that it breaks."""
 
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import JobLedgerUnavailableError, JobStateError
 from headrace.jobs.job import Failed, Released
-from headrace.jobs.ledger import BeatReply, Page, QueueCounts, Upkeep
+from headrace.jobs.ledger import HeartbeatReply, MaintenanceCounts, Page, QueueCounts
 from headrace.jobs.state import JobState
-from headrace.testing import JOB_LEDGER_CHECKS, LedgerBench, ManualWallClock, MemoryJobLedger
+from headrace.testing import JOB_LEDGER_CHECKS, LedgerBench, ManualWallClock, MemoryJobLedger, job_checks
 from headrace.testing import job_ledger_memory as memory
-from headrace.testing.job_checks import waiting
+from headrace.testing.job_checks import wakeups
+from testing.race_window import RaceWindow
 
 _CHECKS = {check.__name__: check for check in JOB_LEDGER_CHECKS}
 
@@ -31,36 +32,36 @@ class EndedJobsSettleAgain(MemoryJobLedger):
         return super()._settle(settlement)
 
 
-class BeatsDoNotProlong(MemoryJobLedger):
-    def _beat(self, job, beat, lease_ms):
-        super()._beat(job, beat, lease_ms)
-        told = self._table.jobs[job.id]
-        self._table.jobs[job.id] = replace(told, lease_until_ms=job.lease_until_ms)
+class HeartbeatsDoNotExtend(MemoryJobLedger):
+    def _heartbeat(self, job, heartbeat, lease_ms):
+        super()._heartbeat(job, heartbeat, lease_ms)
+        sent = self._table.jobs[job.id]
+        self._table.jobs[job.id] = replace(sent, lease_until_ms=job.lease_until_ms)
 
 
-class BeatsTellNothing(MemoryJobLedger):
-    def beat(self, worker, beats, lease_ms):
-        return BeatReply(super().beat(worker, beats, lease_ms).lost, frozenset(), frozenset())
+class HeartbeatsReportNothing(MemoryJobLedger):
+    def heartbeat(self, worker, heartbeats, lease_ms):
+        return HeartbeatReply(super().heartbeat(worker, heartbeats, lease_ms).lost, frozenset(), frozenset())
 
 
 class PrioritiesIgnored(MemoryJobLedger):
-    def _waiting(self, queues):
-        return sorted(super()._waiting(queues), key=lambda job: (job.due_at_ms, job.id))
+    def _pending(self, queues):
+        return sorted(super()._pending(queues), key=lambda job: (job.due_at_ms, job.id))
 
 
-class QueuesOfAnyOrder(MemoryJobLedger):
-    def _waiting(self, queues):
-        return super()._waiting(sorted(queues))
+class QueueOrderIgnored(MemoryJobLedger):
+    def _pending(self, queues):
+        return super()._pending(sorted(queues))
 
 
-class ExpiredJobsGivenOut(MemoryJobLedger):
+class OverdueJobsClaimed(MemoryJobLedger):
     def _claimable(self, claim):
-        return [job for job in self._waiting(claim.queues) if job.due_at_ms <= self.now_ms()]
+        return [job for job in self._pending(claim.queues) if job.due_at_ms <= self.now_ms()]
 
 
-class SleepersGivenOut(MemoryJobLedger):
+class DelayedJobsClaimed(MemoryJobLedger):
     def _claimable(self, claim):
-        return self._waiting(claim.queues)
+        return self._pending(claim.queues)
 
 
 class RegionsIgnored(MemoryJobLedger):
@@ -68,23 +69,23 @@ class RegionsIgnored(MemoryJobLedger):
         return super()._claimable(replace(claim, region=""))
 
 
-class OthersNever(MemoryJobLedger):
+class OtherRegionsNever(MemoryJobLedger):
     def _claimable(self, claim):
         return super()._claimable(replace(claim, other_regions=not claim.region))
 
 
-class OthersAsIfItsOwn(MemoryJobLedger):
+class OtherRegionsAlike(MemoryJobLedger):
     def _claimable(self, claim):
         return super()._claimable(replace(claim, region="") if claim.other_regions else claim)
 
 
-class OnlyItsOwn(MemoryJobLedger):
+class OnlyOwnRegion(MemoryJobLedger):
     def _claimable(self, claim):
         found = super()._claimable(claim)
         return [job for job in found if job.spec.region] if claim.region else found
 
 
-class NewsOfOtherRegions(MemoryJobLedger):
+class DueTimesOfAllRegions(MemoryJobLedger):
     def _due_in_ms(self, claim):
         return super()._due_in_ms(replace(claim, region=""))
 
@@ -99,12 +100,12 @@ class NeverAlone(MemoryJobLedger):
         return [replace(job, crashes=0) for job in super()._claimable(claim)]
 
 
-class NoRoomForOne(MemoryJobLedger):
+class NoDueTime(MemoryJobLedger):
     def _due_in_ms(self, claim):
         return None
 
 
-class KeysOfEverybody(MemoryJobLedger):
+class KeysShared(MemoryJobLedger):
     def _submit(self, new):
         return super()._submit(replace(new, tenant="") if new.idempotency_key else new)
 
@@ -136,9 +137,9 @@ class NeverFull(MemoryJobLedger):
 
 class OneRefusalRefusesAll(MemoryJobLedger):
     def submit(self, jobs):
-        answers = super().submit(jobs)
-        refused = [answer for answer in answers if isinstance(answer, Exception)]
-        return refused[:1] * len(answers) if refused else answers
+        replies = super().submit(jobs)
+        refused = [reply for reply in replies if isinstance(reply, Exception)]
+        return refused[:1] * len(replies) if refused else replies
 
 
 class LimitIgnored(MemoryJobLedger):
@@ -146,47 +147,51 @@ class LimitIgnored(MemoryJobLedger):
         return super().maintain(10**6)
 
 
-class LosesNothing(MemoryJobLedger):
-    def _lease_ran_out(self):
+class KeepsExpiredLeases(MemoryJobLedger):
+    def _expired_leases(self):
         return []
 
 
-class TakesBackTooEarly(MemoryJobLedger):
-    def _lease_ran_out(self):
+class ExpiresValidLeases(MemoryJobLedger):
+    def _expired_leases(self):
         return [job for job in self._table.jobs.values() if job.state is JobState.RUNNING]
 
 
-class WakesForEver(MemoryJobLedger):
+class WakesRepeatedly(MemoryJobLedger):
     def _wake_due(self, limit):
         super()._wake_due(limit)
         return sum(job.state is JobState.PENDING for job in self._table.jobs.values())
 
 
-class MaintainsTwiceTheSame(MemoryJobLedger):
-    """Looks first, and writes when others may have written."""
+class MaintainsTwice(MemoryJobLedger):
+    """Looks for leases and takes them back in two transactions."""
+
+    window = RaceWindow()
 
     def maintain(self, limit):
-        with self._open():
-            found = self._lease_ran_out()[:limit]
-        threading.Event().wait(0.001)
-        with self._open():
+        with self._locked():
+            found = self._expired_leases()[:limit]
+        self.window.open()
+        with self._locked():
             for job in found:
                 self._lose(job)
-            return Upkeep(returned=len(found))
+            return MaintenanceCounts(returned=len(found))
 
 
-class ClaimsTwiceTheSame(MemoryJobLedger):
-    """The same for claims."""
+class ClaimsTwice(MemoryJobLedger):
+    """Looks for jobs and claims them in two transactions."""
 
-    def turn(self, settlements, claim=None):
-        with self._open():
+    window = RaceWindow()
+
+    def settle_and_claim(self, settlements, claim=None):
+        with self._locked():
             found = self._claimable(claim)[: claim.jobs_max] if claim else []
-        threading.Event().wait(0.001)
-        with self._open() as table:
-            turn = super().turn(settlements)
+        self.window.open()
+        with self._locked() as table:
+            reply = super().settle_and_claim(settlements)
             for job in found:
-                table.jobs[job.id] = memory.claimed(job, claim, self.now_ms())
-            return replace(turn, claimed=tuple(table.jobs[job.id] for job in found))
+                table.jobs[job.id] = memory.claim_job(job, claim, self.now_ms())
+            return replace(reply, claimed=tuple(table.jobs[job.id] for job in found))
 
 
 class PagesByNumber(MemoryJobLedger):
@@ -201,7 +206,7 @@ class PagesNeverEnd(MemoryJobLedger):
     def find(self, wanted, *, after="", limit=100):
         page = super().find(wanted, after=after, limit=limit)
         return replace(
-            page, next_after=page.next_after or (memory._place(page.jobs[-1]) if page.jobs else "")
+            page, next_after=page.next_after or (memory._sort_key(page.jobs[-1]) if page.jobs else "")
         )
 
 
@@ -215,7 +220,7 @@ class TenantsIgnored(MemoryJobLedger):
         return super().get(job_id)
 
 
-class DeletesWhatRuns(MemoryJobLedger):
+class DeletesRunningJobs(MemoryJobLedger):
     def delete(self, job_id, *, tenant=None):
         try:
             return super().delete(job_id, tenant=tenant)
@@ -232,9 +237,9 @@ class KeepsHistories(MemoryJobLedger):
         self._table.histories[job.id] = history
 
 
-class TellsNoHistory(MemoryJobLedger):
-    def _note(self, job, event, **more):
-        """Nothing is noted."""
+class RecordsNoHistory(MemoryJobLedger):
+    def _record(self, job, event, **more):
+        """Record nothing."""
 
 
 class CancelsEndedJobs(MemoryJobLedger):
@@ -249,23 +254,25 @@ class CancelsRunningJobsAtOnce(MemoryJobLedger):
     def cancel(self, job_id, *, tenant=None, by=""):
         job = super().cancel(job_id, tenant=tenant, by=by)
         if job.state is JobState.RUNNING:
-            self._put(replace(job, state=JobState.CANCELLED, lease_until_ms=None, ended_at_ms=self.now_ms()))
+            self._store(
+                replace(job, state=JobState.CANCELLED, lease_until_ms=None, ended_at_ms=self.now_ms())
+            )
         return self.get(job_id)
 
 
 class PublishesForAnyLease(MemoryJobLedger):
-    def published(self, job_id, lease, uri):
+    def mark_published(self, job_id, lease, uri):
         job = self.get_many([job_id]).get(job_id)
-        return super().published(job_id, job.lease if job else lease, uri)
+        return super().mark_published(job_id, job.lease if job else lease, uri)
 
 
-class CountsSleepersAsDue(MemoryJobLedger):
+class CountsDelayedAsDue(MemoryJobLedger):
     def counts(self, queue):
         counts = super().counts(queue)
         return QueueCounts(counts.due + counts.later, 0, counts.running, counts.oldest_due_ms)
 
 
-class ForgetsWhatRuns(MemoryJobLedger):
+class ForgetsRunningJobs(MemoryJobLedger):
     def forget(self, job_ids):
         jobs = self.get_many(job_ids)
         for job in jobs.values():
@@ -273,27 +280,27 @@ class ForgetsWhatRuns(MemoryJobLedger):
         return len(jobs)
 
 
-class TellsNobody(MemoryJobLedger):
-    def _tell(self, queue):
-        """Nobody is told."""
+class NotifiesNobody(MemoryJobLedger):
+    def _notify(self, queue):
+        """Notify no listener."""
 
 
-class WakesNobody(MemoryJobLedger):
-    def _listen(self, queues):
-        listener = super()._listen(queues)
+class WakesNoListener(MemoryJobLedger):
+    def _add_listener(self, queues):
+        listener = super()._add_listener(queues)
         listener.wake = lambda: None
         return listener
 
 
-class ForgetsByStopping(MemoryJobLedger):
+class ForgetsKeysAtStop(MemoryJobLedger):
     def stop(self, *, drain=True):
         super().stop(drain=drain)
         self._table.keys.clear()
 
 
-class AnswersWhenStopped(MemoryJobLedger):
+class RespondsWhenStopped(MemoryJobLedger):
     @contextmanager
-    def _open(self):
+    def _locked(self):
         with self._table.lock:
             yield self._table
 
@@ -309,57 +316,73 @@ class SharesNothing(MemoryJobLedger):
         super().__init__(clock)
 
 
-class ItsOwnClock(MemoryJobLedger):
+class OtherClock(MemoryJobLedger):
     def now_ms(self):
         return super().now_ms() + 600_000
 
 
-# What a rule of `headrace.testing.job_rules` becomes: (its name, what stands in for it, the check that finds it).
+# Broken rules of `headrace.testing.job_rules`: (name, replacement, the check that finds it).
 _RULES = [
     (
-        "claimed",
+        "claim_job",
         lambda rule: lambda job, *a: replace(rule(job, *a), attempt=job.attempt),
         "check_last_attempt",
     ),
-    ("claimed", lambda rule: lambda job, *a: replace(rule(job, *a), lease=1), "check_leases_only_grow"),
-    ("claimed", lambda rule: lambda job, *a: replace(rule(job, *a), cursor=None), "check_retrying"),
-    ("settled", lambda rule: lambda job, o, at: _attempt_lost(rule, job, o, at), "check_releasing"),
+    ("claim_job", lambda rule: lambda job, *a: replace(rule(job, *a), lease=1), "check_leases_only_grow"),
+    ("claim_job", lambda rule: lambda job, *a: replace(rule(job, *a), cursor=None), "check_retrying"),
+    ("settle_job", lambda rule: lambda job, o, at: _attempt_lost(rule, job, o, at), "check_releasing"),
     (
-        "settled",
+        "settle_job",
         lambda rule: lambda job, o, at: rule(replace(job, cancel_requested=False), o, at),
-        "check_cancelled_jobs_are_not_tried_again",
+        "check_cancelled_jobs_are_not_retried",
     ),
     (
-        "settled",
+        "settle_job",
         lambda rule: (
             lambda job, o, at: rule(job, replace(o, crashed=False) if isinstance(o, Failed) else o, at)
         ),
-        "check_crashes_count",
+        "check_crash_count",
     ),
     (
-        "settled",
+        "settle_job",
         lambda rule: lambda job, o, at: _without_failure(*rule(job, o, at)),
-        "check_failing_for_good",
+        "check_permanent_failure",
     ),
-    ("lost", lambda rule: lambda job, *a: replace(rule(job, *a), crashes=job.crashes), "check_lost_leases"),
-    ("lost", lambda rule: lambda job, at, delay: rule(job, at, 0), "check_lost_leases"),
-    ("lost", lambda rule: lambda job, at, delay: rule(job, at, 500), "check_delay_after_lost_leases_grows"),
     (
-        "lost",
+        "lose_lease",
+        lambda rule: lambda job, *a: replace(rule(job, *a), crashes=job.crashes),
+        "check_lost_leases",
+    ),
+    ("lose_lease", lambda rule: lambda job, at, delay: rule(job, at, 0), "check_lost_leases"),
+    (
+        "lose_lease",
+        lambda rule: lambda job, at, delay: rule(job, at, 500),
+        "check_delay_after_lost_leases_grows",
+    ),
+    (
+        "lose_lease",
         lambda rule: lambda job, *a: rule(replace(job, cancel_requested=False), *a),
         "check_lost_lease_of_cancelled_jobs",
     ),
-    ("lost", lambda rule: lambda job, *a: rule(replace(job, attempt=0), *a), "check_last_lost_lease"),
-    ("requeued", lambda rule: lambda job, at: replace(rule(job, at), attempt=job.attempt), "check_requeuing"),
-    ("requeued", lambda rule: lambda job, at: replace(rule(job, at), lease=0), "check_requeuing"),
+    ("lose_lease", lambda rule: lambda job, *a: rule(replace(job, attempt=0), *a), "check_last_attempt_lost"),
     (
-        "requeued",
+        "requeue_job",
+        lambda rule: lambda job, at: replace(rule(job, at), attempt=job.attempt),
+        "check_requeue_resets_job",
+    ),
+    ("requeue_job", lambda rule: lambda job, at: replace(rule(job, at), lease=0), "check_requeue_resets_job"),
+    (
+        "requeue_job",
         lambda rule: lambda job, at: replace(rule(job, at), started_at_ms=1),
         "check_requeued_time_to_live",
     ),
-    ("fresh", lambda rule: lambda new, *a: rule(replace(new, trace=""), *a), "check_submit_keeps_all"),
-    ("past_deadline", lambda rule: lambda job, at: False, "check_beating_tells"),
-    ("is_over", lambda rule: lambda job, at: False, "check_expiring"),
+    (
+        "create_job",
+        lambda rule: lambda new, *a: rule(replace(new, trace=""), *a),
+        "check_submit_keeps_all_fields",
+    ),
+    ("past_deadline", lambda rule: lambda job, at: False, "check_heartbeat_reply"),
+    ("is_overdue", lambda rule: lambda job, at: False, "check_expiry"),
 ]
 
 
@@ -374,70 +397,70 @@ def _without_failure(job, event):
 
 _LEDGERS = [
     (NotFenced, "check_stale_leases"),
-    (EndedJobsSettleAgain, "check_leases_of_jobs_that_do_not_run"),
-    (BeatsDoNotProlong, "check_beating"),
-    (BeatsTellNothing, "check_cancelling_running_jobs"),
+    (EndedJobsSettleAgain, "check_leases_of_stopped_jobs"),
+    (HeartbeatsDoNotExtend, "check_heartbeat"),
+    (HeartbeatsReportNothing, "check_cancelling_running_jobs"),
     (PrioritiesIgnored, "check_claim_order"),
-    (QueuesOfAnyOrder, "check_queue_order"),
-    (ExpiredJobsGivenOut, "check_time_to_live"),
-    (ExpiredJobsGivenOut, "check_deadline_of_pending_jobs"),
-    (SleepersGivenOut, "check_future_jobs_sleep"),
-    (NeverAlone, "check_lonely_jobs"),
-    (NeverAlone, "check_lonely_job_across_queues"),
-    (NeverAlone, "check_lonely_after_lost_leases"),
-    (NoRoomForOne, "check_future_jobs_sleep"),
+    (QueueOrderIgnored, "check_queue_order"),
+    (OverdueJobsClaimed, "check_time_to_live"),
+    (OverdueJobsClaimed, "check_deadline_of_pending_jobs"),
+    (DelayedJobsClaimed, "check_delayed_job_is_claimed_when_due"),
+    (NeverAlone, "check_crashing_job_runs_alone"),
+    (NeverAlone, "check_crashing_job_runs_alone_across_queues"),
+    (NeverAlone, "check_lost_leases_make_job_run_alone"),
+    (NoDueTime, "check_delayed_job_is_claimed_when_due"),
     (RegionsIgnored, "check_own_region_first"),
-    (RegionsIgnored, "check_regions_that_sleep"),
+    (RegionsIgnored, "check_due_time_by_region"),
     (RegionsIgnored, "check_released_jobs_keep_their_region"),
     (RegionsIgnored, "check_region_race"),
-    (OthersNever, "check_other_regions_last"),
-    (OthersAsIfItsOwn, "check_other_regions_last"),
-    (OnlyItsOwn, "check_own_region_first"),
-    (NewsOfOtherRegions, "check_regions_that_sleep"),
+    (OtherRegionsNever, "check_other_regions_last"),
+    (OtherRegionsAlike, "check_other_regions_last"),
+    (OnlyOwnRegion, "check_own_region_first"),
+    (DueTimesOfAllRegions, "check_due_time_by_region"),
     (CountsNoRegions, "check_counts_by_region"),
     (PausesNothing, "check_regions_in_paused_queues"),
-    (NeverAlone, "check_lonely_jobs_of_regions"),
-    (KeysOfEverybody, "check_idempotency_keys"),
+    (NeverAlone, "check_crashing_job_runs_alone_in_region"),
+    (KeysShared, "check_idempotency_keys"),
     (DigestsIgnored, "check_key_with_another_digest"),
     (DigestsIgnored, "check_keys_within_one_call"),
     (KeysForgotten, "check_key_race"),
     (DrainsNothing, "check_draining_queue"),
     (PausesNothing, "check_paused_queue"),
     (NeverFull, "check_full_queue"),
-    (NeverFull, "check_full_queue_answers_known_keys"),
+    (NeverFull, "check_full_queue_returns_known_keys"),
     (OneRefusalRefusesAll, "check_full_queue"),
-    (LimitIgnored, "check_maintaining_in_parts"),
-    (LosesNothing, "check_lost_leases"),
-    (TakesBackTooEarly, "check_live_leases_are_left_alone"),
-    (WakesForEver, "check_waking"),
-    (MaintainsTwiceTheSame, "check_maintenance_storm"),
-    (ClaimsTwiceTheSame, "check_claim_race"),
-    (PagesByNumber, "check_pages_while_jobs_come_and_go"),
+    (LimitIgnored, "check_maintenance_limit"),
+    (KeepsExpiredLeases, "check_lost_leases"),
+    (ExpiresValidLeases, "check_valid_leases_are_kept"),
+    (WakesRepeatedly, "check_waking"),
+    (MaintainsTwice, "check_concurrent_maintenance"),
+    (ClaimsTwice, "check_claim_race"),
+    (PagesByNumber, "check_pages_during_changes"),
     (PagesNeverEnd, "check_pages"),
-    (TagsIgnored, "check_finding"),
-    (TenantsIgnored, "check_tenants"),
-    (DeletesWhatRuns, "check_deleting"),
-    (KeepsHistories, "check_deleting"),
-    (TellsNoHistory, "check_history"),
+    (TagsIgnored, "check_find_filters"),
+    (TenantsIgnored, "check_tenant_isolation"),
+    (DeletesRunningJobs, "check_delete"),
+    (KeepsHistories, "check_delete"),
+    (RecordsNoHistory, "check_history"),
     (CancelsEndedJobs, "check_cancelling_ended_jobs"),
     (CancelsRunningJobsAtOnce, "check_cancelling_running_jobs"),
-    (CancelsRunningJobsAtOnce, "check_cancelled_jobs_may_still_end"),
+    (CancelsRunningJobsAtOnce, "check_final_outcome_overrides_cancellation"),
     (PublishesForAnyLease, "check_publishing"),
-    (CountsSleepersAsDue, "check_counts"),
-    (ForgetsWhatRuns, "check_retention"),
-    (TellsNobody, "check_wakeup"),
-    (TellsNobody, "check_watch"),
-    (TellsNobody, "check_wakeup_of_cancellations"),
-    (WakesNobody, "check_waiting_ends"),
-    (ForgetsByStopping, "check_restart"),
-    (AnswersWhenStopped, "check_stopped_ledgers_refuse"),
-    (ForgetsQueuesWithoutJobs, "check_queues"),
-    (SharesNothing, "check_other_ledgers_see_all"),
-    (ItsOwnClock, "check_clock"),
+    (CountsDelayedAsDue, "check_counts"),
+    (ForgetsRunningJobs, "check_retention"),
+    (NotifiesNobody, "check_wakeup"),
+    (NotifiesNobody, "check_watch"),
+    (NotifiesNobody, "check_wakeup_of_cancellations"),
+    (WakesNoListener, "check_wait_ends"),
+    (ForgetsKeysAtStop, "check_restart"),
+    (RespondsWhenStopped, "check_stopped_ledger_is_unavailable"),
+    (ForgetsQueuesWithoutJobs, "check_queue_settings"),
+    (SharesNothing, "check_ledgers_share_jobs"),
+    (OtherClock, "check_clock"),
 ]
 
 
-def _put_to(kind, check):
+def _run_check(kind, check):
     def new_ledgers(clock: ManualWallClock):
         first = kind(clock)
         return lambda: kind(clock, beside=first)
@@ -447,57 +470,52 @@ def _put_to(kind, check):
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """News that never comes is not waited for."""
-    monkeypatch.setattr(waiting, "NEWS_S", 0.3)
-    monkeypatch.setattr(waiting, "_LONG_S", 0.6)
+def short_timeouts(monkeypatch):
+    monkeypatch.setattr(wakeups, "WAKEUP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(wakeups, "_LONG_WAIT_S", 0.6)
 
 
-@pytest.mark.parametrize(("kind", "check"), _LEDGERS, ids=lambda value: getattr(value, "__name__", value))
-def test_each_broken_promise_is_found(kind, check):
-    _put_to(MemoryJobLedger, check)
+@for_each(("kind", "check"), _LEDGERS)
+def test_broken_ledger_fails_its_check(kind, check):
+    _run_check(MemoryJobLedger, check)
     with pytest.raises(AssertionError):
-        _put_to(kind, check)
+        _run_check(kind, check)
 
 
-@pytest.mark.parametrize(("name", "mutated", "check"), _RULES, ids=[f"{r[0]}-{r[2]}" for r in _RULES])
-def test_each_broken_rule_is_found(name, mutated, check, monkeypatch):
-    monkeypatch.setattr(memory, name, mutated(getattr(memory, name)))
-    with pytest.raises(AssertionError):
-        _put_to(MemoryJobLedger, check)
+@for_each(("name", "mutated", "check"), _RULES)
+def test_broken_rule_fails_its_check(name, mutated, check, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, name, mutated(getattr(memory, name)))
+        with pytest.raises(AssertionError):
+            _run_check(MemoryJobLedger, check)
 
 
-def test_what_is_no_broken_promise_comes_through():
-    """A ledger that is away is no ledger that lies."""
+def test_error_of_an_unavailable_ledger_passes_through():
 
     class Away(MemoryJobLedger):
         def start(self):
             super().start()
-            self.away = True
+            self.unavailable = True
 
     with pytest.raises(JobLedgerUnavailableError):
-        _put_to(Away, "check_submit_keeps_all")
+        _run_check(Away, "check_submit_keeps_all_fields")
 
 
-def test_a_round_that_never_has_enough_is_found():
-    """The bench's own loop over `maintain` ends."""
+def test_endless_maintenance_fails():
 
     class Busy(MemoryJobLedger):
         def maintain(self, limit):
-            return Upkeep(woken=1)
+            return MaintenanceCounts(woken=1)
 
     with (
-        pytest.raises(AssertionError, match="for ever"),
+        pytest.raises(AssertionError, match="maintain never ends"),
         LedgerBench(lambda clock: lambda: Busy(clock)) as bench,
     ):
-        bench.upkeep()
+        bench.maintain()
 
 
-def test_every_check_is_in_the_suite():
-    """A check that nobody runs promises nothing."""
-    import headrace.testing.job_checks as room
-
-    modules = [getattr(room, name) for name in dir(room) if hasattr(getattr(room, name), "LedgerBench")]
-    written = {name for module in modules for name in vars(module) if name.startswith("check_")}
-    assert written - {"check_service"} == set(_CHECKS)
+def test_suite_has_every_check():
+    modules = [value for value in vars(job_checks).values() if hasattr(value, "LedgerBench")]
+    defined = {name for module in modules for name in vars(module) if name.startswith("check_")}
+    assert defined - {"check_service"} == set(_CHECKS)
     assert len(_CHECKS) == len(JOB_LEDGER_CHECKS)

@@ -1,4 +1,4 @@
-"""The ledger in memory, beside what the conformance suite asks of it: what tests that stand on it may rely on."""
+"""Properties of the ledger in memory that other tests rely on, beyond the conformance suite."""
 
 import pytest
 
@@ -18,18 +18,18 @@ def started(clock=None, **named):
     return ledger
 
 
-def test_a_ledger_that_is_away_does_nothing_and_counts_it():
+def test_unavailable_ledger_does_nothing_and_counts_errors():
     ledger = started()
-    ledger.away = True
+    ledger.unavailable = True
     for _ in range(2):
-        with pytest.raises(JobLedgerUnavailableError, match="is away"):
+        with pytest.raises(JobLedgerUnavailableError, match="is unavailable"):
             ledger.submit([NewJob()])
-    ledger.away = False
+    ledger.unavailable = False
     assert ledger.counts("default").due == 0
     assert ledger.statistics()["errors"] == 2
 
 
-def test_a_ledger_beside_another_shares_its_jobs_but_not_its_life():
+def test_ledgers_share_jobs_but_not_their_lifecycle():
     first = started()
     second = MemoryJobLedger(ManualWallClock(), beside=first)
     with pytest.raises(JobLedgerUnavailableError, match="not started"):
@@ -41,19 +41,19 @@ def test_a_ledger_beside_another_shares_its_jobs_but_not_its_life():
     assert first.counts("default").due == 1
 
 
-def test_how_long_a_lost_job_waits_can_be_set():
+def test_delay_after_a_lost_lease_can_be_set():
     clock = ManualWallClock()
     ledger = started(clock, lost_delay_ms=lambda job: 7_000 * job.attempt)
     ledger.submit([NewJob()])
-    (job,) = ledger.turn([], CLAIM).claimed
+    (job,) = ledger.settle_and_claim([], CLAIM).claimed
     now_ms = clock.advance(2_000)
     ledger.maintain(10)
     assert ledger.get(job.id).due_at_ms == now_ms + 7_000
 
 
-def test_how_long_a_lost_job_waits_is_bounded():
+def test_delay_after_a_lost_lease_is_limited():
     ledger = started()
     ledger.submit([NewJob()])
-    (job,) = ledger.turn([], CLAIM).claimed
+    (job,) = ledger.settle_and_claim([], CLAIM).claimed
     delays = [lost_delay_ms(type(job)(job.id, JobState.RUNNING, job.spec, attempt=n)) for n in (1, 2, 5, 99)]
     assert delays == [1_000, 2_000, 16_000, 60_000]

@@ -1,32 +1,33 @@
-"""The suite for outboxes passes a good one, and notifications each promise that a bad one breaks."""
+"""The suite for outboxes passes the reference and fails each broken outbox."""
 
 from dataclasses import replace
 
 import pytest
 
+from cases import for_each
 from headrace.jobs.delivery import HEALTHY
 from headrace.testing import OUTBOX_CHECKS, check_outbox
 from jobs.memory_outbox import MemoryOutbox
 
 
-@pytest.mark.parametrize("check", OUTBOX_CHECKS, ids=lambda check: check.__name__)
-def test_the_reference_keeps_every_promise(check):
+@for_each("check", OUTBOX_CHECKS)
+def test_reference_passes(check):
     check(MemoryOutbox())
 
 
-def test_all_checks_are_run():
-    made = []
+def test_check_outbox_runs_all_checks():
+    opened = []
 
     def make():
-        made.append(MemoryOutbox())
-        return made[-1]
+        opened.append(MemoryOutbox())
+        return opened[-1]
 
     check_outbox(make)
-    assert len(made) == len(OUTBOX_CHECKS)
+    assert len(opened) == len(OUTBOX_CHECKS)
 
 
 class Unfenced(MemoryOutbox):
-    def _held(self, claim):
+    def _claimed(self, claim):
         return self._deliveries[claim.delivery_id]
 
 
@@ -36,7 +37,7 @@ class Leaseless(MemoryOutbox):
 
 
 class Crowding(MemoryOutbox):
-    """Several deliveries of one endpoint at a time."""
+    """Several claimed deliveries of one endpoint at a time."""
 
     def _claimable_at_ms(self, d):
         if d.record.state != "waiting" or self._endpoints[d.endpoint_id].disabled_why:
@@ -73,10 +74,7 @@ class CountingReturns(MemoryOutbox):
         return released
 
 
-@pytest.mark.parametrize(
-    "kind", [Unfenced, Leaseless, Crowding, Forgetful, Unnumbered, Stubborn, Greedy, CountingReturns]
-)
-def test_what_breaks_a_promise_is_found(kind):
-    # With a time limit of its own a check could not hang here: nothing in the suite waits for the outbox.
+@for_each("kind", [Unfenced, Leaseless, Crowding, Forgetful, Unnumbered, Stubborn, Greedy, CountingReturns])
+def test_broken_outbox_fails(kind):
     with pytest.raises((AssertionError, ValueError)):
         check_outbox(kind)

@@ -1,4 +1,4 @@
-"""The suites for services and predictors can fail: each broken promise is found, and named."""
+"""Each broken service or predictor fails its suite with a message that names the defect."""
 
 import threading
 
@@ -15,7 +15,7 @@ REQUEST = InferRequest((Tensor("x", np.zeros((2, 1), np.float32)),), id="r")
 
 
 class Ticker:
-    """A sound service with one thread."""
+    """A correct service with one thread."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -43,38 +43,37 @@ class StartsTwice(Ticker):
         super().start()
 
 
-class LeavesItsThread(Ticker):
+class LeavesThread(Ticker):
     def stop(self, *, drain=True):
         self.thread = None
 
 
-class TripsOverASecondStop(Ticker):
+class FailsAtSecondStop(Ticker):
     def stop(self, *, drain=True):
         if self.thread is None:
             raise RuntimeError("not running")
         super().stop()
 
 
-def test_a_sound_service_passes():
+def test_correct_service_passes():
     check_service(Ticker)
 
 
 @pytest.mark.parametrize(
     ("broken", "error", "message"),
     [
-        (StartsTwice, AssertionError, "a second start began threads: tick"),
-        (LeavesItsThread, AssertionError, "threads still run: tick"),
-        (TripsOverASecondStop, RuntimeError, "not running"),
+        (StartsTwice, AssertionError, "a second start created threads: tick"),
+        (LeavesThread, AssertionError, r"threads still run after stop.*: tick"),
+        (FailsAtSecondStop, RuntimeError, "not running"),
     ],
 )
-def test_a_broken_service_is_found(broken, error, message):
-    """What such a service leaves behind ends with its daemon threads."""
+def test_broken_service_fails(broken, error, message):
     with pytest.raises(error, match=message):
         check_service(broken)
 
 
-class Around:
-    """An engine with one promise broken."""
+class BrokenPredictor:
+    """An engine; subclasses break one guarantee each."""
 
     def __init__(self):
         self.engine = Engine(EchoModel, name="m")
@@ -83,7 +82,7 @@ class Around:
         return getattr(self.engine, name)
 
 
-class NeverRefuses(Around):
+class NeverRefuses(BrokenPredictor):
     def submit(self, request):
         try:
             return self.engine.submit(request)
@@ -91,7 +90,7 @@ class NeverRefuses(Around):
             return None
 
 
-class ForgetsTheId(Around):
+class ForgetsTheId(BrokenPredictor):
     def submit(self, request):
         future = self.engine.submit(request)
         future.result(30)
@@ -100,7 +99,7 @@ class ForgetsTheId(Around):
         return done
 
 
-class LosesARow(Around):
+class LosesARow(BrokenPredictor):
     def submit(self, request):
         future = self.engine.submit(request)
         output = future.result(30).outputs[0]
@@ -109,17 +108,17 @@ class LosesARow(Around):
         return done
 
 
-class Miscounts(Around):
+class Miscounts(BrokenPredictor):
     def statistics(self):
         return type(self.engine.statistics())()
 
 
-class NeverAnswers(Around):
+class NeverResponds(BrokenPredictor):
     def submit(self, request):
         return type(self.engine.submit(request))()
 
 
-def test_a_sound_predictor_passes():
+def test_correct_predictor_passes():
     check_predictor(lambda: Engine(EchoModel, name="m"), REQUEST)
 
 
@@ -127,12 +126,12 @@ def test_a_sound_predictor_passes():
     ("broken", "message"),
     [
         (NeverRefuses, "submit before start must raise StoppedError"),
-        (ForgetsTheId, "request 'r' was answered as ''"),
-        (LosesARow, "output 'output' has 1 rows, not 2"),
-        (Miscounts, "statistics tell of 0 rows, not 14"),
-        (NeverAnswers, "unanswered after stop"),
+        (ForgetsTheId, "the response to request 'r' has id ''"),
+        (LosesARow, "output 'output' has 1 rows, expected 2"),
+        (Miscounts, "statistics count 0 rows, expected 14"),
+        (NeverResponds, "unfinished after stop"),
     ],
 )
-def test_a_broken_predictor_is_found(broken, message):
+def test_broken_predictor_fails(broken, message):
     with pytest.raises(AssertionError, match=message):
         check_predictor(broken, REQUEST)

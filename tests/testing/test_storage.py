@@ -1,7 +1,8 @@
-"""The suite for stores goes red for stores that break a promise, each in its own way."""
+"""Each broken store fails the checks of the guarantees that it breaks."""
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import HeadraceError, UnavailableError
 from headrace.storage.memory import MemoryStore
 from headrace.testing import STORE_CHECKS, check_reading
@@ -16,7 +17,7 @@ class LongRanges(MemoryStore):
 
 class DeletesNothing(MemoryStore):
     def delete(self, uri):
-        """It stays."""
+        """Delete nothing."""
 
 
 class ListsBackwards(MemoryStore):
@@ -29,7 +30,7 @@ class MissesEtags(MemoryStore):
         return super().stream(uri, start=start)
 
 
-class LastClaimWins(MemoryStore):
+class LastWriteWins(MemoryStore):
     def put_if_absent(self, uri, data):
         self.put(uri, data)
 
@@ -42,7 +43,7 @@ class MissingIsEmpty(MemoryStore):
             return b""
 
 
-class ForgetsItsStart(MemoryStore):
+class IgnoresTheStart(MemoryStore):
     def stream(self, uri, *, start=0, etag=""):
         return super().stream(uri, etag=etag)
 
@@ -54,11 +55,11 @@ class WritesAtOnce(MemoryStore):
 
 
 def failing_checks(make):
-    """Names of the checks that go red."""
-    return {check.__name__ for check in STORE_CHECKS if _is_red(check, make())}
+    """Return the names of the checks that fail."""
+    return {check.__name__ for check in STORE_CHECKS if _fails(check, make())}
 
 
-def _is_red(check, store):
+def _fails(check, store):
     try:
         check(store, PREFIX)
     except AssertionError:
@@ -66,8 +67,8 @@ def _is_red(check, store):
     return False
 
 
-@pytest.mark.parametrize(
-    ("make", "red"),
+@for_each(
+    ("make", "expected"),
     [
         (MemoryStore, set()),
         (LongRanges, {"check_ranges", "check_etags", "check_large_objects"}),
@@ -77,21 +78,21 @@ def _is_red(check, store):
         ),
         (ListsBackwards, {"check_list_by_string_prefix", "check_awkward_names"}),
         (MissesEtags, {"check_etags"}),
-        (LastClaimWins, {"check_put_if_absent", "check_put_if_absent_race"}),
+        (LastWriteWins, {"check_put_if_absent", "check_put_if_absent_race"}),
         (MissingIsEmpty, {"check_missing_objects", "check_delete", "check_writer"}),
-        (ForgetsItsStart, {"check_ranges", "check_large_objects"}),
+        (IgnoresTheStart, {"check_ranges", "check_large_objects"}),
         (
             WritesAtOnce,
             {"check_writer", "check_writer_replaces", "check_writer_aborts", "check_large_objects"},
         ),
     ],
 )
-def test_each_broken_promise_is_found(make, red):
-    assert failing_checks(make) == red
+def test_broken_store_fails_its_checks(make, expected):
+    assert failing_checks(make) == expected
 
 
-@pytest.mark.parametrize("make", [LongRanges, MissesEtags, MissingIsEmpty, ForgetsItsStart])
-def test_a_store_that_only_reads_is_checked_too(make):
+@for_each("make", [LongRanges, MissesEtags, MissingIsEmpty, IgnoresTheStart])
+def test_broken_read_only_store_fails(make):
     data = bytes(range(200))
     good = MemoryStore()
     good.put(f"{PREFIX}k", data)
@@ -102,8 +103,7 @@ def test_a_store_that_only_reads_is_checked_too(make):
         check_reading(broken, f"{PREFIX}k", data)
 
 
-def test_what_is_no_broken_promise_comes_through():
-    """A store that is away is no store that lies."""
+def test_error_of_an_unavailable_store_passes_through():
 
     class Away(MemoryStore):
         def put(self, uri, data):
